@@ -1,0 +1,2 @@
+//! To be written.
+pub mod storage;

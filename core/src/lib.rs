@@ -1,0 +1,25 @@
+//! The thinking of the parameter server.
+//!
+//! Not here: sockets, CUDA, verbs, clocks, threads, environment variables. The disk is reached through one
+//! door, [`checkpoint::storage`]. Transports fill [`port::Transport`] and kernels fill [`port::Kernels`]; both
+//! live in packages of their own.
+//!
+//! Read in this order: [`ids`], [`dtype`], [`error`] (values); [`partition`] (which chunk lives where);
+//! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel
+//! must do); [`server`] and [`client`] (who talks to whom, and when).
+
+pub mod checkpoint;
+pub mod client;
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod ids;
+pub mod limits;
+pub mod memory;
+pub mod optim;
+pub mod partition;
+pub mod port;
+pub mod server;
+pub mod sim;
+pub mod time;
+pub mod wire;

@@ -1,0 +1,33 @@
+//! Every limit, with the reason for it.
+
+/// The smallest chunk a cluster may choose: below it the 32-byte entry is no longer small change.
+pub const CHUNK_BYTES_MIN: u32 = 4 * 1024;
+/// The chunk a cluster gets when nobody chooses. Measured on loopback TCP: 256 KiB to 4 MiB are alike, 64 KiB
+/// costs twice as much.
+pub const CHUNK_BYTES_DEFAULT: u32 = 1024 * 1024;
+/// The largest chunk a cluster may choose.
+pub const CHUNK_BYTES_MAX: u32 = 16 * 1024 * 1024;
+const _: () = assert!(CHUNK_BYTES_MIN.is_power_of_two() && CHUNK_BYTES_MAX.is_power_of_two());
+const _: () = assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX);
+
+/// The payload of one frame: at least one chunk fits, and small chunks share a frame up to it.
+pub const FRAME_PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES_MAX;
+/// Entries in one frame; 4,096 entries of 32 bytes are 128 KiB, the most a peer can make us hold before payload.
+pub const FRAME_ENTRIES_MAX: u32 = 4096;
+/// The control message of one frame; longer lists travel in pages.
+pub const FRAME_CONTROL_BYTES_MAX: u32 = 1024 * 1024;
+/// The control message of a hello, which is read before anybody is known.
+pub const HELLO_CONTROL_BYTES_MAX: u32 = 4096;
+
+/// A parameter's bytes: 2^48, so that offsets fit the 48 bits of an address.
+pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
+/// A parameter's name in bytes of UTF-8.
+pub const NAME_BYTES_MAX: usize = 1024;
+/// Parameters in one job.
+pub const PARAMETERS_MAX: u32 = 16 * 1024 * 1024;
+/// Trainers in one job: their marks are kept for every chunk.
+pub const TRAINERS_MAX: u32 = 4096;
+/// Servers in one job.
+pub const SERVERS_MAX: u16 = 4096;
+/// Shards on one server.
+pub const SHARDS_MAX: u16 = 256;

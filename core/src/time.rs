@@ -1,0 +1,24 @@
+//! Time is an argument. `core` never asks what time it is; whoever runs a session tells it.
+
+use std::ops::Add;
+use std::time::Duration;
+
+/// Milliseconds since an origin that the caller chose and keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Now(pub u64);
+
+impl Now {
+    /// The time from `self` to `later`; zero when that has passed.
+    #[must_use]
+    pub fn until(self, later: Self) -> Duration {
+        Duration::from_millis(later.0.saturating_sub(self.0))
+    }
+}
+
+impl Add<Duration> for Now {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
