@@ -1,1 +1,10 @@
-//! To be written.
+//! The ports: what a transport and a kernel must do.
+//!
+//! Transports live in `pserver-transport`, kernels in `pserver-kernels`; both are chosen by value at start.
+//! The disk's port is [`crate::checkpoint::storage::Storage`].
+
+mod kernels;
+mod transport;
+
+pub use kernels::{Kernels, Plain, Update};
+pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

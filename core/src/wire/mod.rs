@@ -1,1 +1,23 @@
-//! To be written.
+//! What a frame is: 64 bytes of header, entries of 32 bytes, a control message, then the entries' payloads.
+//!
+//! `docs/WIRE.md` draws every byte. Not here: reading or writing a socket; a transport reads a header, asks
+//! [`Prefix`] how much follows, and hands the session a checked [`Frame`].
+//!
+//! A header is a claim. Its own checksum and every bound hold before anything is allocated for what follows.
+
+mod address;
+mod control;
+mod frame;
+mod header;
+
+#[cfg(test)]
+mod tests;
+
+pub use address::{Address, Scheme};
+pub use control::{
+    CatalogueRequest, ControlAnswer, ControlRequest, DeclarationMessage, ErrorCode, ErrorMessage,
+    FinishMessage, HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, PushMessage,
+    RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage, answer, request,
+};
+pub use frame::{Entry, Frame, payload_checksum};
+pub use header::{Flags, HEADER_BYTES, Head, Kind, Prefix, WIRE_VERSION, WireError};

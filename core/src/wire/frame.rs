@@ -1,0 +1,247 @@
+//! Frames and their entries.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::header::{self, Head, WireError};
+use crate::dtype::ElementType;
+use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
+use crate::limits::{
+    CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX,
+};
+
+/// One chunk in a frame: which, for which round or of which version, and how many payload bytes it brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The chunk.
+    pub id: ChunkId,
+    /// On a push: the round it belongs to. On a pull: the least version wanted. In an answer: the version reached.
+    pub round: Round,
+    /// Payload bytes of this entry; zero where the frame has none for it.
+    pub bytes: u32,
+    /// CRC32C of the payload bytes.
+    pub checksum: u32,
+    /// The type of the payload's elements.
+    pub element_type: ElementType,
+}
+
+impl Entry {
+    /// Bytes of an entry on the wire.
+    pub const BYTES: usize = size_of::<RawEntry>();
+
+    /// An entry without a payload.
+    #[must_use]
+    pub fn bare(id: ChunkId, round: Round, element_type: ElementType) -> Self {
+        Self {
+            id,
+            round,
+            bytes: 0,
+            checksum: 0,
+            element_type,
+        }
+    }
+
+    /// An entry that brings `payload`.
+    ///
+    /// # Panics
+    /// When the payload is longer than a chunk may be: whoever cuts chunks keeps that.
+    #[must_use]
+    pub fn with_payload(
+        id: ChunkId,
+        round: Round,
+        element_type: ElementType,
+        payload: &[u8],
+    ) -> Self {
+        let bytes = u32::try_from(payload.len()).expect("a chunk's length is 32 bits");
+        Self {
+            id,
+            round,
+            bytes,
+            checksum: payload_checksum(payload),
+            element_type,
+        }
+    }
+
+    fn encode(&self, into: &mut Vec<u8>) {
+        let raw = RawEntry {
+            chunk: self.id.chunk.0.into(),
+            round: self.round.0.into(),
+            parameter: self.id.parameter.0.into(),
+            bytes: self.bytes.into(),
+            checksum: self.checksum.into(),
+            element_type: self.element_type.number(),
+            reserved: 0,
+            reserved_too: 0.into(),
+        };
+        into.extend_from_slice(raw.as_bytes());
+    }
+
+    fn decode(raw: &RawEntry) -> Result<Self, WireError> {
+        let element_type =
+            ElementType::from_number(raw.element_type.into()).ok_or(WireError::Unknown {
+                field: "element type",
+                found: raw.element_type.into(),
+            })?;
+        if raw.reserved != 0 || raw.reserved_too.get() != 0 {
+            return Err(WireError::Unknown {
+                field: "an entry's reserved field",
+                found: 1,
+            });
+        }
+        if raw.bytes.get() > CHUNK_BYTES_MAX {
+            return Err(WireError::TooLong {
+                what: "an entry's payload",
+                found: raw.bytes.get().into(),
+                limit: CHUNK_BYTES_MAX.into(),
+            });
+        }
+        Ok(Self {
+            id: ChunkId {
+                parameter: ParameterIndex(raw.parameter.get()),
+                chunk: ChunkIndex(raw.chunk.get()),
+            },
+            round: Round(raw.round.get()),
+            bytes: raw.bytes.get(),
+            checksum: raw.checksum.get(),
+            element_type,
+        })
+    }
+}
+
+/// A checked frame without its payloads, which travel beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The header's fields.
+    pub head: Head,
+    /// The chunks, in the order of their payloads.
+    pub entries: Vec<Entry>,
+    /// The control message, encoded.
+    pub control: Vec<u8>,
+}
+
+impl Frame {
+    /// A frame with neither entries nor control message.
+    #[must_use]
+    pub fn bare(head: Head) -> Self {
+        Self {
+            head,
+            entries: Vec::new(),
+            control: Vec::new(),
+        }
+    }
+
+    /// A frame with a control message only.
+    #[must_use]
+    pub fn with_control(head: Head, message: &impl prost::Message) -> Self {
+        Self {
+            head,
+            entries: Vec::new(),
+            control: message.encode_to_vec(),
+        }
+    }
+
+    /// Payload bytes of all entries together.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.entries
+            .iter()
+            .map(|entry| u64::from(entry.bytes))
+            .sum()
+    }
+
+    /// Header, entries and control message as they go on the wire; the payloads follow in the entries' order.
+    ///
+    /// # Panics
+    /// When the frame is over a bound of `limits`: whoever builds frames keeps them.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let entries = u32::try_from(self.entries.len()).expect("entries are bounded");
+        let control = u32::try_from(self.control.len()).expect("the control message is bounded");
+        assert!(
+            entries <= FRAME_ENTRIES_MAX,
+            "{entries} entries in one frame"
+        );
+        assert!(
+            control <= FRAME_CONTROL_BYTES_MAX,
+            "{control} bytes of control message in one frame"
+        );
+        assert!(
+            self.payload_bytes() <= FRAME_PAYLOAD_BYTES_MAX.into(),
+            "payload over the bound"
+        );
+        let mut rest = Vec::with_capacity(self.entries.len() * Entry::BYTES + self.control.len());
+        for entry in &self.entries {
+            entry.encode(&mut rest);
+        }
+        rest.extend_from_slice(&self.control);
+        let mut bytes = Vec::with_capacity(header::HEADER_BYTES + rest.len());
+        bytes.extend_from_slice(&header::encode(&self.head, entries, control, &rest));
+        bytes.extend_from_slice(&rest);
+        bytes
+    }
+
+    pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {
+        let (table, control) = rest.split_at(entries as usize * Entry::BYTES);
+        let raw = <[RawEntry]>::ref_from_bytes(table)
+            .expect("the table is a whole number of unaligned entries");
+        let entries = raw
+            .iter()
+            .map(Entry::decode)
+            .collect::<Result<Vec<_>, _>>()?;
+        let frame = Self {
+            head,
+            entries,
+            control: control.to_vec(),
+        };
+        let (found, limit) = (frame.payload_bytes(), u64::from(FRAME_PAYLOAD_BYTES_MAX));
+        if found > limit {
+            return Err(WireError::TooLong {
+                what: "the payload",
+                found,
+                limit,
+            });
+        }
+        Ok(frame)
+    }
+
+    /// Checks the payload of entry `index` against its checksum.
+    ///
+    /// # Errors
+    /// When the bytes were changed on the way.
+    pub fn check_payload(&self, index: usize, payload: &[u8]) -> Result<(), WireError> {
+        let expected = self.entries[index].checksum;
+        let found = payload_checksum(payload);
+        if found == expected {
+            return Ok(());
+        }
+        Err(WireError::Checksum {
+            part: "payload",
+            found,
+            expected,
+        })
+    }
+}
+
+/// The checksum of a payload, as entries carry it.
+#[must_use]
+pub fn payload_checksum(payload: &[u8]) -> u32 {
+    crc32c::crc32c(payload)
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    chunk: U64,
+    round: U64,
+    parameter: U32,
+    bytes: U32,
+    checksum: U32,
+    element_type: u8,
+    reserved: u8,
+    reserved_too: U16,
+}
+
+const _: () = assert!(
+    size_of::<RawEntry>() == 32,
+    "the entry is drawn with 32 bytes"
+);

@@ -1,0 +1,387 @@
+//! The fixed header: claims on one side, checked facts on the other.
+
+use thiserror::Error;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::frame::{Entry, Frame};
+use crate::ids::{Epoch, Generation, Incarnation, Sequence, Ticket, TrainerId};
+use crate::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, HELLO_CONTROL_BYTES_MAX};
+
+/// Bytes of the fixed header.
+pub const HEADER_BYTES: usize = 64;
+/// The version this code speaks, and the only one it accepts.
+pub const WIRE_VERSION: u8 = 1;
+const MAGIC: u32 = u32::from_le_bytes(*b"PSRV");
+const CHECKED_BYTES: usize = HEADER_BYTES - 4;
+
+const _: () = assert!(
+    size_of::<RawHeader>() == HEADER_BYTES,
+    "the header is drawn with 64 bytes"
+);
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// The first frame of a connection; its sequence field holds the lane (0 coordinator, k + 1 shard k).
+    Hello = 1,
+    /// The answer to a hello that was accepted.
+    Welcome = 2,
+    /// The answer to a hello or a frame that ends the connection; the control message is an `ErrorMessage`.
+    Refused = 3,
+    /// A question to the coordinator.
+    Control = 4,
+    /// The coordinator's answer.
+    Answer = 5,
+    /// Chunks of one parameter at initialisation, with its declaration.
+    Init = 6,
+    /// The initialiser has sent everything.
+    Finish = 7,
+    /// Gradients or deltas.
+    Push = 8,
+    /// A wish for values.
+    Pull = 9,
+    /// Values that replace the server's.
+    Set = 10,
+    /// An acknowledgement; entries carry the round or version reached.
+    Done = 11,
+    /// Values: entries carry the version of each.
+    Value = 12,
+    /// One request was refused; the connection is well.
+    Error = 13,
+    /// A trainer is finished: the rest do not wait for it.
+    Leave = 14,
+}
+
+impl Kind {
+    const ALL: [Self; 14] = [
+        Self::Hello,
+        Self::Welcome,
+        Self::Refused,
+        Self::Control,
+        Self::Answer,
+        Self::Init,
+        Self::Finish,
+        Self::Push,
+        Self::Pull,
+        Self::Set,
+        Self::Done,
+        Self::Value,
+        Self::Error,
+        Self::Leave,
+    ];
+
+    /// The kind with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// Whether a frame of this kind changes a shard, and so is journalled before it is applied.
+    #[must_use]
+    pub fn is_mutating(self) -> bool {
+        matches!(
+            self,
+            Self::Init | Self::Finish | Self::Push | Self::Set | Self::Leave
+        )
+    }
+}
+
+/// Bits of a header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u16);
+
+impl Flags {
+    /// On a push: answer with the value once the gradient is in it (`push_pull`).
+    pub const WANT_VALUE: Self = Self(1);
+    const KNOWN: u16 = 1;
+
+    /// Whether every bit of `other` is set.
+    #[must_use]
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The fields of a header that a session reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// Bits.
+    pub flags: Flags,
+    /// The job's life; zero in a hello from somebody who does not know it yet.
+    pub epoch: Epoch,
+    /// Who sends, or to whom an answer goes.
+    pub trainer: TrainerId,
+    /// Which life of that trainer.
+    pub incarnation: Incarnation,
+    /// The mutating call's number; in a hello the lane.
+    pub sequence: Sequence,
+    /// The request's number, returned in its answers.
+    pub request: Ticket,
+    /// The initialisation that the sender believes in.
+    pub generation: Generation,
+}
+
+impl Head {
+    /// A header of `kind` with every other field at its least.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            flags: Flags::default(),
+            epoch: Epoch(0),
+            trainer: TrainerId(0),
+            incarnation: Incarnation(0),
+            sequence: Sequence(0),
+            request: Ticket(0),
+            generation: Generation(0),
+        }
+    }
+
+    /// The header of an answer of `kind` to this frame: the same job, trainer, sequence and request.
+    #[must_use]
+    pub fn answer(&self, kind: Kind) -> Self {
+        Self {
+            kind,
+            flags: Flags::default(),
+            ..*self
+        }
+    }
+}
+
+/// Why bytes are not a frame. Every one of them ends the connection.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// The first four bytes are not ours.
+    #[error("not a pserver frame: it begins with {found:#010x}, expected {MAGIC:#010x} (\"PSRV\")")]
+    Magic {
+        /// The number found.
+        found: u32,
+    },
+    /// Another protocol version.
+    #[error("protocol version {found} is not supported; this side speaks version {WIRE_VERSION}")]
+    Version {
+        /// The version found.
+        found: u8,
+    },
+    /// A kind, flag or reserved field without a meaning.
+    #[error("{field} {found} has no meaning in protocol version {WIRE_VERSION}")]
+    Unknown {
+        /// The field.
+        field: &'static str,
+        /// The number found.
+        found: u64,
+    },
+    /// A length over its bound.
+    #[error("{what} {found} is over the limit of {limit}")]
+    TooLong {
+        /// What is too long.
+        what: &'static str,
+        /// The length claimed.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A checksum that does not hold.
+    #[error(
+        "checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way"
+    )]
+    Checksum {
+        /// Which part.
+        part: &'static str,
+        /// As computed.
+        found: u32,
+        /// As sent.
+        expected: u32,
+    },
+}
+
+/// A header whose own checksum and bounds hold: how much follows it is known, what follows is not.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefix {
+    head: Head,
+    entries: u32,
+    control: u32,
+    rest_checksum: u32,
+}
+
+impl Prefix {
+    /// Checks a header. Nothing that it claims is believed before its checksum holds.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, in the order magic, version, checksum, meaning, bounds.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let raw = RawHeader::ref_from_bytes(bytes)
+            .expect("the array has the header's size and no alignment");
+        raw.check_origin()?;
+        let found = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        let expected = raw.header_checksum.get();
+        if found != expected {
+            return Err(WireError::Checksum {
+                part: "header",
+                found,
+                expected,
+            });
+        }
+        let head = raw.head()?;
+        raw.check_bounds(head.kind)?;
+        Ok(Self {
+            head,
+            entries: raw.entries.get(),
+            control: raw.control.get(),
+            rest_checksum: raw.rest_checksum.get(),
+        })
+    }
+
+    /// The header's fields.
+    #[must_use]
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Bytes of entries and control message that follow the header.
+    #[must_use]
+    pub fn rest_bytes(&self) -> usize {
+        self.entries as usize * Entry::BYTES + self.control as usize
+    }
+
+    /// Checks what followed the header.
+    ///
+    /// # Errors
+    /// A checksum that does not hold, an entry without a meaning, or payloads over their bound.
+    ///
+    /// # Panics
+    /// When `rest` is not [`Prefix::rest_bytes`] long: the transport counts, not the peer.
+    pub fn finish(&self, rest: &[u8]) -> Result<Frame, WireError> {
+        assert_eq!(
+            rest.len(),
+            self.rest_bytes(),
+            "the transport reads as much as the header says"
+        );
+        let found = crc32c::crc32c(rest);
+        if found != self.rest_checksum {
+            return Err(WireError::Checksum {
+                part: "entries",
+                found,
+                expected: self.rest_checksum,
+            });
+        }
+        Frame::from_parts(self.head, self.entries, rest)
+    }
+}
+
+/// Writes the header of `head` followed by `rest`, which holds `entries` entries and `control` bytes after them.
+pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut raw = RawHeader {
+        magic: MAGIC.into(),
+        version: WIRE_VERSION,
+        kind: head.kind as u8,
+        flags: head.flags.0.into(),
+        epoch: head.epoch.0.into(),
+        trainer: head.trainer.0.into(),
+        incarnation: head.incarnation.0.into(),
+        sequence: head.sequence.0.into(),
+        request: head.request.0.into(),
+        generation: head.generation.0.into(),
+        entries: entries.into(),
+        control: control.into(),
+        reserved: 0.into(),
+        rest_checksum: crc32c::crc32c(rest).into(),
+        header_checksum: 0.into(),
+    };
+    raw.header_checksum = crc32c::crc32c(&raw.as_bytes()[..CHECKED_BYTES]).into();
+    let mut bytes = [0; HEADER_BYTES];
+    bytes.copy_from_slice(raw.as_bytes());
+    bytes
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    magic: U32,
+    version: u8,
+    kind: u8,
+    flags: U16,
+    epoch: U64,
+    trainer: U32,
+    incarnation: U32,
+    sequence: U64,
+    request: U64,
+    generation: U32,
+    entries: U32,
+    control: U32,
+    reserved: U32,
+    rest_checksum: U32,
+    header_checksum: U32,
+}
+
+impl RawHeader {
+    fn check_origin(&self) -> Result<(), WireError> {
+        if self.magic.get() != MAGIC {
+            return Err(WireError::Magic {
+                found: self.magic.get(),
+            });
+        }
+        if self.version != WIRE_VERSION {
+            return Err(WireError::Version {
+                found: self.version,
+            });
+        }
+        Ok(())
+    }
+
+    fn head(&self) -> Result<Head, WireError> {
+        let unknown = |field, found| WireError::Unknown { field, found };
+        let kind = Kind::from_number(self.kind).ok_or_else(|| unknown("kind", self.kind.into()))?;
+        let flags = self.flags.get();
+        if flags & !Flags::KNOWN != 0 {
+            return Err(unknown("flags", flags.into()));
+        }
+        if self.reserved.get() != 0 {
+            return Err(unknown("the reserved field", self.reserved.get().into()));
+        }
+        Ok(Head {
+            kind,
+            flags: Flags(flags),
+            epoch: Epoch(self.epoch.get()),
+            trainer: TrainerId(self.trainer.get()),
+            incarnation: Incarnation(self.incarnation.get()),
+            sequence: Sequence(self.sequence.get()),
+            request: Ticket(self.request.get()),
+            generation: Generation(self.generation.get()),
+        })
+    }
+
+    fn check_bounds(&self, kind: Kind) -> Result<(), WireError> {
+        let hello = kind == Kind::Hello;
+        bound(
+            "the number of entries",
+            self.entries.get(),
+            if hello { 0 } else { FRAME_ENTRIES_MAX },
+        )?;
+        let control_max = if hello {
+            HELLO_CONTROL_BYTES_MAX
+        } else {
+            FRAME_CONTROL_BYTES_MAX
+        };
+        bound(
+            "the control message's length",
+            self.control.get(),
+            control_max,
+        )
+    }
+}
+
+fn bound(what: &'static str, found: u32, limit: u32) -> Result<(), WireError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(WireError::TooLong {
+        what,
+        found: found.into(),
+        limit: limit.into(),
+    })
+}
