@@ -1,1 +1,26 @@
-//! To be written.
+//! The server's side: a [`Shard`] holds chunks and turns gradients into versions; the [`Coordinator`], in server
+//! 0, elects the initialiser, keeps the catalogue and knows who takes part.
+//!
+//! Not here: sockets, threads, clocks. A session has three doors: an event goes in with the time, everything it
+//! wants comes out, and `deadline` says when to call next. What outlives the process goes through
+//! [`crate::checkpoint`].
+//!
+//! Read in this order: [`shard`](Shard) (which frame goes where), `chunk` (value, version, marks), `round` (how
+//! contributions become one update), `gate` (initialisation and its fence), `coordinator`.
+
+mod chunk;
+mod coordinator;
+mod gate;
+mod pool;
+mod reply;
+mod round;
+mod serving;
+mod shard;
+mod snapshot;
+
+#[cfg(test)]
+mod tests;
+
+pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput, Member};
+pub use shard::{Output, Shard, ShardOptions};
+pub use snapshot::{Checkpointing, ShardStatus};

@@ -1,0 +1,159 @@
+//! A chunk as a shard keeps it: its value, the optimizer's state, its version, and who was already heard.
+
+use std::sync::Arc;
+
+use super::pool::Pool;
+use super::round::Round;
+use crate::error::Failure;
+use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, Ticket, TrainerId, Version};
+use crate::memory::Lease;
+use crate::optim::{Gradient, Rule, Step};
+use crate::port::{Kernels, Update};
+use crate::dtype::ElementType;
+use crate::time::Now;
+use crate::wire::{Head, payload_checksum};
+
+/// What was last applied of one trainer's. Anything not newer is a duplicate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) incarnation: Incarnation,
+    pub(super) sequence: Sequence,
+}
+
+impl Mark {
+    /// Whether a call was already applied.
+    pub(super) fn covers(&self, incarnation: Incarnation, sequence: Sequence) -> bool {
+        (incarnation, sequence) <= (self.incarnation, self.sequence)
+    }
+}
+
+/// What a chunk remembers of one trainer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// The last gradient or delta that is in the value.
+    pub(super) push: Mark,
+    /// The last value that replaced the chunk's.
+    pub(super) set: Mark,
+    /// How many of its gradients are in the value: its clock.
+    pub(super) clock: u64,
+}
+
+/// Somebody who waits for a version.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) peer: PeerId,
+    pub(super) head: Head,
+    pub(super) version: Version,
+    pub(super) since: Now,
+}
+
+impl Waiter {
+    pub(super) fn ticket(&self) -> Ticket {
+        self.head.request
+    }
+}
+
+/// A piece of a parameter.
+pub(super) struct Chunk {
+    pub(super) id: ChunkId,
+    pub(super) bytes: u32,
+    pub(super) version: Version,
+    pub(super) heard: Vec<Heard>,
+    pub(super) round: Round,
+    pub(super) waiters: Vec<Waiter>,
+    pub(super) states: Vec<Lease>,
+    value: Arc<Lease>,
+    checksum: Option<u32>,
+}
+
+impl Chunk {
+    pub(super) fn new(id: ChunkId, value: Lease, bytes: u32) -> Self {
+        Self {
+            id,
+            bytes,
+            version: Version(0),
+            heard: Vec::new(),
+            round: Round::default(),
+            waiters: Vec::new(),
+            states: Vec::new(),
+            value: Arc::new(value),
+            checksum: None,
+        }
+    }
+
+    /// The value as it is now; whoever holds it keeps this version.
+    pub(super) fn value(&self) -> Arc<Lease> {
+        Arc::clone(&self.value)
+    }
+
+    /// The value's bytes.
+    pub(super) fn value_bytes(&self) -> &[u8] {
+        &self.value.bytes()[..self.bytes as usize]
+    }
+
+    /// The checksum of the value, computed once for each version however many read it.
+    pub(super) fn checksum(&mut self) -> u32 {
+        if self.checksum.is_none() {
+            self.checksum = Some(payload_checksum(self.value_bytes()));
+        }
+        self.checksum.expect("it was just computed")
+    }
+
+    /// Replaces the value. The version counts updates and stays.
+    pub(super) fn set_value(&mut self, value: Lease) {
+        self.value = Arc::new(value);
+        self.checksum = None;
+    }
+
+    /// What this chunk remembers of `trainer`.
+    pub(super) fn heard_mut(&mut self, trainer: TrainerId) -> &mut Heard {
+        let index = trainer.0 as usize;
+        if self.heard.len() <= index {
+            self.heard.resize(index + 1, Heard::default());
+        }
+        &mut self.heard[index]
+    }
+
+    /// What this chunk remembers of `trainer`, without making room for it.
+    pub(super) fn heard(&self, trainer: TrainerId) -> Heard {
+        self.heard.get(trainer.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease.
+    pub(super) fn update(
+        &mut self,
+        kernels: &mut dyn Kernels,
+        pool: &mut Pool,
+        work: &Work<'_>,
+        gradients: &[Gradient<'_>],
+    ) -> Result<(), Failure> {
+        let bytes = self.bytes as usize;
+        if Arc::get_mut(&mut self.value).is_none() {
+            let mut fresh = pool.take(self.bytes)?;
+            fresh.bytes_mut()[..bytes].copy_from_slice(&self.value.bytes()[..bytes]);
+            self.value = Arc::new(fresh);
+        }
+        let value = Arc::get_mut(&mut self.value).expect("nobody else holds it");
+        let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|state| &mut state.bytes_mut()[..bytes]).collect();
+        let step = Step { version: Version(self.version.0 + 1), ..work.step };
+        kernels.update(Update {
+            rule: work.rule,
+            coefficients: &work.rule.coefficients(&step),
+            element_type: work.element_type,
+            parameter: &mut value.bytes_mut()[..bytes],
+            states: &mut states,
+            gradients,
+        });
+        self.version.0 += 1;
+        self.checksum = None;
+        Ok(())
+    }
+}
+
+/// What an update needs to know beside the chunk.
+pub(super) struct Work<'a> {
+    pub(super) rule: &'a Rule,
+    pub(super) element_type: ElementType,
+    /// Everything of the step but its version, which is the chunk's.
+    pub(super) step: Step,
+}

@@ -1,0 +1,175 @@
+//! What a shard holds, and how it comes to hold it: parameters are declared and filled under one generation,
+//! and a newer generation starts from nothing. The generation is the fence: an initialiser that was superseded
+//! finds its frames refused.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::chunk::Chunk;
+use super::reply::Refusal;
+use crate::config::ParameterConfig;
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::{ChunkId, Generation, ParameterIndex};
+use crate::memory::Lease;
+use crate::optim::Rule;
+use crate::partition::Declaration;
+use crate::wire::{Entry, InitMessage};
+
+/// A parameter of which this shard holds chunks.
+pub(super) struct Held {
+    pub(super) message: InitMessage,
+    pub(super) declaration: Declaration,
+    pub(super) rule: Rule,
+    pub(super) chunk_bytes: u32,
+    pub(super) group: Group,
+}
+
+/// The chunks of a parameter that must step together because its rule needs the whole gradient.
+#[derive(Default)]
+pub(super) struct Group {
+    /// Places in the table, in chunk order.
+    pub(super) chunks: Vec<usize>,
+    /// How many of them have a complete round.
+    pub(super) ready: usize,
+    /// Whose round is open, in the modes where each gradient is a round of its own.
+    pub(super) owner: Option<crate::ids::TrainerId>,
+}
+
+impl Held {
+    /// Checks what an init frame says of its parameter.
+    pub(super) fn from_message(message: InitMessage) -> Result<Self, Refusal> {
+        let invalid = |failure: Failure| Refusal::invalid(failure.to_string());
+        let Some(declared) = &message.declaration else {
+            return Err(Refusal::invalid("an init frame without a declaration"));
+        };
+        let declaration = Declaration::from_message(declared).map_err(invalid)?;
+        let rule = ParameterConfig::decode(&declaration.config).map_err(invalid)?.rule;
+        rule.validate_for(declaration.element_type).map_err(invalid)?;
+        let chunk_bytes = message.chunk_bytes;
+        let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
+        if !chunk_bytes.is_power_of_two() || !limits.contains(&chunk_bytes) {
+            return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
+        }
+        Ok(Self { message, declaration, rule, chunk_bytes, group: Group::default() })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.declaration.name.as_str()
+    }
+
+    pub(super) fn element_type(&self) -> ElementType {
+        self.declaration.element_type
+    }
+
+    /// The length of a chunk, if the parameter has it.
+    pub(super) fn span(&self, id: ChunkId) -> Option<u32> {
+        let offset = id.chunk.0.checked_mul(self.chunk_bytes.into())?;
+        let left = self.declaration.bytes.checked_sub(offset).filter(|left| *left > 0)?;
+        u32::try_from(left.min(self.chunk_bytes.into())).ok()
+    }
+}
+
+/// Everything that a shard holds under one generation.
+pub(super) struct Table {
+    pub(super) generation: Generation,
+    pub(super) parameters: BTreeMap<ParameterIndex, Held>,
+    pub(super) chunks: Vec<Chunk>,
+    // Only looked up, never iterated: its order can reach no sum.
+    places: HashMap<ChunkId, usize>,
+}
+
+impl Table {
+    pub(super) fn new(generation: Generation) -> Self {
+        Self { generation, parameters: BTreeMap::new(), chunks: Vec::new(), places: HashMap::new() }
+    }
+
+    /// The place of a chunk, if this shard holds it.
+    pub(super) fn place(&self, id: ChunkId) -> Option<usize> {
+        self.places.get(&id).copied()
+    }
+
+    /// The parameter of a chunk that this shard holds.
+    pub(super) fn held(&self, id: ChunkId) -> &Held {
+        self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
+    }
+
+    /// Declares the parameter of an init frame, or checks that it was declared alike.
+    pub(super) fn declare(&mut self, message: InitMessage) -> Result<ParameterIndex, Refusal> {
+        let index = ParameterIndex(message.parameter);
+        match self.parameters.get(&index) {
+            Some(held) if held.message == message => Ok(index),
+            Some(held) => Err(Refusal::invalid(format!(
+                "parameter {index} was declared as \"{}\" before and differently now",
+                held.name()
+            ))),
+            None => {
+                self.parameters.insert(index, Held::from_message(message)?);
+                Ok(index)
+            }
+        }
+    }
+
+    /// Checks an entry with a payload that fills a chunk: init and set.
+    pub(super) fn check_whole(&self, entry: &Entry) -> Result<(), Refusal> {
+        let Some(held) = self.parameters.get(&entry.id.parameter) else {
+            return Err(unknown(entry.id));
+        };
+        let Some(bytes) = held.span(entry.id) else {
+            return Err(unknown(entry.id));
+        };
+        if entry.element_type != held.element_type() {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{}\": element type {} was sent, expected {}",
+                held.name(),
+                entry.element_type,
+                held.element_type()
+            )));
+        }
+        check_length(held, entry, u64::from(bytes))
+    }
+
+    /// Checks an entry that brings a gradient; halves are shorter than the chunk they are for.
+    pub(super) fn check_gradient(&self, entry: &Entry) -> Result<(), Refusal> {
+        let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
+        let held = self.held(entry.id);
+        if !entry.element_type.is_gradient_for(held.element_type()) {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{}\": a gradient of {} was sent for a parameter of {}",
+                held.name(),
+                entry.element_type,
+                held.element_type()
+            )));
+        }
+        let elements = u64::from(self.chunks[place].bytes) / held.element_type().bytes();
+        check_length(held, entry, elements * entry.element_type.bytes())
+    }
+
+    /// Puts an initial value in its place; the last one sent counts.
+    pub(super) fn fill(&mut self, entry: &Entry, value: Lease) {
+        if let Some(place) = self.place(entry.id) {
+            self.chunks[place].set_value(value);
+            return;
+        }
+        let place = self.chunks.len();
+        self.places.insert(entry.id, place);
+        self.chunks.push(Chunk::new(entry.id, value, entry.bytes));
+        let held = self.parameters.get_mut(&entry.id.parameter).expect("the entry was checked");
+        held.group.chunks.push(place);
+    }
+}
+
+fn check_length(held: &Held, entry: &Entry, expected: u64) -> Result<(), Refusal> {
+    if u64::from(entry.bytes) == expected {
+        return Ok(());
+    }
+    Err(Refusal::invalid(format!(
+        "parameter \"{}\" chunk {}: {} bytes were sent, expected {expected}",
+        held.name(),
+        entry.id.chunk,
+        entry.bytes
+    )))
+}
+
+pub(super) fn unknown(id: ChunkId) -> Refusal {
+    Refusal::invalid(format!("this shard holds no chunk {} of parameter {}", id.chunk, id.parameter))
+}

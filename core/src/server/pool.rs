@@ -1,0 +1,53 @@
+//! Where a shard's leases come from: arenas that may be added while parameters are initialised, and never after.
+
+use crate::error::Failure;
+use crate::limits::CHUNK_BYTES_MAX;
+use crate::memory::{Arena, Budget, Lease};
+
+/// The first extent of a size maps at most this much; every further one twice as much as the one before.
+const FIRST_EXTENT_BYTES: u64 = 64 * 1024 * 1024;
+
+/// The arenas of one shard.
+pub(super) struct Pool {
+    extents: Vec<Arena>,
+    sealed: bool,
+}
+
+impl Pool {
+    pub(super) fn new() -> Self {
+        Self { extents: Vec::new(), sealed: false }
+    }
+
+    /// A lease of `bytes`. Before the pool is sealed a missing slot is mapped; afterwards it is a refusal.
+    pub(super) fn take(&mut self, bytes: u32) -> Result<Lease, Failure> {
+        for arena in self.extents.iter().rev() {
+            if let Ok(lease) = arena.take(bytes) {
+                return Ok(lease);
+            }
+        }
+        if self.sealed {
+            return Err(Failure::call(format!("no free chunk of {bytes} bytes: every one in the budget is in use")));
+        }
+        self.grow(bytes)?;
+        self.extents.last().expect("an extent was just added").take(bytes)
+    }
+
+    /// Adds the last arena: from here on nothing is mapped.
+    pub(super) fn seal(&mut self, budget: &Budget) -> Result<(), Failure> {
+        if budget.bytes() > 0 {
+            self.extents.push(Arena::new(budget)?);
+        }
+        self.sealed = true;
+        Ok(())
+    }
+
+    fn grow(&mut self, bytes: u32) -> Result<(), Failure> {
+        let slot = bytes.clamp(64, CHUNK_BYTES_MAX).next_power_of_two();
+        let extents = u32::try_from(self.extents.len()).unwrap_or(u32::MAX).min(10);
+        let extent = FIRST_EXTENT_BYTES << extents;
+        let mut budget = Budget::new();
+        budget.line("values while parameters are initialised", slot, (extent / u64::from(slot)).clamp(1, 1 << 20));
+        self.extents.push(Arena::new(&budget)?);
+        Ok(())
+    }
+}

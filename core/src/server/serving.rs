@@ -1,0 +1,511 @@
+//! A shard that serves: pushes are admitted to rounds, rounds close into versions, and whoever waits is answered.
+//!
+//! All four modes are one mechanism with two questions: may this gradient enter the open round, and is the round
+//! complete? What may not enter yet waits, unacknowledged, one for each trainer and chunk.
+
+use std::collections::VecDeque;
+
+use super::chunk::{Chunk, Mark, Waiter, Work};
+use super::gate::{Held, Table, unknown};
+use super::pool::Pool;
+use super::reply::{Refusal, Replies};
+use super::round::Contribution;
+use crate::config::{Merge, Mode};
+use crate::ids::{ChunkId, Incarnation, PeerId, Round, TrainerId, Version};
+use crate::memory::Lease;
+use crate::optim::{self, Rule, Step};
+use crate::port::Kernels;
+use crate::time::Now;
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Head};
+
+/// What holds for the job, as the finish frame said.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Job {
+    pub(super) mode: Mode,
+    pub(super) merge: Merge,
+    pub(super) trainers: u32,
+}
+
+/// What handling a frame needs beside the state.
+pub(super) struct Context<'a> {
+    pub(super) now: Now,
+    pub(super) kernels: &'a mut dyn Kernels,
+    pub(super) pool: &'a mut Pool,
+    pub(super) replies: &'a mut Replies,
+    /// Who sent the frame.
+    pub(super) peer: PeerId,
+    /// Where in the journal the frame is.
+    pub(super) position: u64,
+}
+
+/// The state of a shard that serves.
+pub(super) struct Serving {
+    pub(super) job: Job,
+    pub(super) table: Table,
+    /// The trainers that are finished, with the incarnation that said so.
+    pub(super) left: Vec<Option<Incarnation>>,
+    /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
+    stalled: Vec<usize>,
+    /// Chunks that somebody waits for, in the order of asking.
+    waits: VecDeque<(Now, usize)>,
+}
+
+/// What is to be done with one entry of a push.
+enum Verdict {
+    /// It is in the value already.
+    Applied(Version),
+    /// It is in the open round already.
+    Contributed,
+    /// It waits already.
+    Waits,
+    /// It enters the open round.
+    Enter,
+    /// It waits until its round opens.
+    Wait,
+}
+
+impl Serving {
+    pub(super) fn new(job: Job, mut table: Table) -> Self {
+        if job.mode == Mode::Delta {
+            for held in table.parameters.values_mut() {
+                held.rule = Rule::add();
+            }
+        }
+        for held in table.parameters.values_mut() {
+            held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
+        }
+        let left = vec![None; job.trainers as usize];
+        Self { job, table, left, stalled: Vec::new(), waits: VecDeque::new() }
+    }
+
+    /// Checks a push before anything is landed or applied, so that nothing is half-applied.
+    pub(super) fn check_push(&self, frame: &Frame) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head)?;
+        for entry in &frame.entries {
+            self.table.check_gradient(entry)?;
+            self.verdict(&frame.head, entry)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a frame that replaces values.
+    pub(super) fn check_set(&self, frame: &Frame) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head)?;
+        frame.entries.iter().try_for_each(|entry| self.table.check_whole(entry))
+    }
+
+    /// Applies a push that was checked; `body` holds one lease for each entry.
+    pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
+        let trainer = frame.head.trainer;
+        if self.left[trainer.0 as usize].is_some_and(|left| left < frame.head.incarnation) {
+            self.left[trainer.0 as usize] = None;
+        }
+        for (entry, lease) in frame.entries.iter().zip(body) {
+            let contribution = Contribution {
+                trainer,
+                incarnation: frame.head.incarnation,
+                sequence: frame.head.sequence,
+                rate,
+                element_type: entry.element_type,
+                bytes: entry.bytes,
+                gradient: Some(lease),
+                position: cx.position,
+                peer: cx.peer,
+                head: frame.head,
+            };
+            self.push_entry(cx, entry, contribution);
+        }
+    }
+
+    /// Replaces values; a value that was already set is left alone.
+    pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
+        let mark = Mark { incarnation: frame.head.incarnation, sequence: frame.head.sequence };
+        for (entry, lease) in frame.entries.iter().zip(body) {
+            let place = self.table.place(entry.id).expect("the entry was checked");
+            let chunk = &mut self.table.chunks[place];
+            let heard = chunk.heard_mut(frame.head.trainer);
+            if !heard.set.covers(mark.incarnation, mark.sequence) {
+                heard.set = mark;
+                chunk.set_value(lease);
+            }
+            cx.replies.done(cx.peer, &frame.head, version_entry(chunk, entry.element_type));
+        }
+    }
+
+    /// Answers a pull with what is there, and remembers what is not there yet.
+    pub(super) fn pull(&mut self, cx: &mut Context<'_>, frame: &Frame) -> Result<(), Refusal> {
+        let places = frame.entries.iter().map(|entry| self.table.place(entry.id).ok_or_else(|| unknown(entry.id)));
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        for (entry, place) in frame.entries.iter().zip(places) {
+            self.want(cx, place, cx.peer, &frame.head, Version(entry.round.0));
+        }
+        Ok(())
+    }
+
+    /// A trainer is finished: nobody waits for it any more.
+    pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
+        self.check_trainer(head)?;
+        self.left[head.trainer.0 as usize] = Some(head.incarnation);
+        self.disown(head.trainer);
+        for place in 0..self.table.chunks.len() {
+            self.advance(cx, place);
+        }
+        cx.replies.done_whole(cx.peer, head);
+        Ok(())
+    }
+
+    /// Tries again what could not be applied for want of a lease.
+    pub(super) fn retry(&mut self, cx: &mut Context<'_>) {
+        for place in std::mem::take(&mut self.stalled) {
+            self.advance(cx, place);
+        }
+    }
+
+    /// When the next wait comes to its end.
+    pub(super) fn deadline(&self, limit: std::time::Duration) -> Option<Now> {
+        self.waits.front().map(|(since, _)| *since + limit)
+    }
+
+    /// Ends the waits that are older than `limit`, naming who is missing.
+    pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
+        while let Some((since, place)) = self.waits.front().copied().filter(|(since, _)| *since + limit <= cx.now) {
+            self.waits.pop_front();
+            let chunk = &mut self.table.chunks[place];
+            let (expired, rest) = chunk.waiters.drain(..).partition(|waiter| waiter.since <= since);
+            chunk.waiters = rest;
+            if let Some(oldest) = chunk.waiters.iter().map(|waiter| waiter.since).min() {
+                self.waits.push_back((oldest, place));
+            }
+            let expired: Vec<Waiter> = expired;
+            for waiter in expired {
+                let text = self.missing_text(place, &waiter, limit);
+                cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
+            }
+        }
+    }
+
+    fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
+        let chunk = &self.table.chunks[place];
+        let missing: Vec<String> = self
+            .active()
+            .filter(|trainer| chunk.round.contribution(*trainer).is_none())
+            .map(|trainer| trainer.to_string())
+            .collect();
+        format!(
+            "parameter \"{}\" chunk {}: version {} was not reached within {} s; it is at version {} and round {} \
+             waits for trainer {}",
+            self.table.held(chunk.id).name(),
+            chunk.id.chunk,
+            waiter.version,
+            limit.as_secs(),
+            chunk.version,
+            chunk.version.0 + 1,
+            missing.join(", ")
+        )
+    }
+
+    fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
+        if head.generation != self.table.generation {
+            let text = format!(
+                "generation {} is not the one that initialised this job, which is {}",
+                head.generation, self.table.generation
+            );
+            return Err(Refusal::new(ErrorCode::Fenced, text));
+        }
+        if head.trainer.0 < self.job.trainers {
+            return Ok(());
+        }
+        Err(Refusal::invalid(format!(
+            "trainer {}: this job has {} trainers, numbered from 0",
+            head.trainer, self.job.trainers
+        )))
+    }
+
+    fn verdict(&self, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
+        let place = self.table.place(entry.id).ok_or_else(|| unknown(entry.id))?;
+        let chunk = &self.table.chunks[place];
+        let held = self.table.held(entry.id);
+        if chunk.heard(head.trainer).push.covers(head.incarnation, head.sequence) {
+            return Ok(Verdict::Applied(chunk.version));
+        }
+        if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
+            return Ok(Verdict::Contributed);
+        }
+        match self.job.mode {
+            Mode::Sync => verdict_in_rounds(chunk, head, entry.round, held.name()),
+            Mode::Async | Mode::Delta | Mode::Staleness { .. } => self.verdict_alone(chunk, held, head),
+        }
+    }
+
+    /// Where each gradient is a round of its own: it enters when the round is free and the trainer not too fast.
+    fn verdict_alone(&self, chunk: &Chunk, held: &Held, head: &Head) -> Result<Verdict, Refusal> {
+        match chunk.round.ahead(head.trainer) {
+            Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
+            Some(_) => {
+                let text = format!(
+                    "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
+                    held.name(),
+                    chunk.id.chunk,
+                    head.trainer
+                );
+                return Err(Refusal::new(ErrorCode::Busy, text));
+            }
+            None => {}
+        }
+        Ok(if self.may_enter(chunk, held, head.trainer) { Verdict::Enter } else { Verdict::Wait })
+    }
+
+    fn may_enter(&self, chunk: &Chunk, held: &Held, trainer: TrainerId) -> bool {
+        if let Mode::Staleness { bound } = self.job.mode {
+            let slowest = self.active().map(|one| chunk.heard(one).clock).min().unwrap_or(0);
+            if chunk.heard(trainer).clock + 1 > slowest + u64::from(bound) {
+                return false;
+            }
+        }
+        let whole = !held.rule.is_element_wise();
+        chunk.round.is_empty() && (!whole || held.group.owner.is_none_or(|owner| owner == trainer))
+    }
+
+    fn push_entry(&mut self, cx: &mut Context<'_>, entry: &Entry, contribution: Contribution) {
+        let (head, peer) = (contribution.head, contribution.peer);
+        let place = self.table.place(entry.id).expect("the entry was checked");
+        match self.verdict(&head, entry).expect("the entry was checked") {
+            Verdict::Applied(version) => self.answer_push(cx, place, &head, peer, version),
+            Verdict::Contributed => {
+                let version = Version(self.table.chunks[place].version.0 + 1);
+                self.answer_push(cx, place, &head, peer, version);
+            }
+            Verdict::Waits => {
+                let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
+                (waiting.peer, waiting.head) = (peer, head);
+            }
+            Verdict::Enter => {
+                self.enter(cx, place, contribution);
+                self.advance(cx, place);
+            }
+            Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
+        }
+    }
+
+    fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
+        let (head, peer) = (contribution.head, contribution.peer);
+        let chunk = &mut self.table.chunks[place];
+        let version = Version(chunk.version.0 + 1);
+        let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
+        if self.job.mode != Mode::Sync && !held.rule.is_element_wise() {
+            held.group.owner = Some(contribution.trainer);
+        }
+        chunk.round.add(contribution);
+        self.answer_push(cx, place, &head, peer, version);
+    }
+
+    /// Acknowledges a push at once, or with the value once `version` is there.
+    fn answer_push(&mut self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId, version: Version) {
+        if head.flags.contains(Flags::WANT_VALUE) {
+            self.want(cx, place, peer, head, version);
+            return;
+        }
+        let chunk = &self.table.chunks[place];
+        let element_type = self.table.held(chunk.id).element_type();
+        cx.replies.done(peer, head, Entry::bare(chunk.id, Round(version.0), element_type));
+    }
+
+    fn want(&mut self, cx: &mut Context<'_>, place: usize, peer: PeerId, head: &Head, version: Version) {
+        let element_type = self.table.held(self.table.chunks[place].id).element_type();
+        let chunk = &mut self.table.chunks[place];
+        if version <= chunk.version {
+            cx.replies.value(peer, head, value_entry(chunk, element_type), chunk.value());
+            return;
+        }
+        if chunk.waiters.is_empty() {
+            self.waits.push_back((cx.now, place));
+        }
+        chunk.waiters.push(Waiter { peer, head: *head, version, since: cx.now });
+    }
+
+    /// Closes the chunk's round, and the ones after it, as far as what is there allows.
+    fn advance(&mut self, cx: &mut Context<'_>, place: usize) {
+        loop {
+            let id = self.table.chunks[place].id;
+            let whole = !self.table.held(id).rule.is_element_wise();
+            let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
+            let admitted = match closed {
+                false => return,
+                true if whole => self.admit_group(cx, id),
+                true => self.admit_chunk(cx, place),
+            };
+            if !admitted {
+                return;
+            }
+        }
+    }
+
+    fn is_complete(&self, place: usize) -> bool {
+        let round = &self.table.chunks[place].round;
+        match self.job.mode {
+            Mode::Sync => round.is_complete(self.active()),
+            Mode::Async | Mode::Delta | Mode::Staleness { .. } => !round.is_empty(),
+        }
+    }
+
+    /// The trainers that a synchronous round waits for.
+    fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
+        (0..self.job.trainers).map(TrainerId).filter(|trainer| self.left[trainer.0 as usize].is_none())
+    }
+
+    fn close_chunk(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
+        if !self.is_complete(place) {
+            self.fold(cx, place);
+            return false;
+        }
+        self.apply(cx, place, None)
+    }
+
+    fn fold(&mut self, cx: &mut Context<'_>, place: usize) {
+        let element_type = self.table.held(self.table.chunks[place].id).element_type();
+        let left = &self.left;
+        let awaited = (0..self.job.trainers).map(TrainerId).filter(|trainer| left[trainer.0 as usize].is_none());
+        let chunk = &mut self.table.chunks[place];
+        chunk.round.fold(cx.kernels, cx.pool, element_type, chunk.bytes, awaited);
+    }
+
+    /// Closes the rounds of all chunks of a parameter together, once the whole gradient is there.
+    fn close_group(&mut self, cx: &mut Context<'_>, id: ChunkId) -> bool {
+        let places = self.table.held(id).group.chunks.clone();
+        if !places.iter().all(|place| self.is_complete(*place)) {
+            return false;
+        }
+        let element_type = self.table.held(id).element_type();
+        let mut squares = 0.0;
+        for place in &places {
+            let chunk = &mut self.table.chunks[*place];
+            if chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes).is_err() {
+                self.stalled.push(places[0]);
+                return false;
+            }
+            let sum = chunk.round.gradients(element_type, chunk.bytes);
+            optim::square_sums(element_type, sum[0].bytes, &mut |block| squares += block);
+        }
+        let norm = squares.sqrt() * self.scale(self.table.chunks[places[0]].round.contributors());
+        for place in &places {
+            let applied = self.apply(cx, *place, Some(norm));
+            assert!(applied, "the budget holds a fresh lease for each chunk of a group");
+        }
+        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
+        held.group.owner = None;
+        true
+    }
+
+    fn scale(&self, contributors: usize) -> f64 {
+        let mean_over = match (self.job.mode, self.job.merge) {
+            (Mode::Sync, Merge::Mean) => u32::try_from(contributors).unwrap_or(u32::MAX),
+            (Mode::Delta, Merge::Mean) => self.job.trainers,
+            _ => 1,
+        };
+        1.0 / f64::from(mean_over)
+    }
+
+    /// One update of one chunk; false when there was no lease for it, and it will be tried again.
+    fn apply(&mut self, cx: &mut Context<'_>, place: usize, norm: Option<f64>) -> bool {
+        let scale = self.scale(self.table.chunks[place].round.contributors());
+        let chunk = &mut self.table.chunks[place];
+        let held = self.table.parameters.get(&chunk.id.parameter).expect("the chunk's parameter is held");
+        let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
+        let work = Work { rule: &held.rule, element_type: held.element_type(), step };
+        let round = std::mem::take(&mut chunk.round);
+        let updated = chunk.update(cx.kernels, cx.pool, &work, &round.gradients(work.element_type, chunk.bytes));
+        chunk.round = round;
+        if updated.is_err() {
+            self.stalled.push(place);
+            return false;
+        }
+        for one in chunk.round.close() {
+            let heard = chunk.heard_mut(one.trainer);
+            heard.push = Mark { incarnation: one.incarnation, sequence: one.sequence };
+            heard.clock += 1;
+        }
+        self.answer_waiters(cx, place);
+        true
+    }
+
+    fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
+        let element_type = self.table.held(self.table.chunks[place].id).element_type();
+        let chunk = &mut self.table.chunks[place];
+        let version = chunk.version;
+        let (ready, rest) = chunk.waiters.drain(..).partition(|waiter| waiter.version <= version);
+        chunk.waiters = rest;
+        let ready: Vec<Waiter> = ready;
+        for waiter in ready {
+            cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk, element_type), chunk.value());
+        }
+        while self.waits.front().is_some_and(|(_, one)| self.table.chunks[*one].waiters.is_empty()) {
+            self.waits.pop_front();
+        }
+    }
+
+    /// Lets waiting contributions of one chunk into the round that has opened.
+    fn admit_chunk(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
+        let mut admitted = false;
+        for trainer in self.table.chunks[place].round.trainers_ahead() {
+            let chunk = &self.table.chunks[place];
+            let held = self.table.held(chunk.id);
+            if self.job.mode == Mode::Sync || self.may_enter(chunk, held, trainer) {
+                let contribution = self.table.chunks[place].round.take_ahead(trainer).expect("it waits");
+                self.enter(cx, place, contribution);
+                admitted = true;
+            }
+        }
+        admitted
+    }
+
+    /// The same for the chunks of a group: in the modes without rounds one trainer after the other.
+    fn admit_group(&mut self, cx: &mut Context<'_>, id: ChunkId) -> bool {
+        let places = self.table.held(id).group.chunks.clone();
+        let mut admitted = false;
+        for place in places {
+            admitted |= self.admit_chunk(cx, place);
+        }
+        admitted
+    }
+
+    /// A trainer that leaves in the middle of a push takes its unfinished rounds with it.
+    fn disown(&mut self, trainer: TrainerId) {
+        let owned = self.table.parameters.values_mut().filter(|held| held.group.owner == Some(trainer));
+        for held in owned.filter(|held| !held.rule.is_element_wise()) {
+            held.group.owner = None;
+            for place in &held.group.chunks {
+                self.table.chunks[*place].round.withdraw(trainer);
+            }
+        }
+    }
+}
+
+/// Where a round is a step of all trainers.
+fn verdict_in_rounds(chunk: &Chunk, head: &Head, round: Round, name: &str) -> Result<Verdict, Refusal> {
+    let open = chunk.version.0 + 1;
+    if round.0 < open {
+        return Ok(Verdict::Applied(chunk.version));
+    }
+    if round.0 == open {
+        let contributed = chunk.round.contribution(head.trainer).is_some();
+        return Ok(if contributed { Verdict::Contributed } else { Verdict::Enter });
+    }
+    if round.0 == open + 1 {
+        let waits = chunk.round.ahead(head.trainer).is_some();
+        return Ok(if waits { Verdict::Waits } else { Verdict::Wait });
+    }
+    Err(Refusal::invalid(format!(
+        "parameter \"{name}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
+         round ahead",
+        chunk.id.chunk, head.trainer
+    )))
+}
+
+fn version_entry(chunk: &Chunk, element_type: crate::dtype::ElementType) -> Entry {
+    Entry::bare(chunk.id, Round(chunk.version.0), element_type)
+}
+
+fn value_entry(chunk: &mut Chunk, element_type: crate::dtype::ElementType) -> Entry {
+    let checksum = chunk.checksum();
+    Entry { bytes: chunk.bytes, checksum, ..version_entry(chunk, element_type) }
+}

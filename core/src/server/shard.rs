@@ -1,0 +1,540 @@
+//! One core's worth of server: its chunks, its connections, and the order in which frames change them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::gate::Table;
+use super::pool::Pool;
+use super::reply::{NOBODY, Refusal, Replies};
+use super::serving::{Context, Job, Serving};
+use super::snapshot::{Checkpointing, ShardStatus};
+use crate::checkpoint::Journal;
+use crate::config::{Merge, Mode};
+use crate::error::Failure;
+use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
+use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
+use crate::memory::{Budget, Lease};
+use crate::port::{Event, Incoming, Kernels, Submit};
+use crate::time::Now;
+use crate::wire::{
+    ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
+    WelcomeMessage,
+};
+
+/// What a shard is told at start.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    /// The job's life; frames of another are refused.
+    pub epoch: Epoch,
+    /// How long a pull or a push-pull waits for its version before it is answered with who is missing.
+    pub round_timeout: Duration,
+}
+
+/// What a session wants done.
+pub enum Output {
+    /// Hand this to the transport.
+    Submit(Submit),
+    /// End this connection.
+    Close(PeerId),
+}
+
+/// One core's worth of server.
+pub struct Shard {
+    pub(super) options: ShardOptions,
+    pub(super) phase: Phase,
+    pub(super) pool: Pool,
+    pub(super) known: Vec<Incarnation>,
+    pub(super) journal: Option<Journal>,
+    kernels: Box<dyn Kernels>,
+    peers: BTreeMap<PeerId, Peer>,
+    pub(super) checkpointing: Option<Checkpointing>,
+}
+
+/// How far initialisation is.
+pub(super) enum Phase {
+    /// Nobody has begun.
+    Empty,
+    /// A generation is filling the table.
+    Filling(Table),
+    /// Initialised.
+    Serving(Box<Serving>),
+}
+
+/// A connection.
+struct Peer {
+    origin: String,
+    who: Option<Who>,
+    /// Why the frame that is landing will be refused, once it is here.
+    refusal: Option<Refusal>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Who {
+    trainer: TrainerId,
+    incarnation: Incarnation,
+}
+
+impl Shard {
+    /// A shard that holds nothing yet.
+    #[must_use]
+    pub fn new(options: ShardOptions, kernels: Box<dyn Kernels>) -> Self {
+        Self {
+            options,
+            phase: Phase::Empty,
+            pool: Pool::new(),
+            known: Vec::new(),
+            journal: None,
+            kernels,
+            peers: BTreeMap::new(),
+            checkpointing: None,
+        }
+    }
+
+    /// Takes an event in, and gives everything out that follows from it.
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
+        match event {
+            Event::Accepted { peer, origin } => {
+                self.peers.insert(peer, Peer { origin, who: None, refusal: None });
+            }
+            Event::Head { peer, frame } => self.land(peer, &frame, out),
+            Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
+            Event::Sent { body, .. } => {
+                drop(body);
+                self.turn(now, out, |serving, cx| serving.retry(cx));
+            }
+            Event::Gone { peer, unsent, unfilled, .. } => {
+                drop((unsent, unfilled));
+                self.peers.remove(&peer);
+                self.turn(now, out, |serving, cx| serving.retry(cx));
+            }
+            Event::Connected { .. } => {}
+        }
+    }
+
+    /// Ends the waits that are over. Call when [`Shard::deadline`] has passed.
+    pub fn expire(&mut self, now: Now, out: &mut Vec<Output>) {
+        let limit = self.options.round_timeout;
+        self.turn(now, out, |serving, cx| serving.expire(cx, limit));
+    }
+
+    /// When [`Shard::expire`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Now> {
+        match &self.phase {
+            Phase::Serving(serving) => serving.deadline(self.options.round_timeout),
+            Phase::Empty | Phase::Filling(_) => None,
+        }
+    }
+
+    /// The generation that is served; zero before initialisation.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        match &self.phase {
+            Phase::Serving(serving) => serving.table.generation,
+            Phase::Empty | Phase::Filling(_) => Generation(0),
+        }
+    }
+
+    /// Runs `work` on a shard that serves, and sends what it answers.
+    fn turn(&mut self, now: Now, out: &mut Vec<Output>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
+        let mut replies = Replies::default();
+        if let Phase::Serving(serving) = &mut self.phase {
+            let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
+            let mut cx = Context { now, kernels, pool, replies: &mut replies, peer: NOBODY, position: 0 };
+            work(serving, &mut cx);
+        }
+        replies.flush(|peer| self.peers.contains_key(&peer), out);
+    }
+
+    /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused.
+    fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
+        let checked = self.check(peer, frame).and_then(|()| self.places(frame));
+        let refusal = checked.as_ref().err().cloned();
+        let with_payload = frame.entries.iter().filter(|entry| entry.bytes > 0);
+        let nowhere = || with_payload.map(|entry| Incoming::Discard { bytes: entry.bytes }).collect();
+        let into = checked.unwrap_or_else(|_| nowhere());
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.refusal = refusal;
+        }
+        out.push(Output::Submit(Submit::Land { peer, into }));
+    }
+
+    fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
+        let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
+        let take = |bytes| self.pool.take(bytes).map(|lease| Incoming::Chunk { lease, bytes }).map_err(busy);
+        frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0).map(take).collect()
+    }
+
+    fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
+        let mut replies = Replies::default();
+        let checked = match self.peers.get_mut(&peer).and_then(|peer| peer.refusal.take()) {
+            Some(refusal) => Err(refusal),
+            None => self.check(peer, frame),
+        };
+        let done = match checked {
+            Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
+            Ok(()) => self.record_and_apply(now, peer, frame, body, &mut replies),
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = done {
+            self.refuse(peer, &frame.head, &refusal, &mut replies, out);
+        }
+        replies.flush(|peer| self.peers.contains_key(&peer), out);
+    }
+
+    fn refuse(
+        &mut self,
+        peer: PeerId,
+        head: &Head,
+        refusal: &Refusal,
+        replies: &mut Replies,
+        out: &mut Vec<Output>,
+    ) {
+        let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
+        tracing::warn!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
+        if !ends {
+            replies.error(peer, head, refusal);
+            return;
+        }
+        let message = ErrorMessage { code: refusal.code.into(), text: refusal.text.clone() };
+        replies.whole(peer, Frame::with_control(head.answer(Kind::Refused), &message));
+        replies.flush(|peer| self.peers.contains_key(&peer), out);
+        out.push(Output::Close(peer));
+    }
+
+    /// Accepts a connection: a newer life of a trainer closes the door to its older ones.
+    fn welcome(
+        &mut self,
+        peer: PeerId,
+        frame: &Frame,
+        replies: &mut Replies,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let head = &frame.head;
+        let who = Who { trainer: head.trainer, incarnation: head.incarnation };
+        if who.trainer != NO_TRAINER {
+            self.meet(who)?;
+            let older = |one: &Peer| one.who.is_some_and(|other| other.trainer == who.trainer);
+            out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| Output::Close(*id)));
+        }
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            tracing::debug!(origin = peer.origin, trainer = %who.trainer, "welcome");
+            peer.who = Some(who);
+        }
+        let message = WelcomeMessage { generation: self.generation().0 };
+        let answer = Head { epoch: self.options.epoch, ..head.answer(Kind::Welcome) };
+        replies.whole(peer, Frame::with_control(answer, &message));
+        Ok(())
+    }
+
+    /// Notes a trainer's incarnation, and refuses one that was superseded.
+    fn meet(&mut self, who: Who) -> Result<(), Refusal> {
+        if who.trainer.0 >= TRAINERS_MAX {
+            return Err(Refusal::invalid(format!("trainer {} is over the limit of {TRAINERS_MAX}", who.trainer)));
+        }
+        let index = who.trainer.0 as usize;
+        if self.known.len() <= index {
+            self.known.resize(index + 1, Incarnation(0));
+        }
+        let known = &mut self.known[index];
+        if who.incarnation < *known {
+            let text = format!(
+                "trainer {} incarnation {} was superseded by incarnation {known}",
+                who.trainer, who.incarnation
+            );
+            return Err(Refusal::new(ErrorCode::Fenced, text));
+        }
+        *known = who.incarnation;
+        Ok(())
+    }
+
+    /// Everything that can be wrong with a frame, found before anything changes.
+    fn check(&mut self, peer: PeerId, frame: &Frame) -> Result<(), Refusal> {
+        let head = &frame.head;
+        if head.kind == Kind::Hello {
+            return self.check_epoch(head, true);
+        }
+        let who = self.peers.get(&peer).and_then(|peer| peer.who);
+        let who = who.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
+        if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {
+            return Err(Refusal::invalid(format!(
+                "a frame of trainer {} incarnation {} on the connection of trainer {} incarnation {}",
+                head.trainer, head.incarnation, who.trainer, who.incarnation
+            )));
+        }
+        self.check_epoch(head, false)?;
+        self.check_state(frame)
+    }
+
+    fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
+        if head.epoch == self.options.epoch || (is_hello && head.epoch == Epoch(0)) {
+            return Ok(());
+        }
+        let text = format!("epoch {} is not this job's, which is {}", head.epoch, self.options.epoch);
+        Err(Refusal::new(ErrorCode::Fenced, text))
+    }
+
+    /// The part of the check that a replayed frame undergoes too.
+    fn check_state(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        let head = &frame.head;
+        if head.trainer != NO_TRAINER {
+            self.meet(Who { trainer: head.trainer, incarnation: head.incarnation })?;
+        } else if head.kind.is_mutating() {
+            return Err(Refusal::invalid("a reader may pull and nothing else"));
+        }
+        match (head.kind, &self.phase) {
+            (Kind::Init | Kind::Finish, _) => self.check_generation(head),
+            (Kind::Push, Phase::Serving(serving)) => serving.check_push(frame),
+            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
+            (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
+            (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => {
+                Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"))
+            }
+            (kind, _) => Err(Refusal::invalid(format!("a shard has no answer to a frame of kind {kind:?}"))),
+        }
+    }
+
+    /// The fence: an older generation is refused, a newer one starts from nothing.
+    fn check_generation(&self, head: &Head) -> Result<(), Refusal> {
+        let current = match &self.phase {
+            Phase::Empty => Generation(0),
+            Phase::Filling(table) => table.generation,
+            Phase::Serving(serving) => serving.table.generation,
+        };
+        if head.generation >= current && head.generation > Generation(0) {
+            return Ok(());
+        }
+        let text = format!("generation {} of the initialisation was superseded by {current}", head.generation);
+        Err(Refusal::new(ErrorCode::Fenced, text))
+    }
+
+    /// Writes a frame that changes something to the journal, then lets it.
+    fn record_and_apply(
+        &mut self,
+        now: Now,
+        peer: PeerId,
+        frame: &Frame,
+        body: Vec<Incoming>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let mut position = 0;
+        if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
+            let head = frame.encode();
+            let mut parts: Vec<&[u8]> = vec![&head];
+            parts.extend(body.iter().map(Incoming::bytes));
+            position = journal.append(&parts).map_err(|failure| {
+                Refusal::new(ErrorCode::Busy, format!("the journal cannot be written: {failure}"))
+            })?;
+        }
+        let leases = body.into_iter().filter_map(|place| match place {
+            Incoming::Chunk { lease, .. } => Some(lease),
+            Incoming::Loan(_) | Incoming::Discard { .. } => None,
+        });
+        self.apply(now, peer, position, frame, leases.collect(), replies)
+    }
+
+    fn apply(
+        &mut self,
+        now: Now,
+        peer: PeerId,
+        position: u64,
+        frame: &Frame,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        match frame.head.kind {
+            Kind::Init => return self.init(peer, frame, leases, replies),
+            Kind::Finish => return self.finish(peer, frame, replies),
+            _ => {}
+        }
+        let Phase::Serving(serving) = &mut self.phase else {
+            return Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"));
+        };
+        let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
+        let mut cx = Context { now, kernels, pool, replies, peer, position };
+        match frame.head.kind {
+            Kind::Push => {
+                let message = decode::<PushMessage>(&frame.control)?;
+                serving.push(&mut cx, frame, message.rate, leases);
+            }
+            Kind::Set => serving.set(&mut cx, frame, leases),
+            Kind::Pull => serving.pull(&mut cx, frame)?,
+            Kind::Leave => serving.leave(&mut cx, &frame.head)?,
+            _ => unreachable!("every other kind was refused"),
+        }
+        Ok(())
+    }
+
+    fn init(
+        &mut self,
+        peer: PeerId,
+        frame: &Frame,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let generation = frame.head.generation;
+        let table = match &mut self.phase {
+            // What was finished under this generation is finished: the frame was sent twice.
+            Phase::Serving(serving) if serving.table.generation == generation => {
+                frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, *entry));
+                return Ok(());
+            }
+            Phase::Filling(table) if table.generation == generation => table,
+            _ => self.begin(generation),
+        };
+        let index = table.declare(decode::<InitMessage>(&frame.control)?)?;
+        for entry in &frame.entries {
+            if entry.id.parameter != index {
+                return Err(Refusal::invalid("an init frame brings chunks of one parameter"));
+            }
+            table.check_whole(entry)?;
+        }
+        for (entry, lease) in frame.entries.iter().zip(leases) {
+            table.fill(entry, lease);
+            let bare = crate::wire::Entry::bare(entry.id, entry.round, entry.element_type);
+            replies.done(peer, &frame.head, bare);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, generation: Generation) -> &mut Table {
+        self.pool = Pool::new();
+        self.phase = Phase::Filling(Table::new(generation));
+        match &mut self.phase {
+            Phase::Filling(table) => table,
+            Phase::Empty | Phase::Serving(_) => unreachable!("the phase was just set"),
+        }
+    }
+
+    fn finish(&mut self, peer: PeerId, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
+        let generation = frame.head.generation;
+        let message = decode::<FinishMessage>(&frame.control)?;
+        match &self.phase {
+            Phase::Serving(serving) if serving.table.generation == generation => {}
+            Phase::Filling(table) if table.generation == generation => self.serve(&message)?,
+            _ if message.chunks == 0 => {
+                self.begin(generation);
+                self.serve(&message)?;
+            }
+            _ => return Err(lost(message.chunks, 0)),
+        }
+        replies.done_whole(peer, &frame.head);
+        Ok(())
+    }
+
+    /// Initialised: the budget is reckoned, the state tensors are made, and from here on nothing is mapped.
+    pub(super) fn serve(&mut self, message: &FinishMessage) -> Result<(), Refusal> {
+        let Phase::Filling(table) = &self.phase else {
+            return Err(lost(message.chunks, 0));
+        };
+        let found = u64::try_from(table.chunks.len()).unwrap_or(u64::MAX);
+        if found != message.chunks {
+            return Err(lost(message.chunks, found));
+        }
+        let job = Job::from_message(message)?;
+        self.pool.seal(&budget(table, &job)).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
+            unreachable!("the phase was just looked at");
+        };
+        let mut serving = Serving::new(job, table);
+        let made = make_states(&mut serving, &mut self.pool);
+        self.phase = Phase::Serving(Box::new(serving));
+        made.map_err(|failure| Refusal::invalid(failure.to_string()))
+    }
+
+    /// Feeds one journal record through the same door that frames come through; nobody is answered.
+    pub(super) fn replay(&mut self, position: u64, record: &[u8]) -> Result<(), Failure> {
+        let damaged = |what: String| Failure::Node(format!("journal record at {position}: {what}"));
+        let (header, rest) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("no header".into()))?;
+        let prefix = Prefix::decode(header).map_err(|error| damaged(error.to_string()))?;
+        if rest.len() < prefix.rest_bytes() {
+            return Err(damaged("it ends within its entries".into()));
+        }
+        let (table, mut payload) = rest.split_at(prefix.rest_bytes());
+        let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
+        // A frame that was refused when it was written is refused again, for the same reason.
+        if self.check_state(&frame).is_err() {
+            return Ok(());
+        }
+        let mut leases = Vec::new();
+        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
+            let (bytes, after) = payload
+                .split_at_checked(entry.bytes as usize)
+                .ok_or_else(|| damaged("it ends within its payload".into()))?;
+            let mut lease = self.pool.take(entry.bytes)?;
+            lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+            leases.push(lease);
+            payload = after;
+        }
+        let _ = self.apply(Now(0), NOBODY, position, &frame, leases, &mut Replies::default());
+        Ok(())
+    }
+
+    /// What this shard holds, for people.
+    #[must_use]
+    pub fn status(&self) -> ShardStatus {
+        ShardStatus::of(self)
+    }
+}
+
+impl Job {
+    /// Checks what a finish frame says.
+    pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
+        let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame without the job's settings"))?;
+        let mode = Mode::from_numbers(job.mode, job.staleness)
+            .ok_or_else(|| Refusal::invalid(format!("mode {} has no meaning", job.mode)))?;
+        let merge = Merge::from_number(job.merge)
+            .ok_or_else(|| Refusal::invalid(format!("merge {} has no meaning", job.merge)))?;
+        if !(1..=TRAINERS_MAX).contains(&job.trainers) {
+            return Err(Refusal::invalid(format!("{} trainers; expected 1 to {TRAINERS_MAX}", job.trainers)));
+        }
+        Ok(Self { mode, merge, trainers: job.trainers })
+    }
+}
+
+fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
+    M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
+}
+
+fn lost(expected: u64, found: u64) -> Refusal {
+    let text = format!("this shard holds {found} chunks, the initialiser sent {expected}: begin the initialisation anew");
+    Refusal::new(ErrorCode::InitialisationLost, text)
+}
+
+/// The sum of reasons for chunk memory, beyond the values, which have theirs already.
+fn budget(table: &Table, job: &Job) -> Budget {
+    let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for chunk in &table.chunks {
+        let class = chunk.bytes.max(64).next_power_of_two();
+        let states = if job.mode == Mode::Delta { 0 } else { table.held(chunk.id).rule.states().len() };
+        let count = counts.entry(class).or_default();
+        count.0 += 1;
+        count.1 += u64::try_from(states).unwrap_or(u64::MAX);
+    }
+    let trainers = u64::from(job.trainers);
+    let mut budget = Budget::new();
+    for (class, (chunks, states)) in counts {
+        // In flight each trainer has at most one frame that lands, on one connection.
+        let landing = trainers * chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
+        budget.line("optimizer state", class, states);
+        budget.line("gradients that land", class, landing);
+        budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
+        budget.line("the sum of a round's first gradients", class, chunks * 2);
+        budget.line("a new version beside the ones that are still being read", class, chunks * (trainers + 1));
+    }
+    budget
+}
+
+fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
+    let table = &mut serving.table;
+    for place in 0..table.chunks.len() {
+        let count = table.held(table.chunks[place].id).rule.states().len();
+        let chunk = &mut table.chunks[place];
+        while chunk.states.len() < count {
+            let mut state = pool.take(chunk.bytes)?;
+            state.bytes_mut().fill(0);
+            chunk.states.push(state);
+        }
+    }
+    Ok(())
+}
