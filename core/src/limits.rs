@@ -8,7 +8,8 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 1024 * 1024;
 /// The largest chunk a cluster may choose.
 pub const CHUNK_BYTES_MAX: u32 = 16 * 1024 * 1024;
 const _: () = assert!(CHUNK_BYTES_MIN.is_power_of_two() && CHUNK_BYTES_MAX.is_power_of_two());
-const _: () = assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX);
+const _: () =
+    assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX);
 
 /// The payload of one frame: at least one chunk fits, and small chunks share a frame up to it.
 pub const FRAME_PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES_MAX;
@@ -31,3 +32,7 @@ pub const TRAINERS_MAX: u32 = 4096;
 pub const SERVERS_MAX: u16 = 4096;
 /// Shards on one server.
 pub const SHARDS_MAX: u16 = 256;
+/// Dimensions of a parameter's shape: numpy's own bound.
+pub const DIMENSIONS_MAX: usize = 64;
+/// A parameter's encoded configuration, with the text of its rule; a declaration then fits a page many times over.
+pub const PARAMETER_CONFIG_BYTES_MAX: usize = 64 * 1024;
