@@ -20,6 +20,5 @@ pub mod optim;
 pub mod partition;
 pub mod port;
 pub mod server;
-pub mod sim;
 pub mod time;
 pub mod wire;

@@ -5,6 +5,8 @@
 //!
 //! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
 
+mod numbers;
+
 use crate::error::Failure;
 use crate::optim::Rule;
 

@@ -42,7 +42,7 @@ impl Held {
         let Some(declared) = &message.declaration else {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
-        let declaration = Declaration::from_message(declared).map_err(invalid)?;
+        let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
         let rule = ParameterConfig::decode(&declaration.config).map_err(invalid)?.rule;
         rule.validate_for(declaration.element_type).map_err(invalid)?;
         let chunk_bytes = message.chunk_bytes;

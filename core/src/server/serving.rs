@@ -13,7 +13,7 @@ use super::round::Contribution;
 use crate::config::{Merge, Mode};
 use crate::ids::{ChunkId, Incarnation, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
-use crate::optim::{self, Rule, Step};
+use crate::optim::{self, Algorithm, Rule, Step};
 use crate::port::Kernels;
 use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head};
@@ -68,7 +68,7 @@ impl Serving {
     pub(super) fn new(job: Job, mut table: Table) -> Self {
         if job.mode == Mode::Delta {
             for held in table.parameters.values_mut() {
-                held.rule = Rule::add();
+                held.rule = Rule { algorithm: Algorithm::Add, ..Rule::default() };
             }
         }
         for held in table.parameters.values_mut() {

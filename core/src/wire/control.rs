@@ -4,6 +4,8 @@
 
 use prost::{Enumeration, Message, Oneof};
 
+use crate::partition::DeclarationMessage;
+
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
@@ -75,29 +77,6 @@ pub struct PushMessage {
     pub rate: Option<f64>,
 }
 
-/// One parameter as declared.
-#[derive(Clone, PartialEq, Message)]
-pub struct DeclarationMessage {
-    /// Its name.
-    #[prost(string, tag = "1")]
-    pub name: String,
-    /// The number of its element type.
-    #[prost(uint32, tag = "2")]
-    pub element_type: u32,
-    /// Its length in bytes.
-    #[prost(uint64, tag = "3")]
-    pub bytes: u64,
-    /// Its shape, the slowest dimension first.
-    #[prost(uint64, repeated, tag = "4")]
-    pub shape: Vec<u64>,
-    /// Whether all its chunks live on one shard.
-    #[prost(bool, tag = "5")]
-    pub whole: bool,
-    /// Its configuration: the encoded optimizer message.
-    #[prost(bytes = "vec", tag = "6")]
-    pub config: Vec<u8>,
-}
-
 /// The control message of an init frame: whose chunks its entries are.
 #[derive(Clone, PartialEq, Message)]
 pub struct InitMessage {
@@ -124,7 +103,7 @@ pub struct FinishMessage {
 }
 
 /// What holds for a whole job.
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct JobMessage {
     /// The number of the mode: 0 sync, 1 async, 2 bounded staleness, 3 deltas.
     #[prost(uint32, tag = "1")]

@@ -15,7 +15,7 @@ mod tests;
 
 pub use address::{Address, Scheme};
 pub use control::{
-    CatalogueRequest, ControlAnswer, ControlRequest, DeclarationMessage, ErrorCode, ErrorMessage,
+    CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage,
     FinishMessage, HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, PushMessage,
     RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage, answer, request,
 };

@@ -1,0 +1,352 @@
+//! What of a shard outlives its process, and how it comes back.
+//!
+//! A checkpoint is taken chunk by chunk while the shard serves. Each chunk is written as of its last closed
+//! round, with the marks that say which gradients are in it; gradients of open rounds are in the journal, which
+//! is kept from the oldest of them on. A restart loads the checkpoint and feeds the journal through the door
+//! that frames come through; the marks tell what is contained already.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::chunk::{Chunk, Heard, Mark};
+use super::gate::Table;
+use super::serving::{Job, Serving};
+use super::shard::{Phase, Shard};
+use crate::checkpoint::{ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay};
+use crate::error::Failure;
+use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, Version};
+use crate::wire::{FinishMessage, InitMessage, JobMessage};
+
+/// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
+const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
+
+/// A checkpoint that is being taken.
+pub struct Checkpointing {
+    writer: ShardCheckpoint,
+    about: Vec<u8>,
+}
+
+/// What a restart found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// The checkpoint that was loaded, if there was one.
+    pub checkpoint: Option<u64>,
+    /// Newer checkpoints that could not be loaded, and why.
+    pub fell_back: Vec<String>,
+    /// Journal records that were fed through the door.
+    pub records: u64,
+}
+
+/// What a shard holds, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardStatus {
+    /// Zero before initialisation.
+    pub generation: Generation,
+    /// Chunks held.
+    pub chunks: u64,
+    /// Bytes of values held.
+    pub bytes: u64,
+    /// The least version of any chunk.
+    pub slowest: Version,
+    /// The greatest version of any chunk.
+    pub fastest: Version,
+}
+
+impl fmt::Display for ShardStatus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} chunks, {} bytes, versions {} to {}",
+            self.chunks, self.bytes, self.slowest, self.fastest
+        )
+    }
+}
+
+impl ShardStatus {
+    pub(super) fn of(shard: &Shard) -> Self {
+        let (generation, chunks) = match &shard.phase {
+            Phase::Serving(serving) => (serving.table.generation, serving.table.chunks.as_slice()),
+            Phase::Filling(table) => (Generation(0), table.chunks.as_slice()),
+            Phase::Empty => (Generation(0), [].as_slice()),
+        };
+        Self {
+            generation,
+            chunks: chunks.len() as u64,
+            bytes: chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum(),
+            slowest: chunks.iter().map(|chunk| chunk.version).min().unwrap_or_default(),
+            fastest: chunks.iter().map(|chunk| chunk.version).max().unwrap_or_default(),
+        }
+    }
+}
+
+impl Shard {
+    /// Gives the shard its journal, after bringing back what the last process left.
+    ///
+    /// # Errors
+    /// When what is on disk cannot be read or is of another job; nothing is then served.
+    pub fn restore(&mut self, storage: &Arc<dyn Storage>, directory: &str, sync: bool) -> Result<Restored, Failure> {
+        let mut restored = Restored::default();
+        let mut about = None;
+        let loaded = load_latest(&**storage, directory, None, &mut |record| self.restore_chunk(&record, &mut about))?;
+        let mut from = 0;
+        if let Some(loaded) = loaded {
+            restored.checkpoint = Some(loaded.number);
+            restored.fell_back = loaded.fell_back;
+            from = loaded.journal_from;
+            self.restore_about(about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?)?;
+        }
+        let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
+        restored.records = replayed.records;
+        self.journal = Some(Journal::open(Arc::clone(storage), directory, sync)?);
+        Ok(restored)
+    }
+
+    /// Begins a checkpoint under `number`; does nothing before initialisation.
+    ///
+    /// # Errors
+    /// When the disk refuses; what was saved before stays.
+    pub fn begin_checkpoint(&mut self, storage: &Arc<dyn Storage>, directory: &str, number: u64) -> Result<bool, Failure> {
+        let Phase::Serving(serving) = &self.phase else {
+            return Ok(false);
+        };
+        let now = self.journal.as_ref().map_or(0, Journal::position);
+        let open = serving.table.chunks.iter().filter_map(|chunk| chunk.round.oldest_position()).min();
+        let from = open.map_or(now, |open| open.min(now));
+        let about = self.about(serving).encode_to_vec();
+        let digest = blake3::hash(&about).into();
+        let layout = layout(serving);
+        let writer = ShardCheckpoint::begin(Arc::clone(storage), directory, number, digest, from, layout)?;
+        if let Some(journal) = &mut self.journal {
+            journal.rotate()?;
+        }
+        self.checkpointing = Some(Checkpointing { writer, about });
+        Ok(true)
+    }
+
+    /// Whether a checkpoint is being taken.
+    #[must_use]
+    pub fn is_checkpointing(&self) -> bool {
+        self.checkpointing.is_some()
+    }
+
+    /// Writes chunks of the checkpoint that is being taken, about `bytes` of them. When all are written the
+    /// writer comes out; finishing it waits for the disk, so that is for another thread.
+    ///
+    /// # Errors
+    /// When the disk refuses; the checkpoint is given up and what was saved before stays.
+    pub fn continue_checkpoint(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
+        let Some(mut checkpoint) = self.checkpointing.take() else {
+            return Ok(None);
+        };
+        let Phase::Serving(serving) = &self.phase else {
+            return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken"));
+        };
+        let mut written = 0;
+        while let Some(id) = checkpoint.writer.next() {
+            if written >= bytes {
+                self.checkpointing = Some(checkpoint);
+                return Ok(None);
+            }
+            if id == ABOUT {
+                let marks = checkpoint.about.clone();
+                let about = ChunkRecord { id, version: Version(0), marks: &marks, value: &[], states: &[] };
+                checkpoint.writer.push(about)?;
+                continue;
+            }
+            let place = serving.table.place(id);
+            let place = place.ok_or_else(|| Failure::call("the parameters were initialised anew meanwhile"))?;
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
+        }
+        Ok(Some(checkpoint.writer))
+    }
+
+    /// Forgets the part of the journal that no checkpoint needs any more.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn retain_journal(&mut self, storage: &dyn Storage, directory: &str) -> Result<(), Failure> {
+        let needed = crate::checkpoint::journal_needed_from(storage, directory)?;
+        match (&mut self.journal, needed) {
+            (Some(journal), Some(position)) => journal.retain_from(position),
+            _ => Ok(()),
+        }
+    }
+
+    /// The values and states of every chunk in the order of their names, for a digest that does not depend on
+    /// how parameters were cut.
+    pub fn visit(&self, visit: &mut dyn FnMut(ChunkId, Version, &[u8], &[&[u8]])) {
+        let Phase::Serving(serving) = &self.phase else {
+            return;
+        };
+        for chunk in &serving.table.chunks {
+            let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..chunk.bytes as usize]).collect();
+            visit(chunk.id, chunk.version, chunk.value_bytes(), &states);
+        }
+    }
+
+    fn about(&self, serving: &Serving) -> AboutMessage {
+        AboutMessage {
+            epoch: self.options.epoch.0,
+            generation: serving.table.generation.0,
+            chunks: serving.table.chunks.len() as u64,
+            job: Some(serving.job.to_message()),
+            parameters: serving.table.parameters.values().map(|held| held.message.clone()).collect(),
+            known: self.known.iter().map(|known| known.0).collect(),
+            left: serving.left.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
+        }
+    }
+
+    fn restore_chunk(&mut self, record: &ChunkRecord<'_>, about: &mut Option<AboutMessage>) -> Result<(), Failure> {
+        let damaged = |what: &str| Failure::Node(format!("checkpoint of chunk {:?}: {what}", record.id));
+        if record.id == ABOUT {
+            let message = AboutMessage::decode(record.marks).map_err(|error| damaged(&error.to_string()))?;
+            self.phase = Phase::Filling(table_of(&message)?);
+            *about = Some(message);
+            return Ok(());
+        }
+        let marks = MarksMessage::decode(record.marks).map_err(|error| damaged(&error.to_string()))?;
+        let Phase::Filling(table) = &mut self.phase else {
+            return Err(damaged("it comes before the shard's description"));
+        };
+        let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
+        let held = table.parameters.get(&record.id.parameter).ok_or_else(|| damaged("its parameter is unknown"))?;
+        let entry = crate::wire::Entry { bytes, ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type()) };
+        let mut value = self.pool.take(bytes)?;
+        value.bytes_mut()[..record.value.len()].copy_from_slice(record.value);
+        table.fill(&entry, value);
+        let chunk = table.chunks.last_mut().expect("the chunk was just filled");
+        for bytes in record.states {
+            let mut state = self.pool.take(chunk.bytes)?;
+            state.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+            chunk.states.push(state);
+        }
+        chunk.version = record.version;
+        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        Ok(())
+    }
+
+    fn restore_about(&mut self, about: AboutMessage) -> Result<(), Failure> {
+        if about.epoch != self.options.epoch.0 {
+            return Err(Failure::Node(format!(
+                "the checkpoint is of epoch {}, this job is epoch {}: give each job a directory of its own",
+                about.epoch, self.options.epoch
+            )));
+        }
+        let finish = FinishMessage { chunks: about.chunks, job: about.job };
+        self.serve(&finish).map_err(|refusal| Failure::Node(refusal.text))?;
+        self.known = about.known.into_iter().map(Incarnation).collect();
+        if let Phase::Serving(serving) = &mut self.phase {
+            let left = about.left.into_iter().map(|left| (left > 0).then_some(Incarnation(left)));
+            serving.left = left.collect();
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    fn to_message(&self) -> JobMessage {
+        let (mode, staleness) = self.mode.numbers();
+        JobMessage { mode, staleness, merge: self.merge.number(), trainers: self.trainers, chunk_bytes: 0 }
+    }
+}
+
+fn layout(serving: &Serving) -> Vec<ChunkLayout> {
+    let about = ChunkLayout {
+        id: ABOUT,
+        element_type: crate::dtype::ElementType::Uint32,
+        value_bytes: 0,
+        states: Vec::new(),
+    };
+    let chunks = serving.table.chunks.iter().map(|chunk| {
+        let held = serving.table.held(chunk.id);
+        let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));
+        let names = held.rule.states().iter().take(chunk.states.len());
+        let states = names.map(|name| StateLayout { name: Arc::from(*name), element_type, bytes }).collect();
+        ChunkLayout { id: chunk.id, element_type, value_bytes: bytes, states }
+    });
+    std::iter::once(about).chain(chunks).collect()
+}
+
+fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk) -> Result<u64, Failure> {
+    let marks = MarksMessage { heard: chunk.heard.iter().map(HeardMessage::of).collect() }.encode_to_vec();
+    let bytes = chunk.bytes as usize;
+    let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
+    writer.push(ChunkRecord {
+        id: chunk.id,
+        version: chunk.version,
+        marks: &marks,
+        value: chunk.value_bytes(),
+        states: &states,
+    })?;
+    Ok(u64::from(chunk.bytes) * (1 + states.len() as u64))
+}
+
+fn table_of(about: &AboutMessage) -> Result<Table, Failure> {
+    let mut table = Table::new(Generation(about.generation));
+    for message in &about.parameters {
+        table.declare(message.clone()).map_err(|refusal| Failure::Node(refusal.text))?;
+    }
+    Ok(table)
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AboutMessage {
+    #[prost(uint64, tag = "1")]
+    epoch: u64,
+    #[prost(uint32, tag = "2")]
+    generation: u32,
+    #[prost(uint64, tag = "3")]
+    chunks: u64,
+    #[prost(message, optional, tag = "4")]
+    job: Option<JobMessage>,
+    #[prost(message, repeated, tag = "5")]
+    parameters: Vec<InitMessage>,
+    #[prost(uint32, repeated, tag = "6")]
+    known: Vec<u32>,
+    /// The incarnation with which each trainer left; zero for one that takes part.
+    #[prost(uint32, repeated, tag = "7")]
+    left: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MarksMessage {
+    #[prost(message, repeated, tag = "1")]
+    heard: Vec<HeardMessage>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct HeardMessage {
+    #[prost(uint32, tag = "1")]
+    push_incarnation: u32,
+    #[prost(uint64, tag = "2")]
+    push_sequence: u64,
+    #[prost(uint32, tag = "3")]
+    set_incarnation: u32,
+    #[prost(uint64, tag = "4")]
+    set_sequence: u64,
+    #[prost(uint64, tag = "5")]
+    clock: u64,
+}
+
+impl HeardMessage {
+    fn of(heard: &Heard) -> Self {
+        Self {
+            push_incarnation: heard.push.incarnation.0,
+            push_sequence: heard.push.sequence.0,
+            set_incarnation: heard.set.incarnation.0,
+            set_sequence: heard.set.sequence.0,
+            clock: heard.clock,
+        }
+    }
+
+    fn to_heard(&self) -> Heard {
+        let mark = |incarnation, sequence| Mark { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
+        Heard {
+            push: mark(self.push_incarnation, self.push_sequence),
+            set: mark(self.set_incarnation, self.set_sequence),
+            clock: self.clock,
+        }
+    }
+}
