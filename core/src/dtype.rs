@@ -40,7 +40,9 @@ impl ElementType {
     /// The type with this number, if there is one.
     #[must_use]
     pub fn from_number(number: i64) -> Option<Self> {
-        usize::try_from(number).ok().and_then(|index| Self::ALL.get(index).copied())
+        usize::try_from(number)
+            .ok()
+            .and_then(|index| Self::ALL.get(index).copied())
     }
 
     /// The number of this type in the C API and on the wire.
@@ -62,7 +64,10 @@ impl ElementType {
     /// Whether an optimizer may work on it; the integers are stored, sent, set and summed only.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::Float32 | Self::Float64 | Self::Float16 | Self::Bfloat16)
+        matches!(
+            self,
+            Self::Float32 | Self::Float64 | Self::Float16 | Self::Bfloat16
+        )
     }
 
     /// Whether a parameter may have this type. Halves are for gradients on the wire.
