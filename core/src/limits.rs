@@ -20,6 +20,11 @@ pub const FRAME_CONTROL_BYTES_MAX: u32 = 1024 * 1024;
 /// The control message of a hello, which is read before anybody is known.
 pub const HELLO_CONTROL_BYTES_MAX: u32 = 4096;
 
+/// The payload of one journal record: a frame with its entries and control message, and room to grow; a length is
+/// compared with it before a byte is allocated.
+pub const JOURNAL_RECORD_BYTES_MAX: u32 = 64 * 1024 * 1024 + 64 * 1024;
+const _: () = assert!(FRAME_PAYLOAD_BYTES_MAX + FRAME_CONTROL_BYTES_MAX < JOURNAL_RECORD_BYTES_MAX);
+
 /// A parameter's bytes: 2^48, so that offsets fit the 48 bits of an address.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
 /// A parameter's name in bytes of UTF-8.

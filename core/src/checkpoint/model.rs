@@ -1,0 +1,284 @@
+//! A model for people: whole parameters in one safetensors file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::partial::Partial;
+use super::path::ModelPath;
+use super::storage::{Storage, parent};
+use super::tensors::{HEADER_BYTES_MAX, HeaderBuilder, tensor_bytes};
+use crate::dtype::ElementType;
+use crate::error::Failure;
+
+const SHARD_MARK: &str = ":sparse-";
+
+/// A parameter that is to be saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelTensor {
+    /// Its name. `name:sparse-0` and its successors are the rows of `name`.
+    pub name: String,
+    /// The type of its elements.
+    pub element_type: ElementType,
+    /// Its shape, slowest dimension first; empty for a single number.
+    pub shape: Vec<u64>,
+}
+
+/// A tensor of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// The type of its elements.
+    pub element_type: ElementType,
+    /// Its shape, slowest dimension first.
+    pub shape: Vec<u64>,
+    /// The parameters whose bytes make it up, one after the other, as indices into the list that was planned.
+    pub parts: Vec<usize>,
+}
+
+/// Decides what a file of these parameters holds: `name:sparse-0` to `name:sparse-n-1` become `name`, row after row.
+///
+/// The tensors come in the order in which their bytes must be written: larger elements first, so that each is
+/// aligned in a mapped file, and otherwise as they were given. A gap, an overlap, unlike widths or types, an
+/// index with a leading zero and a name that occurs twice are failures that name the shard.
+pub fn plan_model(tensors: &[ModelTensor]) -> Result<Vec<OutputTensor>, Failure> {
+    let names = distinct_names(tensors)?;
+    let mut groups: BTreeMap<&str, BTreeMap<u64, usize>> = BTreeMap::new();
+    // Where a group's first shard stood, or a whole tensor.
+    let mut order: Vec<(&str, usize)> = Vec::new();
+    for (index, tensor) in tensors.iter().enumerate() {
+        checked_bytes(&tensor.name, tensor.element_type, &tensor.shape)?;
+        let Some((base, row)) = shard_of(&tensor.name)? else {
+            order.push((&tensor.name, index));
+            continue;
+        };
+        if names.contains(base) {
+            return Err(refused(
+                &tensor.name,
+                &format!("overlaps with {base:?}, which is there as a whole"),
+            ));
+        }
+        let group = groups.entry(base).or_default();
+        if group.is_empty() {
+            order.push((base, index));
+        }
+        group.insert(row, index);
+    }
+    let mut outputs = Vec::with_capacity(order.len());
+    for (name, index) in order {
+        outputs.push(match groups.get(name) {
+            Some(group) => merge(name, group, tensors)?,
+            None => whole(&tensors[index], index),
+        });
+    }
+    outputs.sort_by_key(|output| std::cmp::Reverse(output.element_type.bytes()));
+    Ok(outputs)
+}
+
+/// A model file being written. It appears under its name only when it is whole.
+pub struct ModelWriter {
+    storage: Arc<dyn Storage>,
+    file: Partial,
+    path: ModelPath,
+    /// What the file will have.
+    bytes: u64,
+}
+
+impl ModelWriter {
+    /// Begins a file of these tensors. `metadata` is for whoever opens it, such as the step and the job's name.
+    pub fn create(
+        storage: Arc<dyn Storage>,
+        path: &ModelPath,
+        tensors: &[OutputTensor],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, Failure> {
+        let mut header = HeaderBuilder::new(metadata);
+        for tensor in tensors {
+            checked_bytes(&tensor.name, tensor.element_type, &tensor.shape)?;
+            header.add(&tensor.name, tensor.element_type, &tensor.shape);
+        }
+        let data_bytes = header.data_bytes();
+        let header = header.finish();
+        if header.len() as u64 > HEADER_BYTES_MAX {
+            let (tensors, found) = (tensors.len(), header.len());
+            return Err(Failure::Call(format!(
+                "the header of {path} would have {found} bytes for {tensors} tensors; readers accept {HEADER_BYTES_MAX}"
+            )));
+        }
+        let file = Partial::create(&storage, path.as_str().to_owned())?;
+        let bytes = header.len() as u64 + data_bytes;
+        let mut writer = Self {
+            storage,
+            file,
+            path: path.clone(),
+            bytes,
+        };
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    /// Appends the next bytes of the tensors. After a failure the writer is to be dropped: its file is gone.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let left = self.bytes - self.file.position();
+        let written = if bytes.len() as u64 > left {
+            let (path, found) = (&self.path, bytes.len());
+            Err(Failure::Call(format!(
+                "{found} more bytes for {path}, whose tensors have {left} left"
+            )))
+        } else {
+            self.file.write(&[bytes])
+        };
+        self.abandon_on_failure(written)
+    }
+
+    /// Gives the file its name. Every byte of every tensor must have been written. Returns the file's bytes.
+    pub fn finish(mut self) -> Result<u64, Failure> {
+        let placed = self.place();
+        self.abandon_on_failure(placed)?;
+        Ok(self.bytes)
+    }
+
+    fn place(&mut self) -> Result<(), Failure> {
+        let (path, found, expected) = (&self.path, self.file.position(), self.bytes);
+        if found != expected {
+            return Err(Failure::Call(format!(
+                "{path} got {found} of its {expected} bytes, header included"
+            )));
+        }
+        self.file.place()?;
+        self.storage.sync_directory(parent(self.path.as_str()))
+    }
+
+    fn abandon_on_failure(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        outcome.inspect_err(|_| self.file.abandon())
+    }
+}
+
+fn distinct_names(tensors: &[ModelTensor]) -> Result<BTreeSet<&str>, Failure> {
+    let mut names = BTreeSet::new();
+    for tensor in tensors {
+        if tensor.name.is_empty() || tensor.name == "__metadata__" {
+            return Err(refused(
+                &tensor.name,
+                "has a name that the safetensors format cannot hold",
+            ));
+        }
+        if !names.insert(tensor.name.as_str()) {
+            return Err(refused(&tensor.name, "occurs twice"));
+        }
+    }
+    Ok(names)
+}
+
+/// The parameter that this name is a shard of, and its index there.
+fn shard_of(name: &str) -> Result<Option<(&str, u64)>, Failure> {
+    let Some((base, digits)) = name.rsplit_once(SHARD_MARK) else {
+        return Ok(None);
+    };
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(None);
+    }
+    if base.is_empty() {
+        return Err(refused(name, "is a shard of a parameter without a name"));
+    }
+    if digits.len() > 1 && digits.starts_with('0') {
+        return Err(refused(
+            name,
+            "has an index with a leading zero, which could be meant for another shard",
+        ));
+    }
+    match digits.parse() {
+        Ok(index) => Ok(Some((base, index))),
+        Err(_) => Err(refused(
+            name,
+            "has an index that no list of shards can reach",
+        )),
+    }
+}
+
+fn merge(
+    name: &str,
+    group: &BTreeMap<u64, usize>,
+    tensors: &[ModelTensor],
+) -> Result<OutputTensor, Failure> {
+    let parts: Vec<usize> = group.values().copied().collect();
+    if let Some((expected, (found, index))) = (0..)
+        .zip(group)
+        .find(|(expected, (found, _))| expected != *found)
+    {
+        let what = format!(
+            "is there without {name}{SHARD_MARK}{expected}, found index {found}, expected {expected}"
+        );
+        return Err(refused(&tensors[*index].name, &what));
+    }
+    let first = &tensors[parts[0]];
+    let mut rows: u64 = 0;
+    for part in &parts {
+        let tensor = &tensors[*part];
+        let Some((height, width)) = tensor.shape.split_first() else {
+            return Err(refused(
+                &tensor.name,
+                "is a single number and has no rows to merge",
+            ));
+        };
+        if tensor.element_type != first.element_type {
+            let what = format!(
+                "is of {}, and {} of {}",
+                tensor.element_type, first.name, first.element_type
+            );
+            return Err(refused(&tensor.name, &what));
+        }
+        if width != &first.shape[1..] {
+            let what = format!(
+                "has rows of shape {width:?}, and {} of {:?}",
+                first.name,
+                &first.shape[1..]
+            );
+            return Err(refused(&tensor.name, &what));
+        }
+        rows = rows
+            .checked_add(*height)
+            .ok_or_else(|| refused(&tensor.name, "has more rows than can be counted"))?;
+    }
+    let mut shape = first.shape.clone();
+    shape[0] = rows;
+    checked_bytes(name, first.element_type, &shape)?;
+    Ok(OutputTensor {
+        name: name.to_owned(),
+        element_type: first.element_type,
+        shape,
+        parts,
+    })
+}
+
+fn whole(tensor: &ModelTensor, index: usize) -> OutputTensor {
+    let ModelTensor {
+        name,
+        element_type,
+        shape,
+    } = tensor.clone();
+    OutputTensor {
+        name,
+        element_type,
+        shape,
+        parts: vec![index],
+    }
+}
+
+fn checked_bytes(name: &str, element_type: ElementType, shape: &[u64]) -> Result<u64, Failure> {
+    tensor_bytes(element_type, shape)
+        .filter(|bytes| *bytes <= crate::limits::PARAMETER_BYTES_MAX)
+        .ok_or_else(|| {
+            refused(
+                name,
+                &format!("has the shape {shape:?}, larger than any parameter may be"),
+            )
+        })
+}
+
+fn refused(name: &str, what: &str) -> Failure {
+    Failure::Call(format!("the model cannot be saved: {name:?} {what}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! Writing a checkpoint of one shard, a chunk at a time, while the shard goes on.
+//!
+//! Every chunk is a consistent value, and chunks may be of different moments: `journal_from` is the journal's
+//! position when the checkpoint began, and replay from there brings all of them to the present.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::manifest::{self, FORMAT, FileEntry, Manifest, chunks_name, data_name, manifest_name};
+use super::partial::Partial;
+use super::path::PARTIAL;
+use super::storage::{Storage, join};
+use super::tensors::HeaderBuilder;
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::{ChunkId, Version};
+
+/// The first bytes of a chunk table.
+pub(super) const CHUNKS_MAGIC: [u8; 8] = *b"PSCHUNK1";
+/// What the name of every state tensor begins with.
+pub(super) const STATE_PREFIX: &str = "state/";
+
+/// A data file is closed when its header has grown to this: one header in memory stays small, and readers of the
+/// format refuse headers above 100 MB, which a million chunks would exceed.
+const PART_HEADER_BYTES: u64 = 16 * 1024 * 1024;
+/// The chunk table is written in pieces of about this size.
+const TABLE_BUFFER_BYTES: usize = 64 * 1024;
+
+/// What a chunk will bring to a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkLayout {
+    /// The chunk.
+    pub id: ChunkId,
+    /// The type of its value's elements.
+    pub element_type: ElementType,
+    /// The bytes of its value, a multiple of its element type's.
+    pub value_bytes: u64,
+    /// Its optimizer's state, in the order in which [`ChunkRecord::states`] will hold it.
+    pub states: Vec<StateLayout>,
+}
+
+/// One state tensor of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// Its name in the update rule, such as `momentum`.
+    pub name: Arc<str>,
+    /// The type of its elements.
+    pub element_type: ElementType,
+    /// Its bytes, a multiple of its element type's.
+    pub bytes: u64,
+}
+
+/// A chunk as a checkpoint holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkRecord<'a> {
+    /// The chunk.
+    pub id: ChunkId,
+    /// How many updates it has seen.
+    pub version: Version,
+    /// What the server needs to know a gradient that the value already contains; opaque here.
+    pub marks: &'a [u8],
+    /// Its value.
+    pub value: &'a [u8],
+    /// Its optimizer's state tensors, in the layout's order.
+    pub states: &'a [&'a [u8]],
+}
+
+/// A checkpoint being written. It can be sent to another thread, where [`Self::finish`] may wait for the disk.
+pub struct ShardCheckpoint {
+    storage: Arc<dyn Storage>,
+    directory: String,
+    number: u64,
+    catalogue_digest: [u8; 32],
+    journal_from: u64,
+    layout: Vec<ChunkLayout>,
+    /// How many chunks of the layout were pushed.
+    pushed: usize,
+    /// How many chunks of the layout the files in `data` have room for.
+    placed: usize,
+    data: Vec<Hashed>,
+    chunks: Hashed,
+    table: Vec<u8>,
+    part_header_bytes: u64,
+}
+
+impl ShardCheckpoint {
+    /// Begins checkpoint `number` of the shard whose files are in `directory`, and sweeps up what an unfinished
+    /// checkpoint left there. `journal_from` is the journal's position now; `layout` is every chunk of the shard,
+    /// in the order in which they will be pushed. A number that a whole checkpoint already has is refused.
+    pub fn begin(
+        storage: Arc<dyn Storage>,
+        directory: &str,
+        number: u64,
+        catalogue_digest: [u8; 32],
+        journal_from: u64,
+        layout: Vec<ChunkLayout>,
+    ) -> Result<Self, Failure> {
+        clear(&*storage, directory, number)?;
+        let mut chunks = Hashed::create(&storage, directory, chunks_name(number))?;
+        let count = (layout.len() as u64).to_le_bytes();
+        if let Err(failure) = chunks.write(&[&CHUNKS_MAGIC, &count]) {
+            chunks.file.abandon();
+            return Err(failure);
+        }
+        Ok(Self {
+            storage,
+            directory: directory.to_owned(),
+            number,
+            catalogue_digest,
+            journal_from,
+            layout,
+            pushed: 0,
+            placed: 0,
+            data: Vec::new(),
+            chunks,
+            table: Vec::new(),
+            part_header_bytes: PART_HEADER_BYTES,
+        })
+    }
+
+    /// The chunk that must be pushed next; `None` when it is time to finish.
+    #[must_use]
+    pub fn next(&self) -> Option<ChunkId> {
+        self.layout.get(self.pushed).map(|chunk| chunk.id)
+    }
+
+    /// Writes the next chunk of the layout. After a failure the checkpoint is to be dropped: its files are gone.
+    pub fn push(&mut self, chunk: ChunkRecord<'_>) -> Result<(), Failure> {
+        self.check(&chunk);
+        let written = self.write(&chunk);
+        self.pushed += 1;
+        self.abandon_on_failure(written)
+    }
+
+    /// Makes the checkpoint whole and removes all older ones but the newest. Returns its bytes on disk.
+    pub fn finish(mut self) -> Result<u64, Failure> {
+        assert_eq!(
+            self.pushed,
+            self.layout.len(),
+            "every chunk of the layout is pushed before the checkpoint ends"
+        );
+        let sealed = self.seal();
+        let bytes = self.abandon_on_failure(sealed)?;
+        if let Err(failure) = remove_superseded(&*self.storage, &self.directory, self.number) {
+            // The checkpoint is whole all the same, and the next one tries again.
+            tracing::warn!(directory = self.directory, %failure, "an old checkpoint could not be removed");
+        }
+        Ok(bytes)
+    }
+
+    fn check(&self, chunk: &ChunkRecord<'_>) {
+        let layout = self
+            .layout
+            .get(self.pushed)
+            .expect("no chunk is pushed beyond the layout");
+        let states = chunk.states.iter().map(|state| state.len() as u64);
+        assert_eq!(
+            chunk.id, layout.id,
+            "chunks are pushed in the layout's order"
+        );
+        assert_eq!(
+            chunk.value.len() as u64,
+            layout.value_bytes,
+            "a value is as long as the layout says"
+        );
+        assert!(
+            states.eq(layout.states.iter().map(|state| state.bytes)),
+            "states are as the layout says"
+        );
+    }
+
+    fn write(&mut self, chunk: &ChunkRecord<'_>) -> Result<(), Failure> {
+        if self.pushed == self.placed {
+            self.begin_part()?;
+        }
+        let mut parts = vec![chunk.value];
+        parts.extend_from_slice(chunk.states);
+        self.data
+            .last_mut()
+            .expect("a part has begun")
+            .write(&parts)?;
+        let marks_bytes = u32::try_from(chunk.marks.len()).expect("marks are far below 4 GiB");
+        self.table
+            .extend_from_slice(&chunk.id.parameter.0.to_le_bytes());
+        self.table.extend_from_slice(&marks_bytes.to_le_bytes());
+        self.table
+            .extend_from_slice(&chunk.id.chunk.0.to_le_bytes());
+        self.table.extend_from_slice(&chunk.version.0.to_le_bytes());
+        self.table.extend_from_slice(chunk.marks);
+        if self.table.len() >= TABLE_BUFFER_BYTES {
+            self.write_table()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn begin_part(&mut self) -> Result<(), Failure> {
+        let mut header = HeaderBuilder::new(&BTreeMap::new());
+        for chunk in &self.layout[self.placed..] {
+            add_chunk(&mut header, chunk);
+            self.placed += 1;
+            if header.header_bytes() >= self.part_header_bytes {
+                break;
+            }
+        }
+        let name = data_name(self.number, self.data.len());
+        self.data
+            .push(Hashed::create(&self.storage, &self.directory, name)?);
+        self.data
+            .last_mut()
+            .expect("just pushed")
+            .write(&[&header.finish()])
+    }
+
+    fn write_table(&mut self) -> Result<(), Failure> {
+        self.chunks.write(&[&self.table])?;
+        self.table.clear();
+        Ok(())
+    }
+
+    fn seal(&mut self) -> Result<u64, Failure> {
+        self.write_table()?;
+        let mut files = Vec::with_capacity(self.data.len() + 1);
+        for file in self.data.iter_mut().chain([&mut self.chunks]) {
+            file.file.place()?;
+            files.push(file.entry());
+        }
+        self.storage.sync_directory(&self.directory)?;
+        let manifest = Manifest {
+            format: FORMAT,
+            number: self.number,
+            catalogue: blake3::Hash::from(self.catalogue_digest)
+                .to_hex()
+                .to_string(),
+            journal_from: self.journal_from,
+            chunks: self.layout.len() as u64,
+            files,
+        };
+        let text = manifest.encode();
+        let mut file = Partial::create(
+            &self.storage,
+            join(&self.directory, &manifest_name(self.number)),
+        )?;
+        let placed = file.write(&[&text]).and_then(|()| file.place());
+        if let Err(failure) = placed {
+            file.abandon();
+            return Err(failure);
+        }
+        self.storage.sync_directory(&self.directory)?;
+        Ok(text.len() as u64 + manifest.files.iter().map(|file| file.bytes).sum::<u64>())
+    }
+
+    fn abandon_on_failure<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        if outcome.is_err() {
+            self.data
+                .iter()
+                .chain([&self.chunks])
+                .for_each(|file| file.file.abandon());
+        }
+        outcome
+    }
+}
+
+/// The name of a chunk's value.
+pub(super) fn value_name(id: ChunkId) -> String {
+    format!("value/{}/{}", id.parameter, id.chunk)
+}
+
+fn add_chunk(header: &mut HeaderBuilder, chunk: &ChunkLayout) {
+    let shape = |bytes: u64, element_type: ElementType| {
+        assert_eq!(
+            bytes % element_type.bytes(),
+            0,
+            "a chunk is cut between elements"
+        );
+        [bytes / element_type.bytes()]
+    };
+    header.add(
+        &value_name(chunk.id),
+        chunk.element_type,
+        &shape(chunk.value_bytes, chunk.element_type),
+    );
+    for state in &chunk.states {
+        let ChunkId { parameter, chunk } = chunk.id;
+        let name = format!("{STATE_PREFIX}{}/{parameter}/{chunk}", state.name);
+        header.add(
+            &name,
+            state.element_type,
+            &shape(state.bytes, state.element_type),
+        );
+    }
+}
+
+/// Makes room for checkpoint `number`.
+fn clear(storage: &dyn Storage, directory: &str, number: u64) -> Result<(), Failure> {
+    if manifest::numbers(storage, directory)?.contains(&number) {
+        if super::load::verify(storage, directory, number).is_ok() {
+            return Err(Failure::Call(format!(
+                "checkpoint {number} in {directory:?} is already there, and whole"
+            )));
+        }
+        // Its manifest must not come to stand beside data that is not its own.
+        storage.remove(&join(directory, &manifest_name(number)))?;
+        storage.sync_directory(directory)?;
+    }
+    for name in storage.list(directory)? {
+        if manifest::number_of(&name).is_some() && name.ends_with(PARTIAL) {
+            storage.remove(&join(directory, &name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes every checkpoint but `number` and the newest before it. One with a higher number was refused when this
+/// life of the shard began, or it would have been loaded and counted on from.
+fn remove_superseded(storage: &dyn Storage, directory: &str, number: u64) -> Result<(), Failure> {
+    let numbers = manifest::numbers(storage, directory)?;
+    let previous = numbers.iter().rev().find(|other| **other < number).copied();
+    let mut names = storage.list(directory)?;
+    names.retain(|name| {
+        manifest::number_of(name).is_some_and(|other| other != number && Some(other) != previous)
+    });
+    // Manifests first: a checkpoint without one is no checkpoint, while one without data would be a broken one.
+    names.sort_by_key(|name| !name.ends_with(".json"));
+    names
+        .iter()
+        .try_for_each(|name| storage.remove(&join(directory, name)))
+}
+
+/// A file of the checkpoint, digested as it is written.
+struct Hashed {
+    name: String,
+    file: Partial,
+    hasher: blake3::Hasher,
+}
+
+impl Hashed {
+    fn create(storage: &Arc<dyn Storage>, directory: &str, name: String) -> Result<Self, Failure> {
+        let file = Partial::create(storage, join(directory, &name))?;
+        Ok(Self {
+            name,
+            file,
+            hasher: blake3::Hasher::new(),
+        })
+    }
+
+    fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
+        for part in parts {
+            self.hasher.update(part);
+        }
+        self.file.write(parts)
+    }
+
+    fn entry(&self) -> FileEntry {
+        let blake3 = self.hasher.finalize().to_hex().to_string();
+        FileEntry {
+            name: self.name.clone(),
+            bytes: self.file.position(),
+            blake3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
