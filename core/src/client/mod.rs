@@ -1,1 +1,317 @@
-//! To be written.
+//! The trainer's side: requests over lanes, kept until they are answered.
+//!
+//! A lane is the connection to one shard, or to the coordinator. A request is a frame with its payload's parcels
+//! and the places for its answer. When a connection is lost the lane connects again and sends every request that
+//! is not answered once more, in order; servers recognise what they have applied already.
+//!
+//! Not here: sockets, threads, clocks, and what a call means: whoever owns a [`Client`] puts calls together from
+//! requests.
+
+mod lane;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+pub use lane::LaneId;
+pub use request::{Finished, Refused, RequestBody};
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost::Message;
+
+use crate::error::Failure;
+use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
+use crate::port::{Event, Incoming, Submit};
+use crate::time::Now;
+use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
+use lane::{Lane, LaneState};
+use request::Request;
+
+/// The first pause before a lost connection is tried again; it doubles up to the longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_LONGEST: Duration = Duration::from_millis(1000);
+
+/// Who this client is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// What kind of process.
+    pub role: Role,
+    /// The rank, or [`NO_TRAINER`] before it has joined.
+    pub trainer: TrainerId,
+    /// Which life of that rank.
+    pub incarnation: Incarnation,
+    /// The job's life; zero before it is known.
+    pub epoch: Epoch,
+    /// The initialisation it believes in.
+    pub generation: Generation,
+    /// The host's name, for the other side's error texts.
+    pub host: String,
+    /// The process number, for the same.
+    pub process: u32,
+}
+
+impl Identity {
+    /// Somebody whom the coordinator does not know yet.
+    #[must_use]
+    pub fn stranger(role: Role, host: String, process: u32) -> Self {
+        Self {
+            role,
+            trainer: NO_TRAINER,
+            incarnation: Incarnation(0),
+            epoch: Epoch(0),
+            generation: Generation(0),
+            host,
+            process,
+        }
+    }
+}
+
+/// What a client wants done.
+pub enum Output {
+    /// Hand this to the transport.
+    Submit(Submit),
+    /// Begin to connect this lane, then call [`Client::connecting`] or [`Client::unreachable`].
+    Connect {
+        /// The lane.
+        lane: LaneId,
+        /// Where to.
+        address: Address,
+    },
+    /// End this connection.
+    Close(PeerId),
+}
+
+/// The requests and lanes of one trainer.
+pub struct Client {
+    identity: Identity,
+    lanes: Vec<Lane>,
+    finished: BTreeMap<Ticket, Result<Finished, Refused>>,
+    next_ticket: u64,
+}
+
+impl Client {
+    /// A client without lanes.
+    #[must_use]
+    pub fn new(identity: Identity) -> Self {
+        Self { identity, lanes: Vec::new(), finished: BTreeMap::new(), next_ticket: 1 }
+    }
+
+    /// Who this client is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Changes who this client is; connections that are open keep what they were told.
+    pub fn identify(&mut self, change: impl FnOnce(&mut Identity)) {
+        change(&mut self.identity);
+    }
+
+    /// Adds a lane to `address`; `number` is the lane's number at the server. It connects when it is first used.
+    pub fn add_lane(&mut self, address: Address, number: u64, name: String) -> LaneId {
+        self.lanes.push(Lane::new(address, number, name));
+        LaneId(self.lanes.len() - 1)
+    }
+
+    /// Sends a request over a lane as soon as its connection allows. The head's identity is filled in here.
+    pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut Vec<Output>) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let identity = &self.identity;
+        frame.head = Head {
+            epoch: identity.epoch,
+            trainer: identity.trainer,
+            incarnation: identity.incarnation,
+            generation: if frame.head.generation == Generation(0) { identity.generation } else { frame.head.generation },
+            request: ticket,
+            ..frame.head
+        };
+        let lane = &mut self.lanes[lane.0];
+        let mut request = Request::new(frame, body);
+        if let LaneState::Up { peer } = lane.state {
+            out.push(Output::Submit(request.send(peer)));
+        }
+        lane.requests.insert(ticket, request);
+        ticket
+    }
+
+    /// Takes the end of a request, if it has come.
+    pub fn take(&mut self, ticket: Ticket) -> Option<Result<Finished, Refused>> {
+        self.finished.remove(&ticket)
+    }
+
+    /// Whether any request is not finished.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.requests.is_empty())
+    }
+
+    /// Opens the lanes that have something to send and whose pause is over. Call after [`Client::ask`] and when
+    /// [`Client::deadline`] has passed.
+    pub fn drive(&mut self, now: Now, out: &mut Vec<Output>) {
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            if let LaneState::Up { peer } = lane.state {
+                let due = lane.requests.values_mut().filter(|request| request.again.is_some_and(|again| again <= now));
+                out.extend(due.filter(|request| request.is_home()).map(|request| Output::Submit(request.send(peer))));
+            }
+            if lane.requests.is_empty() {
+                continue;
+            }
+            if let LaneState::Down { again } = lane.state
+                && again <= now
+            {
+                lane.state = LaneState::Opening;
+                out.push(Output::Connect { lane: LaneId(index), address: lane.address.clone() });
+            }
+        }
+    }
+
+    /// When [`Client::drive`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Now> {
+        let lanes = self.lanes.iter().filter(|lane| !lane.requests.is_empty());
+        let pauses = lanes.clone().filter_map(|lane| match lane.state {
+            LaneState::Down { again } => Some(again),
+            LaneState::Opening | LaneState::Greeting { .. } | LaneState::Up { .. } => None,
+        });
+        pauses.chain(lanes.flat_map(|lane| lane.requests.values().filter_map(|request| request.again))).min()
+    }
+
+    /// The transport began to connect a lane: the hello goes first.
+    pub fn connecting(&mut self, lane: LaneId, peer: PeerId, out: &mut Vec<Output>) {
+        let identity = &self.identity;
+        let lane = &mut self.lanes[lane.0];
+        lane.state = LaneState::Greeting { peer };
+        let head = Head {
+            epoch: identity.epoch,
+            trainer: identity.trainer,
+            incarnation: identity.incarnation,
+            generation: identity.generation,
+            sequence: Sequence(lane.number),
+            ..Head::new(Kind::Hello)
+        };
+        let role = identity.role.into();
+        let message = HelloMessage { role, host: identity.host.clone(), process: identity.process };
+        let frame = Frame::with_control(head, &message);
+        out.push(Output::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() }));
+    }
+
+    /// The transport cannot even begin to connect a lane.
+    pub fn unreachable(&mut self, now: Now, lane: LaneId, failure: &Failure) {
+        self.lanes[lane.0].lost(now, failure.to_string());
+    }
+
+    /// Takes an event in, and gives everything out that follows from it.
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
+        match event {
+            Event::Head { peer, frame } => {
+                let into = match self.lane_of(peer) {
+                    Some(lane) => lane.land(&frame),
+                    None => frame.entries.iter().map(|entry| Incoming::Discard { bytes: entry.bytes }).collect(),
+                };
+                out.push(Output::Submit(Submit::Land { peer, into }));
+            }
+            Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
+            Event::Sent { peer, ticket, body } => {
+                if let Some(lane) = self.lane_of(peer)
+                    && let Some(request) = lane.requests.get_mut(&ticket)
+                {
+                    request.came_home(body);
+                }
+                self.settle(peer);
+            }
+            Event::Gone { peer, reason, unsent, unfilled } => {
+                let Some(lane) = self.lane_of(peer) else { return };
+                lane.recover(unsent, unfilled);
+                lane.lost(now, reason);
+            }
+            Event::Accepted { .. } | Event::Connected { .. } => {}
+        }
+    }
+
+    /// Gives up every request: connections that carry one are ended, which brings its parcels back. Call
+    /// [`Client::forget`] when nothing is away any more.
+    pub fn abandon(&mut self, out: &mut Vec<Output>) {
+        for lane in self.lanes.iter().filter(|lane| !lane.requests.is_empty()) {
+            out.extend(lane.state.peer().map(Output::Close));
+        }
+    }
+
+    /// Forgets requests whose parcels are all back; false while some are still away.
+    pub fn forget(&mut self) -> bool {
+        for lane in &mut self.lanes {
+            if lane.state.peer().is_none() {
+                lane.requests.clear();
+            }
+        }
+        self.finished.clear();
+        !self.is_busy()
+    }
+
+    /// What is not answered, by whom and why, for the text of a deadline.
+    #[must_use]
+    pub fn outstanding(&self) -> String {
+        let lanes: Vec<String> = self.lanes.iter().filter(|lane| !lane.requests.is_empty()).map(Lane::describe).collect();
+        lanes.join("; ")
+    }
+
+    fn lane_of(&mut self, peer: PeerId) -> Option<&mut Lane> {
+        self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer))
+    }
+
+    fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
+        let Some(lane) = self.lane_of(peer) else { return };
+        match frame.head.kind {
+            Kind::Welcome => lane.welcome(peer, out),
+            Kind::Refused => self.refused(now, peer, frame, out),
+            Kind::Error => self.error(now, peer, frame),
+            _ => lane.answered(frame, body),
+        }
+        self.settle(peer);
+    }
+
+    /// A connection was refused. Who was superseded is so for good; anything else may pass.
+    fn refused(&mut self, now: Now, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
+        let refused = Refused::of(frame);
+        let Some(lane) = self.lane_of(peer) else { return };
+        out.push(Output::Close(peer));
+        if refused.code == ErrorCode::Fenced {
+            lane.requests.values_mut().for_each(|request| request.refuse(refused.clone()));
+        }
+        lane.reason = Some(refused.text);
+        lane.refused_at = Some(now);
+    }
+
+    fn error(&mut self, now: Now, peer: PeerId, frame: &Frame) {
+        let refused = Refused::of(frame);
+        let Some(lane) = self.lane_of(peer) else { return };
+        let Some(request) = lane.requests.get_mut(&frame.head.request) else { return };
+        if refused.code == ErrorCode::Busy {
+            lane.reason = Some(refused.text);
+            request.again = Some(now + PAUSE_FIRST);
+        } else {
+            request.refuse(refused);
+        }
+    }
+
+    /// Moves what is over from the lane to the finished.
+    fn settle(&mut self, peer: PeerId) {
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer)) else { return };
+        let over: Vec<Ticket> =
+            lane.requests.iter().filter(|(_, request)| request.is_over()).map(|(ticket, _)| *ticket).collect();
+        for ticket in over {
+            let request = lane.requests.remove(&ticket).expect("it was just seen");
+            self.finished.insert(ticket, request.finish());
+        }
+    }
+}
+
+impl Refused {
+    fn of(frame: &Frame) -> Self {
+        let message = ErrorMessage::decode(frame.control.as_slice()).unwrap_or_default();
+        Self { code: message.code(), text: message.text }
+    }
+}
+

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::pool::Pool;
 use super::round::Round;
 use crate::error::Failure;
-use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, Ticket, TrainerId, Version};
+use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{Gradient, Rule, Step};
 use crate::port::{Kernels, Update};
@@ -48,9 +48,6 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    pub(super) fn ticket(&self) -> Ticket {
-        self.head.request
-    }
 }
 
 /// A piece of a parameter.

@@ -29,8 +29,6 @@ pub(super) struct Held {
 pub(super) struct Group {
     /// Places in the table, in chunk order.
     pub(super) chunks: Vec<usize>,
-    /// How many of them have a complete round.
-    pub(super) ready: usize,
     /// Whose round is open, in the modes where each gradient is a round of its own.
     pub(super) owner: Option<crate::ids::TrainerId>,
 }

@@ -1,0 +1,146 @@
+//! A request: what is sent, where its answer goes, and how far it is.
+
+use crate::ids::{PeerId, Version};
+use crate::memory::LoanIn;
+use crate::port::{Outgoing, Submit};
+use crate::time::Now;
+use crate::wire::{Entry, ErrorCode, Frame};
+
+/// The parcels of a request.
+#[derive(Default)]
+pub struct RequestBody {
+    /// The payloads of the frame's entries, in their order.
+    pub payload: Vec<Outgoing>,
+    /// Where the values of the frame's entries go, one for each entry, or none at all.
+    pub into: Vec<LoanIn>,
+}
+
+/// A request that was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The control message of an answer without entries.
+    pub control: Vec<u8>,
+    /// The round or version of each entry.
+    pub versions: Vec<Version>,
+}
+
+/// A request that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What a program should do.
+    pub code: ErrorCode,
+    /// What a person should read.
+    pub text: String,
+}
+
+pub(super) struct Request {
+    frame: Frame,
+    /// The parcels, or nothing while the transport has them.
+    payload: Option<Vec<Outgoing>>,
+    into: Vec<Option<LoanIn>>,
+    versions: Vec<Option<Version>>,
+    /// Entries without an answer; one for a request without entries.
+    missing: usize,
+    /// Where the next answer probably belongs: answers mostly come in order.
+    cursor: usize,
+    control: Vec<u8>,
+    refused: Option<Refused>,
+    /// When to send it again, because the server had no room for it.
+    pub(super) again: Option<Now>,
+}
+
+impl Request {
+    pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
+        assert!(
+            body.into.is_empty() || body.into.len() == frame.entries.len(),
+            "there is a place for every entry's value, or for none"
+        );
+        Self {
+            versions: vec![None; frame.entries.len()],
+            missing: frame.entries.len().max(1),
+            payload: Some(body.payload),
+            into: body.into.into_iter().map(Some).collect(),
+            frame,
+            cursor: 0,
+            control: Vec::new(),
+            refused: None,
+            again: None,
+        }
+    }
+
+    /// Whether the transport has none of its payload.
+    pub(super) fn is_home(&self) -> bool {
+        self.payload.is_some()
+    }
+
+    /// Whether nothing more will come of it.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_home() && (self.missing == 0 || self.refused.is_some())
+    }
+
+    /// The frame with its payload, for the transport.
+    pub(super) fn send(&mut self, peer: PeerId) -> Submit {
+        self.again = None;
+        let body = self.payload.take().expect("a request that is away is not sent again");
+        Submit::Send { peer, ticket: self.frame.head.request, frame: self.frame.clone(), body }
+    }
+
+    pub(super) fn came_home(&mut self, body: Vec<Outgoing>) {
+        self.payload = Some(body);
+    }
+
+    pub(super) fn refuse(&mut self, refused: Refused) {
+        self.refused = Some(refused);
+    }
+
+    /// The place for an entry's value, if it is still wanted and fits.
+    pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, LoanIn)> {
+        let index = self.find(entry)?;
+        if self.versions[index].is_some() {
+            return None;
+        }
+        let place = self.into.get_mut(index)?;
+        if place.as_ref().is_none_or(|loan| loan.len() != entry.bytes) {
+            return None;
+        }
+        place.take().map(|loan| (index, loan))
+    }
+
+    pub(super) fn return_place(&mut self, index: usize, loan: LoanIn) {
+        self.into[index] = Some(loan);
+    }
+
+    pub(super) fn answer_whole(&mut self, frame: &Frame) {
+        self.control.clone_from(&frame.control);
+        self.missing = 0;
+    }
+
+    pub(super) fn answer_entry(&mut self, entry: &Entry) {
+        let Some(index) = self.find(entry) else { return };
+        // A value was wanted and an acknowledgement came, or a value that did not fit: the entry stays open.
+        let wants_value = !self.into.is_empty();
+        if wants_value && entry.bytes == 0 || self.versions[index].is_some() {
+            return;
+        }
+        self.versions[index] = Some(Version(entry.round.0));
+        self.missing -= 1;
+    }
+
+    pub(super) fn finish(self) -> Result<Finished, Refused> {
+        match self.refused {
+            Some(refused) => Err(refused),
+            None => {
+                let versions = self.versions.into_iter().flatten().collect();
+                Ok(Finished { control: self.control, versions })
+            }
+        }
+    }
+
+    fn find(&mut self, entry: &Entry) -> Option<usize> {
+        let entries = &self.frame.entries;
+        let after = entries[self.cursor..].iter().position(|one| one.id == entry.id).map(|at| at + self.cursor);
+        let index = after.or_else(|| entries[..self.cursor].iter().position(|one| one.id == entry.id))?;
+        self.cursor = index;
+        Some(index)
+    }
+}
