@@ -8,8 +8,7 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 1024 * 1024;
 /// The largest chunk a cluster may choose.
 pub const CHUNK_BYTES_MAX: u32 = 16 * 1024 * 1024;
 const _: () = assert!(CHUNK_BYTES_MIN.is_power_of_two() && CHUNK_BYTES_MAX.is_power_of_two());
-const _: () =
-    assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX);
+const _: () = assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX);
 
 /// The payload of one frame: at least one chunk fits, and small chunks share a frame up to it.
 pub const FRAME_PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES_MAX;

@@ -76,18 +76,12 @@ impl Arena {
         let mut classes: [Option<Class>; CLASSES] = std::array::from_fn(|_| None);
         for class in (0..CLASSES).rev() {
             let free = FreeSlots::full(counts[class]);
-            classes[class] = Some(Class {
-                offset,
-                free,
-                in_use: AtomicU64::new(0),
-            });
+            classes[class] = Some(Class { offset, free, in_use: AtomicU64::new(0) });
             offset += slot_bytes(class) as usize * counts[class] as usize;
         }
         assert_eq!(offset as u64, bytes, "the slots fill the mapping");
         let classes = classes.map(|class| class.expect("the loop above visits every class"));
-        Ok(Self {
-            slab: Arc::new(Slab { map, classes }),
-        })
+        Ok(Self { slab: Arc::new(Slab { map, classes }) })
     }
 
     /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
@@ -97,25 +91,13 @@ impl Arena {
     /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`], and when no slot is free.
     pub fn take(&self, bytes: u32) -> Result<Lease, Failure> {
         if bytes == 0 || bytes > CHUNK_BYTES_MAX {
-            return Err(Failure::Call(format!(
-                "lease of {bytes} bytes; expected 1 to {CHUNK_BYTES_MAX}"
-            )));
+            return Err(Failure::Call(format!("lease of {bytes} bytes; expected 1 to {CHUNK_BYTES_MAX}")));
         }
         let smallest = class_of(bytes);
-        (smallest..CLASSES)
-            .find_map(|class| self.slab.take(class))
-            .map_or_else(
-                || Err(self.exhausted(bytes, smallest)),
-                |(class, slot, offset)| {
-                    Ok(Lease {
-                        slab: Arc::clone(&self.slab),
-                        offset,
-                        class,
-                        slot,
-                        bytes,
-                    })
-                },
-            )
+        (smallest..CLASSES).find_map(|class| self.slab.take(class)).map_or_else(
+            || Err(self.exhausted(bytes, smallest)),
+            |(class, slot, offset)| Ok(Lease { slab: Arc::clone(&self.slab), offset, class, slot, bytes }),
+        )
     }
 
     /// As [`Arena::take`], with every byte zero.
@@ -155,10 +137,7 @@ impl Arena {
 impl Lease {
     /// The bytes asked for.
     #[must_use]
-    #[expect(
-        clippy::len_without_is_empty,
-        reason = "a lease of no bytes is refused"
-    )]
+    #[expect(clippy::len_without_is_empty, reason = "a lease of no bytes is refused")]
     pub fn len(&self) -> u32 {
         self.bytes
     }
@@ -203,12 +182,7 @@ impl fmt::Debug for Arena {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "Lease({} of {} bytes)",
-            self.bytes,
-            slot_bytes(self.class)
-        )
+        write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes(self.class))
     }
 }
 
@@ -218,11 +192,7 @@ impl Slab {
         let entry = &self.classes[class];
         let slot = entry.free.take()?;
         entry.in_use.fetch_add(1, Relaxed);
-        Some((
-            class,
-            slot,
-            entry.offset + slot as usize * slot_bytes(class) as usize,
-        ))
+        Some((class, slot, entry.offset + slot as usize * slot_bytes(class) as usize))
     }
 }
 
@@ -250,14 +220,9 @@ fn slots_by_class(budget: &Budget) -> Result<[u32; CLASSES], Failure> {
 }
 
 fn map(bytes: u64) -> Result<MmapRaw, Failure> {
-    let refused =
-        |why: &dyn fmt::Display| Failure::Node(format!("mapping {bytes} bytes of memory: {why}"));
+    let refused = |why: &dyn fmt::Display| Failure::Node(format!("mapping {bytes} bytes of memory: {why}"));
     // A mapping of no bytes does not exist; an arena without slots is legal and has one line that nobody reaches.
-    let length =
-        usize::try_from(bytes.max(u64::from(SLOT_BYTES_MIN))).map_err(|error| refused(&error))?;
-    let map = MmapOptions::new()
-        .len(length)
-        .map_anon()
-        .map_err(|error| refused(&error))?;
+    let length = usize::try_from(bytes.max(u64::from(SLOT_BYTES_MIN))).map_err(|error| refused(&error))?;
+    let map = MmapOptions::new().len(length).map_anon().map_err(|error| refused(&error))?;
     Ok(MmapRaw::from(map))
 }

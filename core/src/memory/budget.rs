@@ -37,11 +37,7 @@ impl Budget {
     /// Adds `count` slots of at least `bytes` bytes each. Sizes that cannot be are refused by
     /// [`Arena::new`](super::Arena::new).
     pub fn line(&mut self, reason: &'static str, bytes: u32, count: u64) {
-        self.lines.push(Line {
-            reason,
-            bytes,
-            count,
-        });
+        self.lines.push(Line { reason, bytes, count });
     }
 
     /// The lines, in the order in which they were added.
@@ -52,20 +48,14 @@ impl Budget {
     /// The bytes an arena of this budget maps: every slot at the size of its class.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let line_bytes =
-            |line: &Line| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
-        self.lines
-            .iter()
-            .map(line_bytes)
-            .fold(0, u64::saturating_add)
+        let line_bytes = |line: &Line| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
+        self.lines.iter().map(line_bytes).fold(0, u64::saturating_add)
     }
 }
 
 /// The class of the smallest slot that holds `bytes`; the largest class for what no slot holds.
 pub(super) fn class_of(bytes: u32) -> usize {
-    let slot = bytes
-        .clamp(SLOT_BYTES_MIN, CHUNK_BYTES_MAX)
-        .next_power_of_two();
+    let slot = bytes.clamp(SLOT_BYTES_MIN, CHUNK_BYTES_MAX).next_power_of_two();
     (slot.ilog2() - SLOT_BYTES_MIN.ilog2()) as usize
 }
 

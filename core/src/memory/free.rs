@@ -27,18 +27,10 @@ pub(super) struct FreeSlots {
 impl FreeSlots {
     /// All of `count` slots, the lowest on top.
     pub(super) fn full(count: u32) -> Self {
-        assert!(
-            count <= SLOTS_MAX,
-            "{count} slots do not fit {SLOT_BITS} bits"
-        );
-        let beneath = (1..=count)
-            .map(|next| AtomicU32::new(if next == count { NONE } else { next }))
-            .collect();
+        assert!(count <= SLOTS_MAX, "{count} slots do not fit {SLOT_BITS} bits");
+        let beneath = (1..=count).map(|next| AtomicU32::new(if next == count { NONE } else { next })).collect();
         let top = if count == 0 { NONE } else { 0 };
-        Self {
-            head: AtomicU64::new(u64::from(top)),
-            beneath,
-        }
+        Self { head: AtomicU64::new(u64::from(top)), beneath }
     }
 
     /// Takes the slot on top, if there is one.
@@ -51,10 +43,7 @@ impl FreeSlots {
             let beneath = self.beneath.get(slot as usize)?.load(Relaxed);
             // Acquire: who gave the slot back has finished with its bytes. Release: keeps that true for the
             // slots beneath, whose givers wrote earlier heads.
-            match self
-                .head
-                .compare_exchange_weak(head, changed(head, beneath), AcqRel, Acquire)
-            {
+            match self.head.compare_exchange_weak(head, changed(head, beneath), AcqRel, Acquire) {
                 Ok(_) => return Some(slot),
                 Err(now) => head = now,
             }
@@ -66,10 +55,7 @@ impl FreeSlots {
         let mut head = self.head.load(Relaxed);
         loop {
             self.beneath[slot as usize].store(top(head), Relaxed);
-            match self
-                .head
-                .compare_exchange_weak(head, changed(head, slot), AcqRel, Relaxed)
-            {
+            match self.head.compare_exchange_weak(head, changed(head, slot), AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }

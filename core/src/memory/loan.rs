@@ -58,10 +58,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 /// let kept = lend(|book| book.read(&gradient));
 /// ```
 pub fn lend<'env, R>(body: impl FnOnce(&LoanBook<'env>) -> R) -> R {
-    let book = LoanBook {
-        count: Arc::new(AtomicUsize::new(0)),
-        env: PhantomData,
-    };
+    let book = LoanBook { count: Arc::new(AtomicUsize::new(0)), env: PhantomData };
     // The book closes when it is dropped: here, after the body's result is known, or while the body unwinds.
     body(&book)
 }
@@ -79,7 +76,7 @@ pub struct LoanOut {
     // A pointer and not a reference: a reference would have to stay valid until the end of its own drop, but the
     // memory may go as soon as the count is down.
     start: *const u8,
-    bytes: usize,
+    bytes: u32,
     _entry: Entry,
 }
 
@@ -87,7 +84,7 @@ pub struct LoanOut {
 pub struct LoanIn {
     // A pointer and not a reference, as in `LoanOut`.
     start: *mut u8,
-    bytes: usize,
+    bytes: u32,
     _entry: Entry,
 }
 
@@ -96,21 +93,19 @@ struct Entry(Arc<AtomicUsize>);
 
 impl<'env> LoanBook<'env> {
     /// Lends a slice to be read. For many at once, lend its sub-slices.
+    ///
+    /// # Panics
+    /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn read(&self, slice: &'env [u8]) -> LoanOut {
-        LoanOut {
-            start: slice.as_ptr(),
-            bytes: slice.len(),
-            _entry: self.entry(),
-        }
+        LoanOut { bytes: length(slice), start: slice.as_ptr(), _entry: self.entry() }
     }
 
     /// Lends a slice to be written. For many at once, lend disjoint sub-slices.
+    ///
+    /// # Panics
+    /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
-        LoanIn {
-            start: slice.as_mut_ptr(),
-            bytes: slice.len(),
-            _entry: self.entry(),
-        }
+        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), _entry: self.entry() }
     }
 
     fn entry(&self) -> Entry {
@@ -122,7 +117,7 @@ impl<'env> LoanBook<'env> {
 impl LoanOut {
     /// The length of the slice in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn len(&self) -> u32 {
         self.bytes
     }
 
@@ -137,14 +132,14 @@ impl LoanOut {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the pointer and the length came from one `&'env [u8]`, and `'env` lasts until `lend` returns, which
         // it does not do while this loan is in the book.
-        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 }
 
 impl LoanIn {
     /// The length of the slice in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn len(&self) -> u32 {
         self.bytes
     }
 
@@ -159,7 +154,7 @@ impl LoanIn {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
         // which it does not do while this loan is in the book. `&self` keeps writers away.
-        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 
     /// The slice, to write.
@@ -167,7 +162,7 @@ impl LoanIn {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
         // which it does not do while this loan is in the book. That borrow was exclusive and `&mut self` is too.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes as usize) }
     }
 }
 
@@ -191,9 +186,7 @@ impl Drop for LoanBook<'_> {
     fn drop(&mut self) {
         let out = self.count.load(Acquire);
         if out != 0 {
-            eprintln!(
-                "pserver: {out} loans of the caller's memory are still out at the end of its call; aborting"
-            );
+            eprintln!("pserver: {out} loans of the caller's memory are still out at the end of its call; aborting");
             std::process::abort();
         }
     }
@@ -209,4 +202,8 @@ impl fmt::Debug for LoanIn {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "LoanIn({} bytes)", self.bytes)
     }
+}
+
+fn length(slice: &[u8]) -> u32 {
+    u32::try_from(slice.len()).expect("a loan is a chunk or less: lend a large tensor in pieces")
 }

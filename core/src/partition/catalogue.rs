@@ -63,22 +63,13 @@ impl Catalogue {
     /// # Errors
     /// [`Failure::Call`] unless `chunk_bytes` is a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
     pub fn new(topology: Topology, chunk_bytes: u32) -> Result<Self, Failure> {
-        if !chunk_bytes.is_power_of_two()
-            || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes)
-        {
+        if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
             return Err(Failure::Call(format!(
                 "chunks of {chunk_bytes} bytes; expected a power of two from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
             )));
         }
         let loads = Loads::new(&topology);
-        Ok(Self {
-            topology,
-            chunk_bytes,
-            parameters: Vec::new(),
-            by_name: HashMap::new(),
-            loads,
-            bytes: 0,
-        })
+        Ok(Self { topology, chunk_bytes, parameters: Vec::new(), by_name: HashMap::new(), loads, bytes: 0 })
     }
 
     /// Adds a parameter and places it. An empty shape becomes one dimension of all elements.
@@ -88,38 +79,22 @@ impl Catalogue {
     /// make, when the name is taken, or when there are too many parameters. Then nothing has changed.
     pub fn declare(&mut self, declaration: Declaration) -> Result<ParameterIndex, Failure> {
         let declaration = declaration.checked()?;
-        let refused =
-            |why: String| Failure::Call(format!("parameter {}: {why}", declaration.name.quoted()));
+        let refused = |why: String| Failure::Call(format!("parameter {}: {why}", declaration.name.quoted()));
         if let Some(index) = self.find(declaration.name.as_str()) {
-            return Err(refused(format!(
-                "declared already, as number {index}; expected a new name"
-            )));
+            return Err(refused(format!("declared already, as number {index}; expected a new name")));
         }
-        let index = u32::try_from(self.parameters.len())
-            .ok()
-            .filter(|index| *index < PARAMETERS_MAX);
-        let index = index
-            .ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
+        let index = u32::try_from(self.parameters.len()).ok().filter(|index| *index < PARAMETERS_MAX);
+        let index = index.ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
         let total = self.bytes.checked_add(declaration.bytes);
-        let total = total
-            .ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
+        let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
         let chunks = declaration.bytes.div_ceil(u64::from(self.chunk_bytes));
-        let size = Size {
-            chunks,
-            chunk_bytes: self.chunk_bytes,
-            bytes: declaration.bytes,
-        };
+        let size = Size { chunks, chunk_bytes: self.chunk_bytes, bytes: declaration.bytes };
         let layout = self.loads.add(size, declaration.whole);
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
-        self.parameters.push(Parameter {
-            declaration,
-            index,
-            chunk_bytes: self.chunk_bytes,
-            layout,
-        });
+        self.parameters.push(Parameter { declaration, index, chunk_bytes: self.chunk_bytes, layout });
         Ok(index)
     }
 
@@ -179,9 +154,7 @@ impl Catalogue {
     /// The chunks that this shard holds, by parameter and then by chunk. Costs one look at every parameter and one
     /// step for every chunk found.
     pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
-        self.parameters
-            .iter()
-            .flat_map(move |parameter| parameter.chunks_on(place))
+        self.parameters.iter().flat_map(move |parameter| parameter.chunks_on(place))
     }
 }
 
@@ -208,11 +181,7 @@ impl Parameter {
     #[must_use]
     pub fn span(&self, chunk: ChunkIndex) -> Option<ChunkSpan> {
         let offset = chunk.0.checked_mul(u64::from(self.chunk_bytes))?;
-        let left = self
-            .declaration
-            .bytes
-            .checked_sub(offset)
-            .filter(|left| *left > 0)?;
+        let left = self.declaration.bytes.checked_sub(offset).filter(|left| *left > 0)?;
         let bytes = u32::try_from(left).map_or(self.chunk_bytes, |left| left.min(self.chunk_bytes));
         Some(ChunkSpan { offset, bytes })
     }
@@ -223,11 +192,7 @@ impl Parameter {
     /// When there is no such chunk. A number that somebody sent is checked first, with [`Parameter::span`].
     #[must_use]
     pub fn place(&self, chunk: ChunkIndex) -> Place {
-        assert!(
-            chunk.0 < self.chunk_count(),
-            "chunk {chunk} of {}",
-            self.chunk_count()
-        );
+        assert!(chunk.0 < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
         self.layout.place(chunk)
     }
 
@@ -239,24 +204,13 @@ impl Parameter {
     /// Those of its chunks that this shard holds, in order.
     pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
         let stride = self.layout.stride(place);
-        let spans = stride
-            .into_iter()
-            .flat_map(|(first, step)| self.spans(first, step));
-        spans.map(|(chunk, span)| {
-            (
-                ChunkId {
-                    parameter: self.index,
-                    chunk,
-                },
-                span,
-            )
-        })
+        let spans = stride.into_iter().flat_map(|(first, step)| self.spans(first, step));
+        spans.map(|(chunk, span)| (ChunkId { parameter: self.index, chunk }, span))
     }
 
     /// Every `step`-th chunk from the `first` on.
     fn spans(&self, first: u64, step: u64) -> impl Iterator<Item = (ChunkIndex, ChunkSpan)> {
-        let chunks = std::iter::successors(Some(first), move |chunk| chunk.checked_add(step))
-            .map(ChunkIndex);
+        let chunks = std::iter::successors(Some(first), move |chunk| chunk.checked_add(step)).map(ChunkIndex);
         chunks.map_while(|chunk| Some((chunk, self.span(chunk)?)))
     }
 }

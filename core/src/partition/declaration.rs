@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::limits::{
-    DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX,
-};
+use crate::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,28 +37,18 @@ impl Name {
     /// [`Failure::Call`] when it is empty, too long, not UTF-8, or has a control character (a NUL, say); it says
     /// which, and shows the beginning of the name.
     pub fn new(bytes: &[u8]) -> Result<Self, Failure> {
-        let refused =
-            |why: String| Failure::Call(format!("parameter name {}: {why}", quoted(bytes)));
+        let refused = |why: String| Failure::Call(format!("parameter name {}: {why}", quoted(bytes)));
         if bytes.is_empty() {
             return Err(refused("empty; expected at least one character".to_owned()));
         }
         if bytes.len() > NAME_BYTES_MAX {
-            return Err(refused(format!(
-                "{} bytes; expected at most {NAME_BYTES_MAX}",
-                bytes.len()
-            )));
+            return Err(refused(format!("{} bytes; expected at most {NAME_BYTES_MAX}", bytes.len())));
         }
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            refused(format!(
-                "not UTF-8 at byte {}; expected UTF-8",
-                error.valid_up_to()
-            ))
-        })?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| refused(format!("not UTF-8 at byte {}; expected UTF-8", error.valid_up_to())))?;
         if let Some((at, found)) = text.char_indices().find(|(_, found)| found.is_control()) {
             let found = found.escape_unicode();
-            return Err(refused(format!(
-                "control character {found} at byte {at}; expected none"
-            )));
+            return Err(refused(format!("control character {found} at byte {at}; expected none")));
         }
         Ok(Self(text.into()))
     }
@@ -87,10 +75,7 @@ impl Declaration {
     /// The declaration with everything checked that concerns it alone, and its shape filled in.
     pub(super) fn checked(mut self) -> Result<Self, Failure> {
         if let Some(why) = self.fault() {
-            return Err(Failure::Call(format!(
-                "parameter {}: {why}",
-                self.name.quoted()
-            )));
+            return Err(Failure::Call(format!("parameter {}: {why}", self.name.quoted())));
         }
         if self.shape.is_empty() {
             self.shape = vec![self.elements()];
@@ -103,28 +88,20 @@ impl Declaration {
     fn fault(&self) -> Option<String> {
         let (bytes, kind, element) = (self.bytes, self.element_type, self.element_type.bytes());
         if !kind.is_parameter_type() {
-            return Some(format!(
-                "element type {kind}; expected a type of 32 or 64 bits (halves are for gradients)"
-            ));
+            return Some(format!("element type {kind}; expected a type of 32 or 64 bits (halves are for gradients)"));
         }
         if bytes == 0 {
             return Some("length 0 bytes; expected at least one element".to_owned());
         }
         if bytes > PARAMETER_BYTES_MAX {
-            return Some(format!(
-                "length {bytes} bytes; expected at most {PARAMETER_BYTES_MAX}"
-            ));
+            return Some(format!("length {bytes} bytes; expected at most {PARAMETER_BYTES_MAX}"));
         }
         if !bytes.is_multiple_of(element) {
-            return Some(format!(
-                "length {bytes} bytes; expected a multiple of {element} ({kind})"
-            ));
+            return Some(format!("length {bytes} bytes; expected a multiple of {element} ({kind})"));
         }
         let config = self.config.len();
         if config > PARAMETER_CONFIG_BYTES_MAX {
-            return Some(format!(
-                "configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"
-            ));
+            return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
         }
         self.shape_fault()
     }
@@ -132,22 +109,11 @@ impl Declaration {
     fn shape_fault(&self) -> Option<String> {
         let dimensions = self.shape.len();
         if dimensions > DIMENSIONS_MAX {
-            return Some(format!(
-                "shape of {dimensions} dimensions; expected at most {DIMENSIONS_MAX}"
-            ));
+            return Some(format!("shape of {dimensions} dimensions; expected at most {DIMENSIONS_MAX}"));
         }
-        let product = self
-            .shape
-            .iter()
-            .try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
+        let product = self.shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
         let fits = dimensions == 0 || product == Some(self.elements());
-        (!fits).then(|| {
-            format!(
-                "shape {:?}; expected a product of {} elements",
-                self.shape,
-                self.elements()
-            )
-        })
+        (!fits).then(|| format!("shape {:?}; expected a product of {} elements", self.shape, self.elements()))
     }
 }
 

@@ -70,23 +70,12 @@ impl Catalogue {
             // A message in a list costs its tag and its length besides.
             let cost = 1 + prost::length_delimiter_len(length) + length;
             let full = bytes + cost > bytes_max as usize;
-            if full
-                && pages
-                    .last()
-                    .is_some_and(|page| !page.declarations.is_empty())
-            {
-                pages.push(CataloguePage {
-                    first: index,
-                    ..empty.clone()
-                });
+            if full && pages.last().is_some_and(|page| !page.declarations.is_empty()) {
+                pages.push(CataloguePage { first: index, ..empty.clone() });
                 bytes = empty_bytes;
             }
             bytes += cost;
-            pages
-                .last_mut()
-                .expect("there is always a page")
-                .declarations
-                .push(message);
+            pages.last_mut().expect("there is always a page").declarations.push(message);
         }
         pages
     }
@@ -98,36 +87,23 @@ impl Catalogue {
     /// when pages are missing at the end, and when a declaration is refused.
     pub fn from_pages(pages: impl IntoIterator<Item = CataloguePage>) -> Result<Self, Failure> {
         let mut pages = pages.into_iter().peekable();
-        let first = pages
-            .peek()
-            .ok_or_else(|| Failure::call("catalogue of no pages; expected at least one"))?;
+        let first = pages.peek().ok_or_else(|| Failure::call("catalogue of no pages; expected at least one"))?;
         let (shards, total) = (first.shards.clone(), first.total);
         let mut catalogue = Self::new(topology(&shards)?, first.chunk_bytes)?;
         for page in pages {
-            if page.shards != shards
-                || page.chunk_bytes != catalogue.chunk_bytes()
-                || page.total != total
-            {
-                return Err(Failure::Call(format!(
-                    "catalogue page at {}: from another catalogue",
-                    page.first
-                )));
+            if page.shards != shards || page.chunk_bytes != catalogue.chunk_bytes() || page.total != total {
+                return Err(Failure::Call(format!("catalogue page at {}: from another catalogue", page.first)));
             }
             if page.first as usize != catalogue.len() {
                 let (found, expected) = (page.first, catalogue.len());
-                return Err(Failure::Call(format!(
-                    "catalogue page at {found}; expected the one at {expected}"
-                )));
+                return Err(Failure::Call(format!("catalogue page at {found}; expected the one at {expected}")));
             }
             for message in page.declarations {
                 catalogue.declare(Declaration::try_from(message)?)?;
             }
         }
         if catalogue.len() != total as usize {
-            return Err(Failure::Call(format!(
-                "catalogue of {} parameters; expected {total}",
-                catalogue.len()
-            )));
+            return Err(Failure::Call(format!("catalogue of {} parameters; expected {total}", catalogue.len())));
         }
         Ok(catalogue)
     }
@@ -137,15 +113,9 @@ impl Catalogue {
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(
-            &self
-                .page_without_declarations()
-                .encode_length_delimited_to_vec(),
-        );
+        hasher.update(&self.page_without_declarations().encode_length_delimited_to_vec());
         for parameter in self.iter() {
-            hasher.update(
-                &DeclarationMessage::from(parameter.declaration()).encode_length_delimited_to_vec(),
-            );
+            hasher.update(&DeclarationMessage::from(parameter.declaration()).encode_length_delimited_to_vec());
         }
         hasher.finalize().into()
     }
@@ -153,10 +123,7 @@ impl Catalogue {
     fn page_without_declarations(&self) -> CataloguePage {
         let servers = (0..self.topology().servers()).map(ServerIndex);
         CataloguePage {
-            shards: servers
-                .filter_map(|server| self.topology().shards(server))
-                .map(u32::from)
-                .collect(),
+            shards: servers.filter_map(|server| self.topology().shards(server)).map(u32::from).collect(),
             chunk_bytes: self.chunk_bytes(),
             total: u32::try_from(self.len()).expect("checked against PARAMETERS_MAX"),
             first: 0,
@@ -184,35 +151,18 @@ impl TryFrom<DeclarationMessage> for Declaration {
 
     fn try_from(message: DeclarationMessage) -> Result<Self, Failure> {
         let name = Name::new(&message.name)?;
-        let element_type =
-            ElementType::from_number(message.element_type.into()).ok_or_else(|| {
-                let (quoted, found) = (name.quoted(), message.element_type);
-                Failure::Call(format!(
-                    "parameter {quoted}: element type number {found}; expected 0 to 5"
-                ))
-            })?;
-        let DeclarationMessage {
-            bytes,
-            shape,
-            whole,
-            config,
-            ..
-        } = message;
-        Ok(Self {
-            name,
-            element_type,
-            bytes,
-            shape,
-            whole,
-            config,
-        })
+        let element_type = ElementType::from_number(message.element_type.into()).ok_or_else(|| {
+            let (quoted, found) = (name.quoted(), message.element_type);
+            Failure::Call(format!("parameter {quoted}: element type number {found}; expected 0 to 5"))
+        })?;
+        let DeclarationMessage { bytes, shape, whole, config, .. } = message;
+        Ok(Self { name, element_type, bytes, shape, whole, config })
     }
 }
 
 fn topology(shards: &[u32]) -> Result<Topology, Failure> {
     let narrow = |count: &u32| {
-        u16::try_from(*count)
-            .map_err(|_| Failure::Call(format!("a server of {count} shards; expected fewer")))
+        u16::try_from(*count).map_err(|_| Failure::Call(format!("a server of {count} shards; expected fewer")))
     };
     Topology::new(shards.iter().map(narrow).collect::<Result<_, _>>()?)
 }

@@ -84,13 +84,8 @@ impl Layout {
             Self::Together(only) => (*only == place).then_some((0, 1)),
             Self::Dealt(lanes) => {
                 let count = lanes.len() as u64;
-                let (index, lane) = (0_u64..)
-                    .zip(lanes)
-                    .find(|(_, lane)| lane.start.server == place.server)?;
-                Some((
-                    index + count * lane.turns_until(place.shard)?,
-                    count * u64::from(lane.shards),
-                ))
+                let (index, lane) = (0_u64..).zip(lanes).find(|(_, lane)| lane.start.server == place.server)?;
+                Some((index + count * lane.turns_until(place.shard)?, count * u64::from(lane.shards)))
             }
         }
     }
@@ -100,53 +95,38 @@ impl Lane {
     /// The shard of the parameter's chunk number `turn` on this server.
     fn place(&self, turn: u64) -> Place {
         let shard = (u64::from(self.start.shard.0) + turn) % u64::from(self.shards);
-        Place {
-            shard: ShardIndex(u16::try_from(shard).expect("less than the number of shards")),
-            ..self.start
-        }
+        Place { shard: ShardIndex(u16::try_from(shard).expect("less than the number of shards")), ..self.start }
     }
 
     /// The number of the first of the parameter's chunks on this server that this shard gets.
     fn turns_until(&self, shard: ShardIndex) -> Option<u64> {
-        (shard.0 < self.shards)
-            .then(|| u64::from((shard.0 + self.shards - self.start.shard.0) % self.shards))
+        (shard.0 < self.shards).then(|| u64::from((shard.0 + self.shards - self.start.shard.0) % self.shards))
     }
 }
 
 impl Loads {
     /// Nothing placed yet.
     pub(super) fn new(topology: &Topology) -> Self {
-        let shards = |server| {
-            topology
-                .shards(server)
-                .expect("the index is below the number of servers")
-        };
+        let shards = |server| topology.shards(server).expect("the index is below the number of servers");
         let servers = (0..topology.servers()).map(ServerIndex);
         Self {
             order: servers.clone().map(|server| (0, server)).collect(),
             servers: servers
-                .map(|server| ServerLoad {
-                    bytes: 0,
-                    shards: vec![0; usize::from(shards(server))],
-                })
+                .map(|server| ServerLoad { bytes: 0, shards: vec![0; usize::from(shards(server))] })
                 .collect(),
         }
     }
 
     /// The bytes on this server; zero if there is no such server.
     pub(super) fn bytes_on(&self, server: ServerIndex) -> u64 {
-        self.servers
-            .get(usize::from(server.0))
-            .map_or(0, |load| load.bytes)
+        self.servers.get(usize::from(server.0)).map_or(0, |load| load.bytes)
     }
 
     /// Places one more parameter.
     pub(super) fn add(&mut self, size: Size, whole: bool) -> Layout {
         if whole || size.chunks == 1 {
             let lane = self.lanes(1)[0];
-            self.fill(lane, size.bytes, &mut |_, shards| {
-                shards[usize::from(lane.start.shard.0)] += size.bytes
-            });
+            self.fill(lane, size.bytes, &mut |_, shards| shards[usize::from(lane.start.shard.0)] += size.bytes);
             return Layout::Together(lane.start);
         }
         let lanes = self.lanes(size.chunks);
@@ -159,11 +139,7 @@ impl Loads {
     /// The least loaded servers, as many as there are chunks, each with its least loaded shard.
     fn lanes(&self, chunks: u64) -> Vec<Lane> {
         let most = usize::try_from(chunks).unwrap_or(usize::MAX);
-        self.order
-            .iter()
-            .take(most)
-            .map(|(_, server)| self.servers[usize::from(server.0)].lane(*server))
-            .collect()
+        self.order.iter().take(most).map(|(_, server)| self.servers[usize::from(server.0)].lane(*server)).collect()
     }
 
     /// Adds to one server its part of a parameter: every chunk whose index is `index` modulo `lanes`.
@@ -173,18 +149,13 @@ impl Loads {
         let last = size.chunks - 1;
         let missing = size.chunks * u64::from(size.chunk_bytes) - size.bytes;
         let missing = if last % lanes == index { missing } else { 0 };
-        self.fill(
-            lane,
-            turns * u64::from(size.chunk_bytes) - missing,
-            &mut |lane, shards| {
-                for turn in 0..turns.min(u64::from(lane.shards)) {
-                    let chunks = every(turns, turn, u64::from(lane.shards));
-                    shards[usize::from(lane.place(turn).shard.0)] +=
-                        chunks * u64::from(size.chunk_bytes);
-                }
-                shards[usize::from(lane.place(last / lanes).shard.0)] -= missing;
-            },
-        );
+        self.fill(lane, turns * u64::from(size.chunk_bytes) - missing, &mut |lane, shards| {
+            for turn in 0..turns.min(u64::from(lane.shards)) {
+                let chunks = every(turns, turn, u64::from(lane.shards));
+                shards[usize::from(lane.place(turn).shard.0)] += chunks * u64::from(size.chunk_bytes);
+            }
+            shards[usize::from(lane.place(last / lanes).shard.0)] -= missing;
+        });
     }
 
     /// Adds bytes to the lane's server, and what `shards` adds to its shards.
@@ -200,18 +171,10 @@ impl Loads {
 
 impl ServerLoad {
     fn lane(&self, server: ServerIndex) -> Lane {
-        let least = (0..)
-            .zip(&self.shards)
-            .min_by_key(|(index, bytes)| (**bytes, *index));
+        let least = (0..).zip(&self.shards).min_by_key(|(index, bytes)| (**bytes, *index));
         let (shard, _) = least.expect("a server has at least one shard");
         let shards = u16::try_from(self.shards.len()).expect("checked against SHARDS_MAX");
-        Lane {
-            start: Place {
-                server,
-                shard: ShardIndex(shard),
-            },
-            shards,
-        }
+        Lane { start: Place { server, shard: ShardIndex(shard) }, shards }
     }
 }
 

@@ -18,18 +18,11 @@ impl Topology {
     pub fn new(shards: Vec<u16>) -> Result<Self, Failure> {
         let servers = shards.len();
         if servers == 0 || servers > usize::from(SERVERS_MAX) {
-            return Err(Failure::Call(format!(
-                "topology: {servers} servers; expected 1 to {SERVERS_MAX}"
-            )));
+            return Err(Failure::Call(format!("topology: {servers} servers; expected 1 to {SERVERS_MAX}")));
         }
-        if let Some(server) = shards
-            .iter()
-            .position(|count| *count == 0 || *count > SHARDS_MAX)
-        {
+        if let Some(server) = shards.iter().position(|count| *count == 0 || *count > SHARDS_MAX) {
             let found = shards[server];
-            return Err(Failure::Call(format!(
-                "server {server}: {found} shards; expected 1 to {SHARDS_MAX}"
-            )));
+            return Err(Failure::Call(format!("server {server}: {found} shards; expected 1 to {SHARDS_MAX}")));
         }
         Ok(Self { shards })
     }
@@ -49,10 +42,7 @@ impl Topology {
     /// Every shard of the cluster, server by server.
     pub fn places(&self) -> impl Iterator<Item = Place> {
         let shards_of = |(server, shards): (u16, &u16)| {
-            (0..*shards).map(move |shard| Place {
-                server: ServerIndex(server),
-                shard: ShardIndex(shard),
-            })
+            (0..*shards).map(move |shard| Place { server: ServerIndex(server), shard: ShardIndex(shard) })
         };
         (0..).zip(&self.shards).flat_map(shards_of)
     }
