@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::request::Request;
+use super::request::{Finished, Refused, Request};
 use super::{Output, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
 use crate::port::{Incoming, Outgoing};
@@ -92,6 +92,13 @@ impl Lane {
         if self.refused_at.take().is_none() {
             self.reason = Some(reason);
         }
+    }
+
+    /// Takes out what was refused for good when the connection was.
+    pub(super) fn take_refused(&mut self) -> Vec<(Ticket, Result<Finished, Refused>)> {
+        let over = self.requests.iter().filter(|(_, request)| request.is_over()).map(|(ticket, _)| *ticket);
+        let over: Vec<Ticket> = over.collect();
+        over.into_iter().filter_map(|ticket| Some((ticket, self.requests.remove(&ticket)?.finish()))).collect()
     }
 
     /// Where the payloads of an answer go.

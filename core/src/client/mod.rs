@@ -215,17 +215,18 @@ impl Client {
             }
             Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
             Event::Sent { peer, ticket, body } => {
-                if let Some(lane) = self.lane_of(peer)
-                    && let Some(request) = lane.requests.get_mut(&ticket)
-                {
+                let Some(lane) = self.lane_of(peer) else { return };
+                if let Some(request) = lane.requests.get_mut(&ticket) {
                     request.came_home(body);
                 }
-                self.settle(peer);
+                self.settle(peer, ticket);
             }
             Event::Gone { peer, reason, unsent, unfilled } => {
                 let Some(lane) = self.lane_of(peer) else { return };
                 lane.recover(unsent, unfilled);
                 lane.lost(now, reason);
+                let refused: Vec<_> = lane.take_refused();
+                self.finished.extend(refused);
             }
             Event::Accepted { .. } | Event::Connected { .. } => {}
         }
@@ -269,7 +270,7 @@ impl Client {
             Kind::Error => self.error(now, peer, frame),
             _ => lane.answered(frame, body),
         }
-        self.settle(peer);
+        self.settle(peer, frame.head.request);
     }
 
     /// A connection was refused. Who was superseded is so for good; anything else may pass.
@@ -296,13 +297,12 @@ impl Client {
         }
     }
 
-    /// Moves what is over from the lane to the finished.
-    fn settle(&mut self, peer: PeerId) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer)) else { return };
-        let over: Vec<Ticket> =
-            lane.requests.iter().filter(|(_, request)| request.is_over()).map(|(ticket, _)| *ticket).collect();
-        for ticket in over {
-            let request = lane.requests.remove(&ticket).expect("it was just seen");
+    /// Moves a request that is over from its lane to the finished.
+    fn settle(&mut self, peer: PeerId, ticket: Ticket) {
+        let Some(lane) = self.lane_of(peer) else { return };
+        if lane.requests.get(&ticket).is_some_and(Request::is_over)
+            && let Some(request) = lane.requests.remove(&ticket)
+        {
             self.finished.insert(ticket, request.finish());
         }
     }

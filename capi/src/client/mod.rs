@@ -1,0 +1,164 @@
+//! The trainer's calls, put together from requests: one checked client under every edition of the C API.
+//!
+//! A call takes the caller's slices, lends them to the transport for its own length, and returns when every
+//! server has answered or the deadline has passed. The calling thread does the work: nothing is handed to another.
+//! Calls of several threads on one client take turns.
+//!
+//! Not here: C types (`api`), what a frame is (`pserver_core::wire`), what is resent and when
+//! (`pserver_core::client`).
+
+mod engine;
+mod initialise;
+mod job;
+mod transfer;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::wire::{Address, Role};
+
+use engine::Engine;
+use job::Job;
+
+/// How a client finds its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// The address of server 0.
+    pub coordinator: Address,
+    /// The rank; absent takes the lowest free one.
+    pub trainer: Option<u32>,
+    /// Whether this client takes part; a reader only pulls.
+    pub is_reader: bool,
+    /// How long any call may take.
+    pub deadline: Duration,
+}
+
+impl ClientOptions {
+    /// A trainer of the job at `coordinator`, with a deadline of 60 s.
+    #[must_use]
+    pub fn new(coordinator: Address) -> Self {
+        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(60) }
+    }
+}
+
+/// A gradient, a delta or a value on its way to the servers.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub element_type: ElementType,
+    /// The elements.
+    pub content: &'a [u8],
+}
+
+/// A place for a parameter's value.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// Where the value goes; as long as the parameter.
+    pub content: &'a mut [u8],
+}
+
+/// What is known of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The type of its elements.
+    pub element_type: ElementType,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its shape, the slowest dimension first.
+    pub shape: Vec<u64>,
+}
+
+/// Bytes of payload that a client has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// To the servers.
+    pub sent: u64,
+    /// From the servers.
+    pub received: u64,
+}
+
+/// A trainer's end of the job.
+pub struct Client {
+    state: Arc<Mutex<State>>,
+    process: u32,
+}
+
+/// Everything behind the lock.
+struct State {
+    options: ClientOptions,
+    engine: Engine,
+    /// What is known of the job, once joined.
+    job: Option<Job>,
+    moved: Moved,
+}
+
+impl Client {
+    /// A client; it connects with its first call.
+    ///
+    /// # Errors
+    /// When this process cannot have another transport.
+    pub fn new(options: ClientOptions) -> Result<Self, Failure> {
+        let role = if options.is_reader { Role::Reader } else { Role::Trainer };
+        let engine = Engine::new(&options.coordinator, role)?;
+        let state = State { options, engine, job: None, moved: Moved::default() };
+        Ok(Self { state: Arc::new(Mutex::new(state)), process: std::process::id() })
+    }
+
+    /// The options it was made with.
+    #[must_use]
+    pub fn options(&self) -> ClientOptions {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).options.clone()
+    }
+
+    /// The rank in the job; joins it when that has not happened.
+    ///
+    /// # Errors
+    /// When no server answers before the deadline, or every rank is taken.
+    pub fn trainer(&self) -> Result<u32, Failure> {
+        let mut state = self.enter()?;
+        state.joined()?;
+        Ok(state.engine.identity().trainer.0)
+    }
+
+    /// Bytes moved so far.
+    #[must_use]
+    pub fn moved(&self) -> Moved {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).moved
+    }
+
+    /// What is known of a parameter; waits until the parameters are initialised.
+    ///
+    /// # Errors
+    /// When there is no such parameter, or initialisation does not finish before the deadline.
+    pub fn describe(&self, name: &str) -> Result<Facts, Failure> {
+        let mut state = self.enter()?;
+        state.ready()?;
+        state.facts(name)
+    }
+
+    /// The names of all parameters in the order of declaration; waits until they are initialised.
+    ///
+    /// # Errors
+    /// When initialisation does not finish before the deadline.
+    pub fn names(&self) -> Result<Vec<String>, Failure> {
+        let mut state = self.enter()?;
+        let catalogue = state.ready()?.catalogue();
+        Ok(catalogue.iter().map(|one| one.declaration().name.as_str().to_owned()).collect())
+    }
+
+    /// Enters the client for one call.
+    fn enter(&self) -> Result<MutexGuard<'_, State>, Failure> {
+        if std::process::id() != self.process {
+            return Err(Failure::call(
+                "this client was made before a fork; the child process makes a client of its own",
+            ));
+        }
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
