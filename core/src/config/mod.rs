@@ -1,7 +1,7 @@
 //! Outside configuration turned into checked types.
 //!
-//! The message is Paddle's `OptimizerConfig`, number for number, with fields of ours from 1000 up. It comes as protobuf's
-//! text form, as `base64:` and its binary form, or as the binary form itself:
+//! The message is Paddle's `OptimizerConfig`, number for number, with fields of ours from 1000 up. It comes as
+//! protobuf's text form, as `base64:` and its binary form, or as the binary form itself:
 //!
 //! ```
 //! use pserver_core::config::{Mode, OptimizerSettings};
@@ -18,7 +18,8 @@
 //!
 //! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
 //!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
-//! - `algorithm` names what Paddle's enumeration lacks: `add`, `rmsprop`, `adamw`, `ftrl`. Momentum is `sgd { momentum }`.
+//! - `algorithm` names what Paddle's enumeration lacks: `add`, `rmsprop`, `adamw`, `ftrl`. Momentum is
+//!   `sgd { momentum }`.
 //! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.

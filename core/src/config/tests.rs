@@ -392,7 +392,12 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_message_never_panics(rule in rules(), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
+    fn a_damaged_message_never_panics(
+        rule in rules(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        cut in any::<bool>(),
+    ) {
         let mut bytes = ParameterConfig { rule }.encode();
         let at = at.index(bytes.len());
         bytes[at] = byte;

@@ -246,6 +246,7 @@ fn clipping_bounds_the_merged_gradient() {
     check(by_value, 0.5, None, &[&[-3.0, 0.5, 3.0], &[1.5, 0.5, 3.0]], &[0.75, -0.5, -1.0]);
     check(by_norm.clone(), 1.0, Some(5.0), &[&[3.0, 4.0]], &[-0.6, -0.8]);
     check(by_norm.clone(), 0.5, Some(2.5), &[&[3.0, 4.0]], &[-0.6, -0.8]);
+    check(by_norm.clone(), 0.25, Some(1.25), &[&[3.0, 4.0]], &[-0.6, -0.8]);
     check(by_norm.clone(), 0.1, Some(0.5), &[&[3.0, 4.0]], &[-0.3, -0.4]);
     check(by_norm, 1.0, Some(f64::NAN), &[&[3.0, 4.0]], &[-3.0, -4.0]);
     check(by_both, 1.0, Some(5.0), &[&[3.0, 4.0]], &[-0.6, -0.7]);
@@ -415,8 +416,12 @@ fn a_rule_is_refused_for_a_type_it_cannot_update() {
     check(Algorithm::Add, ElementType::Float32, "");
     check(Algorithm::Sgd, ElementType::Int64, "sgd cannot update a parameter of type int64; expected float32");
     check(ADAM, ElementType::Uint32, "adam cannot update a parameter of type uint32; expected float32");
-    check(Algorithm::Add, ElementType::Float16, "add cannot update a parameter of type float16; expected float32");
-    check(ADAM, ElementType::Bfloat16, "adam cannot update a parameter of type bfloat16; expected float32");
+    check(
+        Algorithm::Add,
+        ElementType::Float16,
+        "add cannot update a parameter of type float16, which is for gradients; expected float32",
+    );
+    check(ADAM, ElementType::Bfloat16, "adam cannot update a parameter of type bfloat16, which is for gradients");
 }
 
 #[test]
