@@ -1,14 +1,58 @@
 //! Outside configuration turned into checked types.
 //!
-//! The message is Paddle's `OptimizerConfig`, byte for byte, with fields of ours from number 1000 up. It comes as
-//! protobuf's text form, as `base64:` and its binary form, or as the binary form itself.
+//! The message is Paddle's `OptimizerConfig`, number for number, with fields of ours from 1000 up. It comes as
+//! protobuf's text form, as `base64:` and its binary form, or as the binary form itself:
+//!
+//! ```
+//! use pserver_core::config::{Mode, OptimizerSettings};
+//!
+//! let settings = OptimizerSettings::from_text(
+//!     r#"optimizer: Adam  adam { beta_1: 0.9 }  const_lr { learning_rate: 1e-3 }  l2: 1e-4  mode: Async"#,
+//! )?;
+//! assert!(settings.rule.is_some());
+//! assert_eq!(settings.mode, Some(Mode::Async));
+//! # Ok::<(), pserver_core::error::Failure>(())
+//! ```
+//!
+//! What it means where Paddle's own reading was silent, unsafe or wrong:
+//!
+//! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
+//!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
+//! - `algorithm` names what Paddle's enumeration lacks: `add`, `rmsprop`, `adamw`, `ftrl`. Momentum is
+//!   `sgd { momentum }`.
+//! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
+//! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
+//!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
+//! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
 //!
 //! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
 
+mod message;
 mod numbers;
+mod rule;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use prost::Message;
 
 use crate::error::Failure;
 use crate::optim::Rule;
+
+use message::OptimizerConfig;
+use schema::OPTIMIZER_CONFIG;
+
+/// What the text starts with when the binary form follows.
+const BASE64_PREFIX: &str = "base64:";
+/// The standard alphabet; the `=` at the end may be left out.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// How trainers share a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,33 +93,51 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// Reads protobuf's text form, or `base64:` followed by the binary form. Empty text says nothing.
-    pub fn from_text(_text: &str) -> Result<Self, Failure> {
-        Ok(Self::default())
+    /// Reads protobuf's text form, or `base64:` followed by the binary form. Blank text says nothing.
+    ///
+    /// The error of the text form has the line and the column; every error has the field, what was found and what was
+    /// expected.
+    pub fn from_text(text: &str) -> Result<Self, Failure> {
+        let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
+            Some(encoded) => BASE64.decode(encoded.trim()).map_err(|error| {
+                Failure::call(format!("after {BASE64_PREFIX}: {error}; expected base64 of the binary form"))
+            })?,
+            None => text::to_binary(&OPTIMIZER_CONFIG, text)?,
+        };
+        Self::from_bytes(&binary)
     }
 
-    /// Reads the binary form, and stops at a zero tag.
-    pub fn from_bytes(_bytes: &[u8]) -> Result<Self, Failure> {
-        Ok(Self::default())
+    /// Reads the binary form, up to the first zero tag: what follows one is padding. A field that is not known, is cut
+    /// short or is out of its range is refused by name. No bytes say nothing.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Failure> {
+        let checked = schema::checked(&OPTIMIZER_CONFIG, bytes)?;
+        let message = OptimizerConfig::decode(checked)
+            .map_err(|error| Failure::call(format!("{}: {error}", OPTIMIZER_CONFIG.name)))?;
+        rule::settings(&message)
     }
 }
 
 /// One parameter's checked configuration, as the catalogue keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterConfig {
-    /// The update rule.
+    /// The update rule; it has passed [`Rule::validate`] when this came from [`decode`](Self::decode).
     pub rule: Rule,
 }
 
 impl ParameterConfig {
-    /// The canonical binary form, which [`decode`](Self::decode) turns back into an equal value.
+    /// The binary form of the same message, every value written out. The same rule gives the same bytes, and
+    /// [`decode`](Self::decode) turns the bytes of a valid rule back into an equal value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        Vec::new()
+        rule::message(&self.rule).encode_to_vec()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote.
-    pub fn decode(_bytes: &[u8]) -> Result<Self, Failure> {
-        Ok(Self { rule: Rule::default() })
+    /// Reads what [`encode`](Self::encode) wrote, and refuses a rule that is missing or not valid.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Failure> {
+        let settings = OptimizerSettings::from_bytes(bytes)?;
+        let rule = settings.rule.ok_or_else(|| {
+            Failure::call(format!("{}: found no rule in {} bytes; expected one", OPTIMIZER_CONFIG.name, bytes.len()))
+        })?;
+        Ok(Self { rule })
     }
 }

@@ -36,7 +36,7 @@ impl Range {
             Self::NotNegative => 0.0 <= value,
             Self::NotPositive => value <= 0.0,
             Self::Positive => 0.0 < value,
-            Self::Fraction => 0.0 <= value && value < 1.0,
+            Self::Fraction => (0.0..1.0).contains(&value),
             Self::OpenFraction => 0.0 < value && value < 1.0,
             Self::PositiveToOne => 0.0 < value && value <= 1.0,
         }

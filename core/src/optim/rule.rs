@@ -91,12 +91,14 @@ impl Rule {
         let name = self.algorithm.name();
         if !element_type.is_parameter_type() {
             return Err(Failure::call(format!(
-                "{name} cannot update a parameter of type {element_type}; expected float32 or float64 ({element_type} is for gradients)"
+                "{name} cannot update a parameter of type {element_type}, which is for gradients; \
+                 expected float32 or float64"
             )));
         }
         if !element_type.is_float() && self.algorithm != Algorithm::Add {
             return Err(Failure::call(format!(
-                "{name} cannot update a parameter of type {element_type}; expected float32 or float64, or the algorithm add"
+                "{name} cannot update a parameter of type {element_type}; \
+                 expected float32 or float64, or the algorithm add"
             )));
         }
         Ok(())
