@@ -214,3 +214,28 @@ impl Parameter {
         chunks.map_while(|chunk| Some((chunk, self.span(chunk)?)))
     }
 }
+
+#[cfg(test)]
+impl Parameter {
+    /// An upper bound of what it holds on the heap: the lanes of its layout, its shape, and its name with its counts.
+    pub(super) fn heap_bytes_max(&self) -> usize {
+        let Declaration { name, shape, config, .. } = &self.declaration;
+        self.layout.heap_bytes() + 8 * shape.capacity() + config.capacity() + name.as_str().len() + 16
+    }
+}
+
+#[cfg(test)]
+impl Catalogue {
+    /// An upper bound of what its parameters and their names take; the table has at most twice the room it needs
+    /// after it has doubled, at seven eighths, and so has the list.
+    pub(super) fn heap_bytes_max(&self) -> usize {
+        let table = self.by_name.capacity() * 8 / 7 * (size_of::<(Name, ParameterIndex)>() + 1);
+        let list = self.parameters.capacity() * size_of::<Parameter>();
+        table + list + self.iter().map(Parameter::heap_bytes_max).sum::<usize>()
+    }
+
+    /// The bytes of each shard of a server, as placement counted them.
+    pub(super) fn shard_bytes(&self, server: ServerIndex) -> Vec<u64> {
+        self.loads.shards_of(server).to_vec()
+    }
+}

@@ -91,6 +91,17 @@ impl Layout {
     }
 }
 
+#[cfg(test)]
+impl Layout {
+    /// What it holds on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Together(_) => 0,
+            Self::Dealt(lanes) => size_of_val(&**lanes),
+        }
+    }
+}
+
 impl Lane {
     /// The shard of the parameter's chunk number `turn` on this server.
     fn place(&self, turn: u64) -> Place {
@@ -120,6 +131,12 @@ impl Loads {
     /// The bytes on this server; zero if there is no such server.
     pub(super) fn bytes_on(&self, server: ServerIndex) -> u64 {
         self.servers.get(usize::from(server.0)).map_or(0, |load| load.bytes)
+    }
+
+    /// The bytes of each shard of this server.
+    #[cfg(test)]
+    pub(super) fn shards_of(&self, server: ServerIndex) -> &[u64] {
+        &self.servers[usize::from(server.0)].shards
     }
 
     /// Places one more parameter.
