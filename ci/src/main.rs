@@ -1,1 +1,36 @@
-fn main() {}
+//! The tasks behind `cargo ci <task>`.
+//!
+//! Not here: the tests themselves. Each package holds its own; this program runs them, counts them and checks what a
+//! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
+//! [`workspace`] (how a task runs a program).
+
+mod tasks;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Command;
+
+use crate::tasks::TASKS;
+use crate::workspace::Workspace;
+
+fn main() -> ExitCode {
+    let chosen = arguments().get_matches();
+    let name = chosen.subcommand_name().expect("clap requires a task");
+    let workspace = Workspace::of_this_program();
+    let wanted: Vec<_> = TASKS.iter().filter(|task| matches!(name, "test" | "all") || task.name == name).collect();
+    let tally = tasks::run(&workspace, &wanted);
+    println!("{tally}");
+    if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn arguments() -> Command {
+    Command::new("cargo ci")
+        .about("Checks and tests of the whole workspace")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(TASKS.iter().map(|task| Command::new(task.name).about(task.about)))
+        .subcommand(Command::new("test").about("Every task above, and one closing line"))
+        .subcommand(Command::new("all").about("The same as test: what robots run is what you run"))
+}

@@ -1,0 +1,177 @@
+//! How a task runs a program in the workspace, and how results are counted.
+
+use std::fmt::{Display, Formatter};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result};
+
+/// A test that skips appends one line, `SKIPPED: <what>: <why>`, to the file that this variable names. A file and not
+/// the output, because the test harness swallows what a passing test prints.
+pub(crate) const SKIP_REPORT: &str = "PSERVER_SKIP_REPORT";
+
+/// What became of some tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+/// The sources this program was built from, and the file in which the tests of this run report their skips.
+pub(crate) struct Workspace {
+    root: PathBuf,
+    skip_report: PathBuf,
+}
+
+impl Workspace {
+    /// The workspace that holds this package.
+    pub(crate) fn of_this_program() -> Self {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = package.parent().expect("the package is a folder of the workspace").to_path_buf();
+        let skip_report = std::env::temp_dir().join(format!("pserver-skips-{}", std::process::id()));
+        Self { root, skip_report }
+    }
+
+    /// The folder of the root `Cargo.toml`.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The cargo that runs us, ready for arguments.
+    pub(crate) fn cargo(&self) -> Command {
+        self.command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    }
+
+    /// A program that starts at the root and knows where to report skips; `PSERVER_REQUIRE` is inherited.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root).env(SKIP_REPORT, &self.skip_report);
+        command
+    }
+
+    /// Runs a check that either holds or does not: one passed or one failed.
+    pub(crate) fn step(&self, command: &mut Command) -> Result<Tally> {
+        let status = command.status().with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        Ok(Tally::of_step(status.success()))
+    }
+
+    /// Runs `cargo test`, shows its output as it comes, and counts what its result lines say.
+    pub(crate) fn tests(&self, command: &mut Command) -> Result<Tally> {
+        let program = command.get_program().to_os_string();
+        let mut child =
+            command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let output = child.stdout.take().expect("stdout was piped above");
+        let mut tally = Tally::default();
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line.context("cannot read the output of the tests")?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            tally += Tally::of_result_line(&line);
+        }
+        let status = child.wait().context("cannot learn how the tests ended")?;
+        Ok(tally.judged(status))
+    }
+
+    /// The lines that tests wrote to the skip report, which is then gone.
+    pub(crate) fn take_skips(&self) -> Vec<String> {
+        // No file means that nothing was skipped.
+        let report = fs::read_to_string(&self.skip_report).unwrap_or_default();
+        // Left behind it harms nobody: the next run has another name.
+        let _ = fs::remove_file(&self.skip_report);
+        skip_lines(&report)
+    }
+}
+
+impl Tally {
+    /// One check that holds or does not.
+    pub(crate) fn of_step(holds: bool) -> Self {
+        Self { passed: u64::from(holds), failed: u64::from(!holds), skipped: 0 }
+    }
+
+    /// What a line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` says; nothing for any other line.
+    fn of_result_line(line: &str) -> Self {
+        let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
+            return Self::default();
+        };
+        let count = |what: &str| -> u64 {
+            let mut parts = counts.split([';', '.']).map(str::trim);
+            parts.find_map(|part| part.strip_suffix(what)?.trim().parse().ok()).unwrap_or(0)
+        };
+        Self { passed: count("passed"), failed: count("failed"), skipped: count("ignored") }
+    }
+
+    /// A run that ended badly without a failed test (it did not compile, or a test took the process down) failed once.
+    fn judged(mut self, status: ExitStatus) -> Self {
+        if !status.success() && self.failed == 0 {
+            self.failed = 1;
+        }
+        self
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl Display for Tally {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+fn skip_lines(report: &str) -> Vec<String> {
+    let lines = report.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.map(|line| format!("SKIPPED: {}", line.strip_prefix("SKIPPED:").unwrap_or(line).trim_start())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn check(output: &str, exit: i32, expected: &str) {
+        let mut tally = Tally::default();
+        for line in output.lines() {
+            tally += Tally::of_result_line(line);
+        }
+        assert_eq!(tally.judged(ExitStatus::from_raw(exit << 8)).to_string(), expected, "for {output:?}");
+    }
+
+    #[test]
+    fn the_closing_line_sums_every_test_program() {
+        check("", 0, "0 passed, 0 failed, 0 skipped");
+        check("running 2 tests\ntest a ... ok\n", 0, "0 passed, 0 failed, 0 skipped");
+        let one = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.31s\n";
+        let two = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+        check(one, 0, "12 passed, 0 failed, 1 skipped");
+        check(&format!("{one}noise\n{two}"), 101, "15 passed, 2 failed, 1 skipped");
+        check(
+            "test result: \u{1b}[32mok\u{1b}[0m. 4 passed; 0 failed; 0 ignored\n",
+            0,
+            "4 passed, 0 failed, 0 skipped",
+        );
+    }
+
+    #[test]
+    fn a_run_that_dies_without_a_failed_test_is_a_failure() {
+        check("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n", 101, "3 passed, 1 failed, 0 skipped");
+        check("error: could not compile\n", 101, "0 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn every_line_of_the_skip_report_is_one_skip() {
+        assert_eq!(
+            skip_lines("SKIPPED: rdma: there is no device\n\ncuda: no driver\n"),
+            ["SKIPPED: rdma: there is no device", "SKIPPED: cuda: no driver"],
+        );
+    }
+}
