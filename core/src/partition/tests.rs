@@ -1,0 +1,392 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use prost::Message;
+
+use super::{Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::{ChunkIndex, ParameterIndex, Place, ServerIndex, ShardIndex};
+use crate::limits::{FRAME_CONTROL_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
+
+/// Declares parameters as a script says, and compares where their chunks are.
+///
+/// The first step is the topology (`shards 2,1 chunk 4096`), each other one a parameter (`w float32 100` in bytes, with
+/// `whole` after it or not). The answer is `name=server.shard,server.shard` in chunk order, then the bytes by server.
+fn check(script: &str, expected: &str) {
+    let mut steps = script.split("; ");
+    let cluster: Vec<&str> = steps.next().expect("the topology").split(' ').collect();
+    let shards: Vec<u16> = cluster[1].split(',').map(|count| count.parse().expect("shards")).collect();
+    let mut catalogue = empty(&shards, cluster[3].parse().expect("chunk bytes"));
+    for step in steps {
+        let words: Vec<&str> = step.split(' ').collect();
+        let element_type = ElementType::ALL.into_iter().find(|kind| kind.name() == words[1]).expect("a type");
+        let bytes = words[2].parse().expect("bytes");
+        let whole = words.get(3) == Some(&"whole");
+        let declared = Declaration { element_type, whole, ..declaration(words[0], bytes) };
+        catalogue.declare(declared).expect("the script is legal");
+    }
+    let mut said: Vec<String> = catalogue.iter().map(places_said).collect();
+    let bytes = (0..catalogue.topology().servers()).map(|server| catalogue.bytes_on(ServerIndex(server)).to_string());
+    said.push(bytes.collect::<Vec<_>>().join(","));
+    assert_eq!(said.join(" "), expected, "{script}");
+}
+
+fn places_said(parameter: &Parameter) -> String {
+    let places = parameter.chunks().map(|(chunk, _)| parameter.place(chunk));
+    let places: Vec<String> = places.map(|place| format!("{}.{}", place.server, place.shard)).collect();
+    format!("{}={}", parameter.declaration().name, places.join(","))
+}
+
+/// Declares `declaration` after one parameter named `taken`, and compares the refusal. Nothing may have changed.
+fn check_refused(declaration: Declaration, expected: &str) {
+    let mut catalogue = empty(&[2, 2], 4096);
+    catalogue.declare(self::declaration("taken", 4)).expect("it is legal");
+    let before = (catalogue.len(), catalogue.bytes(), catalogue.digest());
+    assert_eq!(catalogue.declare(declaration), Err(Failure::call(expected)));
+    assert_eq!((catalogue.len(), catalogue.bytes(), catalogue.digest()), before);
+    assert_eq!(catalogue.bytes_on(ServerIndex(0)) + catalogue.bytes_on(ServerIndex(1)), 4);
+    let next = catalogue.declare(self::declaration("next", 4)).expect("it is legal");
+    assert_eq!(next, ParameterIndex(1));
+}
+
+fn check_name_refused(name: &[u8], expected: &str) {
+    assert_eq!(Name::new(name), Err(Failure::call(expected)));
+}
+
+fn empty(shards: &[u16], chunk_bytes: u32) -> Catalogue {
+    let topology = Topology::new(shards.to_vec()).expect("a legal topology");
+    Catalogue::new(topology, chunk_bytes).expect("a legal chunk size")
+}
+
+fn declaration(name: &str, bytes: u64) -> Declaration {
+    Declaration {
+        name: Name::new(name.as_bytes()).expect("a legal name"),
+        element_type: ElementType::Float32,
+        bytes,
+        shape: Vec::new(),
+        whole: false,
+        config: Vec::new(),
+    }
+}
+
+fn catalogue_of(shards: &[u16], chunk_bytes: u32, sizes: &[(u64, bool)]) -> Catalogue {
+    let mut catalogue = empty(shards, chunk_bytes);
+    for (index, (bytes, whole)) in sizes.iter().enumerate() {
+        let declared = Declaration { whole: *whole, ..declaration(&format!("p{index}"), *bytes) };
+        catalogue.declare(declared).expect("a legal parameter");
+    }
+    catalogue
+}
+
+/// The bytes of the fullest and of the emptiest server.
+fn extremes(catalogue: &Catalogue) -> (u64, u64) {
+    let loads = (0..catalogue.topology().servers()).map(|server| catalogue.bytes_on(ServerIndex(server)));
+    loads.fold((0, u64::MAX), |(most, least), load| (most.max(load), least.min(load)))
+}
+
+#[test]
+fn chunks_are_dealt_to_the_emptiest_servers_first() {
+    check("shards 2,2 chunk 4096; a float32 10000; b float32 100", "a=0.0,1.0,0.1 b=1.1 5904,4196");
+    check("shards 1,1,1 chunk 4096; a float64 8; b float64 8; c int32 4; d int32 4", "a=0.0 b=1.0 c=2.0 d=2.0 8,8,8");
+    check("shards 1,1 chunk 4096; a float32 4; b float32 8192; c float32 4", "a=0.0 b=1.0,0.0 c=1.0 4100,4100");
+}
+
+#[test]
+fn chunks_on_one_server_take_turns_over_its_shards() {
+    check("shards 3 chunk 4096; a float32 20480", "a=0.0,0.1,0.2,0.0,0.1 20480");
+    check("shards 3 chunk 4096; a float32 4; b float32 8192; c float32 4", "a=0.0 b=0.1,0.2 c=0.0 8200");
+    check("shards 1,2 chunk 4096; a float32 20480", "a=0.0,1.0,0.0,1.1,0.0 12288,8192");
+}
+
+#[test]
+fn a_whole_parameter_stays_on_the_emptiest_shard() {
+    check(
+        "shards 2,2 chunk 4096; a float32 4; w float32 12288 whole; b float32 8192",
+        "a=0.0 w=1.0,1.0,1.0 b=0.1,1.1 4100,16384",
+    );
+}
+
+#[test]
+fn a_zero_length_parameter_is_refused_by_name() {
+    check_refused(declaration("w", 0), "parameter \"w\": length 0 bytes; expected at least one element");
+}
+
+#[test]
+fn a_broken_declaration_is_refused_by_name_and_changes_nothing() {
+    check_refused(declaration("w", 6), "parameter \"w\": length 6 bytes; expected a multiple of 4 (float32)");
+    check_refused(
+        declaration("w", PARAMETER_BYTES_MAX + 4),
+        "parameter \"w\": length 281474976710660 bytes; expected at most 281474976710656",
+    );
+    check_refused(declaration("taken", 8), "parameter \"taken\": declared already, as number 0; expected a new name");
+    check_refused(
+        Declaration { element_type: ElementType::Bfloat16, ..declaration("w", 4) },
+        "parameter \"w\": element type bfloat16; expected a type of 32 or 64 bits (halves are for gradients)",
+    );
+    check_refused(
+        Declaration { config: vec![0; PARAMETER_CONFIG_BYTES_MAX + 1], ..declaration("w", 4) },
+        "parameter \"w\": configuration of 65537 bytes; expected at most 65536",
+    );
+    let shaped = |shape| Declaration { shape, ..declaration("w", 24) };
+    check_refused(shaped(vec![2, 2]), "parameter \"w\": shape [2, 2]; expected a product of 6 elements");
+    check_refused(shaped(vec![6, 0]), "parameter \"w\": shape [6, 0]; expected a product of 6 elements");
+    check_refused(
+        shaped(vec![1 << 63, 2]),
+        "parameter \"w\": shape [9223372036854775808, 2]; expected a product of 6 elements",
+    );
+    check_refused(shaped(vec![1; 65]), "parameter \"w\": shape of 65 dimensions; expected at most 64");
+}
+
+#[test]
+fn a_shape_that_nobody_said_is_one_dimension() {
+    let mut catalogue = empty(&[1], 4096);
+    let plain = catalogue.declare(declaration("plain", 24)).expect("it is legal");
+    let shaped = Declaration { shape: vec![2, 3], ..declaration("shaped", 24) };
+    let shaped = catalogue.declare(shaped).expect("it is legal");
+    let shape = |index| catalogue.parameter(index).expect("just declared").declaration().shape.clone();
+    assert_eq!((shape(plain), shape(shaped)), (vec![6], vec![2, 3]));
+}
+
+#[test]
+fn a_sum_of_lengths_beyond_64_bits_is_refused() {
+    let mut catalogue = empty(&[1], 4096);
+    for index in 0..(1 << 16) - 1 {
+        catalogue.declare(declaration(&format!("p{index}"), PARAMETER_BYTES_MAX)).expect("it fits");
+    }
+    let refused = catalogue.declare(declaration("last", PARAMETER_BYTES_MAX)).expect_err("2^64 bytes do not fit");
+    let expected = "parameter \"last\": the sum of all lengths exceeds 18446744073709551615 bytes";
+    assert_eq!(refused.to_string(), expected);
+    assert_eq!(catalogue.bytes_on(ServerIndex(0)), catalogue.bytes());
+}
+
+#[test]
+fn a_bad_name_is_refused_and_shown_in_part() {
+    check_name_refused(b"", "parameter name \"\": empty; expected at least one character");
+    check_name_refused(b"a\0b", "parameter name \"a\\0b\": control character \\u{0} at byte 1; expected none");
+    check_name_refused(b"a\nb", "parameter name \"a\\nb\": control character \\u{a} at byte 1; expected none");
+    check_name_refused(b"ab\xff", "parameter name \"ab\u{fffd}\": not UTF-8 at byte 2; expected UTF-8");
+    let shown = "x".repeat(40);
+    check_name_refused(&[b'x'; 1025], &format!("parameter name \"{shown}\"...: 1025 bytes; expected at most 1024"));
+    assert_eq!(Name::new("größe".as_bytes()).as_ref().map(Name::as_str), Ok("größe"));
+    assert!(Name::new(&[b'x'; 1024]).is_ok());
+}
+
+#[test]
+fn an_impossible_cluster_is_refused() {
+    let refused = |shards| Topology::new(shards).expect_err("an impossible topology").to_string();
+    assert_eq!(refused(vec![]), "topology: 0 servers; expected 1 to 4096");
+    assert_eq!(refused(vec![1; 4097]), "topology: 4097 servers; expected 1 to 4096");
+    assert_eq!(refused(vec![1, 0]), "server 1: 0 shards; expected 1 to 256");
+    assert_eq!(refused(vec![257]), "server 0: 257 shards; expected 1 to 256");
+    for chunk_bytes in [0, 2048, 5000, 32 * 1024 * 1024] {
+        let topology = Topology::new(vec![1]).expect("a legal topology");
+        let refused = Catalogue::new(topology, chunk_bytes).expect_err("an impossible chunk").to_string();
+        let expected = format!("chunks of {chunk_bytes} bytes; expected a power of two from 4096 to 16777216");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn a_chunk_past_the_end_has_no_span() {
+    let catalogue = catalogue_of(&[1], 4096, &[(8192, false), (8196, false)]);
+    let span = |parameter, chunk| {
+        let parameter = catalogue.parameter(ParameterIndex(parameter)).expect("there are two");
+        parameter.span(ChunkIndex(chunk)).map(|ChunkSpan { offset, bytes }| (offset, bytes))
+    };
+    assert_eq!((span(0, 1), span(0, 2), span(1, 2)), (Some((4096, 4096)), None, Some((8192, 4))));
+    assert_eq!((span(0, u64::MAX), span(0, 1 << 52)), (None, None));
+}
+
+#[test]
+fn ten_thousand_small_parameters_are_spread_evenly_and_found_by_name() {
+    let catalogue = catalogue_of(&[4, 4, 4], 1 << 20, &vec![(1024, false); 10_000]);
+    let (most, least) = extremes(&catalogue);
+    assert_eq!(most - least, 1024);
+    assert_eq!(catalogue.find("p9999"), Some(ParameterIndex(9999)));
+    assert_eq!(catalogue.find("p10000"), None);
+    let held: Vec<usize> = catalogue.topology().places().map(|place| catalogue.chunks_on(place).count()).collect();
+    assert_eq!(held.iter().sum::<usize>(), 10_000);
+    assert!(held.iter().all(|count| (833..=834).contains(count)), "{held:?}");
+}
+
+#[test]
+fn a_parameter_of_three_gibibytes_is_spread_evenly() {
+    let catalogue = catalogue_of(&[2, 2, 2, 2, 2], 1 << 20, &[(3 << 30, false)]);
+    let (most, least) = extremes(&catalogue);
+    assert_eq!(most - least, 1 << 20);
+    // 3,072 chunks over five servers: two get one more than the others.
+    assert_eq!(2 * most + 3 * least, 3 << 30);
+}
+
+#[test]
+fn the_largest_parameter_costs_no_more_than_a_small_one() {
+    let catalogue = catalogue_of(&[3, 5], 32 * 1024, &[(PARAMETER_BYTES_MAX, false), (PARAMETER_BYTES_MAX, true)]);
+    let parameter = catalogue.parameter(ParameterIndex(0)).expect("it was declared");
+    assert_eq!(parameter.chunk_count(), 1 << 33);
+    assert_eq!(parameter.heap_bytes_max(), 2 * 6 + 8 + (2 + 16));
+    let last = ChunkIndex((1 << 33) - 1);
+    // The last chunk is number 2^32 - 1 of those on server 1, which has five shards: 2^32 - 1 is a multiple of five.
+    assert_eq!(parameter.place(last), Place { server: ServerIndex(1), shard: ShardIndex(0) });
+    assert_eq!(parameter.span(last), Some(ChunkSpan { offset: PARAMETER_BYTES_MAX - 32 * 1024, bytes: 32 * 1024 }));
+    let place = Place { server: ServerIndex(1), shard: ShardIndex(3) };
+    let first: Vec<u64> = parameter.chunks_on(place).take(2).map(|(chunk, _)| chunk.chunk.0).collect();
+    assert_eq!(first, [7, 17]);
+}
+
+#[test]
+fn a_million_small_parameters_take_less_than_a_kilobyte_each() {
+    let mut catalogue = empty(&[8, 8], 1 << 20);
+    for index in 0..1_000_000 {
+        let name = format!("tower/layers.{index}/attention/weight");
+        catalogue.declare(declaration(&name, 1024)).expect("it is legal");
+    }
+    let bytes = catalogue.heap_bytes_max();
+    assert!(bytes < 400 * 1_000_000, "{} bytes each", bytes / 1_000_000);
+    assert_eq!(catalogue.find("tower/layers.999999/attention/weight"), Some(ParameterIndex(999_999)));
+}
+
+#[test]
+fn a_catalogue_survives_its_pages() {
+    let mut catalogue = catalogue_of(&[2, 3], 4096, &[(10_000, false), (4096, true), (40_000, false), (4, false)]);
+    let rich = Declaration {
+        element_type: ElementType::Uint64,
+        shape: vec![3, 5],
+        config: vec![0, 1, 255],
+        ..declaration("größe", 120)
+    };
+    catalogue.declare(rich).expect("it is legal");
+    for bytes_max in [0, 40, 64, FRAME_CONTROL_BYTES_MAX] {
+        let pages = catalogue.pages(bytes_max);
+        for page in &pages {
+            assert!(page.declarations.len() == 1 || page.encoded_len() <= bytes_max as usize);
+        }
+        assert_eq!(pages.len() == 1, bytes_max == FRAME_CONTROL_BYTES_MAX, "{bytes_max}");
+        let bytes: Vec<Vec<u8>> = pages.iter().map(Message::encode_to_vec).collect();
+        let pages = bytes.iter().map(|page| Message::decode(page.as_slice()).expect("just encoded"));
+        let copy = Catalogue::from_pages(pages).expect("just encoded");
+        assert_eq!(copy.digest(), catalogue.digest());
+        assert!(copy.iter().eq(catalogue.iter()));
+    }
+}
+
+#[test]
+fn pages_that_do_not_make_one_catalogue_are_refused() {
+    let catalogue = catalogue_of(&[2], 4096, &[(4, false), (8, false), (12, false)]);
+    let pages = catalogue.pages(0);
+    let refused = |pages: Vec<_>| Catalogue::from_pages(pages).expect_err("it is no catalogue").to_string();
+    assert_eq!(refused(vec![]), "catalogue of no pages; expected at least one");
+    assert_eq!(refused(pages[..2].to_vec()), "catalogue of 2 parameters; expected 3");
+    assert_eq!(refused(vec![pages[0].clone(), pages[2].clone()]), "catalogue page at 2; expected the one at 1");
+    let mut mixed = pages.clone();
+    mixed[1].chunk_bytes = 8192;
+    assert_eq!(refused(mixed), "catalogue page at 1: from another catalogue");
+    let mut wide = pages.clone();
+    wide[0].shards = vec![70_000];
+    assert_eq!(refused(wide), "a server of 70000 shards; expected fewer");
+    let mut strange = pages;
+    strange[1].declarations[0] = DeclarationMessage { element_type: 99, ..strange[1].declarations[0].clone() };
+    assert_eq!(refused(strange), "parameter \"p1\": element type number 99; expected 0 to 5");
+}
+
+#[test]
+fn a_digest_tells_every_difference() {
+    let base = [(10_000, false), (4096, false)];
+    let digests = [
+        catalogue_of(&[2, 2], 4096, &base),
+        catalogue_of(&[2, 3], 4096, &base),
+        catalogue_of(&[2, 2], 8192, &base),
+        catalogue_of(&[2, 2], 4096, &[(10_000, false), (4096, true)]),
+        catalogue_of(&[2, 2], 4096, &[(10_000, false), (4092, false)]),
+        catalogue_of(&[2, 2], 4096, &base[..1]),
+    ];
+    let different: HashSet<[u8; 32]> = digests.iter().map(Catalogue::digest).collect();
+    assert_eq!(different.len(), digests.len());
+    assert_eq!(catalogue_of(&[2, 2], 4096, &base).digest(), digests[0].digest());
+}
+
+/// Sizes in elements of four bytes, up to forty chunks of 4096 bytes; mostly around whole chunks.
+fn bytes() -> impl Strategy<Value = u64> {
+    prop_oneof![1..=40_960_u64, (1..=40_u64).prop_map(|chunks| chunks * 1024), 1..=8_u64].prop_map(|count| count * 4)
+}
+
+proptest! {
+    #[test]
+    fn no_server_is_more_than_a_chunk_above_another(
+        shards in prop::collection::vec(1..5_u16, 1..9),
+        sizes in prop::collection::vec(bytes(), 1..60),
+    ) {
+        let mut catalogue = empty(&shards, 4096);
+        for (index, bytes) in sizes.into_iter().enumerate() {
+            catalogue.declare(declaration(&format!("p{index}"), bytes)).expect("it is legal");
+            let (most, least) = extremes(&catalogue);
+            prop_assert!(most - least <= 4096, "{most} and {least}");
+            let mean = catalogue.bytes().div_ceil(u64::from(catalogue.topology().servers()));
+            prop_assert!(most <= mean + 4096);
+        }
+    }
+
+    #[test]
+    fn whole_parameters_unbalance_by_no_more_than_the_largest(
+        shards in prop::collection::vec(1..5_u16, 1..9),
+        sizes in prop::collection::vec((bytes(), any::<bool>()), 1..60),
+    ) {
+        let largest = sizes.iter().filter(|(_, whole)| *whole).map(|(bytes, _)| *bytes).max().unwrap_or(0);
+        let (most, least) = extremes(&catalogue_of(&shards, 4096, &sizes));
+        prop_assert!(most - least <= largest.max(4096), "{most} and {least}, whole {largest}");
+    }
+
+    #[test]
+    fn every_chunk_is_held_once_and_chunks_tile_their_parameter(
+        shards in prop::collection::vec(1..5_u16, 1..9),
+        sizes in prop::collection::vec((bytes(), any::<bool>()), 1..30),
+    ) {
+        let catalogue = catalogue_of(&shards, 4096, &sizes);
+        let mut seen = HashSet::new();
+        let mut on_server = vec![0; shards.len()];
+        for place in catalogue.topology().places() {
+            let mut before = None;
+            for (id, span) in catalogue.chunks_on(place) {
+                let parameter = catalogue.parameter(id.parameter).expect("it is in the catalogue");
+                prop_assert_eq!(parameter.place(id.chunk), place);
+                prop_assert_eq!(parameter.span(id.chunk), Some(span));
+                prop_assert!(seen.insert(id) && before < Some(id));
+                before = Some(id);
+                on_server[usize::from(place.server.0)] += u64::from(span.bytes);
+            }
+        }
+        for parameter in catalogue.iter() {
+            let mut end = 0;
+            for (chunk, span) in parameter.chunks() {
+                prop_assert_eq!(span.offset, end);
+                prop_assert!(span.bytes == 4096 || chunk.0 + 1 == parameter.chunk_count());
+                end += u64::from(span.bytes);
+            }
+            prop_assert_eq!(end, parameter.declaration().bytes);
+        }
+        prop_assert_eq!(seen.len() as u64, catalogue.iter().map(Parameter::chunk_count).sum::<u64>());
+        for (server, bytes) in (0..).zip(on_server) {
+            prop_assert_eq!(catalogue.bytes_on(ServerIndex(server)), bytes);
+            prop_assert_eq!(catalogue.shard_bytes(ServerIndex(server)), shard_bytes(&catalogue, ServerIndex(server)));
+        }
+    }
+
+    #[test]
+    fn the_same_declarations_give_the_same_placement(
+        shards in prop::collection::vec(1..5_u16, 1..9),
+        sizes in prop::collection::vec((bytes(), any::<bool>()), 1..30),
+        bytes_max in 0..400_u32,
+    ) {
+        let one = catalogue_of(&shards, 4096, &sizes);
+        let two = catalogue_of(&shards, 4096, &sizes);
+        let sent = Catalogue::from_pages(one.pages(bytes_max)).expect("its own pages");
+        prop_assert!(one.iter().eq(two.iter()) && one.iter().eq(sent.iter()));
+        prop_assert_eq!(one.digest(), sent.digest());
+    }
+}
+
+/// The bytes of each shard of a server, counted chunk by chunk.
+fn shard_bytes(catalogue: &Catalogue, server: ServerIndex) -> Vec<u64> {
+    let places = catalogue.topology().places().filter(|place| place.server == server);
+    places.map(|place| catalogue.chunks_on(place).map(|(_, span)| u64::from(span.bytes)).sum()).collect()
+}
