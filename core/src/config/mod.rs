@@ -1,1 +1,142 @@
-//! To be written.
+//! Outside configuration turned into checked types.
+//!
+//! The message is Paddle's `OptimizerConfig`, number for number, with fields of ours from 1000 up. It comes as
+//! protobuf's text form, as `base64:` and its binary form, or as the binary form itself:
+//!
+//! ```
+//! use pserver_core::config::{Mode, OptimizerSettings};
+//!
+//! let settings = OptimizerSettings::from_text(
+//!     r#"optimizer: Adam  adam { beta_1: 0.9 }  const_lr { learning_rate: 1e-3 }  l2: 1e-4  mode: Async"#,
+//! )?;
+//! assert!(settings.rule.is_some());
+//! assert_eq!(settings.mode, Some(Mode::Async));
+//! # Ok::<(), pserver_core::error::Failure>(())
+//! ```
+//!
+//! What it means where Paddle's own reading was silent, unsafe or wrong:
+//!
+//! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
+//!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
+//! - `algorithm` names what Paddle's enumeration lacks: `add`, `rmsprop`, `adamw`, `ftrl`. Momentum is
+//!   `sgd { momentum }`.
+//! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
+//! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
+//!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
+//! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
+//!
+//! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
+
+mod message;
+mod rule;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use prost::Message;
+
+use crate::error::Failure;
+use crate::optim::Rule;
+
+use message::OptimizerConfig;
+use schema::OPTIMIZER_CONFIG;
+
+/// What the text starts with when the binary form follows.
+const BASE64_PREFIX: &str = "base64:";
+/// The standard alphabet; the `=` at the end may be left out.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// How trainers share a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// One update per round, from one gradient of every trainer.
+    #[default]
+    Sync,
+    /// One update per gradient, as it arrives.
+    Async,
+    /// As `Async`, but the fastest trainer is at most `bound` steps ahead of the slowest.
+    Staleness {
+        /// Fastest minus slowest, in steps.
+        bound: u32,
+    },
+    /// Trainers optimise and push differences; the server adds them and does nothing else.
+    Delta,
+}
+
+/// How the gradients of one round become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Merge {
+    /// Their sum divided by how many they are.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+/// What a caller says about optimizing: checked, and told apart from what it leaves unsaid.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimizerSettings {
+    /// The update rule, or nothing when no field that makes one was given.
+    pub rule: Option<Rule>,
+    /// How trainers share a parameter.
+    pub mode: Option<Mode>,
+    /// How the gradients of one round become one.
+    pub merge: Option<Merge>,
+}
+
+impl OptimizerSettings {
+    /// Reads protobuf's text form, or `base64:` followed by the binary form. Blank text says nothing.
+    ///
+    /// The error of the text form has the line and the column; every error has the field, what was found and what was
+    /// expected.
+    pub fn from_text(text: &str) -> Result<Self, Failure> {
+        let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
+            Some(encoded) => BASE64.decode(encoded.trim()).map_err(|error| {
+                Failure::call(format!("after {BASE64_PREFIX}: {error}; expected base64 of the binary form"))
+            })?,
+            None => text::to_binary(&OPTIMIZER_CONFIG, text)?,
+        };
+        Self::from_bytes(&binary)
+    }
+
+    /// Reads the binary form, up to the first zero tag: what follows one is padding. A field that is not known, is cut
+    /// short or is out of its range is refused by name. No bytes say nothing.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Failure> {
+        let checked = schema::checked(&OPTIMIZER_CONFIG, bytes)?;
+        let message = OptimizerConfig::decode(checked)
+            .map_err(|error| Failure::call(format!("{}: {error}", OPTIMIZER_CONFIG.name)))?;
+        rule::settings(&message)
+    }
+}
+
+/// One parameter's checked configuration, as the catalogue keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterConfig {
+    /// The update rule; it has passed [`Rule::validate`] when this came from [`decode`](Self::decode).
+    pub rule: Rule,
+}
+
+impl ParameterConfig {
+    /// The binary form of the same message, every value written out. The same rule gives the same bytes, and
+    /// [`decode`](Self::decode) turns the bytes of a valid rule back into an equal value.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        rule::message(&self.rule).encode_to_vec()
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, and refuses a rule that is missing or not valid.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Failure> {
+        let settings = OptimizerSettings::from_bytes(bytes)?;
+        let rule = settings.rule.ok_or_else(|| {
+            Failure::call(format!("{}: found no rule in {} bytes; expected one", OPTIMIZER_CONFIG.name, bytes.len()))
+        })?;
+        Ok(Self { rule })
+    }
+}

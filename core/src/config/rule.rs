@@ -1,0 +1,293 @@
+//! Between the message and the rule it means.
+
+use crate::error::Failure;
+use crate::optim::{Algorithm, Range, Regularizer, Rule, Schedule};
+
+use super::message::{
+    AdadeltaConfig, AdagradConfig, AdamConfig, ConstLrConfig, DecayingLrConfig, FtrlConfig, LrPolicy, MergeKind,
+    ModeKind, Optimizer, OptimizerConfig, RegularizerKind, RmsPropConfig, SgdConfig,
+};
+use super::{Merge, Mode, OptimizerSettings};
+
+/// Reads a message whose fields and enumerators the schema has checked.
+pub(super) fn settings(message: &OptimizerConfig) -> Result<OptimizerSettings, Failure> {
+    let job_only = OptimizerConfig {
+        mode: message.mode,
+        staleness_bound: message.staleness_bound,
+        merge: message.merge,
+        ..OptimizerConfig::default()
+    };
+    let rule = if *message == job_only { None } else { Some(rule(message)?) };
+    let merge = message.merge.map(|_| match message.merge() {
+        MergeKind::Mean => Merge::Mean,
+        MergeKind::Sum => Merge::Sum,
+    });
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge })
+}
+
+/// The message that [`settings`] reads as this rule, with every value written out.
+pub(super) fn message(rule: &Rule) -> OptimizerConfig {
+    let mut message = OptimizerConfig {
+        l1: Some(rule.l1),
+        l2: Some(rule.l2),
+        rate_scale: Some(rule.rate_scale),
+        clip_norm: rule.clip_norm,
+        clip_value: rule.clip_value,
+        ..OptimizerConfig::default()
+    };
+    message.set_regularizer(match rule.regularizer {
+        Regularizer::Proximal => RegularizerKind::Proximal,
+        Regularizer::Coupled => RegularizerKind::Coupled,
+        Regularizer::Decoupled => RegularizerKind::Decoupled,
+    });
+    write_algorithm(&mut message, &rule.algorithm);
+    write_schedule(&mut message, &rule.schedule);
+    message
+}
+
+fn mode(message: &OptimizerConfig) -> Result<Option<Mode>, Failure> {
+    let mode = message.mode.map(|_| message.mode());
+    match (mode, message.staleness_bound) {
+        (Some(ModeKind::Staleness), Some(bound)) => Ok(Some(Mode::Staleness { bound })),
+        (Some(ModeKind::Staleness), None) => {
+            Err(Failure::call("mode is Staleness and staleness_bound is not given; expected the bound in steps"))
+        }
+        (_, Some(bound)) => Err(Failure::call(format!("staleness_bound is {bound}; expected mode: Staleness with it"))),
+        (Some(ModeKind::Sync), None) => Ok(Some(Mode::Sync)),
+        (Some(ModeKind::Async), None) => Ok(Some(Mode::Async)),
+        (Some(ModeKind::Delta), None) => Ok(Some(Mode::Delta)),
+        (None, None) => Ok(None),
+    }
+}
+
+fn rule(message: &OptimizerConfig) -> Result<Rule, Failure> {
+    let (algorithm, decay) = algorithm(message)?;
+    Range::NotNegative.check(&format!("{}.decay", message_name(&algorithm)), decay)?;
+    let regularizer = match (message.regularizer.map(|_| message.regularizer()), &algorithm) {
+        (Some(RegularizerKind::Proximal), _) => Regularizer::Proximal,
+        (Some(RegularizerKind::Coupled), _) => Regularizer::Coupled,
+        (Some(RegularizerKind::Decoupled), _) => Regularizer::Decoupled,
+        (None, _) if decay == 0.0 || message.l2.is_some() => Regularizer::Proximal,
+        // Paddle kept the decay in the velocity, which is what coupled means.
+        (None, Algorithm::Momentum { .. }) => Regularizer::Coupled,
+        (None, _) => Regularizer::Decoupled,
+    };
+    let rule = Rule {
+        algorithm,
+        l1: message.l1(),
+        l2: message.l2.unwrap_or(decay),
+        regularizer,
+        clip_norm: message.clip_norm.filter(|clip| *clip != 0.0),
+        clip_value: message.clip_value.filter(|clip| *clip != 0.0),
+        schedule: schedule(message)?,
+        rate_scale: message.rate_scale(),
+    };
+    rule.validate()?;
+    Ok(rule)
+}
+
+/// The algorithm, and the `decay` within its message.
+fn algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
+    let (algorithm, decay) = match (&message.algorithm, message.optimizer) {
+        (Some(name), Some(_)) => {
+            return Err(Failure::call(format!(
+                "optimizer and algorithm {name:?} are both given; expected one of the two"
+            )));
+        }
+        (Some(name), None) => our_algorithm(message, name)?,
+        (None, _) => paddle_algorithm(message)?,
+    };
+    let given = [
+        ("sgd", message.sgd.is_some()),
+        ("adadelta", message.adadelta.is_some()),
+        ("adagrad", message.adagrad.is_some()),
+        ("adam", message.adam.is_some()),
+        ("rmsprop", message.rmsprop.is_some()),
+        ("adamw", message.adamw.is_some()),
+        ("ftrl", message.ftrl.is_some()),
+    ];
+    refuse_unused("algorithm", message_name(&algorithm), &given)?;
+    Ok((algorithm, decay))
+}
+
+fn paddle_algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
+    match message.optimizer() {
+        Optimizer::Sgd => {
+            let sgd = message.sgd.unwrap_or_default();
+            let algorithm = match sgd.momentum() {
+                0.0 => Algorithm::Sgd,
+                momentum => Algorithm::Momentum { momentum, nesterov: sgd.nesterov() },
+            };
+            Ok((algorithm, sgd.decay()))
+        }
+        Optimizer::Adadelta => {
+            let config = needed("optimizer: Adadelta", "adadelta", message.adadelta)?;
+            Ok((Algorithm::Adadelta { rho: config.rho(), epsilon: config.epsilon() }, config.decay()))
+        }
+        Optimizer::Adagrad => {
+            let config = needed("optimizer: Adagrad", "adagrad", message.adagrad)?;
+            Ok((Algorithm::Adagrad { epsilon: config.epsilon() }, config.decay()))
+        }
+        Optimizer::Adam => {
+            let config = needed("optimizer: Adam", "adam", message.adam)?;
+            let (beta1, beta2, epsilon) = (config.beta_1(), config.beta_2(), config.epsilon());
+            Ok((Algorithm::Adam { beta1, beta2, epsilon }, config.decay()))
+        }
+    }
+}
+
+fn our_algorithm(message: &OptimizerConfig, name: &str) -> Result<(Algorithm, f64), Failure> {
+    match name {
+        "add" => Ok((Algorithm::Add, 0.0)),
+        "rmsprop" => {
+            let config = needed("algorithm: \"rmsprop\"", "rmsprop", message.rmsprop)?;
+            let (rho, epsilon, momentum) = (config.rho(), config.epsilon(), config.momentum());
+            Ok((Algorithm::RmsProp { rho, epsilon, momentum }, 0.0))
+        }
+        "adamw" => {
+            let config = needed("algorithm: \"adamw\"", "adamw", message.adamw)?;
+            let (beta1, beta2, epsilon) = (config.beta_1(), config.beta_2(), config.epsilon());
+            Ok((Algorithm::AdamW { beta1, beta2, epsilon }, config.decay()))
+        }
+        "ftrl" => {
+            let config = needed("algorithm: \"ftrl\"", "ftrl", message.ftrl)?;
+            let (learning_rate_power, beta) = (config.learning_rate_power(), config.beta());
+            Ok((Algorithm::Ftrl { learning_rate_power, beta }, 0.0))
+        }
+        _ => Err(Failure::call(format!(
+            "algorithm {name:?} is not known; expected one of add, rmsprop, adamw, ftrl, or instead of it \
+             optimizer: SGD, Adadelta, Adagrad or Adam"
+        ))),
+    }
+}
+
+fn schedule(message: &OptimizerConfig) -> Result<Schedule, Failure> {
+    let (chosen, schedule) = match message.lr_policy() {
+        LrPolicy::Const => {
+            let rate = message.const_lr.unwrap_or_default().learning_rate();
+            ("const_lr", Schedule::Const { rate })
+        }
+        LrPolicy::Linear => {
+            let (rate, a, b) = decaying("lr_policy: Linear", "linear_lr", message.linear_lr)?;
+            ("linear_lr", Schedule::Linear { rate, a, b })
+        }
+        LrPolicy::Poly => {
+            let (rate, a, b) = decaying("lr_policy: Poly", "poly_lr", message.poly_lr)?;
+            ("poly_lr", Schedule::Poly { rate, a, b })
+        }
+        LrPolicy::Exp => {
+            let (rate, a, b) = decaying("lr_policy: Exp", "exp_lr", message.exp_lr)?;
+            ("exp_lr", Schedule::Exp { rate, a, b })
+        }
+        LrPolicy::DiscExp => {
+            let (rate, a, b) = decaying("lr_policy: DiscExp", "disc_exp_lr", message.disc_exp_lr)?;
+            ("disc_exp_lr", Schedule::DiscExp { rate, a, b })
+        }
+    };
+    let given = [
+        ("const_lr", message.const_lr.is_some()),
+        ("linear_lr", message.linear_lr.is_some()),
+        ("poly_lr", message.poly_lr.is_some()),
+        ("exp_lr", message.exp_lr.is_some()),
+        ("disc_exp_lr", message.disc_exp_lr.is_some()),
+    ];
+    refuse_unused("lr_policy", chosen, &given)?;
+    Ok(schedule)
+}
+
+/// The learning rate, `a` and `b`.
+fn decaying(who: &str, name: &str, config: Option<DecayingLrConfig>) -> Result<(f64, f64, f64), Failure> {
+    let config = needed(who, name, config)?;
+    Ok((config.learning_rate(), config.lr_decay_a(), config.lr_decay_b()))
+}
+
+/// A message that was chosen by name must be there, even if empty: Paddle's defaults have surprised people.
+fn needed<T>(who: &str, name: &str, config: Option<T>) -> Result<T, Failure> {
+    config.ok_or_else(|| {
+        Failure::call(format!("{who} is given without {name}; expected {name} {{ ... }}, which may be empty"))
+    })
+}
+
+/// A message that the choice leaves without effect is a mistake that would train something else.
+fn refuse_unused(choice: &str, chosen: &str, given: &[(&str, bool)]) -> Result<(), Failure> {
+    match given.iter().find(|(name, given)| *given && *name != chosen) {
+        Some((name, _)) => Err(Failure::call(format!(
+            "{name} is given and the {choice} is that of {chosen}; expected {chosen} {{ ... }} alone"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The field whose message configures the algorithm.
+fn message_name(algorithm: &Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Momentum { .. } => "sgd",
+        other => other.name(),
+    }
+}
+
+fn write_algorithm(message: &mut OptimizerConfig, algorithm: &Algorithm) {
+    match *algorithm {
+        Algorithm::Add => message.algorithm = Some("add".to_owned()),
+        Algorithm::Sgd => message.set_optimizer(Optimizer::Sgd),
+        Algorithm::Momentum { momentum, nesterov } => {
+            message.set_optimizer(Optimizer::Sgd);
+            message.sgd = Some(SgdConfig { momentum: Some(momentum), nesterov: Some(nesterov), decay: None });
+        }
+        Algorithm::Adagrad { epsilon } => {
+            message.set_optimizer(Optimizer::Adagrad);
+            message.adagrad = Some(AdagradConfig { epsilon: Some(epsilon), decay: None });
+        }
+        Algorithm::Adadelta { rho, epsilon } => {
+            message.set_optimizer(Optimizer::Adadelta);
+            message.adadelta = Some(AdadeltaConfig { rho: Some(rho), epsilon: Some(epsilon), decay: None });
+        }
+        Algorithm::RmsProp { rho, epsilon, momentum } => {
+            message.algorithm = Some("rmsprop".to_owned());
+            message.rmsprop = Some(RmsPropConfig { rho: Some(rho), epsilon: Some(epsilon), momentum: Some(momentum) });
+        }
+        Algorithm::Adam { beta1, beta2, epsilon } => {
+            message.set_optimizer(Optimizer::Adam);
+            message.adam = Some(adam_config(beta1, beta2, epsilon));
+        }
+        Algorithm::AdamW { beta1, beta2, epsilon } => {
+            message.algorithm = Some("adamw".to_owned());
+            message.adamw = Some(adam_config(beta1, beta2, epsilon));
+        }
+        Algorithm::Ftrl { learning_rate_power, beta } => {
+            message.algorithm = Some("ftrl".to_owned());
+            message.ftrl = Some(FtrlConfig { learning_rate_power: Some(learning_rate_power), beta: Some(beta) });
+        }
+    }
+}
+
+fn adam_config(beta1: f64, beta2: f64, epsilon: f64) -> AdamConfig {
+    AdamConfig { beta_1: Some(beta1), beta_2: Some(beta2), epsilon: Some(epsilon), decay: None }
+}
+
+fn write_schedule(message: &mut OptimizerConfig, schedule: &Schedule) {
+    let config =
+        |rate, a, b| Some(DecayingLrConfig { learning_rate: Some(rate), lr_decay_a: Some(a), lr_decay_b: Some(b) });
+    match *schedule {
+        Schedule::Const { rate } => {
+            message.set_lr_policy(LrPolicy::Const);
+            message.const_lr = Some(ConstLrConfig { learning_rate: Some(rate) });
+        }
+        Schedule::Linear { rate, a, b } => {
+            message.set_lr_policy(LrPolicy::Linear);
+            message.linear_lr = config(rate, a, b);
+        }
+        Schedule::Poly { rate, a, b } => {
+            message.set_lr_policy(LrPolicy::Poly);
+            message.poly_lr = config(rate, a, b);
+        }
+        Schedule::Exp { rate, a, b } => {
+            message.set_lr_policy(LrPolicy::Exp);
+            message.exp_lr = config(rate, a, b);
+        }
+        Schedule::DiscExp { rate, a, b } => {
+            message.set_lr_policy(LrPolicy::DiscExp);
+            message.disc_exp_lr = config(rate, a, b);
+        }
+    }
+}

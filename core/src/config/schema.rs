@@ -1,0 +1,234 @@
+//! The message's fields by name, number and kind: what the text form is read with and the binary form is checked with.
+
+use crate::error::Failure;
+
+/// A message: its name in Paddle's file, or ours.
+#[derive(Debug)]
+pub(super) struct Schema {
+    pub(super) name: &'static str,
+    pub(super) fields: &'static [Field],
+}
+
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) name: &'static str,
+    pub(super) number: u32,
+    pub(super) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Double,
+    Bool,
+    Uint32,
+    Text,
+    Enumeration(&'static [(&'static str, u32)]),
+    Message(&'static Schema),
+}
+
+/// How a field's value lies in the binary form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum WireType {
+    Varint = 0,
+    EightBytes = 1,
+    Delimited = 2,
+}
+
+const fn field(name: &'static str, number: u32, kind: Kind) -> Field {
+    Field { name, number, kind }
+}
+
+pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
+    name: "OptimizerConfig",
+    fields: &[
+        field("optimizer", 1, Kind::Enumeration(&[("SGD", 1), ("Adadelta", 2), ("Adagrad", 3), ("Adam", 4)])),
+        field("sgd", 3, Kind::Message(&SGD)),
+        field("adadelta", 4, Kind::Message(&ADADELTA)),
+        field("adagrad", 5, Kind::Message(&ADAGRAD)),
+        field("adam", 6, Kind::Message(&ADAM)),
+        field("lr_policy", 11, Kind::Enumeration(&LR_POLICIES)),
+        field("const_lr", 12, Kind::Message(&CONST_LR)),
+        field("linear_lr", 13, Kind::Message(&DECAYING_LR)),
+        field("clip_norm", 101, Kind::Double),
+        field("clip_value", 102, Kind::Double),
+        field("l1", 1001, Kind::Double),
+        field("l2", 1002, Kind::Double),
+        field("regularizer", 1003, Kind::Enumeration(&[("Proximal", 0), ("Coupled", 1), ("Decoupled", 2)])),
+        field("rate_scale", 1004, Kind::Double),
+        field("algorithm", 1005, Kind::Text),
+        field("rmsprop", 1006, Kind::Message(&RMSPROP)),
+        field("adamw", 1007, Kind::Message(&ADAM)),
+        field("ftrl", 1008, Kind::Message(&FTRL)),
+        field("poly_lr", 1009, Kind::Message(&DECAYING_LR)),
+        field("exp_lr", 1010, Kind::Message(&DECAYING_LR)),
+        field("disc_exp_lr", 1011, Kind::Message(&DECAYING_LR)),
+        field("mode", 1012, Kind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
+        field("staleness_bound", 1013, Kind::Uint32),
+        field("merge", 1014, Kind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
+    ],
+};
+
+static LR_POLICIES: [(&str, u32); 5] = [("Const", 0), ("Linear", 1), ("Poly", 1000), ("Exp", 1001), ("DiscExp", 1002)];
+
+static SGD: Schema = Schema {
+    name: "SGDConfig",
+    fields: &[field("momentum", 21, Kind::Double), field("decay", 23, Kind::Double), field("nesterov", 24, Kind::Bool)],
+};
+
+static ADADELTA: Schema = Schema {
+    name: "AdadeltaConfig",
+    fields: &[field("epsilon", 31, Kind::Double), field("decay", 32, Kind::Double), field("rho", 33, Kind::Double)],
+};
+
+static ADAGRAD: Schema =
+    Schema { name: "AdagradConfig", fields: &[field("epsilon", 41, Kind::Double), field("decay", 42, Kind::Double)] };
+
+static ADAM: Schema = Schema {
+    name: "AdamConfig",
+    fields: &[
+        field("beta_1", 41, Kind::Double),
+        field("beta_2", 42, Kind::Double),
+        field("epsilon", 43, Kind::Double),
+        field("decay", 44, Kind::Double),
+    ],
+};
+
+static RMSPROP: Schema = Schema {
+    name: "RmsPropConfig",
+    fields: &[field("rho", 1, Kind::Double), field("epsilon", 2, Kind::Double), field("momentum", 3, Kind::Double)],
+};
+
+static FTRL: Schema = Schema {
+    name: "FtrlConfig",
+    fields: &[field("learning_rate_power", 1, Kind::Double), field("beta", 2, Kind::Double)],
+};
+
+static CONST_LR: Schema = Schema { name: "ConstLrConfig", fields: &[field("learning_rate", 1, Kind::Double)] };
+
+static DECAYING_LR: Schema = Schema {
+    name: "LinearLrConfig",
+    fields: &[
+        field("learning_rate", 1, Kind::Double),
+        field("lr_decay_a", 2, Kind::Double),
+        field("lr_decay_b", 3, Kind::Double),
+    ],
+};
+
+impl Kind {
+    pub(super) const fn wire_type(self) -> WireType {
+        match self {
+            Self::Double => WireType::EightBytes,
+            Self::Bool | Self::Uint32 | Self::Enumeration(_) => WireType::Varint,
+            Self::Text | Self::Message(_) => WireType::Delimited,
+        }
+    }
+}
+
+impl Field {
+    /// The number and wire type, as they stand before the value.
+    pub(super) const fn key(&self) -> u64 {
+        (self.number as u64) << 3 | self.kind.wire_type() as u64
+    }
+}
+
+impl Schema {
+    /// Its fields' names, for the error that has another one.
+    pub(super) fn names(&self) -> String {
+        self.fields.iter().map(|field| field.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// An enumeration's names, for the error that has another one.
+pub(super) fn enumerators(values: &[(&str, u32)]) -> String {
+    values.iter().map(|(name, number)| format!("{name} ({number})")).collect::<Vec<_>>().join(", ")
+}
+
+/// Checks the binary form of `schema`: every field known, of its wire type, whole, and within its enumeration.
+///
+/// Gives back the part before the first zero tag. Protobuf has no tag of zero, so what follows is padding: the one
+/// real C client passes its buffer's capacity as the length.
+pub(super) fn checked<'a>(schema: &'static Schema, bytes: &'a [u8]) -> Result<&'a [u8], Failure> {
+    let mut rest = bytes;
+    while rest.first().is_some_and(|byte| *byte != 0) {
+        check_field(schema, schema.name, &mut rest)?;
+    }
+    Ok(&bytes[..bytes.len() - rest.len()])
+}
+
+fn check_field(schema: &'static Schema, path: &str, rest: &mut &[u8]) -> Result<(), Failure> {
+    let key = take_varint(rest, path)?;
+    let Some(field) = schema.fields.iter().find(|field| u64::from(field.number) == key >> 3) else {
+        return Err(Failure::call(format!(
+            "{path}: field number {} is not known; expected one of {}",
+            key >> 3,
+            schema.names()
+        )));
+    };
+    if field.key() != key {
+        return Err(Failure::call(format!(
+            "{path}.{}: the wire type is {}; expected {}",
+            field.name,
+            key & 7,
+            field.kind.wire_type() as u8
+        )));
+    }
+    check_value(field.kind, &format!("{path}.{}", field.name), rest)
+}
+
+fn check_value(kind: Kind, path: &str, rest: &mut &[u8]) -> Result<(), Failure> {
+    match kind {
+        Kind::Double => take(rest, 8, path).map(drop),
+        Kind::Bool => take_varint(rest, path).map(drop),
+        Kind::Uint32 => {
+            let value = take_varint(rest, path)?;
+            u32::try_from(value)
+                .map(drop)
+                .map_err(|_| Failure::call(format!("{path} is {value}; expected at most {}", u32::MAX)))
+        }
+        Kind::Enumeration(values) => {
+            let value = take_varint(rest, path)?;
+            match values.iter().any(|(_, number)| u64::from(*number) == value) {
+                true => Ok(()),
+                false => Err(Failure::call(format!("{path} is {value}; expected one of {}", enumerators(values)))),
+            }
+        }
+        Kind::Text | Kind::Message(_) => {
+            let length = take_varint(rest, path)?;
+            let mut inner = take(rest, length, path)?;
+            while let (Kind::Message(schema), false) = (kind, inner.is_empty()) {
+                check_field(schema, path, &mut inner)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: u64, path: &str) -> Result<&'a [u8], Failure> {
+    let split = usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length));
+    let Some((taken, left)) = split else {
+        return Err(Failure::call(format!("{path}: cut short; expected {length} bytes, found {}", rest.len())));
+    };
+    *rest = left;
+    Ok(taken)
+}
+
+/// A number in groups of seven bits, the lowest first, each but the last with its top bit set.
+fn take_varint(rest: &mut &[u8], path: &str) -> Result<u64, Failure> {
+    let mut value = 0_u64;
+    for shift in (0..u64::BITS).step_by(7) {
+        let [byte, left @ ..] = rest else {
+            return Err(Failure::call(format!("{path}: cut short within a number")));
+        };
+        *rest = left;
+        let group = u64::from(byte & 0x7f);
+        if group << shift >> shift != group {
+            break;
+        }
+        value |= group << shift;
+        if *byte < 0x80 {
+            return Ok(value);
+        }
+    }
+    Err(Failure::call(format!("{path}: a number is longer than 64 bits")))
+}

@@ -1,0 +1,318 @@
+//! Protobuf's text form, read into the binary form by the schema.
+//!
+//! `name: value` for numbers, names and strings; `name { ... }`, `name: { ... }` or `name < ... >` for messages; fields
+//! may be followed by `,` or `;`; `#` starts a comment. A field may be given once.
+
+use std::fmt::{self, Display};
+
+use crate::error::Failure;
+
+use super::schema::{Field, Kind, Schema, enumerators};
+
+/// Reads a whole message and gives its binary form.
+pub(super) fn to_binary(schema: &'static Schema, text: &str) -> Result<Vec<u8>, Failure> {
+    let mut parser = Parser { rest: text, line: 1, column: 1 };
+    parser.message(schema, None)
+}
+
+/// A place in the text, counted from one; columns count characters.
+#[derive(Clone, Copy)]
+struct Position {
+    line: u32,
+    column: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token<'a> {
+    /// A name or a number: letters, digits, `_`, `.`, and the sign of an exponent.
+    Plain(&'a str),
+    /// A string, its escapes resolved.
+    Quoted(Vec<u8>),
+    Symbol(char),
+    End,
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+    line: u32,
+    column: u32,
+}
+
+impl<'a> Parser<'a> {
+    /// Fields up to `close`, or up to the end when there is none.
+    fn message(&mut self, schema: &'static Schema, close: Option<char>) -> Result<Vec<u8>, Failure> {
+        let mut binary = Vec::new();
+        let mut seen = Vec::new();
+        loop {
+            let (position, token) = self.token()?;
+            match (token, close) {
+                (Token::End, None) => return Ok(binary),
+                (Token::Symbol(symbol), Some(close)) if symbol == close => return Ok(binary),
+                (Token::Plain(name), _) => {
+                    let field = known(schema, name).map_err(|reason| position.refuse(reason))?;
+                    if seen.contains(&field.number) {
+                        return Err(position.refuse(format!("field {name:?} is given twice")));
+                    }
+                    seen.push(field.number);
+                    self.field(field, &mut binary)?;
+                    let _separator = self.take_symbol(',') || self.take_symbol(';');
+                }
+                (token, Some(close)) => {
+                    return Err(position.refuse(format!("found {token}; expected a field's name or '{close}'")));
+                }
+                (token, None) => return Err(position.refuse(format!("found {token}; expected a field's name"))),
+            }
+        }
+    }
+
+    fn field(&mut self, field: &Field, binary: &mut Vec<u8>) -> Result<(), Failure> {
+        let colon = self.take_symbol(':');
+        if !colon && !matches!(field.kind, Kind::Message(_)) {
+            let (position, token) = self.token()?;
+            return Err(position.refuse(format!("found {token}; expected ':' after {:?}", field.name)));
+        }
+        push_varint(binary, field.key());
+        match field.kind {
+            Kind::Double => binary.extend(self.double(field.name)?.to_le_bytes()),
+            Kind::Bool => binary.push(self.plain(field.name, "true or false", to_bool)?.into()),
+            Kind::Uint32 => {
+                let value = self.plain(field.name, "a whole number below 4294967296", to_uint32)?;
+                push_varint(binary, value.into());
+            }
+            Kind::Enumeration(values) => {
+                let expected = format!("one of {}", enumerators(values));
+                let number = self.plain(field.name, &expected, |text| {
+                    values.iter().find(|(name, number)| *name == text || to_uint32(text) == Some(*number))
+                })?;
+                push_varint(binary, number.1.into());
+            }
+            Kind::Text => push_delimited(binary, &self.quoted(field.name)?),
+            Kind::Message(schema) => push_delimited(binary, &self.nested(field.name, schema)?),
+        }
+        Ok(())
+    }
+
+    fn nested(&mut self, name: &str, schema: &'static Schema) -> Result<Vec<u8>, Failure> {
+        match self.token()? {
+            (_, Token::Symbol('{')) => self.message(schema, Some('}')),
+            (_, Token::Symbol('<')) => self.message(schema, Some('>')),
+            (position, token) => Err(position.refuse(format!("{name:?} has {token}; expected '{{'"))),
+        }
+    }
+
+    fn double(&mut self, name: &str) -> Result<f64, Failure> {
+        let sign = if self.take_symbol('-') { -1.0 } else { 1.0 };
+        self.plain(name, "a number", to_double).map(|value| sign * value)
+    }
+
+    /// Takes a name or a number and turns it into a value.
+    fn plain<T>(&mut self, name: &str, expected: &str, convert: impl Fn(&'a str) -> Option<T>) -> Result<T, Failure> {
+        let (position, token) = self.token()?;
+        let value = if let Token::Plain(text) = token { convert(text) } else { None };
+        value.ok_or_else(|| position.refuse(format!("{name:?} has {token}; expected {expected}")))
+    }
+
+    /// Takes one or more strings, which are one.
+    fn quoted(&mut self, name: &str) -> Result<Vec<u8>, Failure> {
+        let (position, token) = self.token()?;
+        let Token::Quoted(mut bytes) = token else {
+            return Err(position.refuse(format!("{name:?} has {token}; expected a string in quotes")));
+        };
+        while let Some(quote) = self.take_quote() {
+            self.string(quote, position, &mut bytes)?;
+        }
+        match str::from_utf8(&bytes) {
+            Ok(_) => Ok(bytes),
+            Err(_) => Err(position.refuse(format!("{name:?} is not UTF-8"))),
+        }
+    }
+
+    /// Takes the next character that is not blank when it is this one.
+    fn take_symbol(&mut self, symbol: char) -> bool {
+        self.skip_blank();
+        let found = self.rest.starts_with(symbol);
+        if found {
+            self.advance();
+        }
+        found
+    }
+
+    fn take_quote(&mut self) -> Option<char> {
+        ['"', '\''].into_iter().find(|quote| self.take_symbol(*quote))
+    }
+
+    fn token(&mut self) -> Result<(Position, Token<'a>), Failure> {
+        self.skip_blank();
+        let position = Position { line: self.line, column: self.column };
+        if let Some(quote) = self.take_quote() {
+            let mut bytes = Vec::new();
+            self.string(quote, position, &mut bytes)?;
+            return Ok((position, Token::Quoted(bytes)));
+        }
+        let plain = &self.rest[..plain_length(self.rest)];
+        if plain.is_empty() {
+            return Ok((position, self.advance().map_or(Token::End, Token::Symbol)));
+        }
+        for _ in plain.chars() {
+            self.advance();
+        }
+        Ok((position, Token::Plain(plain)))
+    }
+
+    /// The inside of a string whose quote has been taken, and the closing quote.
+    fn string(&mut self, quote: char, start: Position, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+        loop {
+            match self.advance() {
+                None | Some('\n') => return Err(start.refuse("a string has no closing quote on its line")),
+                Some(character) if character == quote => return Ok(()),
+                Some('\\') => bytes.extend(self.escape()?),
+                Some(character) => push_character(bytes, character),
+            }
+        }
+    }
+
+    /// What stands after a backslash: a letter, up to three octal digits, or `x` and up to two hexadecimal ones.
+    fn escape(&mut self) -> Result<Vec<u8>, Failure> {
+        let position = Position { line: self.line, column: self.column };
+        let digits = |length: usize, radix: u32, rest: &str| -> String {
+            rest.chars().take(length).take_while(|digit| digit.is_digit(radix)).collect()
+        };
+        let octal = digits(3, 8, self.rest);
+        let (text, radix) = match self.rest.strip_prefix(['x', 'X']) {
+            Some(rest) => (digits(2, 16, rest), 16),
+            None => (octal, 8),
+        };
+        if let Ok(byte) = u8::from_str_radix(&text, radix) {
+            for _ in 0..text.len() + usize::from(radix == 16) {
+                self.advance();
+            }
+            return Ok(vec![byte]);
+        }
+        let byte = match self.advance() {
+            Some('a') => 0x07,
+            Some('b') => 0x08,
+            Some('f') => 0x0c,
+            Some('n') => b'\n',
+            Some('r') => b'\r',
+            Some('t') => b'\t',
+            Some('v') => 0x0b,
+            Some('\\') => b'\\',
+            Some('\'') => b'\'',
+            Some('"') => b'"',
+            Some('?') => b'?',
+            _ => {
+                return Err(position.refuse("an escape is not known; expected one of abfnrtv\\'\"?, octal digits or x"));
+            }
+        };
+        Ok(vec![byte])
+    }
+
+    fn skip_blank(&mut self) {
+        while let Some(character) = self.rest.chars().next() {
+            if character == '#' {
+                while self.advance().is_some_and(|character| character != '\n') {}
+            } else if character.is_whitespace() {
+                self.advance();
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn advance(&mut self) -> Option<char> {
+        let mut characters = self.rest.chars();
+        let character = characters.next()?;
+        self.rest = characters.as_str();
+        if character == '\n' {
+            self.line += 1;
+            self.column = 1;
+        } else {
+            self.column += 1;
+        }
+        Some(character)
+    }
+}
+
+impl Position {
+    fn refuse(self, reason: impl Display) -> Failure {
+        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
+    }
+}
+
+impl Display for Token<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(text) => write!(formatter, "{text:?}"),
+            Self::Quoted(bytes) => write!(formatter, "the string \"{}\"", bytes.escape_ascii()),
+            Self::Symbol(symbol) => write!(formatter, "{symbol:?}"),
+            Self::End => formatter.write_str("the end"),
+        }
+    }
+}
+
+fn known(schema: &'static Schema, name: &str) -> Result<&'static Field, String> {
+    schema
+        .fields
+        .iter()
+        .find(|field| field.name == name)
+        .ok_or_else(|| format!("field {name:?} is not known in {}; expected one of {}", schema.name, schema.names()))
+}
+
+/// How many bytes of the text are one name or number. A sign belongs to a number's exponent.
+fn plain_length(text: &str) -> usize {
+    let is_number = text.starts_with(|first: char| first.is_ascii_digit() || first == '.');
+    let mut before = ' ';
+    for (index, character) in text.char_indices() {
+        let is_sign = is_number && matches!((before, character), ('e' | 'E', '+' | '-'));
+        if !is_sign && !character.is_ascii_alphanumeric() && !matches!(character, '_' | '.') {
+            return index;
+        }
+        before = character;
+    }
+    text.len()
+}
+
+/// Decimal, with or without the `f` of the text form; `inf`, `infinity` and `nan` in any case.
+fn to_double(text: &str) -> Option<f64> {
+    let is_number = text.starts_with(|first: char| first.is_ascii_digit() || first == '.');
+    let digits = if is_number { text.trim_end_matches(['f', 'F']) } else { text };
+    digits.parse().ok()
+}
+
+fn to_bool(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" | "t" | "1" => Some(true),
+        "false" | "False" | "f" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// Decimal, or hexadecimal after `0x`. A leading zero would mean octal in protobuf and decimal to a reader: refused.
+fn to_uint32(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None if text.len() > 1 && text.starts_with('0') => None,
+        None => text.parse().ok(),
+    }
+}
+
+fn push_character(bytes: &mut Vec<u8>, character: char) {
+    bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+}
+
+fn push_delimited(binary: &mut Vec<u8>, value: &[u8]) {
+    push_varint(binary, value.len() as u64);
+    binary.extend_from_slice(value);
+}
+
+/// Groups of seven bits, the lowest first, each but the last with its top bit set.
+fn push_varint(binary: &mut Vec<u8>, mut value: u64) {
+    loop {
+        let [low, ..] = value.to_le_bytes();
+        value >>= 7;
+        if value == 0 {
+            return binary.push(low);
+        }
+        binary.push(low | 0x80);
+    }
+}
