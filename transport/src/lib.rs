@@ -1,1 +1,12 @@
-//! See the workspace ARCHITECTURE page.
+//! What moves frames: each backend fills [`Transport`](pserver_core::port::Transport).
+//!
+//! Not here: what a frame means (`pserver_core::wire`), who talks to whom (`pserver_core::server` and `client`),
+//! and any decision about placement. A transport neither copies a payload it need not copy nor looks into one.
+//!
+//! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there), [`fault`] and
+//! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
+
+pub mod loopback;
+mod payload;
+mod refusal;
+pub mod tcp;

@@ -1,0 +1,415 @@
+//! Frames in process, for tests: the same promises as over a network, between threads or within one.
+//!
+//! A payload stays in its sender's memory until its frame lands; it is copied once, on the receiver's thread.
+
+mod bell;
+mod link;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pserver_core::error::Failure;
+use pserver_core::ids::PeerId;
+use pserver_core::port::{Capabilities, Doorbell, Event, Incoming, Submit, Transport};
+use pserver_core::wire::{Address, ErrorCode, Scheme};
+
+use bell::Bell;
+use link::{End, Shipment};
+
+use crate::payload::{Landing, assert_body, gone, returned};
+use crate::refusal::refusal;
+
+/// How long a connection that is being closed waits for what was sent to land.
+const LINGER: Duration = Duration::from_secs(1);
+/// A peer that has delivered this many frames lets the others go on.
+const TURN_FRAMES: usize = 16;
+
+/// The addresses of one little world; clones are the same world.
+#[derive(Clone, Default)]
+pub struct Hub(Arc<Mutex<BTreeMap<(String, u16), Door>>>);
+
+/// Where somebody listens.
+#[derive(Clone)]
+struct Door {
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    bell: Arc<Bell>,
+}
+
+/// A connection that its listener has not seen yet.
+struct Arrival {
+    end: End,
+    origin: String,
+}
+
+/// Connections within one process, owned by one thread.
+pub struct LoopbackTransport {
+    hub: Hub,
+    door: Door,
+    address: Option<Address>,
+    peers: BTreeMap<PeerId, Peer>,
+    peers_made: u64,
+    events: Vec<Event>,
+}
+
+struct Peer {
+    end: End,
+    /// What to say first.
+    greeting: Option<Event>,
+    inbound: Inbound,
+    /// Why it is being closed, and when at the latest.
+    ending: Option<(String, Instant)>,
+}
+
+enum Inbound {
+    Idle,
+    /// The head was reported; its places have not come yet.
+    Held,
+    /// The places are here.
+    Landing(Vec<Incoming>),
+}
+
+/// Two transports that share a hub, and the address at which the second listens.
+#[must_use]
+pub fn pair() -> (LoopbackTransport, LoopbackTransport, Address) {
+    let hub = Hub::default();
+    let address = Address {
+        scheme: Scheme::Loopback,
+        host: "far".to_owned(),
+        port: 0,
+    };
+    let far = hub
+        .listen(&address)
+        .expect("nobody else listens in a new hub");
+    (hub.transport(), far, address)
+}
+
+impl Hub {
+    /// A transport that listens at `loopback://name:lane`.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when the address is of another transport, or somebody listens there.
+    pub fn listen(&self, address: &Address) -> Result<LoopbackTransport, Failure> {
+        let refused = |why: &str| Failure::Node(format!("listening on {address}: {why}"));
+        if address.scheme != Scheme::Loopback {
+            return Err(refused("this transport takes loopback:// only"));
+        }
+        let mut transport = self.transport();
+        let mut doors = self.lock();
+        let key = (address.host.clone(), address.port);
+        if doors.contains_key(&key) {
+            drop(doors);
+            return Err(refused("another transport listens there"));
+        }
+        doors.insert(key, transport.door.clone());
+        drop(doors);
+        transport.address = Some(address.clone());
+        Ok(transport)
+    }
+
+    /// A transport that only connects.
+    #[must_use]
+    pub fn transport(&self) -> LoopbackTransport {
+        LoopbackTransport {
+            hub: self.clone(),
+            door: Door {
+                arrivals: Arc::default(),
+                bell: Arc::default(),
+            },
+            address: None,
+            peers: BTreeMap::new(),
+            peers_made: 0,
+            events: Vec::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u16), Door>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LoopbackTransport {
+    fn add(&mut self, end: End, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
+        let id = self.next_peer();
+        let peer = Peer {
+            end,
+            greeting: Some(greet(id)),
+            inbound: Inbound::Idle,
+            ending: None,
+        };
+        self.peers.insert(id, peer);
+        id
+    }
+
+    fn next_peer(&mut self) -> PeerId {
+        self.peers_made += 1;
+        PeerId(self.peers_made)
+    }
+
+    fn adopt(&mut self) {
+        let arrivals = std::mem::take(&mut *lock(&self.door.arrivals));
+        for Arrival { end, origin } in arrivals {
+            self.add(end, |peer| Event::Accepted { peer, origin });
+        }
+    }
+
+    /// Takes one piece of work, or gives it back when the pipe is full.
+    fn take(&mut self, work: Submit) -> Option<Submit> {
+        let id = work.peer();
+        let Some(peer) = self.peers.get_mut(&id) else {
+            self.events.push(returned(work));
+            self.door.bell.ring();
+            return None;
+        };
+        match work {
+            Submit::Send {
+                peer: id,
+                ticket,
+                frame,
+                body,
+            } => {
+                assert_body(&frame, &body);
+                let shipment = Shipment {
+                    ticket: Some(ticket),
+                    frame,
+                    body,
+                };
+                let left = peer.end.send(shipment).err()?;
+                Some(Submit::Send {
+                    peer: id,
+                    ticket,
+                    frame: left.frame,
+                    body: left.body,
+                })
+            }
+            Submit::Land { into, .. } => {
+                assert!(
+                    matches!(peer.inbound, Inbound::Held),
+                    "places were handed over, but no head waits for them"
+                );
+                peer.inbound = Inbound::Landing(into);
+                self.door.bell.ring();
+                None
+            }
+        }
+    }
+}
+
+impl Transport for LoopbackTransport {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "loopback",
+            checks_payload: true,
+        }
+    }
+
+    fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
+        if address.scheme != Scheme::Loopback {
+            return Err(Failure::call(format!(
+                "address \"{address}\": this transport connects to loopback:// only"
+            )));
+        }
+        let hub = self.hub.clone();
+        let doors = hub.lock();
+        self.door.bell.ring();
+        let Some(door) = doors.get(&(address.host.clone(), address.port)) else {
+            let id = self.next_peer();
+            self.events.push(gone(
+                id,
+                format!("connecting to {address}: nobody listens there"),
+            ));
+            return Ok(id);
+        };
+        let (near, far) = End::pair(&self.door.bell, &door.bell);
+        let id = self.add(near, |peer| Event::Connected { peer });
+        lock(&door.arrivals).push(Arrival {
+            end: far,
+            origin: format!("loopback peer {id}"),
+        });
+        door.bell.ring();
+        Ok(id)
+    }
+
+    fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
+        let mut full = Vec::new();
+        for _ in 0..queue.len() {
+            let Some(work) = queue.pop_front() else { break };
+            let id = work.peer();
+            // Frames stay in order; places are taken always, because the peer may wait for us to read.
+            let left = match work {
+                Submit::Send { .. } if full.contains(&id) => Some(work),
+                work => self.take(work),
+            };
+            if let Some(work) = left {
+                queue.push_back(work);
+                full.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
+        self.adopt();
+        events.append(&mut self.events);
+        let mut again = false;
+        self.peers.retain(|id, peer| {
+            let before = events.len();
+            let lives = peer.turn(*id, events);
+            again |= events.len() > before;
+            lives
+        });
+        if again {
+            // Whoever did something may have more to do; the next wait looks.
+            self.door.bell.ring();
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.end_with("closed by this side");
+            self.door.bell.ring();
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        let now = Instant::now();
+        let endings = self.peers.values().filter_map(|peer| peer.ending.as_ref());
+        let until = endings
+            .map(|(_, until)| until.saturating_duration_since(now))
+            .min();
+        self.door
+            .bell
+            .wait(until.map_or(limit, |until| limit.min(until)));
+    }
+
+    fn doorbell(&self) -> Doorbell {
+        let bell = Arc::clone(&self.door.bell);
+        Doorbell::new(move || bell.ring())
+    }
+}
+
+impl Drop for LoopbackTransport {
+    fn drop(&mut self) {
+        if let Some(address) = self.address.take() {
+            self.hub.lock().remove(&(address.host, address.port));
+        }
+        let arrivals = std::mem::take(&mut *lock(&self.door.arrivals));
+        let arrived = arrivals.iter().map(|arrival| &arrival.end);
+        for end in arrived.chain(self.peers.values().map(|peer| &peer.end)) {
+            end.finish("the peer's transport is gone");
+            // Nobody asks for what was sent from here any more.
+            drop((end.give_up(), end.sent()));
+        }
+    }
+}
+
+impl Peer {
+    /// Does what can be done without waiting; false when the connection is over.
+    fn turn(&mut self, id: PeerId, events: &mut Vec<Event>) -> bool {
+        events.extend(self.greeting.take());
+        if let Some((reason, until)) = &self.ending
+            && (self.end.is_drained() || *until <= Instant::now())
+        {
+            self.end.finish(reason);
+        }
+        let over = self.end.over();
+        let sent = self.end.sent().into_iter();
+        events.extend(sent.map(|(ticket, body)| Event::Sent {
+            peer: id,
+            ticket,
+            body,
+        }));
+        if let Some((reason, unsent)) = over {
+            events.push(Event::Gone {
+                peer: id,
+                reason,
+                unsent,
+                unfilled: self.take_unfilled(),
+            });
+            return false;
+        }
+        for _ in 0..TURN_FRAMES {
+            let Some(event) = self.receive(id) else { break };
+            events.push(event);
+        }
+        true
+    }
+
+    fn receive(&mut self, peer: PeerId) -> Option<Event> {
+        if self.ending.is_some() {
+            return None;
+        }
+        match std::mem::replace(&mut self.inbound, Inbound::Idle) {
+            Inbound::Idle => {
+                let frame = self.end.peek()?;
+                if frame.payload_bytes() > 0 {
+                    self.inbound = Inbound::Held;
+                    return Some(Event::Head { peer, frame });
+                }
+                self.end.put_back(self.end.take()?);
+                Some(Event::Landed {
+                    peer,
+                    frame,
+                    body: Vec::new(),
+                })
+            }
+            Inbound::Held => {
+                self.inbound = Inbound::Held;
+                None
+            }
+            Inbound::Landing(places) => self.land(peer, places),
+        }
+    }
+
+    fn land(&mut self, peer: PeerId, places: Vec<Incoming>) -> Option<Event> {
+        let Some(shipment) = self.end.take() else {
+            // The sender gave up meanwhile, and the connection's end is on its way.
+            self.inbound = Inbound::Landing(places);
+            return None;
+        };
+        let mut landing = Landing::new(shipment.frame.clone(), places);
+        let copied = shipment
+            .body
+            .iter()
+            .try_for_each(|parcel| landing.copy(parcel.bytes()).map(drop));
+        self.end.put_back(shipment);
+        let (frame, body) = landing.into_parts();
+        match copied {
+            Ok(()) => Some(Event::Landed { peer, frame, body }),
+            Err(error) => {
+                self.inbound = Inbound::Landing(body);
+                self.refuse(&error.to_string());
+                None
+            }
+        }
+    }
+
+    fn refuse(&mut self, reason: &str) {
+        let frame = refusal(ErrorCode::Invalid, reason);
+        // A refusal has no ticket, so the pipe always takes it.
+        let _ = self.end.send(Shipment {
+            ticket: None,
+            frame,
+            body: Vec::new(),
+        });
+        self.end_with(reason);
+    }
+
+    fn end_with(&mut self, reason: &str) {
+        self.ending
+            .get_or_insert_with(|| (reason.to_owned(), Instant::now() + LINGER));
+    }
+
+    fn take_unfilled(&mut self) -> Vec<Incoming> {
+        match std::mem::replace(&mut self.inbound, Inbound::Idle) {
+            Inbound::Landing(places) => places,
+            Inbound::Idle | Inbound::Held => Vec::new(),
+        }
+    }
+}
+
+fn lock(arrivals: &Mutex<Vec<Arrival>>) -> MutexGuard<'_, Vec<Arrival>> {
+    // A list is whole after every operation, so a panic elsewhere does not spoil it.
+    arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,55 @@
+//! How an accepted connection comes from the listener's thread to a lane's.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use pserver_core::wire::{ErrorCode, Frame};
+
+use super::wakeups::Wakeups;
+
+/// Accepted connections that wait for a lane to look; more are refused as busy.
+const ADOPTED_MAX: usize = 64;
+
+/// Hands accepted connections to one transport, from any thread.
+#[derive(Clone)]
+pub struct Adopter {
+    sender: Sender<Adopted>,
+    wakeups: Arc<Wakeups>,
+}
+
+/// A connection whose hello has been read, and not one byte more.
+pub(super) struct Adopted {
+    pub(super) stream: TcpStream,
+    pub(super) hello: Frame,
+    pub(super) origin: String,
+}
+
+impl Adopter {
+    pub(super) fn new(wakeups: &Arc<Wakeups>) -> (Self, Receiver<Adopted>) {
+        let (sender, receiver) = bounded(ADOPTED_MAX);
+        (
+            Self {
+                sender,
+                wakeups: Arc::clone(wakeups),
+            },
+            receiver,
+        )
+    }
+
+    /// Hands the connection over, or gives it back with the reason why not.
+    pub(super) fn adopt(&self, adopted: Adopted) -> Result<(), (Adopted, ErrorCode, &'static str)> {
+        let outcome = self.sender.try_send(adopted).map_err(|error| match error {
+            TrySendError::Full(adopted) => (
+                adopted,
+                ErrorCode::Busy,
+                "too many connections arrive at once",
+            ),
+            TrySendError::Disconnected(adopted) => {
+                (adopted, ErrorCode::Invalid, "this lane has stopped")
+            }
+        });
+        self.wakeups.ring();
+        outcome
+    }
+}

@@ -1,0 +1,407 @@
+//! Frames over TCP: always there.
+//!
+//! A [`TcpTransport`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
+//! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers
+//! that may go on cost, not what all of them would. A [`Listener`] accepts for all lanes of a server, reads
+//! each hello, and hands the connection to its lane.
+
+mod adopter;
+mod listener;
+mod peer;
+mod reader;
+mod socket;
+mod wakeups;
+mod writer;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::Receiver;
+use pserver_core::error::Failure;
+use pserver_core::ids::PeerId;
+use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
+use pserver_core::wire::{Address, Scheme};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+
+pub use adopter::Adopter;
+pub use listener::{Listener, Stop};
+
+use adopter::Adopted;
+use peer::{Peer, Turn};
+use wakeups::Wakeups;
+
+use crate::payload::{assert_body, gone, returned};
+
+/// Slices in one vectored call: Linux takes no more.
+const SLICES_MAX: usize = 1024;
+/// A peer that has moved this much lets the others go on.
+const TURN_BYTES: usize = 1024 * 1024;
+/// A peer that has delivered this many events lets the others go on.
+const TURN_FRAMES: usize = 16;
+/// While there is always something to do, the system is asked for more once in so many polls.
+const POLLS_PER_LOOK: u64 = 8;
+
+/// How sockets are made and how long things may take.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
+    pub send_buffer_bytes: Option<u32>,
+    /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
+    pub receive_buffer_bytes: Option<u32>,
+    /// How long each of the addresses behind a name may take to answer.
+    pub connect_timeout: Duration,
+    /// A connection that is silent this long is probed; three probes without an answer end it.
+    pub keepalive_idle: Duration,
+    /// How long a connection that is being closed may take to send what is queued.
+    pub linger: Duration,
+    /// How long somebody who connects may take to say hello.
+    pub hello_timeout: Duration,
+    /// Frames queued for one peer; more are left to the caller.
+    pub sends_queued_max: usize,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+            connect_timeout: Duration::from_secs(5),
+            keepalive_idle: Duration::from_secs(10),
+            linger: Duration::from_secs(1),
+            hello_timeout: Duration::from_secs(2),
+            sends_queued_max: 64,
+        }
+    }
+}
+
+/// TCP connections, owned by one thread.
+pub struct TcpTransport {
+    options: TcpOptions,
+    peers: BTreeMap<PeerId, Peer>,
+    peers_made: u64,
+    /// Peers that may go on, in the order in which they were woken; each once.
+    ready: VecDeque<PeerId>,
+    /// Peers that end, and when at the latest, in that order.
+    ending: VecDeque<(Instant, PeerId)>,
+    /// What happened outside of a poll.
+    events: Vec<Event>,
+    /// Kept between polls for its memory.
+    woken: Vec<PeerId>,
+    polls: u64,
+    adopter: Adopter,
+    adopted: Receiver<Adopted>,
+    wakeups: Arc<Wakeups>,
+    engine: Engine,
+}
+
+/// How far one direction of a connection came in a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// There is nothing to do before somebody submits more.
+    Idle,
+    /// The socket has no more, or takes no more.
+    Blocked,
+    /// There is more, but others wait.
+    Turn,
+}
+
+/// The runtime. Dropping it does not wait for a name that is being resolved.
+struct Engine(Option<Runtime>);
+
+impl TcpTransport {
+    /// A transport without connections.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when the system has no descriptors for it.
+    pub fn new(options: TcpOptions) -> Result<Self, Failure> {
+        let wakeups = Arc::new(Wakeups::default());
+        let (adopter, adopted) = Adopter::new(&wakeups);
+        Ok(Self {
+            options,
+            peers: BTreeMap::new(),
+            peers_made: 0,
+            ready: VecDeque::new(),
+            ending: VecDeque::new(),
+            events: Vec::new(),
+            woken: Vec::new(),
+            polls: 0,
+            adopter,
+            adopted,
+            wakeups,
+            engine: Engine::new()?,
+        })
+    }
+
+    /// Hands accepted connections to this transport; for [`Listener::run`].
+    #[must_use]
+    pub fn adopter(&self) -> Adopter {
+        self.adopter.clone()
+    }
+
+    fn next_peer(&mut self) -> PeerId {
+        self.peers_made += 1;
+        PeerId(self.peers_made)
+    }
+
+    fn add(&mut self, id: PeerId, mut peer: Peer) {
+        peer.list();
+        self.peers.insert(id, peer);
+        self.ready.push_back(id);
+    }
+
+    fn list(&mut self, id: PeerId) {
+        if self.peers.get_mut(&id).is_some_and(Peer::list) {
+            self.ready.push_back(id);
+        }
+    }
+
+    fn adopt(&mut self) {
+        while let Ok(Adopted {
+            stream,
+            hello,
+            origin,
+        }) = self.adopted.try_recv()
+        {
+            let peer = self.next_peer();
+            self.events.push(Event::Accepted { peer, origin });
+            let stream = {
+                let _runtime = self.engine.runtime().enter();
+                TcpStream::from_std(stream)
+            };
+            match stream {
+                Ok(stream) => {
+                    self.events.push(Event::Landed {
+                        peer,
+                        frame: hello,
+                        body: Vec::new(),
+                    });
+                    self.add(peer, Peer::open(peer, stream, &self.wakeups));
+                }
+                Err(error) => self.events.push(gone(peer, format!("adopting: {error}"))),
+            }
+        }
+    }
+
+    fn collect_woken(&mut self) {
+        let mut woken = std::mem::take(&mut self.woken);
+        self.wakeups.take(&mut woken);
+        for id in woken.drain(..) {
+            if let Some(peer) = self.peers.get(&id) {
+                peer.woken();
+                self.list(id);
+            }
+        }
+        self.woken = woken;
+    }
+
+    fn expire(&mut self) {
+        while let Some((until, id)) = self.ending.front().copied() {
+            if until > Instant::now() {
+                return;
+            }
+            self.ending.pop_front();
+            if let Some(peer) = self.peers.get(&id) {
+                let reason = peer.reason();
+                self.remove(id, reason);
+            }
+        }
+    }
+
+    fn remove(&mut self, id: PeerId, reason: String) {
+        if let Some(peer) = self.peers.remove(&id) {
+            self.events.push(peer.into_gone(reason));
+        }
+    }
+
+    /// One turn of every peer on the list.
+    fn turn(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else {
+                return;
+            };
+            let Some(peer) = self.peers.get_mut(&id) else {
+                continue;
+            };
+            peer.unlist();
+            let was_ending = peer.is_ending();
+            let turn = peer.turn(&mut self.events);
+            if peer.is_ending() && !was_ending {
+                self.ending
+                    .push_back((Instant::now() + self.options.linger, id));
+            }
+            match turn {
+                Turn::Rest => {}
+                Turn::Again => self.list(id),
+                Turn::Over(reason) => self.remove(id, reason),
+            }
+        }
+    }
+
+    /// Takes one piece of work, or gives it back when the peer's queue is full.
+    fn take(&mut self, work: Submit) -> Option<Submit> {
+        let id = work.peer();
+        let Some(peer) = self.peers.get_mut(&id) else {
+            self.events.push(returned(work));
+            return None;
+        };
+        match work {
+            Submit::Send {
+                peer: id,
+                ticket,
+                frame,
+                body,
+            } => {
+                if !peer.has_room(self.options.sends_queued_max) {
+                    return Some(Submit::Send {
+                        peer: id,
+                        ticket,
+                        frame,
+                        body,
+                    });
+                }
+                assert_body(&frame, &body);
+                peer.send(ticket, &frame, body);
+            }
+            Submit::Land { into, .. } => {
+                peer.land(into);
+                self.list(id);
+            }
+        }
+        None
+    }
+}
+
+impl Transport for TcpTransport {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "tcp",
+            checks_payload: true,
+        }
+    }
+
+    fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
+        if address.scheme != Scheme::Tcp {
+            return Err(Failure::call(format!(
+                "address \"{address}\": this transport connects to tcp:// only"
+            )));
+        }
+        let id = self.next_peer();
+        let task = self
+            .engine
+            .runtime()
+            .spawn(socket::connect(address.clone(), self.options.clone()));
+        self.add(id, Peer::connecting(id, task, &self.wakeups));
+        Ok(id)
+    }
+
+    fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
+        let (mut full, mut touched) = (Vec::new(), Vec::new());
+        for _ in 0..queue.len() {
+            let Some(work) = queue.pop_front() else { break };
+            let id = work.peer();
+            // Frames stay in order; places are taken always, because the peer may wait for us to read.
+            let left = match work {
+                Submit::Send { .. } if full.contains(&id) => Some(work),
+                work => self.take(work),
+            };
+            if let Some(work) = left {
+                queue.push_back(work);
+                if !full.contains(&id) {
+                    full.push(id);
+                }
+            }
+            if touched.last() != Some(&id) {
+                touched.push(id);
+            }
+        }
+        for id in touched {
+            let turn = self
+                .peers
+                .get_mut(&id)
+                .map(|peer| peer.flush(&mut self.events));
+            if matches!(turn, Some(Turn::Again)) {
+                self.list(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
+        self.collect_woken();
+        if self.ready.is_empty() || self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.engine.look();
+            self.collect_woken();
+        }
+        self.polls += 1;
+        self.adopt();
+        self.expire();
+        self.turn();
+        events.append(&mut self.events);
+        Ok(())
+    }
+
+    fn close(&mut self, id: PeerId) {
+        if self
+            .peers
+            .get_mut(&id)
+            .is_some_and(|peer| peer.end("closed by this side"))
+        {
+            self.ending
+                .push_back((Instant::now() + self.options.linger, id));
+            self.list(id);
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        if !self.events.is_empty() || !self.ready.is_empty() || !self.adopted.is_empty() {
+            return;
+        }
+        let until = self
+            .ending
+            .front()
+            .map(|(until, _)| until.saturating_duration_since(Instant::now()));
+        let limit = until.map_or(limit, |until| limit.min(until));
+        let wakeups = &self.wakeups;
+        self.engine.runtime().block_on(async {
+            // Passing the limit is one of the ways to return.
+            let _ = tokio::time::timeout(limit, wakeups.wait()).await;
+        });
+    }
+
+    fn doorbell(&self) -> Doorbell {
+        let wakeups = Arc::clone(&self.wakeups);
+        Doorbell::new(move || wakeups.ring())
+    }
+}
+
+impl Engine {
+    fn new() -> Result<Self, Failure> {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("pserver-names")
+            .build();
+        let failed =
+            |error: io::Error| Failure::Node(format!("making the network runtime: {error}"));
+        Ok(Self(Some(runtime.map_err(failed)?)))
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.0.as_ref().expect("it goes only when it is dropped")
+    }
+
+    /// Learns from the system which sockets may go on, without waiting.
+    fn look(&self) {
+        self.runtime().block_on(tokio::task::yield_now());
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Frames on their way out of one connection.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Write};
+
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::port::{Event, Outgoing};
+use pserver_core::wire::Frame;
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::{Pause, SLICES_MAX, TURN_BYTES};
+
+/// The frames that have not left yet.
+#[derive(Default)]
+pub(super) struct Writer {
+    queue: VecDeque<Shipment>,
+    /// The slice of the first frame that goes next: zero is its head, `k` is payload `k - 1`.
+    slice: usize,
+    /// Bytes of that slice that have left.
+    offset: usize,
+}
+
+/// One frame: the encoded head, and the payloads in their owners' memory.
+struct Shipment {
+    /// None for a refusal, which nobody submitted.
+    ticket: Option<Ticket>,
+    head: Vec<u8>,
+    body: Vec<Outgoing>,
+}
+
+impl Shipment {
+    fn slices(&self) -> usize {
+        1 + self.body.len()
+    }
+
+    fn bytes(&self, slice: usize) -> &[u8] {
+        match slice {
+            0 => &self.head,
+            payload => self.body[payload - 1].bytes(),
+        }
+    }
+}
+
+impl Writer {
+    /// Frames that have not left.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether every frame has left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Adds a frame to the end.
+    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
+        let head = frame.encode();
+        self.queue.push_back(Shipment { ticket, head, body });
+    }
+
+    /// Writes until nothing is left, the socket takes no more, or the turn is over.
+    pub(super) fn turn(
+        &mut self,
+        peer: PeerId,
+        stream: &TcpStream,
+        events: &mut Vec<Event>,
+    ) -> io::Result<Pause> {
+        let mut written = 0;
+        while !self.queue.is_empty() {
+            if written >= TURN_BYTES {
+                return Ok(Pause::Turn);
+            }
+            let (bytes, full) = match self.write(stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Pause::Blocked);
+                }
+                other => other?,
+            };
+            written += bytes;
+            self.consume(bytes, peer, events);
+            if full {
+                return Ok(Pause::Blocked);
+            }
+        }
+        Ok(Pause::Idle)
+    }
+
+    /// Gives back the frames that have not begun to leave.
+    pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        let begun = usize::from(self.slice > 0 || self.offset > 0);
+        returned(self.queue.drain(begun..))
+    }
+
+    /// Gives back every frame that has not left whole.
+    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        (self.slice, self.offset) = (0, 0);
+        returned(self.queue.drain(..))
+    }
+
+    /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket
+    /// is full.
+    fn write(&self, stream: &TcpStream) -> io::Result<(usize, bool)> {
+        let slices = self.gather();
+        let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+        let mut written = None;
+        let outcome = stream.try_io(Interest::WRITABLE, || {
+            let bytes = (&*SockRef::from(stream)).write_vectored(&slices)?;
+            written = Some(bytes);
+            // A short write found the buffer full: saying so here spares the call that would only learn it.
+            if bytes < asked {
+                Err(io::ErrorKind::WouldBlock.into())
+            } else {
+                Ok(())
+            }
+        });
+        match written {
+            Some(0) => Err(io::ErrorKind::WriteZero.into()),
+            Some(bytes) => Ok((bytes, bytes < asked)),
+            None => outcome.map(|()| (0, true)),
+        }
+    }
+
+    fn gather(&self) -> Vec<IoSlice<'_>> {
+        let count: usize = self.queue.iter().map(Shipment::slices).sum();
+        let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
+        let all = self
+            .queue
+            .iter()
+            .flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
+        slices.extend(all.skip(self.slice).take(SLICES_MAX).map(IoSlice::new));
+        if let (Some(first), Some(shipment)) = (slices.first_mut(), self.queue.front()) {
+            *first = IoSlice::new(&shipment.bytes(self.slice)[self.offset..]);
+        }
+        slices
+    }
+
+    fn consume(&mut self, mut bytes: usize, peer: PeerId, events: &mut Vec<Event>) {
+        while let Some(first) = self.queue.front() {
+            let left = first.bytes(self.slice).len() - self.offset;
+            if bytes < left {
+                self.offset += bytes;
+                return;
+            }
+            bytes -= left;
+            (self.slice, self.offset) = (self.slice + 1, 0);
+            if self.slice == first.slices() {
+                self.slice = 0;
+                let Shipment { ticket, body, .. } =
+                    self.queue.pop_front().expect("it was just looked at");
+                events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
+            }
+        }
+    }
+}
+
+fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<(Ticket, Vec<Outgoing>)> {
+    shipments
+        .filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body)))
+        .collect()
+}
