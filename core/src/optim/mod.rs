@@ -1,1 +1,42 @@
-//! To be written.
+//! What the server does to a gradient: the rules, their scalars, and the plain scalar form of every optimizer.
+//!
+//! Not here: vector code and CUDA (they live in `kernels` and are compared with [`update`]); how a rule is
+//! written down ([`crate::config`]); who is summed with whom, and when ([`crate::server`]).
+//!
+//! One update of one piece of a parameter goes like this, element by element:
+//!
+//! 1. *Sum.* The gradients are added left to right, which is trainer order, **in the parameter's own type**:
+//!    binary32 for f32, binary64 for f64, wrapping for integers; halves are widened first. This is a promise, not
+//!    a shortcut: every kernel adds in the same order with the same rounding, so the same inputs give the same bits.
+//! 2. *Scale and clip.* The sum times [`Coefficients::gradient_scale`], then kept within
+//!    [`Coefficients::gradient_bound`].
+//! 3. *Regularize before*: what [`Regularizer::Coupled`] adds to the gradient, what [`Regularizer::Decoupled`] takes
+//!    from the parameter.
+//! 4. *Step*: the [`Algorithm`].
+//! 5. *Regularize after*: the soft threshold and the shrink of [`Regularizer::Proximal`].
+//!
+//! From 2 on the plain form computes in binary64 and rounds when it stores, so it is closer to the true value than
+//! any kernel that works in binary32; kernels are compared with a tolerance. [`Algorithm::Add`] is the exception: it
+//! is exact, see there.
+//!
+//! Read in this order: [`Algorithm`], [`Rule`], [`Coefficients`], [`update`].
+
+mod algorithm;
+mod coefficients;
+mod element;
+mod norm;
+mod plain;
+mod range;
+mod rule;
+mod schedule;
+#[cfg(test)]
+mod tests;
+
+pub use algorithm::Algorithm;
+pub use coefficients::{Coefficients, Step};
+pub use element::Gradient;
+pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
+pub use plain::{sum, update};
+pub(crate) use range::Range;
+pub use rule::{Regularizer, Rule};
+pub use schedule::Schedule;

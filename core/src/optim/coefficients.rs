@@ -1,0 +1,204 @@
+//! The scalars of one update.
+
+use crate::ids::Version;
+
+use super::algorithm::Algorithm;
+use super::rule::{Regularizer, Rule};
+
+/// What one update has that its rule has not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The number of this update, from one: the version it produces.
+    pub version: Version,
+    /// Replaces the schedule's learning rate for this update; the parameter's own `rate_scale` still applies.
+    pub rate: Option<f64>,
+    /// The L2 norm of the whole merged gradient, which is the sum times `scale`. Required when the rule has
+    /// `clip_norm`, unused otherwise.
+    pub norm: Option<f64>,
+    /// The merged gradient is the sum over the trainers times this: `1 / N` for a mean, 1 for a sum. Integers are
+    /// summed and never scaled.
+    pub scale: f64,
+}
+
+/// Every scalar of one update, computed once in binary64 and shared by the plain form and by every kernel.
+///
+/// A scalar that the rule does not use has the value that changes nothing: zero for what is added, one for `shrink`,
+/// infinity for `gradient_bound`. A kernel leaves out the terms whose factor is zero instead of multiplying by it, so
+/// that an infinite weight stays infinite. The order is that of the [module's page](super).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coefficients {
+    /// Multiplies the sum: the merge's scale times the factor of `clip_norm`.
+    pub gradient_scale: f64,
+    /// The scaled gradient is kept within plus and minus this; infinity when there is no `clip_value`.
+    pub gradient_bound: f64,
+    /// `g += coupled_l1 sign(w)`, where the sign of zero is zero.
+    pub coupled_l1: f64,
+    /// `g += coupled_l2 w`
+    pub coupled_l2: f64,
+    /// `w -= decay_l1 sign(w)`; the learning rate is in it.
+    pub decay_l1: f64,
+    /// `w -= decay_l2 w`; the learning rate is in it.
+    pub decay_l2: f64,
+    /// The soft threshold after the step, `rate l1`.
+    pub threshold: f64,
+    /// The factor after the threshold, `1 / (1 + rate l2)`.
+    pub shrink: f64,
+
+    /// The learning rate: the schedule's or the step's, times the parameter's own factor.
+    pub rate: f64,
+    /// What multiplies the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
+    pub step: f64,
+    /// The momentum of Momentum and RMSProp.
+    pub momentum: f64,
+    /// The decay of the means of Adadelta and RMSProp.
+    pub rho: f64,
+    /// `1 - rho`
+    pub rho_complement: f64,
+    /// The decay of Adam's first moment.
+    pub beta1: f64,
+    /// `1 - beta1`
+    pub beta1_complement: f64,
+    /// The decay of Adam's second moment.
+    pub beta2: f64,
+    /// `1 - beta2`
+    pub beta2_complement: f64,
+    /// The algorithm's epsilon. For Adam it is times `sqrt(1 - beta2^n)`, so that `step m / (sqrt(v) + epsilon)` on
+    /// the moments as stored is the corrected step.
+    pub epsilon: f64,
+    /// FTRL's `p`, the power of the sum of squares: minus `learning_rate_power`.
+    pub power: f64,
+    /// FTRL's `beta`.
+    pub beta: f64,
+    /// FTRL's own L1, within its formula.
+    pub ftrl_l1: f64,
+    /// FTRL's own L2, within its formula.
+    pub ftrl_l2: f64,
+    /// FTRL's `1 / rate`; zero when the rate is zero, and then the update leaves parameter and states as they are.
+    pub inverse_rate: f64,
+}
+
+impl Coefficients {
+    /// Those of a sum that is scaled and added, with nothing else in play.
+    const NEUTRAL: Self = Self {
+        gradient_scale: 1.0,
+        gradient_bound: f64::INFINITY,
+        coupled_l1: 0.0,
+        coupled_l2: 0.0,
+        decay_l1: 0.0,
+        decay_l2: 0.0,
+        threshold: 0.0,
+        shrink: 1.0,
+        rate: 0.0,
+        step: 0.0,
+        momentum: 0.0,
+        rho: 0.0,
+        rho_complement: 1.0,
+        beta1: 0.0,
+        beta1_complement: 1.0,
+        beta2: 0.0,
+        beta2_complement: 1.0,
+        epsilon: 0.0,
+        power: 0.0,
+        beta: 0.0,
+        ftrl_l1: 0.0,
+        ftrl_l2: 0.0,
+        inverse_rate: 0.0,
+    };
+}
+
+impl Rule {
+    /// The scalars of one update.
+    ///
+    /// # Panics
+    ///
+    /// When the step's version is zero, or when the rule has `clip_norm` and the step has no norm.
+    #[must_use]
+    pub fn coefficients(&self, step: &Step) -> Coefficients {
+        assert!(1 <= step.version.0, "updates are counted from one");
+        let rate = step.rate.unwrap_or_else(|| self.schedule.rate(step.version.0)) * self.rate_scale;
+        let mut coefficients = Coefficients {
+            gradient_scale: step.scale * self.norm_factor(step.norm),
+            gradient_bound: self.clip_value.unwrap_or(f64::INFINITY),
+            rate,
+            step: rate,
+            ..Coefficients::NEUTRAL
+        };
+        self.regularize(&mut coefficients);
+        self.specialize(step.version, &mut coefficients);
+        coefficients
+    }
+
+    /// What scales the merged gradient down to `clip_norm`; one when it is short enough. A norm that is not a number
+    /// leaves the gradient alone, so that the parameter shows what happened.
+    fn norm_factor(&self, norm: Option<f64>) -> f64 {
+        let Some(clip) = self.clip_norm else {
+            return 1.0;
+        };
+        let norm = norm.expect("who updates with clip_norm has computed the gradient's norm first");
+        if norm > clip { clip / norm } else { 1.0 }
+    }
+
+    fn regularize(&self, coefficients: &mut Coefficients) {
+        let rate = coefficients.rate;
+        match (&self.algorithm, self.regularizer) {
+            (Algorithm::Add, _) => {}
+            (Algorithm::AdamW { .. }, _) | (_, Regularizer::Decoupled) => {
+                coefficients.decay_l1 = rate * self.l1;
+                coefficients.decay_l2 = rate * self.l2;
+            }
+            (_, Regularizer::Coupled) => {
+                coefficients.coupled_l1 = self.l1;
+                coefficients.coupled_l2 = self.l2;
+            }
+            (Algorithm::Ftrl { .. }, Regularizer::Proximal) => {
+                coefficients.ftrl_l1 = self.l1;
+                coefficients.ftrl_l2 = self.l2;
+            }
+            (_, Regularizer::Proximal) => {
+                coefficients.threshold = rate * self.l1;
+                coefficients.shrink = 1.0 / (1.0 + rate * self.l2);
+            }
+        }
+    }
+
+    fn specialize(&self, version: Version, coefficients: &mut Coefficients) {
+        match self.algorithm {
+            Algorithm::Add | Algorithm::Sgd => {}
+            Algorithm::Momentum { momentum, .. } => coefficients.momentum = momentum,
+            Algorithm::Adagrad { epsilon } => coefficients.epsilon = epsilon,
+            Algorithm::Adadelta { rho, epsilon } => {
+                coefficients.rho = rho;
+                coefficients.rho_complement = 1.0 - rho;
+                coefficients.epsilon = epsilon;
+            }
+            Algorithm::RmsProp { rho, epsilon, momentum } => {
+                coefficients.rho = rho;
+                coefficients.rho_complement = 1.0 - rho;
+                coefficients.epsilon = epsilon;
+                coefficients.momentum = momentum;
+            }
+            Algorithm::Adam { beta1, beta2, epsilon } | Algorithm::AdamW { beta1, beta2, epsilon } => {
+                coefficients.correct_moments(version, beta1, beta2, epsilon);
+            }
+            Algorithm::Ftrl { learning_rate_power, beta } => {
+                coefficients.power = -learning_rate_power;
+                coefficients.beta = beta;
+                coefficients.inverse_rate = if coefficients.rate == 0.0 { 0.0 } else { 1.0 / coefficients.rate };
+            }
+        }
+    }
+}
+
+impl Coefficients {
+    fn correct_moments(&mut self, version: Version, beta1: f64, beta2: f64, epsilon: f64) {
+        let n = version.0 as f64;
+        let first = 1.0 - beta1.powf(n);
+        let second_root = (1.0 - beta2.powf(n)).sqrt();
+        self.beta1 = beta1;
+        self.beta1_complement = 1.0 - beta1;
+        self.beta2 = beta2;
+        self.beta2_complement = 1.0 - beta2;
+        self.step = self.rate * second_root / first;
+        self.epsilon = epsilon * second_root;
+    }
+}

@@ -1,0 +1,134 @@
+//! Elements in bytes: little endian as on the wire, at any alignment.
+
+use half::{bf16, f16};
+
+use crate::dtype::ElementType;
+
+/// One trainer's gradient for a piece of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Gradient<'a> {
+    /// As many elements as the parameter's piece has.
+    pub bytes: &'a [u8],
+    /// The parameter's type, or a half for a parameter of floats.
+    pub element_type: ElementType,
+}
+
+/// A type that a parameter may have.
+pub(super) trait Element: Copy {
+    /// Bytes per element.
+    const BYTES: usize;
+    /// The sum of no gradients.
+    const ZERO: Self;
+
+    fn read(bytes: &[u8], index: usize) -> Self;
+    fn write(self, bytes: &mut [u8], index: usize);
+    /// Reads an element of a gradient, widening a half.
+    fn read_gradient(gradient: &Gradient<'_>, index: usize) -> Self;
+    /// Adds in this type: floats round, integers wrap.
+    fn plus(self, other: Self) -> Self;
+}
+
+/// A type that an optimizer may work on.
+pub(super) trait Real: Element {
+    fn widen(self) -> f64;
+    fn nearest(value: f64) -> Self;
+    /// `self + other * scale` in this type: one rounding for the scale, the product and the sum each.
+    fn plus_scaled(self, other: Self, scale: f64) -> Self;
+}
+
+macro_rules! integer {
+    ($type:ty) => {
+        impl Element for $type {
+            const BYTES: usize = size_of::<$type>();
+            const ZERO: Self = 0;
+
+            fn read(bytes: &[u8], index: usize) -> Self {
+                Self::from_le_bytes(array_at(bytes, index))
+            }
+
+            fn write(self, bytes: &mut [u8], index: usize) {
+                bytes[index * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.to_le_bytes());
+            }
+
+            fn read_gradient(gradient: &Gradient<'_>, index: usize) -> Self {
+                Self::read(gradient.bytes, index)
+            }
+
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+        }
+    };
+}
+
+integer!(i32);
+integer!(u32);
+integer!(i64);
+integer!(u64);
+
+macro_rules! real {
+    ($type:ty) => {
+        impl Element for $type {
+            const BYTES: usize = size_of::<$type>();
+            const ZERO: Self = 0.0;
+
+            fn read(bytes: &[u8], index: usize) -> Self {
+                Self::from_le_bytes(array_at(bytes, index))
+            }
+
+            fn write(self, bytes: &mut [u8], index: usize) {
+                bytes[index * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.to_le_bytes());
+            }
+
+            fn read_gradient(gradient: &Gradient<'_>, index: usize) -> Self {
+                match gradient.element_type {
+                    ElementType::Float16 => f16::from_le_bytes(array_at(gradient.bytes, index)).into(),
+                    ElementType::Bfloat16 => bf16::from_le_bytes(array_at(gradient.bytes, index)).into(),
+                    _ => Self::read(gradient.bytes, index),
+                }
+            }
+
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+        }
+    };
+}
+
+real!(f32);
+real!(f64);
+
+impl Real for f32 {
+    fn widen(self) -> f64 {
+        self.into()
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
+    fn nearest(value: f64) -> Self {
+        value as Self
+    }
+
+    fn plus_scaled(self, other: Self, scale: f64) -> Self {
+        self + other * Self::nearest(scale)
+    }
+}
+
+impl Real for f64 {
+    fn widen(self) -> f64 {
+        self
+    }
+
+    fn nearest(value: f64) -> Self {
+        value
+    }
+
+    fn plus_scaled(self, other: Self, scale: f64) -> Self {
+        self + other * scale
+    }
+}
+
+fn array_at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
+    let mut array = [0; BYTES];
+    array.copy_from_slice(&bytes[index * BYTES..][..BYTES]);
+    array
+}

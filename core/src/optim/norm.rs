@@ -1,0 +1,53 @@
+//! The norm of a whole gradient, from its pieces.
+
+use crate::dtype::ElementType;
+use crate::limits::CHUNK_BYTES_MIN;
+
+use super::element::Real;
+
+/// The bytes of one block of [`square_sums`]: 1,024 elements of f32, 512 of f64. The smallest chunk, so that every
+/// chunk size, being a power of two, is a whole number of blocks whatever the element type.
+pub const SQUARE_BLOCK_BYTES: u32 = CHUNK_BYTES_MIN;
+
+/// The sum of the squares of the elements: the [`square_sums`] added left to right, from zero.
+///
+/// For a parameter that is held in one piece this is the square of its L2 norm. For one held in chunks, adding this
+/// over the chunks would depend on where they were cut; fold [`square_sums`] instead.
+///
+/// # Panics
+///
+/// When the type is not f32 or f64, or the bytes are not whole elements.
+#[must_use]
+pub fn square_sum(element_type: ElementType, values: &[u8]) -> f64 {
+    let mut total = 0.0;
+    square_sums(element_type, values, &mut |block| total += block);
+    total
+}
+
+/// Hands out the sum of squares of every block of [`SQUARE_BLOCK_BYTES`], counted from the slice's start, each summed
+/// left to right in binary64; the last block may be short.
+///
+/// Calling this on the chunks of a parameter in order with the same `out`, which adds what it gets to one running
+/// total from zero, gives the same bits as one call on the whole parameter, whatever the chunk size: blocks never
+/// straddle two chunks, and they arrive in the same order. So the clipped update does not depend on the chunk size.
+///
+/// # Panics
+///
+/// When the type is not f32 or f64, or the bytes are not whole elements.
+pub fn square_sums(element_type: ElementType, values: &[u8], out: &mut impl FnMut(f64)) {
+    match element_type {
+        ElementType::Float32 => blocks::<f32>(values, out),
+        ElementType::Float64 => blocks::<f64>(values, out),
+        other => {
+            panic!("a merged gradient of type {other} has no norm; expected float32 or float64")
+        }
+    }
+}
+
+fn blocks<E: Real>(values: &[u8], out: &mut impl FnMut(f64)) {
+    assert!(values.len().is_multiple_of(E::BYTES), "{} bytes are not whole elements", values.len());
+    for block in values.chunks(SQUARE_BLOCK_BYTES as usize) {
+        let squares = block.chunks_exact(E::BYTES).map(|element| E::read(element, 0).widen().powi(2));
+        out(squares.fold(0.0, |total, square| total + square));
+    }
+}

@@ -1,0 +1,224 @@
+//! The plain scalar form: one element after another, nothing clever. Kernels are compared with it.
+
+use crate::dtype::ElementType;
+
+use super::algorithm::Algorithm;
+use super::coefficients::Coefficients;
+use super::element::{Element, Gradient, Real};
+use super::rule::Rule;
+
+/// The most states an algorithm has.
+const STATES_MAX: usize = 2;
+
+/// Updates a piece of a parameter and of its states, in place, by the sum of the gradients.
+///
+/// `parameter` and each of `states` hold the same number of elements of `element_type`, the states in the order of
+/// [`Rule::states`]; each gradient holds as many of its own type, and their order is the trainers'. No gradients are a
+/// gradient of zero. Bytes are little endian and may lie at any address.
+///
+/// # Panics
+///
+/// When a length, a type or the number of states does not fit, or when the rule does not go with the type (see
+/// [`Rule::validate_for`]): whoever calls has checked them.
+pub fn update(
+    rule: &Rule,
+    coefficients: &Coefficients,
+    element_type: ElementType,
+    parameter: &mut [u8],
+    states: &mut [&mut [u8]],
+    gradients: &[Gradient<'_>],
+) {
+    assert_gradients_fit(element_type, parameter, gradients);
+    assert_eq!(states.len(), rule.states().len(), "{} has these states: {:?}", rule.algorithm.name(), rule.states());
+    assert!(states.iter().all(|state| state.len() == parameter.len()), "a state is as long as its parameter");
+    assert!(
+        element_type.is_float() || rule.algorithm == Algorithm::Add,
+        "{} was let through for {element_type}",
+        rule.algorithm.name()
+    );
+    match element_type {
+        ElementType::Int32 => add_integers::<i32>(parameter, gradients),
+        ElementType::Uint32 => add_integers::<u32>(parameter, gradients),
+        ElementType::Int64 => add_integers::<i64>(parameter, gradients),
+        ElementType::Uint64 => add_integers::<u64>(parameter, gradients),
+        ElementType::Float32 => update_reals::<f32>(&rule.algorithm, coefficients, parameter, states, gradients),
+        ElementType::Float64 => update_reals::<f64>(&rule.algorithm, coefficients, parameter, states, gradients),
+        ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+/// Writes the sum of the gradients, added left to right in `element_type`, over `into`. No gradients sum to zero.
+///
+/// # Panics
+///
+/// When a length or a type does not fit.
+pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
+    assert_gradients_fit(element_type, into, gradients);
+    match element_type {
+        ElementType::Int32 => sum_elements::<i32>(into, gradients),
+        ElementType::Uint32 => sum_elements::<u32>(into, gradients),
+        ElementType::Int64 => sum_elements::<i64>(into, gradients),
+        ElementType::Uint64 => sum_elements::<u64>(into, gradients),
+        ElementType::Float32 => sum_elements::<f32>(into, gradients),
+        ElementType::Float64 => sum_elements::<f64>(into, gradients),
+        ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+fn add_integers<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
+    for index in 0..parameter.len() / E::BYTES {
+        E::read(parameter, index).plus(merged(gradients, index)).write(parameter, index);
+    }
+}
+
+fn update_reals<E: Real>(
+    algorithm: &Algorithm,
+    coefficients: &Coefficients,
+    parameter: &mut [u8],
+    states: &mut [&mut [u8]],
+    gradients: &[Gradient<'_>],
+) {
+    for index in 0..parameter.len() / E::BYTES {
+        let weight = E::read(parameter, index);
+        let sum: E = merged(gradients, index);
+        if *algorithm == Algorithm::Add {
+            weight.plus_scaled(sum, coefficients.gradient_scale).write(parameter, index);
+            continue;
+        }
+        let mut values = [0.0; STATES_MAX];
+        for (value, state) in values.iter_mut().zip(states.iter()) {
+            *value = E::read(state, index).widen();
+        }
+        let weight = update_element(algorithm, coefficients, weight.widen(), sum.widen(), &mut values);
+        for (value, state) in values.iter().zip(states.iter_mut()) {
+            E::nearest(*value).write(state, index);
+        }
+        E::nearest(weight).write(parameter, index);
+    }
+}
+
+/// Steps 2 to 5 of the [module's page](super) for one element; gives back the new weight.
+fn update_element(
+    algorithm: &Algorithm,
+    coefficients: &Coefficients,
+    weight: f64,
+    sum: f64,
+    states: &mut [f64; STATES_MAX],
+) -> f64 {
+    let c = coefficients;
+    let gradient = bounded(sum * c.gradient_scale, c.gradient_bound);
+    let gradient = gradient + pull(weight, c.coupled_l1, c.coupled_l2);
+    let weight = weight - pull(weight, c.decay_l1, c.decay_l2);
+    let weight = step(algorithm, c, weight, gradient, states);
+    soft_threshold(weight, c.threshold) * c.shrink
+}
+
+fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64; STATES_MAX]) -> f64 {
+    let [first, second] = states;
+    match algorithm {
+        Algorithm::Add => {
+            unreachable!("add is exact in the parameter's own type and does not come here")
+        }
+        Algorithm::Sgd => weight - c.step * gradient,
+        Algorithm::Momentum { nesterov, .. } => {
+            *first = c.momentum * *first - c.step * gradient;
+            weight + if *nesterov { c.momentum * *first - c.step * gradient } else { *first }
+        }
+        Algorithm::Adagrad { .. } => {
+            *first += gradient * gradient;
+            weight - c.step * gradient / (*first + c.epsilon).sqrt()
+        }
+        Algorithm::Adadelta { .. } => {
+            *first = c.rho * *first + c.rho_complement * gradient * gradient;
+            let direction = (*second + c.epsilon).sqrt() / (*first + c.epsilon).sqrt() * gradient;
+            *second = c.rho * *second + c.rho_complement * direction * direction;
+            weight - c.step * direction
+        }
+        Algorithm::RmsProp { .. } => {
+            *first = c.rho * *first + c.rho_complement * gradient * gradient;
+            *second = c.momentum * *second - c.step * gradient / (*first + c.epsilon).sqrt();
+            weight + *second
+        }
+        Algorithm::Adam { .. } | Algorithm::AdamW { .. } => {
+            *first = c.beta1 * *first + c.beta1_complement * gradient;
+            *second = c.beta2 * *second + c.beta2_complement * gradient * gradient;
+            weight - c.step * *first / (second.sqrt() + c.epsilon)
+        }
+        Algorithm::Ftrl { .. } => ftrl(c, weight, gradient, first, second),
+    }
+}
+
+fn ftrl(c: &Coefficients, weight: f64, gradient: f64, square_sum: &mut f64, linear: &mut f64) -> f64 {
+    if c.inverse_rate == 0.0 {
+        return weight;
+    }
+    let before = square_sum.powf(c.power);
+    *square_sum += gradient * gradient;
+    let after = square_sum.powf(c.power);
+    *linear += gradient - (after - before) * c.inverse_rate * weight;
+    if *square_sum == 0.0 {
+        return weight;
+    }
+    -soft_threshold(*linear, c.ftrl_l1) / ((c.beta + after) * c.inverse_rate + c.ftrl_l2)
+}
+
+/// The sum of the gradients' elements, left to right. It starts from the first and not from zero, so that a lone
+/// negative zero stays one.
+fn merged<E: Element>(gradients: &[Gradient<'_>], index: usize) -> E {
+    let mut elements = gradients.iter().map(|gradient| E::read_gradient(gradient, index));
+    let first = elements.next().unwrap_or(E::ZERO);
+    elements.fold(first, E::plus)
+}
+
+fn sum_elements<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
+    for index in 0..into.len() / E::BYTES {
+        merged::<E>(gradients, index).write(into, index);
+    }
+}
+
+/// Keeps a value within plus and minus the bound. What is not a number passes.
+fn bounded(value: f64, bound: f64) -> f64 {
+    if value > bound {
+        bound
+    } else if value < -bound {
+        -bound
+    } else {
+        value
+    }
+}
+
+/// The derivative of the penalty. Without a penalty it is zero even where the weight is infinite.
+fn pull(weight: f64, l1: f64, l2: f64) -> f64 {
+    let first = if l1 == 0.0 { 0.0 } else { l1 * sign(weight) };
+    let second = if l2 == 0.0 { 0.0 } else { l2 * weight };
+    first + second
+}
+
+/// Minus one, zero or one; zero and what is not a number pass.
+fn sign(value: f64) -> f64 {
+    if value == 0.0 { value } else { value.signum() }
+}
+
+/// Moves a value towards zero by the threshold, and to zero when it is nearer. What is not a number passes.
+fn soft_threshold(value: f64, threshold: f64) -> f64 {
+    if value.abs() <= threshold { 0.0_f64.copysign(value) } else { value - threshold.copysign(value) }
+}
+
+fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: &[Gradient<'_>]) {
+    let elements = elements(element_type, parameter);
+    for gradient in gradients {
+        let found = gradient.element_type;
+        assert!(found.is_gradient_for(element_type), "a gradient of {found} does not fit {element_type}");
+        assert_eq!(self::elements(found, gradient.bytes), elements, "a gradient is as long as its parameter");
+    }
+}
+
+fn elements(element_type: ElementType, bytes: &[u8]) -> u64 {
+    let length = bytes.len() as u64;
+    assert!(length.is_multiple_of(element_type.bytes()), "{length} bytes are not whole elements of {element_type}");
+    length / element_type.bytes()
+}
+
+fn refuse_half(element_type: ElementType) -> ! {
+    panic!("a parameter of type {element_type} was let through; halves are for gradients")
+}

@@ -1,0 +1,123 @@
+//! A whole update rule, and what makes one valid.
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+
+use super::algorithm::Algorithm;
+use super::range::Range;
+use super::schedule::Schedule;
+
+/// Where L1 and L2 enter an update. `r` is the learning rate, `w` the parameter, `g` the gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Regularizer {
+    /// After the step: the soft threshold at `r l1`, then the shrink `w / (1 + r l2)`.
+    #[default]
+    Proximal,
+    /// Before the algorithm: `g += l2 w + l1 sign(w)`.
+    Coupled,
+    /// Beside the algorithm: `w -= r (l2 w + l1 sign(w))`.
+    Decoupled,
+}
+
+/// What an update does, whole: how a parameter's configuration reads once it is checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// The optimizer.
+    pub algorithm: Algorithm,
+    /// The weight of the parameter's L1 norm, zero or above.
+    pub l1: f64,
+    /// The weight of half the square of the parameter's L2 norm, zero or above.
+    pub l2: f64,
+    /// Where `l1` and `l2` enter. AdamW is decoupled whatever this says.
+    pub regularizer: Regularizer,
+    /// The whole merged gradient is scaled down to this L2 norm when it is longer; above zero.
+    pub clip_norm: Option<f64>,
+    /// Every element of the merged gradient is kept within plus and minus this, after `clip_norm`; above zero.
+    pub clip_value: Option<f64>,
+    /// The learning rate over the updates.
+    pub schedule: Schedule,
+    /// This parameter's own factor of the learning rate, zero or above.
+    pub rate_scale: f64,
+}
+
+impl Default for Rule {
+    /// What Paddle's configuration means when it says nothing: plain SGD at a learning rate of one.
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::Sgd,
+            l1: 0.0,
+            l2: 0.0,
+            regularizer: Regularizer::Proximal,
+            clip_norm: None,
+            clip_value: None,
+            schedule: Schedule::Const { rate: 1.0 },
+            rate_scale: 1.0,
+        }
+    }
+}
+
+impl Rule {
+    /// Whether an element's update needs only that element's gradient, so that the parameter may be updated in
+    /// pieces. False with `clip_norm`, which needs the whole gradient's norm first.
+    #[must_use]
+    pub fn is_element_wise(&self) -> bool {
+        self.clip_norm.is_none()
+    }
+
+    /// The names of the state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
+    /// type and length and starts at zero.
+    #[must_use]
+    pub fn states(&self) -> &'static [&'static str] {
+        self.algorithm.states()
+    }
+
+    /// Refuses a rule that cannot work, naming the setting as configuration spells it, what was found and what was
+    /// expected.
+    pub fn validate(&self) -> Result<(), Failure> {
+        self.algorithm.validate()?;
+        self.schedule.validate()?;
+        Range::NotNegative.check("l1", self.l1)?;
+        Range::NotNegative.check("l2", self.l2)?;
+        Range::NotNegative.check("rate_scale", self.rate_scale)?;
+        for (name, clip) in [("clip_norm", self.clip_norm), ("clip_value", self.clip_value)] {
+            clip.map_or(Ok(()), |value| Range::Positive.check(name, value))?;
+        }
+        self.validate_add()
+    }
+
+    /// Refuses this rule for a parameter of a type it cannot update, naming both: integers go only with
+    /// [`Algorithm::Add`], halves with nothing.
+    pub fn validate_for(&self, element_type: ElementType) -> Result<(), Failure> {
+        let name = self.algorithm.name();
+        if !element_type.is_parameter_type() {
+            return Err(Failure::call(format!(
+                "{name} cannot update a parameter of type {element_type}; expected float32 or float64 ({element_type} is for gradients)"
+            )));
+        }
+        if !element_type.is_float() && self.algorithm != Algorithm::Add {
+            return Err(Failure::call(format!(
+                "{name} cannot update a parameter of type {element_type}; expected float32 or float64, or the algorithm add"
+            )));
+        }
+        Ok(())
+    }
+
+    /// `add` promises to add and nothing else, so a setting that it would ignore is refused.
+    fn validate_add(&self) -> Result<(), Failure> {
+        if self.algorithm != Algorithm::Add {
+            return Ok(());
+        }
+        let settings = [
+            ("l1", self.l1),
+            ("l2", self.l2),
+            ("clip_norm", self.clip_norm.unwrap_or(0.0)),
+            ("clip_value", self.clip_value.unwrap_or(0.0)),
+        ];
+        match settings.iter().find(|(_, value)| *value != 0.0) {
+            Some((name, value)) => Err(Failure::call(format!(
+                "{name} is {value} with the algorithm add, which adds and does nothing else; expected none"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
