@@ -32,3 +32,7 @@ pub const TRAINERS_MAX: u32 = 4096;
 pub const SERVERS_MAX: u16 = 4096;
 /// Shards on one server.
 pub const SHARDS_MAX: u16 = 256;
+/// Dimensions of a parameter's shape: numpy's own bound.
+pub const DIMENSIONS_MAX: usize = 64;
+/// A parameter's encoded configuration, with the text of its rule; a declaration then fits a page many times over.
+pub const PARAMETER_CONFIG_BYTES_MAX: usize = 64 * 1024;

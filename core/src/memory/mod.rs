@@ -1,1 +1,45 @@
-//! To be written.
+//! Who may touch a chunk: an arena mapped once, leases of its slots, and loans of a caller's own memory.
+//!
+//! Not here: files, devices, registration of memory with a network card, and any allocation for a chunk's bytes
+//! after [`Arena::new`]. What a chunk is and where it lives is [`partition`](crate::partition).
+//!
+//! Read in this order: [`Budget`] (why there is memory), [`Arena`] (where it is), [`Lease`] (who may touch it),
+//! [`lend`] (the one way to touch memory that is not ours). The reasoning is in `docs/MEMORY.md`.
+//!
+//! A lease moves. Who gave it away cannot touch its bytes again:
+//!
+//! ```compile_fail,E0382
+//! use pserver_core::memory::{Arena, Budget, Lease};
+//!
+//! fn submit(_to_the_device: Lease) {}
+//!
+//! let mut budget = Budget::new();
+//! budget.line("example", 64, 1);
+//! let mut lease = Arena::new(&budget).unwrap().take(64).unwrap();
+//! submit(lease);
+//! lease.bytes_mut()[0] = 1; // the device has it
+//! ```
+//!
+//! A lease that others read cannot be written:
+//!
+//! ```compile_fail,E0596
+//! use pserver_core::memory::{Arena, Budget};
+//! use std::sync::Arc;
+//!
+//! let mut budget = Budget::new();
+//! budget.line("example", 64, 1);
+//! let shared = Arc::new(Arena::new(&budget).unwrap().take(64).unwrap());
+//! shared.bytes_mut()[0] = 1; // somebody may be reading
+//! ```
+
+mod arena;
+mod budget;
+mod free;
+mod loan;
+
+#[cfg(test)]
+mod tests;
+
+pub use arena::{Arena, Lease, Usage};
+pub use budget::{Budget, Line};
+pub use loan::{LoanBook, LoanIn, LoanOut, lend};

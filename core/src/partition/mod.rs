@@ -1,1 +1,24 @@
-//! To be written.
+//! Which chunk lives where.
+//!
+//! A [`Catalogue`] is built by declaring parameters in order, and placement is a pure function of the topology, the
+//! chunk size and the declarations so far. So every client and every server computes the same, and nobody sends a map.
+//!
+//! Not here: the bytes of chunks ([`memory`](crate::memory)), frames ([`wire`](crate::wire)) and what a parameter's
+//! configuration means ([`config`](crate::config)).
+//!
+//! Read in this order: [`Topology`], [`Declaration`], [`Catalogue`], [`Parameter`]; then `placement`, which has the
+//! proof that servers are balanced; then [`CataloguePage`], in which a catalogue travels.
+
+mod catalogue;
+mod declaration;
+mod pages;
+mod placement;
+mod topology;
+
+#[cfg(test)]
+mod tests;
+
+pub use catalogue::{Catalogue, ChunkSpan, Parameter};
+pub use declaration::{Declaration, Name};
+pub use pages::{CataloguePage, DeclarationMessage};
+pub use topology::Topology;

@@ -1,0 +1,228 @@
+//! Where the memory is: one mapping cut into slots, each reached through one lease.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
+use super::free::{FreeSlots, SLOTS_MAX};
+use crate::error::Failure;
+use crate::limits::CHUNK_BYTES_MAX;
+
+/// All the memory for chunks that there will be. Clones are handles to the same slots; any thread may take.
+#[derive(Clone)]
+pub struct Arena {
+    slab: Arc<Slab>,
+}
+
+/// Exclusive access to one slot. Its bytes are reached in no other way, and dropping it returns the slot, from
+/// any thread, without waiting.
+///
+/// To share a lease for reading, put it into an `Arc`; to write again, use `Arc::get_mut` or `Arc::try_unwrap`,
+/// and copy into a fresh lease when they refuse. A lease that a dead device may still write is quarantined by
+/// `std::mem::forget`: its slot is not given out again, and the mapping stays.
+pub struct Lease {
+    slab: Arc<Slab>,
+    /// Where the slot begins in the mapping.
+    offset: usize,
+    class: usize,
+    slot: u32,
+    /// The bytes asked for, at least one and at most the slot's.
+    bytes: u32,
+}
+
+/// How much of an arena is out on lease. Other threads take and return meanwhile, so it is a picture, not a promise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Slots out on lease.
+    pub slots_in_use: u64,
+    /// Slots in all.
+    pub slots_total: u64,
+    /// Bytes of the slots out on lease, each at the size of its class.
+    pub bytes_in_use: u64,
+    /// Bytes of all slots.
+    pub bytes_total: u64,
+}
+
+/// The mapping and the free slots of each class.
+struct Slab {
+    map: MmapRaw,
+    /// By class, smallest slots first. In the mapping the largest come first, so that each slot lies at a multiple
+    /// of its own size.
+    classes: [Class; CLASSES],
+}
+
+struct Class {
+    /// Where its first slot begins in the mapping.
+    offset: usize,
+    free: FreeSlots,
+    in_use: AtomicU64,
+}
+
+impl Arena {
+    /// Maps the whole budget at once. The pages are not touched, so memory becomes resident only with use.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when a line asks for slots of no bytes or of more than [`CHUNK_BYTES_MAX`], for more slots
+    /// than can be numbered, or when the system refuses the mapping; it names the bytes asked for.
+    pub fn new(budget: &Budget) -> Result<Self, Failure> {
+        let counts = slots_by_class(budget)?;
+        let bytes = budget.bytes();
+        let map = map(bytes)?;
+        let mut offset = 0;
+        let mut classes: [Option<Class>; CLASSES] = std::array::from_fn(|_| None);
+        for class in (0..CLASSES).rev() {
+            let free = FreeSlots::full(counts[class]);
+            classes[class] = Some(Class { offset, free, in_use: AtomicU64::new(0) });
+            offset += slot_bytes(class) as usize * counts[class] as usize;
+        }
+        assert_eq!(offset as u64, bytes, "the slots fill the mapping");
+        let classes = classes.map(|class| class.expect("the loop above visits every class"));
+        Ok(Self { slab: Arc::new(Slab { map, classes }) })
+    }
+
+    /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
+    /// may hold old bytes: fill it before showing it to anybody, or use [`Arena::take_zeroed`].
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`], and when no slot is free.
+    pub fn take(&self, bytes: u32) -> Result<Lease, Failure> {
+        if bytes == 0 || bytes > CHUNK_BYTES_MAX {
+            return Err(Failure::Call(format!("lease of {bytes} bytes; expected 1 to {CHUNK_BYTES_MAX}")));
+        }
+        let smallest = class_of(bytes);
+        (smallest..CLASSES).find_map(|class| self.slab.take(class)).map_or_else(
+            || Err(self.exhausted(bytes, smallest)),
+            |(class, slot, offset)| Ok(Lease { slab: Arc::clone(&self.slab), offset, class, slot, bytes }),
+        )
+    }
+
+    /// As [`Arena::take`], with every byte zero.
+    ///
+    /// # Errors
+    /// Those of [`Arena::take`].
+    pub fn take_zeroed(&self, bytes: u32) -> Result<Lease, Failure> {
+        let mut lease = self.take(bytes)?;
+        lease.bytes_mut().fill(0);
+        Ok(lease)
+    }
+
+    /// What is out on lease, and what there is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for (class, entry) in self.slab.classes.iter().enumerate() {
+            let in_use = entry.in_use.load(Relaxed);
+            let bytes = u64::from(slot_bytes(class));
+            usage.slots_in_use += in_use;
+            usage.slots_total += entry.free.slots();
+            usage.bytes_in_use += in_use * bytes;
+            usage.bytes_total += entry.free.slots() * bytes;
+        }
+        usage
+    }
+
+    fn exhausted(&self, bytes: u32, class: usize) -> Failure {
+        let slots = self.slab.classes[class].free.slots();
+        Failure::Call(format!(
+            "no memory for {bytes} bytes: all {slots} slots of {} bytes are in use, and no larger slot is free",
+            slot_bytes(class),
+        ))
+    }
+}
+
+impl Lease {
+    /// The bytes asked for.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a lease of no bytes is refused")]
+    pub fn len(&self) -> u32 {
+        self.bytes
+    }
+
+    /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
+        // system and which `self.slab` keeps. This lease is the only one for the slot, and `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes as usize) }
+    }
+
+    /// The bytes, to write: [`Lease::len`] of them, at an address that is a multiple of 64.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
+        // system and which `self.slab` keeps. This lease is the only one for the slot, and `&mut self` is the only
+        // way to it.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes as usize) }
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `Arena::new` laid the slot out within the mapping, so the offset stays inside it.
+        unsafe { self.slab.map.as_mut_ptr().add(self.offset) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let class = &self.slab.classes[self.class];
+        // Before the slot is free, so that the count never exceeds the slots there are.
+        class.in_use.fetch_sub(1, Relaxed);
+        class.free.give_back(self.slot);
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Arena({:?})", self.usage())
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes(self.class))
+    }
+}
+
+impl Slab {
+    /// A free slot of this class: the class, the slot and where it begins.
+    fn take(&self, class: usize) -> Option<(usize, u32, usize)> {
+        let entry = &self.classes[class];
+        let slot = entry.free.take()?;
+        entry.in_use.fetch_add(1, Relaxed);
+        Some((class, slot, entry.offset + slot as usize * slot_bytes(class) as usize))
+    }
+}
+
+fn slots_by_class(budget: &Budget) -> Result<[u32; CLASSES], Failure> {
+    let mut counts = [0; CLASSES];
+    for line in budget.lines() {
+        if line.bytes == 0 || line.bytes > CHUNK_BYTES_MAX {
+            return Err(Failure::Node(format!(
+                "memory for {}: slots of {} bytes; expected 1 to {CHUNK_BYTES_MAX}",
+                line.reason, line.bytes,
+            )));
+        }
+        let class = class_of(line.bytes);
+        let count = line.count.saturating_add(u64::from(counts[class]));
+        counts[class] = u32::try_from(count).ok().filter(|count| *count <= SLOTS_MAX).ok_or_else(|| {
+            Failure::Node(format!(
+                "memory for {}: {count} slots of {} bytes; expected at most {SLOTS_MAX} (budget: {} bytes)",
+                line.reason,
+                slot_bytes(class),
+                budget.bytes(),
+            ))
+        })?;
+    }
+    Ok(counts)
+}
+
+fn map(bytes: u64) -> Result<MmapRaw, Failure> {
+    let refused = |why: &dyn fmt::Display| Failure::Node(format!("mapping {bytes} bytes of memory: {why}"));
+    // A mapping of no bytes does not exist; an arena without slots is legal and has one line that nobody reaches.
+    let length = usize::try_from(bytes.max(u64::from(SLOT_BYTES_MIN))).map_err(|error| refused(&error))?;
+    let map = MmapOptions::new().len(length).map_anon().map_err(|error| refused(&error))?;
+    Ok(MmapRaw::from(map))
+}

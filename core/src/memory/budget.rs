@@ -1,0 +1,65 @@
+//! Why there is memory: a sum of reasons, added up before anything is mapped.
+
+use crate::limits::CHUNK_BYTES_MAX;
+
+/// The smallest slot: one cache line, so that two slots never share one.
+pub(super) const SLOT_BYTES_MIN: u32 = 64;
+/// How many sizes of slot there are: the powers of two from [`SLOT_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
+pub(super) const CLASSES: usize = (CHUNK_BYTES_MAX.ilog2() - SLOT_BYTES_MIN.ilog2() + 1) as usize;
+
+const _: () = assert!(SLOT_BYTES_MIN.is_power_of_two() && SLOT_BYTES_MIN <= CHUNK_BYTES_MAX);
+const _: () = assert!(usize::BITS >= 64, "an offset into the arena is 64 bits");
+
+/// One reason for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Who needs the slots, and for what.
+    pub reason: &'static str,
+    /// The bytes one slot must hold.
+    pub bytes: u32,
+    /// How many slots.
+    pub count: u64,
+}
+
+/// A sum of reasons. Whoever needs slots adds a line, and the arena maps the sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Budget {
+    lines: Vec<Line>,
+}
+
+impl Budget {
+    /// A budget without a line.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds `count` slots of at least `bytes` bytes each. Sizes that cannot be are refused by
+    /// [`Arena::new`](super::Arena::new).
+    pub fn line(&mut self, reason: &'static str, bytes: u32, count: u64) {
+        self.lines.push(Line { reason, bytes, count });
+    }
+
+    /// The lines, in the order in which they were added.
+    pub fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter()
+    }
+
+    /// The bytes an arena of this budget maps: every slot at the size of its class.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let line_bytes = |line: &Line| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
+        self.lines.iter().map(line_bytes).fold(0, u64::saturating_add)
+    }
+}
+
+/// The class of the smallest slot that holds `bytes`; the largest class for what no slot holds.
+pub(super) fn class_of(bytes: u32) -> usize {
+    let slot = bytes.clamp(SLOT_BYTES_MIN, CHUNK_BYTES_MAX).next_power_of_two();
+    (slot.ilog2() - SLOT_BYTES_MIN.ilog2()) as usize
+}
+
+/// The bytes of a slot of this class.
+pub(super) fn slot_bytes(class: usize) -> u32 {
+    SLOT_BYTES_MIN << class
+}

@@ -1,0 +1,209 @@
+//! Loans: a caller's own memory, touched by others for the length of a blocking call.
+//!
+//! The proof is that of `std::thread::scope`. The slices outlive the call of [`lend`], loans are counted, and
+//! [`lend`] does not return while one is out. So a loan needs no lifetime of its own and may travel through queues.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
+/// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
+/// says so and aborts.
+///
+/// ```
+/// use pserver_core::memory::lend;
+///
+/// let gradient = [1, 2, 3, 4];
+/// let mut parameter = [0; 4];
+/// lend(|book| {
+///     let out = book.read(&gradient);
+///     let mut back = book.write(&mut parameter);
+///     back.bytes_mut().copy_from_slice(out.bytes());
+/// });
+/// assert_eq!(parameter, gradient);
+/// ```
+///
+/// A slice that does not outlive the call is refused:
+///
+/// ```compile_fail,E0597
+/// use pserver_core::memory::lend;
+///
+/// lend(|book| {
+///     let local = vec![0; 64];
+///     let loan = book.read(&local);
+/// });
+/// ```
+///
+/// So is touching what is lent for writing:
+///
+/// ```compile_fail,E0502
+/// use pserver_core::memory::lend;
+///
+/// let mut parameter = [0; 64];
+/// lend(|book| {
+///     let loan = book.write(&mut parameter);
+///     let torn = parameter[0];
+/// });
+/// ```
+///
+/// A loan that is still out at the end stops the process:
+///
+/// ```should_panic,standalone_crate
+/// use pserver_core::memory::lend;
+///
+/// let gradient = [1, 2, 3, 4];
+/// let kept = lend(|book| book.read(&gradient));
+/// ```
+pub fn lend<'env, R>(body: impl FnOnce(&LoanBook<'env>) -> R) -> R {
+    let book = LoanBook { count: Arc::new(AtomicUsize::new(0)), env: PhantomData };
+    // The book closes when it is dropped: here, after the body's result is known, or while the body unwinds.
+    body(&book)
+}
+
+/// Writes loans. `'env` is the life of what is lent, which outlives the call of [`lend`].
+pub struct LoanBook<'env> {
+    /// Loans that are out.
+    count: Arc<AtomicUsize>,
+    /// Makes `'env` invariant: were it allowed to shrink, a slice of the body's own could be lent.
+    env: PhantomData<fn(&'env ()) -> &'env ()>,
+}
+
+/// Memory lent to be read, to one who sends it.
+pub struct LoanOut {
+    // A pointer and not a reference: a reference would have to stay valid until the end of its own drop, but the
+    // memory may go as soon as the count is down.
+    start: *const u8,
+    bytes: u32,
+    _entry: Entry,
+}
+
+/// Memory lent to be written, to one who receives into it.
+pub struct LoanIn {
+    // A pointer and not a reference, as in `LoanOut`.
+    start: *mut u8,
+    bytes: u32,
+    _entry: Entry,
+}
+
+/// One loan's line in the book, struck out on drop.
+struct Entry(Arc<AtomicUsize>);
+
+impl<'env> LoanBook<'env> {
+    /// Lends a slice to be read. For many at once, lend its sub-slices.
+    ///
+    /// # Panics
+    /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
+    pub fn read(&self, slice: &'env [u8]) -> LoanOut {
+        LoanOut { bytes: length(slice), start: slice.as_ptr(), _entry: self.entry() }
+    }
+
+    /// Lends a slice to be written. For many at once, lend disjoint sub-slices.
+    ///
+    /// # Panics
+    /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
+    pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
+        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), _entry: self.entry() }
+    }
+
+    fn entry(&self) -> Entry {
+        self.count.fetch_add(1, Relaxed);
+        Entry(Arc::clone(&self.count))
+    }
+}
+
+impl LoanOut {
+    /// The length of the slice in bytes.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.bytes
+    }
+
+    /// Whether the slice has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The slice.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the pointer and the length came from one `&'env [u8]`, and `'env` lasts until `lend` returns, which
+        // it does not do while this loan is in the book.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
+    }
+}
+
+impl LoanIn {
+    /// The length of the slice in bytes.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.bytes
+    }
+
+    /// Whether the slice has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The slice, to read.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
+        // which it does not do while this loan is in the book. `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
+    }
+
+    /// The slice, to write.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
+        // which it does not do while this loan is in the book. That borrow was exclusive and `&mut self` is too.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes as usize) }
+    }
+}
+
+// SAFETY: a loan is a `&[u8]` that is known to be alive, and those may be sent.
+unsafe impl Send for LoanOut {}
+// SAFETY: a shared loan only reads, as a shared `&[u8]` does.
+unsafe impl Sync for LoanOut {}
+// SAFETY: a loan is a `&mut [u8]` that is known to be alive, and those may be sent.
+unsafe impl Send for LoanIn {}
+// SAFETY: a shared loan only reads; writing takes `&mut self`.
+unsafe impl Sync for LoanIn {}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Release: what the borrower did to the memory is done before `lend` returns. Its `Acquire` is the other half.
+        self.0.fetch_sub(1, Release);
+    }
+}
+
+impl Drop for LoanBook<'_> {
+    fn drop(&mut self) {
+        let out = self.count.load(Acquire);
+        if out != 0 {
+            eprintln!("pserver: {out} loans of the caller's memory are still out at the end of its call; aborting");
+            std::process::abort();
+        }
+    }
+}
+
+impl fmt::Debug for LoanOut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "LoanOut({} bytes)", self.bytes)
+    }
+}
+
+impl fmt::Debug for LoanIn {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "LoanIn({} bytes)", self.bytes)
+    }
+}
+
+fn length(slice: &[u8]) -> u32 {
+    u32::try_from(slice.len()).expect("a loan is a chunk or less: lend a large tensor in pieces")
+}

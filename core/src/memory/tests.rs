@@ -1,0 +1,280 @@
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+
+use super::{Arena, Budget, Lease, Line, Usage, lend};
+use crate::error::Failure;
+use crate::limits::CHUNK_BYTES_MAX;
+
+/// Runs a script over an arena of these lines, and compares what it says.
+///
+/// `take n` takes a lease of n bytes and says the usage of the arena, `drop i` drops the i-th lease taken.
+fn check(lines: &[(u32, u64)], script: &str, expected: &str) {
+    let arena = arena(lines);
+    let mut leases: Vec<Option<Lease>> = Vec::new();
+    let mut said = Vec::new();
+    for step in script.split("; ") {
+        match step.split_once(' ').expect("a step is a verb and a number") {
+            ("take", bytes) => match arena.take(bytes.parse().expect("bytes")) {
+                Ok(lease) => leases.push(Some(lease)),
+                Err(failure) => said.push(failure.to_string()),
+            },
+            ("drop", index) => drop(leases[index.parse::<usize>().expect("an index")].take()),
+            other => panic!("no step {other:?}"),
+        }
+        let Usage { slots_in_use, bytes_in_use, .. } = arena.usage();
+        said.push(format!("{slots_in_use}:{bytes_in_use}"));
+    }
+    assert_eq!(said.join(" "), expected, "{script}");
+    drop(leases);
+    assert_eq!(arena.usage().slots_in_use, 0, "every slot came back");
+}
+
+fn arena(lines: &[(u32, u64)]) -> Arena {
+    let mut budget = Budget::new();
+    for (bytes, count) in lines {
+        budget.line("test", *bytes, *count);
+    }
+    Arena::new(&budget).expect("the arena is small")
+}
+
+fn refusal(lines: &[(u32, u64)]) -> String {
+    let mut budget = Budget::new();
+    for (bytes, count) in lines {
+        budget.line("the test's sends", *bytes, *count);
+    }
+    match Arena::new(&budget) {
+        Err(Failure::Node(reason)) => reason,
+        other => panic!("expected a refusal, found {other:?}"),
+    }
+}
+
+#[test]
+fn a_lease_takes_the_smallest_slot_that_holds_it() {
+    check(&[(64, 1), (128, 1), (4096, 1)], "take 1; take 65; take 129", "1:64 2:192 3:4288");
+    check(&[(64, 1), (128, 1)], "take 64; drop 0; take 64", "1:64 0:0 1:64");
+    check(&[(100, 2)], "take 100; take 128", "1:128 2:256");
+}
+
+#[test]
+fn a_larger_class_serves_when_the_right_one_is_empty() {
+    check(&[(64, 1), (4096, 1)], "take 10; take 10", "1:64 2:4160");
+    check(&[(64, 1), (256, 1), (4096, 1)], "take 9; take 9; drop 1; take 200", "1:64 2:320 1:64 2:320");
+}
+
+#[test]
+fn an_exhausted_arena_says_what_was_asked_and_what_there_is() {
+    let none = "no memory for 10 bytes: all 1 slots of 64 bytes are in use, and no larger slot is free";
+    check(&[(64, 1)], "take 10; take 10; drop 0; take 10", &format!("1:64 {none} 1:64 0:0 1:64"));
+    let none = "no memory for 65 bytes: all 0 slots of 128 bytes are in use, and no larger slot is free";
+    check(&[(64, 1)], "take 65", &format!("{none} 0:0"));
+}
+
+#[test]
+fn a_lease_of_no_bytes_or_too_many_is_refused() {
+    check(&[(64, 1)], "take 0", "lease of 0 bytes; expected 1 to 16777216 0:0");
+    check(&[(64, 1)], "take 16777217", "lease of 16777217 bytes; expected 1 to 16777216 0:0");
+}
+
+#[test]
+fn an_arena_without_slots_is_legal() {
+    assert_eq!(arena(&[]).usage(), Usage::default());
+    check(
+        &[(64, 0)],
+        "take 1",
+        "no memory for 1 bytes: all 0 slots of 64 bytes are in use, and no larger slot is free 0:0",
+    );
+}
+
+#[test]
+fn a_budget_adds_up_its_lines_at_the_size_of_their_class() {
+    let mut budget = Budget::new();
+    budget.line("sends", 100, 3);
+    budget.line("chunks", CHUNK_BYTES_MAX, 2);
+    assert_eq!(budget.bytes(), 3 * 128 + 2 * u64::from(CHUNK_BYTES_MAX));
+    let first = Line { reason: "sends", bytes: 100, count: 3 };
+    assert_eq!(budget.lines().next(), Some(&first));
+    let arena = Arena::new(&budget).expect("32 MiB");
+    assert_eq!(arena.usage().bytes_total, budget.bytes());
+    assert_eq!(arena.usage().slots_total, 5);
+}
+
+#[test]
+fn a_budget_that_cannot_be_is_refused_with_its_bytes() {
+    assert_eq!(refusal(&[(0, 1)]), "memory for the test's sends: slots of 0 bytes; expected 1 to 16777216");
+    assert_eq!(
+        refusal(&[(16_777_217, 1)]),
+        "memory for the test's sends: slots of 16777217 bytes; expected 1 to 16777216"
+    );
+    let many = refusal(&[(64, 1 << 27), (64, 1 << 27)]);
+    assert_eq!(
+        many,
+        "memory for the test's sends: 268435456 slots of 64 bytes; expected at most 268435455 (budget: 17179869184 bytes)"
+    );
+    // 2^51 bytes are more than a process can address, so the system refuses.
+    let large = refusal(&[(CHUNK_BYTES_MAX, 1 << 27)]);
+    assert!(large.starts_with("mapping 2251799813685248 bytes of memory: "), "{large}");
+}
+
+#[test]
+fn a_slot_begins_at_a_multiple_of_its_size() {
+    let arena = arena(&[(64, 3), (4096, 3), (256, 3)]);
+    for bytes in [64, 4096, 256, 60, 4000, 200] {
+        let lease = arena.take(bytes).expect("there are three of each");
+        assert_eq!(lease.bytes().len(), bytes as usize);
+        let slot = bytes.next_power_of_two() as usize;
+        assert_eq!(lease.bytes().as_ptr().addr() % slot, 0, "{bytes}");
+    }
+}
+
+#[test]
+fn a_zeroed_lease_holds_no_old_bytes() {
+    let arena = arena(&[(64, 1)]);
+    let mut lease = arena.take(64).expect("there is one");
+    lease.bytes_mut().fill(7);
+    drop(lease);
+    assert_eq!(arena.take(64).expect("it came back").bytes(), [7; 64], "the slot is the same");
+    assert_eq!(arena.take_zeroed(64).expect("it came back").bytes(), [0; 64]);
+}
+
+#[test]
+fn the_slot_that_came_back_last_goes_out_first() {
+    let arena = arena(&[(64, 8)]);
+    let leases: Vec<Lease> = (0..4).map(|_| arena.take(64).expect("there are eight")).collect();
+    let last = leases[3].bytes().as_ptr().addr();
+    drop(leases);
+    assert_eq!(arena.take(64).expect("there are eight").bytes().as_ptr().addr(), last);
+}
+
+#[test]
+fn a_lease_outlives_the_arena_it_came_from() {
+    let mut lease = arena(&[(64, 1)]).take(64).expect("there is one");
+    lease.bytes_mut().fill(9);
+    assert_eq!(lease.bytes(), [9; 64]);
+}
+
+#[test]
+fn the_last_reader_may_write_again() {
+    let mut lease = Arc::new(arena(&[(64, 1)]).take_zeroed(64).expect("there is one"));
+    let reader = Arc::clone(&lease);
+    assert!(Arc::get_mut(&mut lease).is_none());
+    drop(reader);
+    Arc::get_mut(&mut lease).expect("the only one").bytes_mut()[0] = 1;
+    assert_eq!(lease.bytes()[0], 1);
+}
+
+#[test]
+fn a_lease_dropped_on_another_thread_returns_its_slot() {
+    let arena = arena(&[(64, 1)]);
+    let lease = arena.take(64).expect("there is one");
+    std::thread::spawn(move || drop(lease)).join().expect("a drop does not panic");
+    assert!(arena.take(64).is_ok());
+}
+
+/// Threads take, fill, compare and pass on leases. Two leases of one slot would see each other's bytes.
+#[test]
+fn no_two_threads_ever_hold_the_same_slot() {
+    let arena = arena(&[(64, 5)]);
+    let passed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let (arena, passed) = (&arena, &passed);
+            scope.spawn(move || {
+                for turn in 0..20_000_u32 {
+                    let Ok(mut lease) = arena.take(64) else {
+                        drop(passed.lock().expect("no thread panics").pop());
+                        continue;
+                    };
+                    let mark = thread.wrapping_mul(64).wrapping_add(u8::try_from(turn % 64).expect("less than 64"));
+                    lease.bytes_mut().fill(mark);
+                    std::hint::spin_loop();
+                    assert_eq!(lease.bytes(), [mark; 64]);
+                    if turn % 3 == 0 {
+                        passed.lock().expect("no thread panics").push(lease);
+                    }
+                }
+            });
+        }
+    });
+    passed.lock().expect("no thread panics").clear();
+    assert_eq!(arena.usage().slots_in_use, 0);
+    let all: Vec<_> = (0..5).map(|_| arena.take(64)).collect();
+    assert!(all.iter().all(Result::is_ok), "no slot was lost");
+    assert!(arena.take(64).is_err(), "no slot was doubled");
+}
+
+#[test]
+fn a_loan_reads_and_writes_the_callers_own_memory_from_another_thread() {
+    let source: Vec<u8> = (0..200).collect();
+    let mut target = vec![0; 200];
+    let (low, high) = target.split_at_mut(100);
+    let copied = lend(|book| {
+        let pairs = [(book.read(&source[..100]), book.write(low)), (book.read(&source[100..]), book.write(high))];
+        let copies = pairs.map(|(from, mut to)| {
+            std::thread::spawn(move || {
+                to.bytes_mut().copy_from_slice(from.bytes());
+                assert_eq!(to.bytes(), from.bytes());
+                to.len() + from.len()
+            })
+        });
+        copies.into_iter().map(|copy| copy.join().expect("a copy does not panic")).sum::<u32>()
+    });
+    assert_eq!(copied, 400);
+    assert_eq!(target, source);
+}
+
+#[test]
+fn a_body_that_unwinds_after_its_loans_came_back_unwinds_on() {
+    let source = [1; 8];
+    let unwound = std::panic::catch_unwind(|| {
+        lend(|book| {
+            drop(book.read(&source));
+            panic!("the body's own");
+        })
+    });
+    assert!(unwound.is_err());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take(u32),
+    Drop(prop::sample::Index),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![3 => (1..=600_u32).prop_map(Step::Take), 2 => any::<prop::sample::Index>().prop_map(Step::Drop)]
+}
+
+proptest! {
+    #[test]
+    fn leases_never_overlap_and_keep_what_was_written(
+        counts in prop::collection::vec(0..6_u64, 4),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let lines: Vec<(u32, u64)> = [64, 128, 256, 512].into_iter().zip(counts.iter().copied()).collect();
+        let arena = arena(&lines);
+        let mut held: Vec<(Lease, u8)> = Vec::new();
+        for (mark, step) in (0..=u8::MAX).cycle().zip(steps) {
+            match step {
+                Step::Take(bytes) => match arena.take(bytes) {
+                    Ok(mut lease) => {
+                        lease.bytes_mut().fill(mark);
+                        held.push((lease, mark));
+                    }
+                    Err(_) => prop_assert!(fitting_slots(&lines, bytes) <= held.len() as u64, "refused too early"),
+                },
+                Step::Drop(index) if !held.is_empty() => drop(held.swap_remove(index.index(held.len()))),
+                Step::Drop(_) => {}
+            }
+            for (lease, mark) in &held {
+                prop_assert!(lease.bytes().iter().all(|byte| byte == mark));
+            }
+            prop_assert_eq!(arena.usage().slots_in_use, held.len() as u64);
+        }
+    }
+}
+
+/// How many slots could serve a lease of this many bytes.
+fn fitting_slots(lines: &[(u32, u64)], bytes: u32) -> u64 {
+    lines.iter().filter(|(slot, _)| *slot >= bytes).map(|(_, count)| count).sum()
+}

@@ -1,0 +1,216 @@
+//! The list of parameters and their placement.
+
+use std::collections::HashMap;
+
+use super::declaration::{Declaration, Name};
+use super::placement::{Layout, Loads, Size};
+use super::topology::Topology;
+use crate::error::Failure;
+use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Place, ServerIndex};
+use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
+
+/// The parameters of a job in the order of their declaration, and which chunk of each lives where.
+///
+/// ```
+/// use pserver_core::dtype::ElementType;
+/// use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+///
+/// let mut catalogue = Catalogue::new(Topology::new(vec![2, 2])?, 4096)?;
+/// let index = catalogue.declare(Declaration {
+///     name: Name::new(b"embedding")?,
+///     element_type: ElementType::Float32,
+///     bytes: 10_000,
+///     shape: vec![50, 50],
+///     whole: false,
+///     config: Vec::new(),
+/// })?;
+/// assert_eq!(catalogue.find("embedding"), Some(index));
+/// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
+/// # Ok::<(), pserver_core::error::Failure>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    topology: Topology,
+    chunk_bytes: u32,
+    parameters: Vec<Parameter>,
+    /// Only ever asked for one name; its order reaches nothing.
+    by_name: HashMap<Name, ParameterIndex>,
+    loads: Loads,
+    bytes: u64,
+}
+
+/// One parameter: its checked declaration, and where its chunks are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    declaration: Declaration,
+    index: ParameterIndex,
+    chunk_bytes: u32,
+    layout: Layout,
+}
+
+/// Which bytes of its parameter a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSpan {
+    /// Where it begins, in bytes; a multiple of the chunk size.
+    pub offset: u64,
+    /// Its length in bytes; the chunk size, or less for the last.
+    pub bytes: u32,
+}
+
+impl Catalogue {
+    /// A catalogue without parameters.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] unless `chunk_bytes` is a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
+    pub fn new(topology: Topology, chunk_bytes: u32) -> Result<Self, Failure> {
+        if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
+            return Err(Failure::Call(format!(
+                "chunks of {chunk_bytes} bytes; expected a power of two from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
+            )));
+        }
+        let loads = Loads::new(&topology);
+        Ok(Self { topology, chunk_bytes, parameters: Vec::new(), by_name: HashMap::new(), loads, bytes: 0 })
+    }
+
+    /// Adds a parameter and places it. An empty shape becomes one dimension of all elements.
+    ///
+    /// # Errors
+    /// [`Failure::Call`], which names the parameter, when the declaration breaks one of the promises its fields
+    /// make, when the name is taken, or when there are too many parameters. Then nothing has changed.
+    pub fn declare(&mut self, declaration: Declaration) -> Result<ParameterIndex, Failure> {
+        let declaration = declaration.checked()?;
+        let refused = |why: String| Failure::Call(format!("parameter {}: {why}", declaration.name.quoted()));
+        if let Some(index) = self.find(declaration.name.as_str()) {
+            return Err(refused(format!("declared already, as number {index}; expected a new name")));
+        }
+        let index = u32::try_from(self.parameters.len()).ok().filter(|index| *index < PARAMETERS_MAX);
+        let index = index.ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
+        let total = self.bytes.checked_add(declaration.bytes);
+        let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
+
+        let index = ParameterIndex(index);
+        let chunks = declaration.bytes.div_ceil(u64::from(self.chunk_bytes));
+        let size = Size { chunks, chunk_bytes: self.chunk_bytes, bytes: declaration.bytes };
+        let layout = self.loads.add(size, declaration.whole);
+        self.bytes = total;
+        self.by_name.insert(declaration.name.clone(), index);
+        self.parameters.push(Parameter { declaration, index, chunk_bytes: self.chunk_bytes, layout });
+        Ok(index)
+    }
+
+    /// The servers and their shards.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The chunk size in bytes.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    /// How many parameters there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parameters.is_empty()
+    }
+
+    /// The bytes of all parameters.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The parameter with this number, if there is one.
+    #[must_use]
+    pub fn parameter(&self, index: ParameterIndex) -> Option<&Parameter> {
+        self.parameters.get(index.0 as usize)
+    }
+
+    /// The number of the parameter with this name, by one look into a table.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<ParameterIndex> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The parameters, in the order of their declaration.
+    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        self.parameters.iter()
+    }
+
+    /// The bytes of the chunks on this server; zero if there is no such server.
+    #[must_use]
+    pub fn bytes_on(&self, server: ServerIndex) -> u64 {
+        self.loads.bytes_on(server)
+    }
+
+    /// The chunks that this shard holds, by parameter and then by chunk. Costs one look at every parameter and one
+    /// step for every chunk found.
+    pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
+        self.parameters.iter().flat_map(move |parameter| parameter.chunks_on(place))
+    }
+}
+
+impl Parameter {
+    /// What was declared, checked, with its shape filled in.
+    #[must_use]
+    pub fn declaration(&self) -> &Declaration {
+        &self.declaration
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn index(&self) -> ParameterIndex {
+        self.index
+    }
+
+    /// How many chunks it has; at least one.
+    #[must_use]
+    pub fn chunk_count(&self) -> u64 {
+        self.declaration.bytes.div_ceil(u64::from(self.chunk_bytes))
+    }
+
+    /// Which bytes this chunk is, if there is such a chunk.
+    #[must_use]
+    pub fn span(&self, chunk: ChunkIndex) -> Option<ChunkSpan> {
+        let offset = chunk.0.checked_mul(u64::from(self.chunk_bytes))?;
+        let left = self.declaration.bytes.checked_sub(offset).filter(|left| *left > 0)?;
+        let bytes = u32::try_from(left).map_or(self.chunk_bytes, |left| left.min(self.chunk_bytes));
+        Some(ChunkSpan { offset, bytes })
+    }
+
+    /// The shard that holds this chunk, in constant time.
+    ///
+    /// # Panics
+    /// When there is no such chunk. A number that somebody sent is checked first, with [`Parameter::span`].
+    #[must_use]
+    pub fn place(&self, chunk: ChunkIndex) -> Place {
+        assert!(chunk.0 < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
+        self.layout.place(chunk)
+    }
+
+    /// Its chunks, in order.
+    pub fn chunks(&self) -> impl Iterator<Item = (ChunkIndex, ChunkSpan)> {
+        self.spans(0, 1)
+    }
+
+    /// Those of its chunks that this shard holds, in order.
+    pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
+        let stride = self.layout.stride(place);
+        let spans = stride.into_iter().flat_map(|(first, step)| self.spans(first, step));
+        spans.map(|(chunk, span)| (ChunkId { parameter: self.index, chunk }, span))
+    }
+
+    /// Every `step`-th chunk from the `first` on.
+    fn spans(&self, first: u64, step: u64) -> impl Iterator<Item = (ChunkIndex, ChunkSpan)> {
+        let chunks = std::iter::successors(Some(first), move |chunk| chunk.checked_add(step)).map(ChunkIndex);
+        chunks.map_while(|chunk| Some((chunk, self.span(chunk)?)))
+    }
+}

@@ -1,0 +1,147 @@
+//! A parameter as declared.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
+
+/// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+/// One parameter as declared. [`Catalogue::declare`](super::Catalogue::declare) checks it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// Its name, which no other parameter has.
+    pub name: Name,
+    /// The type of its elements; not a half.
+    pub element_type: ElementType,
+    /// Its length: a multiple of the element's, at least one element, at most [`PARAMETER_BYTES_MAX`].
+    pub bytes: u64,
+    /// Its shape in elements per dimension, row-major. An empty one means that nobody said; the catalogue then
+    /// makes it one dimension of all elements.
+    pub shape: Vec<u64>,
+    /// Whether one shard keeps every chunk, because the parameter's rule is not element-wise.
+    pub whole: bool,
+    /// Its encoded configuration, opaque here; at most [`PARAMETER_CONFIG_BYTES_MAX`] bytes.
+    pub config: Vec<u8>,
+}
+
+impl Name {
+    /// A name from bytes that somebody sent.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when it is empty, too long, not UTF-8, or has a control character (a NUL, say); it says
+    /// which, and shows the beginning of the name.
+    pub fn new(bytes: &[u8]) -> Result<Self, Failure> {
+        let refused = |why: String| Failure::Call(format!("parameter name {}: {why}", quoted(bytes)));
+        if bytes.is_empty() {
+            return Err(refused("empty; expected at least one character".to_owned()));
+        }
+        if bytes.len() > NAME_BYTES_MAX {
+            return Err(refused(format!("{} bytes; expected at most {NAME_BYTES_MAX}", bytes.len())));
+        }
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| refused(format!("not UTF-8 at byte {}; expected UTF-8", error.valid_up_to())))?;
+        if let Some((at, found)) = text.char_indices().find(|(_, found)| found.is_control()) {
+            let found = found.escape_unicode();
+            return Err(refused(format!("control character {found} at byte {at}; expected none")));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The text in quotes for a message, at most 40 characters of it.
+    pub(super) fn quoted(&self) -> String {
+        quoted(self.0.as_bytes())
+    }
+}
+
+impl Declaration {
+    /// How many elements it has.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.bytes / self.element_type.bytes()
+    }
+
+    /// The declaration with everything checked that concerns it alone, and its shape filled in.
+    pub(super) fn checked(mut self) -> Result<Self, Failure> {
+        if let Some(why) = self.fault() {
+            return Err(Failure::Call(format!("parameter {}: {why}", self.name.quoted())));
+        }
+        if self.shape.is_empty() {
+            self.shape = vec![self.elements()];
+        }
+        self.shape.shrink_to_fit();
+        self.config.shrink_to_fit();
+        Ok(self)
+    }
+
+    fn fault(&self) -> Option<String> {
+        let (bytes, kind, element) = (self.bytes, self.element_type, self.element_type.bytes());
+        if !kind.is_parameter_type() {
+            return Some(format!("element type {kind}; expected a type of 32 or 64 bits (halves are for gradients)"));
+        }
+        if bytes == 0 {
+            return Some("length 0 bytes; expected at least one element".to_owned());
+        }
+        if bytes > PARAMETER_BYTES_MAX {
+            return Some(format!("length {bytes} bytes; expected at most {PARAMETER_BYTES_MAX}"));
+        }
+        if !bytes.is_multiple_of(element) {
+            return Some(format!("length {bytes} bytes; expected a multiple of {element} ({kind})"));
+        }
+        let config = self.config.len();
+        if config > PARAMETER_CONFIG_BYTES_MAX {
+            return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
+        }
+        self.shape_fault()
+    }
+
+    fn shape_fault(&self) -> Option<String> {
+        let dimensions = self.shape.len();
+        if dimensions > DIMENSIONS_MAX {
+            return Some(format!("shape of {dimensions} dimensions; expected at most {DIMENSIONS_MAX}"));
+        }
+        let product = self.shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
+        let fits = dimensions == 0 || product == Some(self.elements());
+        (!fits).then(|| format!("shape {:?}; expected a product of {} elements", self.shape, self.elements()))
+    }
+}
+
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", &*self.0)
+    }
+}
+
+/// The beginning of a claimed name, in quotes, with what cannot be printed escaped.
+fn quoted(bytes: &[u8]) -> String {
+    const CHARACTERS_SHOWN: usize = 40;
+    // A character has at most four bytes, so this prefix holds all that is shown and bounds the work.
+    let prefix = &bytes[..bytes.len().min(4 * (CHARACTERS_SHOWN + 1))];
+    let text = String::from_utf8_lossy(prefix);
+    let shown: String = text.chars().take(CHARACTERS_SHOWN).collect();
+    let more = if shown.len() < text.len() { "..." } else { "" };
+    format!("{shown:?}{more}")
+}

@@ -1,0 +1,168 @@
+//! A catalogue on its way: pages of declarations, and the digest by which two sides know that theirs are alike.
+
+use prost::Message;
+
+use super::catalogue::Catalogue;
+use super::declaration::{Declaration, Name};
+use super::topology::Topology;
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::ServerIndex;
+
+/// One declaration on the wire. A claim until [`Catalogue::from_pages`] has checked it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DeclarationMessage {
+    /// The name; checked to be UTF-8 by [`Name::new`], which says more than a decoder would.
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+    /// The number of the element type.
+    #[prost(uint32, tag = "2")]
+    pub element_type: u32,
+    /// The length in bytes.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// The shape in elements per dimension.
+    #[prost(uint64, repeated, tag = "4")]
+    pub shape: Vec<u64>,
+    /// Whether one shard keeps every chunk.
+    #[prost(bool, tag = "5")]
+    pub whole: bool,
+    /// The encoded configuration.
+    #[prost(bytes = "vec", tag = "6")]
+    pub config: Vec<u8>,
+}
+
+/// A run of a catalogue's declarations, with what places them. Every page repeats the facts of the whole, so that
+/// pages of two catalogues cannot be mixed, and a lost page is noticed.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct CataloguePage {
+    /// The shards of each server.
+    #[prost(uint32, repeated, tag = "1")]
+    pub shards: Vec<u32>,
+    /// The chunk size in bytes.
+    #[prost(uint32, tag = "2")]
+    pub chunk_bytes: u32,
+    /// How many parameters the catalogue has.
+    #[prost(uint32, tag = "3")]
+    pub total: u32,
+    /// The number of the first declaration of this page.
+    #[prost(uint32, tag = "4")]
+    pub first: u32,
+    /// The declarations, in order.
+    #[prost(message, repeated, tag = "5")]
+    pub declarations: Vec<DeclarationMessage>,
+}
+
+impl Catalogue {
+    /// The catalogue in pages of at most `bytes_max` encoded bytes each, in order; at least one. A page holds at
+    /// least one declaration, so it is larger when `bytes_max` is smaller than a declaration; with
+    /// [`FRAME_CONTROL_BYTES_MAX`](crate::limits::FRAME_CONTROL_BYTES_MAX) it never is.
+    #[must_use]
+    pub fn pages(&self, bytes_max: u32) -> Vec<CataloguePage> {
+        let empty = self.page_without_declarations();
+        // The number of the first declaration is at most five bytes and its tag; zero is not encoded at all.
+        let empty_bytes = empty.encoded_len() + 6;
+        let mut pages = vec![empty.clone()];
+        let mut bytes = empty_bytes;
+        for (index, parameter) in (0..).zip(self.iter()) {
+            let message = DeclarationMessage::from(parameter.declaration());
+            let length = message.encoded_len();
+            // A message in a list costs its tag and its length besides.
+            let cost = 1 + prost::length_delimiter_len(length) + length;
+            let full = bytes + cost > bytes_max as usize;
+            if full && pages.last().is_some_and(|page| !page.declarations.is_empty()) {
+                pages.push(CataloguePage { first: index, ..empty.clone() });
+                bytes = empty_bytes;
+            }
+            bytes += cost;
+            pages.last_mut().expect("there is always a page").declarations.push(message);
+        }
+        pages
+    }
+
+    /// The catalogue that these pages describe. Every bound is checked, by [`Catalogue::declare`].
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when there is no page, when a page does not follow the one before it or tells other facts,
+    /// when pages are missing at the end, and when a declaration is refused.
+    pub fn from_pages(pages: impl IntoIterator<Item = CataloguePage>) -> Result<Self, Failure> {
+        let mut pages = pages.into_iter().peekable();
+        let first = pages.peek().ok_or_else(|| Failure::call("catalogue of no pages; expected at least one"))?;
+        let (shards, total) = (first.shards.clone(), first.total);
+        let mut catalogue = Self::new(topology(&shards)?, first.chunk_bytes)?;
+        for page in pages {
+            if page.shards != shards || page.chunk_bytes != catalogue.chunk_bytes() || page.total != total {
+                return Err(Failure::Call(format!("catalogue page at {}: from another catalogue", page.first)));
+            }
+            if page.first as usize != catalogue.len() {
+                let (found, expected) = (page.first, catalogue.len());
+                return Err(Failure::Call(format!("catalogue page at {found}; expected the one at {expected}")));
+            }
+            for message in page.declarations {
+                catalogue.declare(Declaration::try_from(message)?)?;
+            }
+        }
+        if catalogue.len() != total as usize {
+            return Err(Failure::Call(format!("catalogue of {} parameters; expected {total}", catalogue.len())));
+        }
+        Ok(catalogue)
+    }
+
+    /// The BLAKE3 digest of everything that placement depends on and of every declaration, in order. Equal digests
+    /// mean equal catalogues, however they travelled.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.page_without_declarations().encode_length_delimited_to_vec());
+        for parameter in self.iter() {
+            hasher.update(&DeclarationMessage::from(parameter.declaration()).encode_length_delimited_to_vec());
+        }
+        hasher.finalize().into()
+    }
+
+    fn page_without_declarations(&self) -> CataloguePage {
+        let servers = (0..self.topology().servers()).map(ServerIndex);
+        CataloguePage {
+            shards: servers.filter_map(|server| self.topology().shards(server)).map(u32::from).collect(),
+            chunk_bytes: self.chunk_bytes(),
+            total: u32::try_from(self.len()).expect("checked against PARAMETERS_MAX"),
+            first: 0,
+            declarations: Vec::new(),
+        }
+    }
+}
+
+impl From<&Declaration> for DeclarationMessage {
+    fn from(declaration: &Declaration) -> Self {
+        Self {
+            name: declaration.name.as_str().into(),
+            element_type: declaration.element_type.number().into(),
+            bytes: declaration.bytes,
+            shape: declaration.shape.clone(),
+            whole: declaration.whole,
+            config: declaration.config.clone(),
+        }
+    }
+}
+
+/// Checks the name and that the element type exists; the rest is checked by [`Catalogue::declare`].
+impl TryFrom<DeclarationMessage> for Declaration {
+    type Error = Failure;
+
+    fn try_from(message: DeclarationMessage) -> Result<Self, Failure> {
+        let name = Name::new(&message.name)?;
+        let element_type = ElementType::from_number(message.element_type.into()).ok_or_else(|| {
+            let (quoted, found) = (name.quoted(), message.element_type);
+            Failure::Call(format!("parameter {quoted}: element type number {found}; expected 0 to 5"))
+        })?;
+        let DeclarationMessage { bytes, shape, whole, config, .. } = message;
+        Ok(Self { name, element_type, bytes, shape, whole, config })
+    }
+}
+
+fn topology(shards: &[u32]) -> Result<Topology, Failure> {
+    let narrow = |count: &u32| {
+        u16::try_from(*count).map_err(|_| Failure::Call(format!("a server of {count} shards; expected fewer")))
+    };
+    Topology::new(shards.iter().map(narrow).collect::<Result<_, _>>()?)
+}
