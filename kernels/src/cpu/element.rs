@@ -1,0 +1,282 @@
+//! Elements as the loops see them: byte arrays in memory, numbers in registers.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use pserver_core::dtype::ElementType;
+use pserver_core::optim::Gradient;
+
+/// The elements of a tile. A power of two, so that the tiles of an aligned chunk are aligned; 8 KiB of f32 and of
+/// each state fit the first-level cache together with the scratch.
+pub(super) const TILE: usize = 2048;
+
+/// A tile's worth of one tensor on the stack, aligned so that no vector crosses a cache line.
+#[repr(align(64))]
+pub(super) struct Scratch<E: Element>(pub(super) [E::Bytes; TILE]);
+
+impl<E: Element> Scratch<E> {
+    pub(super) fn zero() -> Self {
+        Self([E::default().store(); TILE])
+    }
+}
+
+/// A type as it lies in a tensor that can be read as `E`: `E` itself, or a half that is widened.
+pub(super) trait Source<E> {
+    /// One element in memory, little endian.
+    type Bytes: Copy;
+
+    fn view(bytes: &[u8]) -> &[Self::Bytes];
+    fn load(bytes: Self::Bytes) -> E;
+}
+
+/// A type that a parameter may have.
+pub(super) trait Element: Copy + Default + Source<Self> {
+    fn view_mut(bytes: &mut [u8]) -> &mut [<Self as Source<Self>>::Bytes];
+    fn store(self) -> <Self as Source<Self>>::Bytes;
+    /// Adds in this type: floats round, integers wrap.
+    fn plus(self, other: Self) -> Self;
+    /// Whether a gradient's elements are of this very type, so that they can be read where they lie.
+    fn is_type_of(gradient: &Gradient<'_>) -> bool;
+    /// Adds a tile's worth of a gradient to `into`, or copies it there when it is the `FIRST`.
+    fn merge<const FIRST: bool>(into: &mut [<Self as Source<Self>>::Bytes], gradient: &Gradient<'_>, start: usize);
+}
+
+/// A type that an optimizer may work on.
+pub(super) trait Real:
+    Element
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    const ZERO: Self;
+    const ONE: Self;
+
+    fn nearest(value: f64) -> Self;
+    /// The nearest to a positive number, and positive too: an epsilon that vanished would divide zero by zero.
+    fn nearest_positive(value: f64) -> Self;
+    fn widen(self) -> f64;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    fn copysign(self, sign: Self) -> Self;
+}
+
+/// IEEE binary16.
+pub(super) struct Half;
+
+/// bfloat16.
+pub(super) struct Brain;
+
+macro_rules! source {
+    ($type:ty) => {
+        impl Source<Self> for $type {
+            type Bytes = [u8; size_of::<$type>()];
+
+            #[inline(always)]
+            fn view(bytes: &[u8]) -> &[Self::Bytes] {
+                bytes.as_chunks().0
+            }
+
+            #[inline(always)]
+            fn load(bytes: Self::Bytes) -> Self {
+                Self::from_le_bytes(bytes)
+            }
+        }
+    };
+}
+
+macro_rules! integer {
+    ($type:ty, $element_type:expr) => {
+        source!($type);
+
+        impl Element for $type {
+            #[inline(always)]
+            fn view_mut(bytes: &mut [u8]) -> &mut [[u8; size_of::<$type>()]] {
+                bytes.as_chunks_mut().0
+            }
+
+            #[inline(always)]
+            fn store(self) -> [u8; size_of::<$type>()] {
+                self.to_le_bytes()
+            }
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn is_type_of(gradient: &Gradient<'_>) -> bool {
+                gradient.element_type == $element_type
+            }
+
+            #[inline(always)]
+            fn merge<const FIRST: bool>(
+                into: &mut [[u8; size_of::<$type>()]],
+                gradient: &Gradient<'_>,
+                start: usize,
+            ) {
+                merge_as::<Self, Self, FIRST>(into, gradient.bytes, start);
+            }
+        }
+    };
+}
+
+integer!(i32, ElementType::Int32);
+integer!(u32, ElementType::Uint32);
+integer!(i64, ElementType::Int64);
+integer!(u64, ElementType::Uint64);
+
+macro_rules! real {
+    ($type:ty, $element_type:expr) => {
+        source!($type);
+
+        impl Element for $type {
+            #[inline(always)]
+            fn view_mut(bytes: &mut [u8]) -> &mut [[u8; size_of::<$type>()]] {
+                bytes.as_chunks_mut().0
+            }
+
+            #[inline(always)]
+            fn store(self) -> [u8; size_of::<$type>()] {
+                self.to_le_bytes()
+            }
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn is_type_of(gradient: &Gradient<'_>) -> bool {
+                gradient.element_type == $element_type
+            }
+
+            #[inline(always)]
+            fn merge<const FIRST: bool>(
+                into: &mut [[u8; size_of::<$type>()]],
+                gradient: &Gradient<'_>,
+                start: usize,
+            ) {
+                match gradient.element_type {
+                    ElementType::Float16 => merge_as::<Self, Half, FIRST>(into, gradient.bytes, start),
+                    ElementType::Bfloat16 => merge_as::<Self, Brain, FIRST>(into, gradient.bytes, start),
+                    _ => merge_as::<Self, Self, FIRST>(into, gradient.bytes, start),
+                }
+            }
+        }
+
+        impl Source<$type> for Half {
+            type Bytes = [u8; 2];
+
+            #[inline(always)]
+            fn view(bytes: &[u8]) -> &[Self::Bytes] {
+                bytes.as_chunks().0
+            }
+
+            #[inline(always)]
+            fn load(bytes: Self::Bytes) -> $type {
+                widen_half(u16::from_le_bytes(bytes)).into()
+            }
+        }
+
+        impl Source<$type> for Brain {
+            type Bytes = [u8; 2];
+
+            #[inline(always)]
+            fn view(bytes: &[u8]) -> &[Self::Bytes] {
+                bytes.as_chunks().0
+            }
+
+            #[inline(always)]
+            fn load(bytes: Self::Bytes) -> $type {
+                f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16).into()
+            }
+        }
+
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, reason = "rounding to the nearest is what is asked for")]
+            fn nearest(value: f64) -> Self {
+                value as Self
+            }
+
+            #[inline(always)]
+            fn nearest_positive(value: f64) -> Self {
+                Self::nearest(value).max(Self::MIN_POSITIVE)
+            }
+
+            #[inline(always)]
+            fn widen(self) -> f64 {
+                self.into()
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                self.abs()
+            }
+
+            #[inline(always)]
+            fn copysign(self, sign: Self) -> Self {
+                self.copysign(sign)
+            }
+        }
+    };
+}
+
+real!(f32, ElementType::Float32);
+real!(f64, ElementType::Float64);
+
+#[inline(always)]
+fn merge_as<E: Element, S: Source<E>, const FIRST: bool>(
+    into: &mut [<E as Source<E>>::Bytes],
+    gradient: &[u8],
+    start: usize,
+) {
+    let gradient = &S::view(gradient)[start..][..into.len()];
+    for (into, &from) in into.iter_mut().zip(gradient) {
+        *into = if FIRST { S::load(from) } else { E::load(*into).plus(S::load(from)) }.store();
+    }
+}
+
+/// Binary16 as binary32, without a branch, so that it becomes vector code on every target: `half`'s own conversion
+/// asks for the processor's features at every call and cannot be inlined here. Exact, denormals included: the bits
+/// moved into place are the value times `2^-112`.
+#[inline(always)]
+fn widen_half(bits: u16) -> f32 {
+    const SCALE: f32 = f32::from_bits((127 + 112) << 23);
+    const EXPONENT: u32 = 0x7f80_0000;
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let finite = (f32::from_bits(magnitude) * SCALE).to_bits();
+    let special = magnitude | EXPONENT;
+    f32::from_bits(sign | if 0x7c00 << 13 <= magnitude { special } else { finite })
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::{Brain, Source, widen_half};
+
+    fn same(found: f32, expected: f32) {
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{found} {expected}");
+    }
+
+    #[test]
+    fn every_half_widens_exactly() {
+        for bits in 0..=u16::MAX {
+            same(widen_half(bits), f16::from_bits(bits).to_f32());
+            same(<Brain as Source<f32>>::load(bits.to_le_bytes()), bf16::from_bits(bits).to_f32());
+        }
+    }
+}
