@@ -1,0 +1,3 @@
+//! See the workspace ARCHITECTURE page.
+
+pub mod quickstart;

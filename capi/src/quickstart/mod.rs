@@ -1,0 +1,5 @@
+//! `pserver quickstart`.
+
+pub mod digits;
+mod luck;
+pub mod model;
