@@ -339,12 +339,12 @@ fn default_rule(config: &[u8], element_type: ElementType) -> Result<Rule, Failur
     Ok(ParameterConfig::decode(config)?.rule)
 }
 
-pub(super) fn answer(control: &[u8]) -> Result<Answer, Failure> {
+pub(crate) fn answer(control: &[u8]) -> Result<Answer, Failure> {
     let answer = ControlAnswer::decode(control).map_err(|error| Failure::call(format!("the coordinator's answer: {error}")))?;
     answer.answer.ok_or_else(|| Failure::call("the coordinator's answer is empty"))
 }
 
-pub(super) fn unexpected(answer: &Answer) -> Failure {
+pub(crate) fn unexpected(answer: &Answer) -> Failure {
     Failure::call(format!("the coordinator answered with something else than was asked: {answer:?}"))
 }
 

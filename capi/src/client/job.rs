@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pserver_core::client::LaneId;
-use pserver_core::config::{Merge, Mode};
+use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Place, Round};
 use pserver_core::partition::{Catalogue, Parameter, Topology};
@@ -121,12 +121,6 @@ impl State {
             shape: declaration.shape.clone(),
         })
     }
-}
-
-/// The message that says how a job runs.
-pub(crate) fn job_message(mode: Mode, merge: Merge, trainers: u32, chunk_bytes: u32) -> JobMessage {
-    let (mode, staleness) = mode.numbers();
-    JobMessage { mode, staleness, merge: merge.number(), trainers, chunk_bytes }
 }
 
 fn topology(message: &TopologyMessage) -> Result<Topology, Failure> {

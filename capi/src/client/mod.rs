@@ -19,8 +19,10 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::wire::{Address, Role};
 
-use engine::Engine;
 use job::Job;
+
+pub(crate) use engine::Engine;
+pub(crate) use initialise::{answer, unexpected};
 
 /// How a client finds its job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -103,6 +103,11 @@ impl Shard {
         Ok(restored)
     }
 
+    /// Writes nothing down from here on: what comes after the last checkpoint is lost with the process.
+    pub fn stop_journal(&mut self) {
+        self.journal = None;
+    }
+
     /// Begins a checkpoint under `number`; does nothing before initialisation.
     ///
     /// # Errors
