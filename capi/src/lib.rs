@@ -1,3 +1,4 @@
 //! See the workspace ARCHITECTURE page.
 
 pub mod quickstart;
+pub mod settings;

@@ -167,9 +167,8 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
         match family.next(None)? {
             Event::Line(member, line) if trainers.contains(&member) => {
                 let report = serde_json::from_str(&line);
-                let report = report.with_context(|| {
-                    format!("{} said \"{line}\"; expected a report in JSON", family.name(member))
-                })?;
+                let report = report
+                    .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", family.name(member)))?;
                 progress.take(report)?;
             }
             Event::Line(..) => {}

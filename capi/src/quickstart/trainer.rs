@@ -121,10 +121,7 @@ pub enum Report {
 ///
 /// # Errors
 /// What stopped the training.
-pub fn run<C: ParameterClient>(
-    args: &TrainerArgs,
-    connect: impl FnOnce(&TrainerArgs) -> Result<C>,
-) -> Result<()> {
+pub fn run<C: ParameterClient>(args: &TrainerArgs, connect: impl FnOnce(&TrainerArgs) -> Result<C>) -> Result<()> {
     let orders = lifeline::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
     let mut client = connect(args)?;
@@ -194,11 +191,7 @@ impl<'a> Course<'a> {
         let share = digits.part(args.trainer, args.trainers)?;
         // The last trainer's share is the shortest.
         let shortest = digits.part(args.trainers - 1, args.trainers)?.len();
-        Ok(Self {
-            share,
-            seed: [args.seed, u64::from(args.trainer)],
-            steps: shortest.div_ceil(BATCH),
-        })
+        Ok(Self { share, seed: [args.seed, u64::from(args.trainer)], steps: shortest.div_ceil(BATCH) })
     }
 
     /// The batches of an epoch. A share that does not fill the last batch begins again.
@@ -226,11 +219,9 @@ impl Pace {
     fn new(sharing: Sharing, model: &Model) -> Result<Self> {
         Ok(match sharing {
             Sharing::Sync | Sharing::Async => Self::Remote,
-            Sharing::Delta => Self::Local {
-                rate: Plan::new(sharing, Optimizer::Sgd)?.rate,
-                since_pull: 0,
-                anchor: model.clone(),
-            },
+            Sharing::Delta => {
+                Self::Local { rate: Plan::new(sharing, Optimizer::Sgd)?.rate, since_pull: 0, anchor: model.clone() }
+            }
         })
     }
 
@@ -265,9 +256,7 @@ impl Pace {
 
 fn differences(new: &Model, old: &Model) -> Vec<Vec<f32>> {
     let pairs = new.parameters().iter().zip(old.parameters());
-    pairs
-        .map(|(new, old)| new.values.iter().zip(&old.values).map(|(new, old)| new - old).collect())
-        .collect()
+    pairs.map(|(new, old)| new.values.iter().zip(&old.values).map(|(new, old)| new - old).collect()).collect()
 }
 
 fn initialise(client: &mut dyn ParameterClient, model: &Model) -> Result<()> {
@@ -288,8 +277,7 @@ fn push(client: &mut dyn ParameterClient, model: &Model, values: &[Vec<f32>]) ->
 
 fn pull(client: &mut dyn ParameterClient, model: &mut Model) -> Result<()> {
     let parameters = model.parameters_mut().iter_mut();
-    let mut into: Vec<(&str, &mut [f32])> = parameters
-        .map(|parameter| (parameter.name.as_str(), parameter.values.as_mut_slice()))
-        .collect();
+    let mut into: Vec<(&str, &mut [f32])> =
+        parameters.map(|parameter| (parameter.name.as_str(), parameter.values.as_mut_slice())).collect();
     client.pull(&mut into)
 }

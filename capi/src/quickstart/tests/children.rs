@@ -81,7 +81,11 @@ fn a_child_that_dies_is_named_with_its_status_and_last_words() {
         TRAINER,
         "server 0 did not get ready: server 0 failed: exit status: 3\n  one\n  the disk is full",
     );
-    check_fails(SERVER, "[ $5 = 2 ] && { echo lost >&2; exit 4; }; exec cat", "trainer 2 failed: exit status: 4\n  lost");
+    check_fails(
+        SERVER,
+        "[ $5 = 2 ] && { echo lost >&2; exit 4; }; exec cat",
+        "trainer 2 failed: exit status: 4\n  lost",
+    );
     check_fails(SERVER, "[ $5 = 1 ] && kill -9 $$; exec cat", "trainer 1 failed: signal: 9");
 }
 

@@ -198,10 +198,8 @@ fn accuracy(sharing: Sharing, optimizer: Optimizer, seed: u64) -> f64 {
 }
 
 fn check_every_optimizer(sharing: Sharing) {
-    let found: Vec<(Optimizer, f64)> = Optimizer::value_variants()
-        .iter()
-        .map(|&optimizer| (optimizer, accuracy(sharing, optimizer, 1)))
-        .collect();
+    let found: Vec<(Optimizer, f64)> =
+        Optimizer::value_variants().iter().map(|&optimizer| (optimizer, accuracy(sharing, optimizer, 1))).collect();
     eprintln!("{sharing:?}: {found:?}");
     for (optimizer, accuracy) in found {
         assert!(accuracy >= 0.96, "{sharing:?} with {optimizer:?}: {accuracy}");
