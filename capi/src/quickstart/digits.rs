@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_wrong_line_is_refused_by_line_and_column() {
-        check_refused("", "1 columns; expected 64 pixels and a label");
+        check_refused("7", "1 columns; expected 64 pixels and a label");
         check_refused(&row(|fields| fields.truncate(64)), "64 columns; expected 64 pixels and a label");
         check_refused(&row(|fields| fields[2] = "17".into()), "column 3: \"17\"; expected a whole number from 0 to 16");
         check_refused(

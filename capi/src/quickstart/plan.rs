@@ -65,20 +65,18 @@ impl Plan {
             "optimizer {}: in delta mode the servers only add; expected --optimizer sgd or another --mode",
             name(optimizer)
         );
-        // Momentum of 0.9 makes every step ten times as long in the end.
-        let rate = match optimizer {
-            Optimizer::Sgd => 0.2,
-            Optimizer::Momentum | Optimizer::Nesterov => 0.03,
-            Optimizer::Adagrad => 0.03,
-            Optimizer::Adadelta => 1.0,
-            Optimizer::Rmsprop | Optimizer::Adam | Optimizer::Adamw => 0.003,
-            Optimizer::Ftrl => 0.1,
+        let rate = match (optimizer, sharing) {
+            (Optimizer::Sgd, _) => 0.2,
+            // Momentum of 0.9 makes every step ten times as long in the end, and gradients that come late make it
+            // overshoot.
+            (Optimizer::Momentum | Optimizer::Nesterov, Sharing::Async) => 0.005,
+            (Optimizer::Momentum | Optimizer::Nesterov, _) => 0.03,
+            (Optimizer::Adagrad | Optimizer::Ftrl, _) => 0.03,
+            (Optimizer::Adadelta, _) => 1.0,
+            (Optimizer::Rmsprop | Optimizer::Adam | Optimizer::Adamw, _) => 0.003,
         };
-        let epochs = match sharing {
-            Sharing::Sync => 40,
-            Sharing::Async => 20,
-            Sharing::Delta => 40,
-        };
+        // A round makes one step of four gradients; async makes four.
+        let epochs = if sharing == Sharing::Async { 25 } else { 40 };
         Ok(Self { epochs, rate })
     }
 }
@@ -94,7 +92,8 @@ pub(super) fn optimizer_text(optimizer: Optimizer, rate: f32) -> String {
         Optimizer::Rmsprop => "algorithm: \"rmsprop\" rmsprop { rho: 0.9 epsilon: 1e-6 }",
         Optimizer::Adam => "optimizer: Adam adam { beta_1: 0.9 beta_2: 0.999 epsilon: 1e-8 }",
         Optimizer::Adamw => "algorithm: \"adamw\" adamw { beta_1: 0.9 beta_2: 0.999 epsilon: 1e-8 } l2: 0.01",
-        Optimizer::Ftrl => "algorithm: \"ftrl\" ftrl { learning_rate_power: -0.5 beta: 1 }",
+        // A beta above zero would pull the initial weights to zero, where the network learns nothing.
+        Optimizer::Ftrl => "algorithm: \"ftrl\" ftrl { learning_rate_power: -0.5 beta: 0 }",
     };
     format!("{rule} lr_policy: Const const_lr {{ learning_rate: {rate} }}")
 }
