@@ -65,15 +65,34 @@ impl Plan {
             "optimizer {}: in delta mode the servers only add; expected --optimizer sgd or another --mode",
             name(optimizer)
         );
-        let rate = match (optimizer, sharing) {
-            (Optimizer::Sgd, _) => 0.2,
-            // Momentum of 0.9 makes every step ten times as long in the end, and gradients that come late make it
-            // overshoot.
-            (Optimizer::Momentum | Optimizer::Nesterov, Sharing::Async) => 0.005,
-            (Optimizer::Momentum | Optimizer::Nesterov, _) => 0.03,
-            (Optimizer::Adagrad | Optimizer::Ftrl, _) => 0.03,
-            (Optimizer::Adadelta, _) => 1.0,
-            (Optimizer::Rmsprop | Optimizer::Adam | Optimizer::Adamw, _) => 0.003,
+        // Gradients that come late ask for shorter steps, and a momentum of 0.9 makes each ten times as long in the
+        // end.
+        let late = sharing == Sharing::Async;
+        let rate = match optimizer {
+            Optimizer::Sgd if sharing == Sharing::Sync => 0.4,
+            Optimizer::Sgd => 0.2,
+            Optimizer::Momentum | Optimizer::Nesterov => {
+                if late {
+                    0.005
+                } else {
+                    0.03
+                }
+            }
+            Optimizer::Adagrad | Optimizer::Ftrl => 0.03,
+            Optimizer::Adadelta => {
+                if late {
+                    0.3
+                } else {
+                    1.0
+                }
+            }
+            Optimizer::Rmsprop | Optimizer::Adam | Optimizer::Adamw => {
+                if late {
+                    0.001
+                } else {
+                    0.003
+                }
+            }
         };
         // A round makes one step of four gradients; async makes four.
         let epochs = if sharing == Sharing::Async { 25 } else { 40 };
