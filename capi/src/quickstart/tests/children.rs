@@ -99,3 +99,9 @@ fn a_child_that_leaves_early_is_named() {
 fn a_trainer_that_talks_nonsense_is_named() {
     check_fails(SERVER, "[ $5 = 3 ] && echo hello; exec cat", "trainer 3 said \"hello\"; expected a report in JSON");
 }
+
+#[test]
+fn a_child_that_does_not_stop_when_asked_is_killed() {
+    let deaf = format!("trap '' TERM; {SERVER}");
+    assert_eq!(Stage::new(&deaf, TRAINER).conduct().unwrap().model, "models/digits");
+}
