@@ -9,3 +9,4 @@
 pub mod client;
 pub mod node;
 pub mod quickstart;
+pub mod settings;
