@@ -365,7 +365,7 @@ fn segment_name(start: u64) -> String {
     format!("{PREFIX}{start:020}")
 }
 
-fn segment_path(directory: &str, start: u64) -> String {
+pub(super) fn segment_path(directory: &str, start: u64) -> String {
     join(directory, &segment_name(start))
 }
 

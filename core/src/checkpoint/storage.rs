@@ -81,4 +81,4 @@ pub(super) fn total(parts: &[&[u8]]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -26,7 +26,8 @@ impl Directory {
 
     fn sync_one(&self, directory: &str) -> io::Result<()> {
         let directory = if directory.is_empty() { "." } else { directory };
-        self.root.open_dir(directory)?.into_std_file().sync_all()
+        // Opened as a file: a `Dir` is only a path to the kernel, and a path cannot be synced.
+        self.root.open(directory)?.sync_all()
     }
 }
 
@@ -161,6 +162,14 @@ impl Reader for FileReader {
                 &error,
             )
         })
+    }
+}
+
+pub(super) fn writer(path: &str, file: File) -> impl Writer + use<> {
+    FileWriter {
+        path: path.to_owned(),
+        file,
+        position: 0,
     }
 }
 

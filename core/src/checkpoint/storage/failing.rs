@@ -11,12 +11,12 @@ use crate::error::Failure;
 pub enum Fault {
     /// Nothing.
     None,
-    /// One operation fails, the others work.
+    /// One operation fails, the others work; a write that fails gets half of its bytes out.
     Once {
         /// Which one.
         operation: u64,
     },
-    /// The process is killed: one operation and all after it fail, and a write is cut in half.
+    /// The process is killed: one operation and all after it fail; a write that is cut off gets half of its bytes out.
     Crash {
         /// The first that fails.
         operation: u64,
@@ -75,6 +75,11 @@ impl Meter {
             )));
         }
         Ok(())
+    }
+
+    /// Whether the crash has come.
+    fn is_dead(&self) -> bool {
+        matches!(self.fault, Fault::Crash { operation } if self.operations.load(Ordering::Relaxed) > operation)
     }
 
     /// How many of `wanted` bytes still fit on the disk.
@@ -148,8 +153,10 @@ impl FailingWriter {
 impl Writer for FailingWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let wanted = total(parts);
+        let first = !self.meter.is_dead();
         if let Err(failure) = self.meter.count("write", &self.path) {
-            self.write_some(parts, wanted / 2)?;
+            // A dead process writes nothing more.
+            self.write_some(parts, if first { wanted / 2 } else { 0 })?;
             return Err(failure);
         }
         let fits = self.meter.take(wanted);
