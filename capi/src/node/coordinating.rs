@@ -38,10 +38,10 @@ impl CoordinatorNode {
     pub(super) fn new(start: &Start, control: Control) -> Result<Self, Failure> {
         let options = CoordinatorOptions {
             epoch: new_epoch(),
-            servers: start.options.servers,
+            servers: start.settings.servers,
             job: start.job(),
-            default_config: start.options.default_config.clone(),
-            lease: start.options.lease,
+            default_config: start.default_config()?,
+            lease: start.settings.lease,
         };
         let recalled = match &start.storage {
             Some(storage) => recall(&**storage)?,
@@ -49,7 +49,7 @@ impl CoordinatorNode {
         };
         let mut coordinator = Coordinator::new(options, recalled.as_deref())?;
         coordinator.register(0, start.entry())?;
-        let saving = Saving { coordinator: start.address.clone(), root: start.options.model_dir.clone() };
+        let saving = Saving { coordinator: start.address.clone(), root: start.settings.model_dir.clone() };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();
         let node = Self {

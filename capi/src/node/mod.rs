@@ -11,14 +11,13 @@ mod saving;
 mod session;
 mod sharding;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pserver_core::checkpoint::Storage;
 use pserver_core::checkpoint::storage::Directory;
-use pserver_core::config::{Merge, Mode};
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::Epoch;
 use pserver_core::port::Transport;
@@ -29,82 +28,7 @@ use coordinating::CoordinatorNode;
 use session::{Control, Running};
 use sharding::ShardNode;
 
-/// Whether accepted frames are written down before they are applied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Journalling {
-    /// No: what came after the last checkpoint is lost with the process.
-    Off,
-    /// Yes: it survives the process.
-    #[default]
-    On,
-    /// Yes, and synced: it survives the machine.
-    Sync,
-}
-
-/// What a server is told, checked.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// Its place among the servers.
-    pub index: u16,
-    /// How many servers there are.
-    pub servers: u16,
-    /// How many shards, each a thread, this one has.
-    pub shards: u16,
-    /// How many trainers take part.
-    pub trainers: u32,
-    /// Where it listens; port 0 takes a free one.
-    pub bind: Address,
-    /// What others connect to, where that is another address.
-    pub advertise: Option<Address>,
-    /// Where server 0 is; not needed on server 0.
-    pub coordinator: Option<Address>,
-    /// The length of a chunk.
-    pub chunk_bytes: u32,
-    /// How trainers share a parameter, unless the initialiser says otherwise.
-    pub mode: Mode,
-    /// How gradients become one, unless the initialiser says otherwise.
-    pub merge: Merge,
-    /// A parameter's configuration when nobody says otherwise, encoded.
-    pub default_config: Vec<u8>,
-    /// Where checkpoints and journals go; without it nothing outlives the process.
-    pub checkpoint_dir: Option<PathBuf>,
-    /// How often a checkpoint is taken.
-    pub checkpoint_interval: Duration,
-    /// Whether accepted frames are written down.
-    pub journalling: Journalling,
-    /// Where models are saved, on server 0.
-    pub model_dir: Option<PathBuf>,
-    /// How long a pull waits for the other trainers.
-    pub round_timeout: Duration,
-    /// How long the initialiser may be silent.
-    pub lease: Duration,
-}
-
-impl ServerOptions {
-    /// Server 0 of 1, for `trainers` trainers, on a free port of 127.0.0.1, keeping nothing.
-    #[must_use]
-    pub fn local(trainers: u32) -> Self {
-        Self {
-            index: 0,
-            servers: 1,
-            shards: 1,
-            trainers,
-            bind: Address { scheme: pserver_core::wire::Scheme::Tcp, host: "127.0.0.1".to_owned(), port: 0 },
-            advertise: None,
-            coordinator: None,
-            chunk_bytes: pserver_core::limits::CHUNK_BYTES_DEFAULT,
-            mode: Mode::Sync,
-            merge: Merge::Mean,
-            default_config: pserver_core::config::ParameterConfig { rule: Default::default() }.encode(),
-            checkpoint_dir: None,
-            checkpoint_interval: Duration::from_secs(600),
-            journalling: Journalling::On,
-            model_dir: None,
-            round_timeout: Duration::from_secs(60),
-            lease: Duration::from_secs(10),
-        }
-    }
-}
+use crate::settings::Settings;
 
 /// A server that runs.
 pub struct Server {
@@ -116,7 +40,7 @@ pub struct Server {
 
 /// What every part of a server needs at start.
 struct Start {
-    options: ServerOptions,
+    settings: Settings,
     address: Address,
     storage: Option<Arc<dyn Storage>>,
     clock: Instant,
@@ -127,15 +51,15 @@ impl Server {
     ///
     /// # Errors
     /// When the address cannot be had, the disk cannot be read, or server 0 does not answer.
-    pub fn start(options: ServerOptions) -> Result<Self, Failure> {
-        let listener = Listener::bind(&options.bind, TcpOptions::default())?;
-        let address = advertised(&options, &listener.local_address());
-        let storage = open_storage(&options)?;
-        let start = Start { options, address: address.clone(), storage, clock: Instant::now() };
+    pub fn start(settings: Settings) -> Result<Self, Failure> {
+        let listener = Listener::bind(&settings.bind, TcpOptions::default())?;
+        let address = advertised(&settings, &listener.local_address());
+        let storage = open_storage(&settings)?;
+        let start = Start { settings, address: address.clone(), storage, clock: Instant::now() };
         let mut sessions = Vec::new();
         let mut lanes = Vec::new();
         let stop = Stop::new();
-        let epoch = if start.options.index == 0 {
+        let epoch = if start.settings.index == 0 {
             let transport = TcpTransport::new(TcpOptions::default())?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
@@ -147,7 +71,7 @@ impl Server {
             lanes.push(None);
             registration::register(&start)?
         };
-        for shard in 0..start.options.shards {
+        for shard in 0..start.settings.shards {
             let transport = TcpTransport::new(TcpOptions::default())?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
@@ -206,18 +130,24 @@ impl Drop for Server {
 
 impl Start {
     fn job(&self) -> JobMessage {
-        let (mode, staleness) = self.options.mode.numbers();
+        let (mode, staleness) = self.settings.mode.numbers();
         JobMessage {
             mode,
             staleness,
-            merge: self.options.merge.number(),
-            trainers: self.options.trainers,
-            chunk_bytes: self.options.chunk_bytes,
+            merge: self.settings.merge.number(),
+            trainers: self.settings.trainers,
+            chunk_bytes: self.settings.chunk_bytes,
         }
     }
 
+    /// A parameter's configuration when nobody says otherwise, encoded.
+    fn default_config(&self) -> Result<Vec<u8>, Failure> {
+        let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
+        Ok(ParameterConfig { rule }.encode())
+    }
+
     fn entry(&self) -> ServerEntry {
-        ServerEntry { address: self.address.to_string(), shards: self.options.shards.into() }
+        ServerEntry { address: self.address.to_string(), shards: self.settings.shards.into() }
     }
 }
 
@@ -227,15 +157,15 @@ fn new_epoch() -> Epoch {
     Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
 
-fn advertised(options: &ServerOptions, local: &Address) -> Address {
-    match &options.advertise {
+fn advertised(settings: &Settings, local: &Address) -> Address {
+    match &settings.advertise {
         Some(advertise) if advertise.port == 0 => Address { port: local.port, ..advertise.clone() },
         Some(advertise) => advertise.clone(),
         None => local.clone(),
     }
 }
 
-fn open_storage(options: &ServerOptions) -> Result<Option<Arc<dyn Storage>>, Failure> {
-    let Some(path) = &options.checkpoint_dir else { return Ok(None) };
+fn open_storage(settings: &Settings) -> Result<Option<Arc<dyn Storage>>, Failure> {
+    let Some(path) = &settings.checkpoint_dir else { return Ok(None) };
     Ok(Some(Arc::new(Directory::open(path)?)))
 }

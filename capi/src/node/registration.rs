@@ -15,11 +15,11 @@ use crate::client::Engine;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(super) fn register(start: &Start) -> Result<Epoch, Failure> {
-    let coordinator = start.options.coordinator.as_ref().ok_or_else(|| {
-        Failure::call(format!("server {} needs the address of server 0: --coordinator", start.options.index))
+    let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
+        Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
     let mut engine = Engine::new(coordinator, Role::Server)?;
-    let register = RegisterRequest { server: start.options.index.into(), entry: Some(start.entry()) };
+    let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let finished = engine.control(Request::Register(register), DEADLINE, "registering with server 0")?;
     match crate::client::answer(&finished.control)? {
         Answer::Joined(joined) => Ok(Epoch(joined.epoch)),

@@ -16,16 +16,13 @@ use crate::client::{Client, ClientOptions, Wanted};
 #[derive(Clone, Debug)]
 pub(super) struct Saving {
     pub(super) coordinator: Address,
-    pub(super) root: Option<PathBuf>,
+    pub(super) root: PathBuf,
 }
 
 /// Saves the model as `path` below the model directory.
 pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
-    let root = saving.root.as_ref().ok_or_else(|| {
-        Failure::call("this server has no model directory; it is started with --model-dir to save models")
-    })?;
-    let storage: Arc<dyn Storage> = Arc::new(Directory::open(root)?);
+    let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
     let client = Client::new(ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) })?;
     let tensors = client.names()?.into_iter().map(|name| {
         let facts = client.describe(&name)?;
@@ -45,5 +42,5 @@ pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
         writer.write(&buffer)?;
     }
     let bytes = writer.finish()?;
-    Ok(Saved { path: root.join(path.as_str()).display().to_string(), bytes })
+    Ok(Saved { path: saving.root.join(path.as_str()).display().to_string(), bytes })
 }

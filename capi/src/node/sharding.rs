@@ -13,7 +13,8 @@ use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::session::Session;
-use super::{Journalling, Start};
+use super::Start;
+use crate::settings::Journal;
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
 const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
@@ -38,11 +39,11 @@ struct Disk {
 impl ShardNode {
     /// A shard, with what an earlier process left.
     pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
-        let options = ShardOptions { epoch, round_timeout: start.options.round_timeout };
+        let options = ShardOptions { epoch, round_timeout: start.settings.round_timeout };
         let mut shard = Shard::new(options, Box::new(Cpu::default()));
         let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
-        let directory = format!("server-{}/shard-{index}", start.options.index);
-        let sync = start.options.journalling == Journalling::Sync;
+        let directory = format!("server-{}/shard-{index}", start.settings.index);
+        let sync = start.settings.journal == Journal::Sync;
         let restored = shard.restore(storage, &directory, sync)?;
         for reason in &restored.fell_back {
             tracing::warn!("{directory}: an older checkpoint is used: {reason}");
@@ -50,13 +51,13 @@ impl ShardNode {
         if restored.checkpoint.is_some() || restored.records > 0 {
             tracing::info!("{directory}: {} after {} journal records", shard.status(), restored.records);
         }
-        if start.options.journalling == Journalling::Off {
+        if start.settings.journal == Journal::Off {
             shard.stop_journal();
         }
         let disk = Disk {
             storage: Arc::clone(storage),
             directory,
-            interval: start.options.checkpoint_interval,
+            interval: start.settings.checkpoint_interval,
             number: restored.checkpoint.unwrap_or(0),
             saved: if restored.checkpoint.is_some() { shard.generation() } else { Generation(0) },
             due: None,

@@ -10,6 +10,7 @@
 mod conduct;
 pub mod digits;
 mod family;
+mod library;
 pub mod lifeline;
 mod luck;
 pub mod model;
@@ -20,4 +21,5 @@ pub mod trainer;
 mod tests;
 
 pub use conduct::{Args, run};
+pub use library::train;
 pub use plan::{Optimizer, Sharing};
