@@ -6,6 +6,7 @@
 //! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there), [`fault`] and
 //! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
 
+pub mod conformance;
 pub mod loopback;
 mod payload;
 mod refusal;
