@@ -7,7 +7,9 @@
 //! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
 
 pub mod conformance;
+pub mod fault;
 pub mod loopback;
 mod payload;
 mod refusal;
 pub mod tcp;
+pub mod trace;

@@ -131,7 +131,7 @@ impl Side {
         let mut budget = Budget::new();
         budget.line("small payloads", 64, 16 * 1024);
         budget.line("chunks", 64 * 1024, 2048);
-        budget.line("large chunks", 16 * 1024 * 1024, 8);
+        budget.line("large chunks", 4 * 1024 * 1024, 64);
         Self {
             transport: Some(transport),
             queue: VecDeque::new(),
