@@ -58,7 +58,8 @@ impl Flow {
         for (kind, (before, after)) in self.kinds.iter().zip(before.kinds.iter().zip(after.kinds)) {
             kind.fetch_add(before - after, Relaxed);
         }
-        self.payload_bytes.fetch_add(before.payload_bytes - after.payload_bytes, Relaxed);
+        self.payload_bytes
+            .fetch_add(before.payload_bytes - after.payload_bytes, Relaxed);
     }
 }
 
@@ -96,7 +97,10 @@ impl Trace {
     /// `inner`, counted from zero.
     #[must_use]
     pub fn new(inner: Box<dyn Transport>) -> Self {
-        Self { inner, counters: Arc::default() }
+        Self {
+            inner,
+            counters: Arc::default(),
+        }
     }
 
     /// The counters, which go on counting.
@@ -115,13 +119,17 @@ impl Trace {
                 self.counters.connections.fetch_add(1, Relaxed);
                 tracing::trace!(peer = peer.0, origin, "accepted");
             }
-            Event::Head { peer, frame } => tracing::trace!(peer = peer.0, kind = ?frame.head.kind, "head"),
+            Event::Head { peer, frame } => {
+                tracing::trace!(peer = peer.0, kind = ?frame.head.kind, "head")
+            }
             Event::Landed { peer, frame, .. } => {
                 self.counters.inward.count(frame);
                 let bytes = frame.payload_bytes();
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, bytes, "landed");
             }
-            Event::Sent { peer, ticket, .. } => tracing::trace!(peer = peer.0, ticket = ticket.0, "sent"),
+            Event::Sent { peer, ticket, .. } => {
+                tracing::trace!(peer = peer.0, ticket = ticket.0, "sent")
+            }
             Event::Gone { peer, reason, .. } => {
                 self.counters.gone.fetch_add(1, Relaxed);
                 tracing::trace!(peer = peer.0, reason, "gone");
