@@ -49,11 +49,6 @@ impl Writer {
         self.queue.len()
     }
 
-    /// Whether every frame has left.
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Adds a frame to the end.
     pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
         let head = frame.encode();
