@@ -346,10 +346,11 @@ fn shrink<E: Real>(weights: &mut [Bytes<E>], c: &Coefficients) {
 /// The derivative of the penalty. An absent term is left out, so that an infinite weight stays infinite.
 #[inline(always)]
 fn pull<E: Real>(weight: E, l1: E, l2: E) -> E {
-    let sign = if weight == E::ZERO {
-        weight
-    } else {
+    // Zero and what is not a number are their own sign.
+    let sign = if E::ZERO < weight.abs() {
         E::ONE.copysign(weight)
+    } else {
+        weight
     };
     let first = if l1 == E::ZERO { E::ZERO } else { l1 * sign };
     let second = if l2 == E::ZERO { E::ZERO } else { l2 * weight };
