@@ -53,8 +53,8 @@ pub struct Worst {
 /// changes by when each of its inputs (weight, gradient, states) changes by one ulp, plus an ulp of the answer and of the
 /// weight: so an ill-conditioned input is not held against a kernel, and a well-conditioned one is.
 ///
-/// Two things are not compared: a weight whose state overflowed the type, because the oracle steps by the state
-/// before it is rounded; and anything where the oracle's neighbours are infinite.
+/// Two things are not compared: what follows from a state that overflowed the type (a later state, the weight),
+/// because the oracle goes on with the state before it is rounded; and anything where the oracle's neighbours are infinite.
 ///
 /// # Panics
 ///
@@ -374,10 +374,13 @@ fn compare(
         .collect();
     for index in 0..shape.length {
         let largest = largest(element_type);
-        let overflowed = expected[1..]
-            .iter()
-            .any(|state| state[index].is_finite() && largest < state[index].abs());
-        for tensor in usize::from(overflowed)..expected.len() {
+        // A state is computed from those before it, and the weight from all of them.
+        let overflowed = (1..expected.len()).find(|&state| {
+            let value = expected[state][index];
+            value.is_finite() && largest < value.abs()
+        });
+        let compared = overflowed.map_or(0..expected.len(), |state| 1..state + 1);
+        for tensor in compared {
             let (answer, found) = (expected[tensor][index], found[tensor][index]);
             let reach: f64 = neighbours
                 .iter()
