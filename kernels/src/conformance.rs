@@ -361,12 +361,18 @@ fn compare(
             let up = if which % 2 == 0 { 1.0 } else { -1.0 };
             // A weight of zero stays: the sign of zero is exact, and a step away from it would excuse anything.
             let is_weight = which / 2 == 0;
-            for value in &mut moved[which / 2] {
+            for (index, value) in moved[which / 2].iter_mut().enumerate() {
+                let inexact = if which / 2 == 2 {
+                    ftrl_inexact(rule, coefficients, inputs, index)
+                } else {
+                    0.0
+                };
+                let stays = is_weight && *value == 0.0;
                 *value += up
-                    * if is_weight && *value == 0.0 {
+                    * if stays {
                         0.0
                     } else {
-                        ulp(element_type, *value)
+                        ulp(element_type, *value) + inexact
                     };
             }
             oracle(rule, coefficients, &moved)
@@ -414,6 +420,24 @@ fn compare(
             }
         }
     }
+}
+
+/// What an ulp of a power moves FTRL's `linear` by. The powers nearly cancel and are divided by the rate, so that two
+/// good libraries (a root, a power) differ by more than the inputs' ulps explain; zero for every other rule.
+fn ftrl_inexact(
+    rule: &Rule,
+    coefficients: &Coefficients,
+    inputs: &[Vec<f64>],
+    index: usize,
+) -> f64 {
+    let (Algorithm::Ftrl { .. }, [weights, square_sums, _, sums]) = (&rule.algorithm, inputs)
+    else {
+        return 0.0;
+    };
+    let gradient = sums[index] * coefficients.gradient_scale;
+    let power = (square_sums[index] + gradient * gradient).powf(coefficients.power);
+    let moved = ulp(ElementType::Float64, power) * weights[index].abs() * coefficients.inverse_rate;
+    if moved.is_finite() { moved } else { 0.0 }
 }
 
 /// The plain form in binary64 throughout: weights and states after the update, unrounded.
