@@ -3,7 +3,8 @@
 //! `cargo run --release -p pserver-kernels --example bandwidth -- --elements 100000000`
 //!
 //! Every kernel walks f32 tensors in chunks of 1 MiB on one core, beside a ceiling that touches the same number of
-//! tensors with the same pattern (so many read, so many updated in place) and does one addition per tensor and element. Bytes are counted,
+//! tensors with the same pattern (so many read, so many updated in place) and does one addition per tensor and
+//! element. Bytes are counted,
 //! not measured: every tensor read and every tensor written. Kernel and ceiling alternate; medians of nine.
 
 use std::hint::black_box;
