@@ -126,7 +126,11 @@ proptest! {
     }
 
     #[test]
-    fn a_sum_made_in_parts_has_the_bits_of_the_whole(gradient in tensor(1..70), count in 2_usize..20, cut in 1_usize..19) {
+    fn a_sum_made_in_parts_has_the_bits_of_the_whole(
+        gradient in tensor(1..70),
+        count in 2_usize..20,
+        cut in 1_usize..19,
+    ) {
         let turned = |by: usize| {
             let mut values = gradient.clone();
             values.rotate_left(by % gradient.len());
