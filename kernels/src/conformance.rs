@@ -281,29 +281,7 @@ fn check_update(
     rule: &Rule,
     worst: &mut Worst,
 ) {
-    let gradient_types = [element_type, ElementType::Float16, ElementType::Bfloat16];
-    let gradient_type = gradient_types[usize::try_from(shape.seed % 3).expect("it is below three")];
-    // Squares are not negative; a state that is no square may be.
-    let states = rule.states().iter().enumerate().map(|(state, name)| {
-        let bytes = values(
-            element_type,
-            shape.length,
-            shape.seed + 31 * state as u64,
-            5,
-        );
-        if name.contains("square") || *name == "second_moment" {
-            absolute(element_type, &bytes)
-        } else {
-            bytes
-        }
-    });
-    let tensors = Tensors {
-        element_type,
-        parameter: values(element_type, shape.length, shape.seed ^ 0x55, 3),
-        states: states.collect(),
-        gradient_type,
-        gradients: gradients(shape, gradient_type),
-    };
+    let tensors = update_tensors(shape, element_type, rule);
     let norm = rule.clip_norm.map(|clip| clip * 1.7);
     let scale = if shape.count == 1 {
         1.0
@@ -324,7 +302,7 @@ fn check_update(
         .map(|bytes| Buffer::new(bytes, 0))
         .collect();
     let mut sum = vec![0; tensors.parameter.len()];
-    optim::sum(element_type, &mut sum, &views(&held, gradient_type));
+    optim::sum(element_type, &mut sum, &views(&held, tensors.gradient_type));
     let sum = floats(element_type, &sum);
     let inputs: Vec<Vec<f64>> = std::iter::once(&tensors.parameter)
         .chain(&tensors.states)
@@ -346,6 +324,32 @@ fn check_update(
     );
 }
 
+fn update_tensors(shape: Shape, element_type: ElementType, rule: &Rule) -> Tensors {
+    let gradient_types = [element_type, ElementType::Float16, ElementType::Bfloat16];
+    let gradient_type = gradient_types[usize::try_from(shape.seed % 3).expect("it is below three")];
+    // Squares are not negative; a state that is no square may be.
+    let states = rule.states().iter().enumerate().map(|(state, name)| {
+        let bytes = values(
+            element_type,
+            shape.length,
+            shape.seed + 31 * state as u64,
+            5,
+        );
+        if name.contains("square") || *name == "second_moment" {
+            absolute(element_type, &bytes)
+        } else {
+            bytes
+        }
+    });
+    Tensors {
+        element_type,
+        parameter: values(element_type, shape.length, shape.seed ^ 0x55, 3),
+        states: states.collect(),
+        gradient_type,
+        gradients: gradients(shape, gradient_type),
+    }
+}
+
 /// Compares with the oracle in binary64. `inputs` are the weights, the states and the sum.
 fn compare(
     rule: &Rule,
@@ -357,7 +361,43 @@ fn compare(
     shape: Shape,
 ) {
     let expected = oracle(rule, coefficients, inputs);
-    let neighbours: Vec<Vec<Vec<f64>>> = (0..inputs.len() * 2)
+    let neighbours = neighbours(rule, coefficients, element_type, inputs);
+    for index in 0..shape.length {
+        let largest = largest(element_type);
+        // A state is computed from those before it, and the weight from all of them.
+        let overflowed = (1..expected.len()).find(|&state| {
+            let value = expected[state][index];
+            value.is_finite() && largest < value.abs()
+        });
+        let compared = overflowed.map_or(0..expected.len(), |state| 1..state + 1);
+        for tensor in compared {
+            let (answer, found) = (expected[tensor][index], found[tensor][index]);
+            let reach: f64 = neighbours
+                .iter()
+                .map(|moved| (moved[tensor][index] - answer).abs())
+                .sum();
+            let unit = reach + ulp(element_type, answer) + ulp(element_type, inputs[tensor][index]);
+            let ulps = distance(answer, found, unit, largest);
+            if worst.ulps < ulps {
+                let had: Vec<f64> = inputs.iter().map(|input| input[index]).collect();
+                let case = format!(
+                    "{element_type} {rule:?}: tensor {tensor} at {index} is {found:e}, expected {answer:e}; \
+                     from weight, states, sum {had:?}; {shape:?}"
+                );
+                *worst = Worst { ulps, case };
+            }
+        }
+    }
+}
+
+/// The oracle's answers when one of the inputs is an ulp larger or smaller.
+fn neighbours(
+    rule: &Rule,
+    coefficients: &Coefficients,
+    element_type: ElementType,
+    inputs: &[Vec<f64>],
+) -> Vec<Vec<Vec<f64>>> {
+    (0..inputs.len() * 2)
         .map(|which| {
             let mut moved = inputs.to_vec();
             let up = if which % 2 == 0 { 1.0 } else { -1.0 };
@@ -379,49 +419,28 @@ fn compare(
             }
             oracle(rule, coefficients, &moved)
         })
-        .collect();
-    for index in 0..shape.length {
-        let largest = largest(element_type);
-        // A state is computed from those before it, and the weight from all of them.
-        let overflowed = (1..expected.len()).find(|&state| {
-            let value = expected[state][index];
-            value.is_finite() && largest < value.abs()
-        });
-        let compared = overflowed.map_or(0..expected.len(), |state| 1..state + 1);
-        for tensor in compared {
-            let (answer, found) = (expected[tensor][index], found[tensor][index]);
-            let reach: f64 = neighbours
-                .iter()
-                .map(|moved| (moved[tensor][index] - answer).abs())
-                .sum();
-            let unit = reach + ulp(element_type, answer) + ulp(element_type, inputs[tensor][index]);
-            let ulps = if largest < answer.abs() {
-                if found == answer.signum() * f64::INFINITY {
-                    0.0
-                } else {
-                    f64::INFINITY
-                }
-            } else if answer.is_nan() {
-                if found.is_nan() { 0.0 } else { f64::INFINITY }
-            } else if unit.is_finite() {
-                let distance = (found - answer).abs() / unit;
-                if distance.is_nan() {
-                    f64::INFINITY
-                } else {
-                    distance
-                }
-            } else {
-                0.0
-            };
-            if worst.ulps < ulps {
-                let had: Vec<f64> = inputs.iter().map(|input| input[index]).collect();
-                let case = format!(
-                    "{element_type} {rule:?}: tensor {tensor} at {index} is {found:e}, expected {answer:e}; \
-                     from weight, states, sum {had:?}; {shape:?}"
-                );
-                *worst = Worst { ulps, case };
-            }
+        .collect()
+}
+
+/// From the oracle's `answer` in units; infinite when only one of the two is infinite or not a number.
+fn distance(answer: f64, found: f64, unit: f64, largest: f64) -> f64 {
+    if largest < answer.abs() {
+        if found == answer.signum() * f64::INFINITY {
+            0.0
+        } else {
+            f64::INFINITY
         }
+    } else if answer.is_nan() {
+        if found.is_nan() { 0.0 } else { f64::INFINITY }
+    } else if unit.is_finite() {
+        let distance = (found - answer).abs() / unit;
+        if distance.is_nan() {
+            f64::INFINITY
+        } else {
+            distance
+        }
+    } else {
+        0.0
     }
 }
 
@@ -471,7 +490,45 @@ fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<
 
 /// Every algorithm bare, and every regularizer and clip with one that has a state and one that has none.
 fn rules() -> Vec<Rule> {
-    let algorithms = [
+    let schedule = Schedule::Const { rate: 0.01 };
+    let mut rules: Vec<Rule> = algorithms()
+        .map(|algorithm| Rule {
+            algorithm,
+            schedule: schedule.clone(),
+            ..Rule::default()
+        })
+        .to_vec();
+    for bare in rules.clone() {
+        for regularizer in [
+            Regularizer::Proximal,
+            Regularizer::Coupled,
+            Regularizer::Decoupled,
+        ] {
+            for (l1, l2) in [(0.125, 0.25), (0.125, 0.0), (0.0, 0.25)] {
+                rules.push(Rule {
+                    l1,
+                    l2,
+                    regularizer,
+                    ..bare.clone()
+                });
+            }
+        }
+        rules.push(Rule {
+            clip_value: Some(0.75),
+            ..bare.clone()
+        });
+        rules.push(Rule {
+            clip_norm: Some(0.5),
+            clip_value: Some(0.25),
+            l1: 0.125,
+            ..bare
+        });
+    }
+    rules
+}
+
+fn algorithms() -> [Algorithm; 11] {
+    [
         Algorithm::Sgd,
         Algorithm::Momentum {
             momentum: 0.9,
@@ -514,42 +571,7 @@ fn rules() -> Vec<Rule> {
             learning_rate_power: -0.3,
             beta: 0.0,
         },
-    ];
-    let schedule = Schedule::Const { rate: 0.01 };
-    let mut rules: Vec<Rule> = algorithms
-        .map(|algorithm| Rule {
-            algorithm,
-            schedule: schedule.clone(),
-            ..Rule::default()
-        })
-        .to_vec();
-    for bare in rules.clone() {
-        for regularizer in [
-            Regularizer::Proximal,
-            Regularizer::Coupled,
-            Regularizer::Decoupled,
-        ] {
-            for (l1, l2) in [(0.125, 0.25), (0.125, 0.0), (0.0, 0.25)] {
-                rules.push(Rule {
-                    l1,
-                    l2,
-                    regularizer,
-                    ..bare.clone()
-                });
-            }
-        }
-        rules.push(Rule {
-            clip_value: Some(0.75),
-            ..bare.clone()
-        });
-        rules.push(Rule {
-            clip_norm: Some(0.5),
-            clip_value: Some(0.25),
-            l1: 0.125,
-            ..bare
-        });
-    }
-    rules
+    ]
 }
 
 fn views(held: &[Buffer], element_type: ElementType) -> Vec<Gradient<'_>> {
