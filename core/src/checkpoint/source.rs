@@ -59,8 +59,7 @@ impl Source {
         // Asking past the end lets the reader say so, with the file's name.
         let bytes = usize::try_from(left)
             .unwrap_or(usize::MAX)
-            .min(BUFFER_BYTES)
-            .max(1);
+            .clamp(1, BUFFER_BYTES);
         self.buffer.resize(bytes, 0);
         self.taken = bytes;
         self.reader.read_at(self.offset, &mut self.buffer)?;

@@ -4,8 +4,8 @@ use safetensors::SafeTensors;
 
 use super::*;
 use crate::checkpoint::storage::tests::{get, put};
-use crate::checkpoint::storage::{Failing, Fault, InMemory};
-use crate::checkpoint::{Journal, Loaded, inspect, journal_needed_from, load_latest};
+use crate::checkpoint::storage::{Directory, Failing, Fault, InMemory};
+use crate::checkpoint::{Journal, Loaded, inspect, journal_needed_from, load_latest, replay};
 use crate::ids::{ChunkIndex, ParameterIndex};
 
 const SHARD: &str = "server-0/shard-1";
@@ -172,6 +172,29 @@ fn what_was_written_is_loaded() {
     );
     write_parts(Arc::new(storage.clone()), 2, PART_HEADER_BYTES).unwrap();
     assert_eq!(loaded_number(&storage), Some(2));
+}
+
+#[test]
+fn a_real_disk_keeps_checkpoints_and_journal() {
+    let root = tempfile::tempdir().unwrap();
+    let storage: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
+    let mut journal = Journal::open(storage.clone(), SHARD, true).unwrap();
+    journal.append(&[b"a ", b"frame"]).unwrap();
+    for number in 1..=3 {
+        write_parts(storage.clone(), number, 400).unwrap();
+    }
+    assert_eq!(loaded_number(&*storage), Some(3));
+    assert_eq!(manifest::numbers(&*storage, SHARD).unwrap(), [2, 3]);
+    let mut records = Vec::new();
+    let replayed = replay(&*storage, SHARD, 0, &mut |_, payload| {
+        records.push(payload.to_vec());
+        Ok(())
+    });
+    assert_eq!(
+        (records, replayed.unwrap().torn_tail),
+        (vec![b"a frame".to_vec()], false)
+    );
+    assert!(inspect(&*storage, SHARD).unwrap().is_sound());
 }
 
 #[test]
