@@ -33,6 +33,9 @@ struct Segment {
     writer: Box<dyn Writer>,
 }
 
+/// Takes a record's position and payload. A failure ends the replay and is its outcome.
+pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Failure> + 'a;
+
 /// What a replay found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -160,7 +163,7 @@ pub fn replay(
     storage: &dyn Storage,
     directory: &str,
     from: u64,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<(), Failure>,
+    visit: &mut Visit<'_>,
 ) -> Result<Replayed, Failure> {
     let starts = segments(storage, directory)?;
     let mut replayed = Replayed::default();

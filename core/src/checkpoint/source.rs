@@ -36,7 +36,7 @@ impl Source {
         let mut filled = 0;
         while filled < into.len() {
             if self.taken == self.buffer.len() {
-                self.refill(into.len() - filled)?;
+                self.refill()?;
             }
             let bytes = (into.len() - filled).min(self.buffer.len() - self.taken);
             into[filled..filled + bytes]
@@ -54,13 +54,12 @@ impl Source {
         Ok(bytes)
     }
 
-    fn refill(&mut self, wanted: usize) -> Result<(), Failure> {
+    fn refill(&mut self) -> Result<(), Failure> {
         let left = self.reader.len().saturating_sub(self.offset);
         // Asking past the end lets the reader say so, with the file's name.
         let bytes = usize::try_from(left)
             .unwrap_or(usize::MAX)
-            .min(BUFFER_BYTES)
-            .max(wanted.min(1));
+            .clamp(1, BUFFER_BYTES);
         self.buffer.resize(bytes, 0);
         self.taken = bytes;
         self.reader.read_at(self.offset, &mut self.buffer)?;
@@ -75,7 +74,7 @@ pub(super) fn digest(reader: Box<dyn Reader>) -> Result<blake3::Hash, Failure> {
     let mut source = Source::new(reader);
     let mut hasher = blake3::Hasher::new();
     while source.remaining() > 0 {
-        source.refill(1)?;
+        source.refill()?;
         hasher.update(&source.buffer);
         source.taken = source.buffer.len();
     }

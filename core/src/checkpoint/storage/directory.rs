@@ -41,11 +41,7 @@ impl Storage for Directory {
             self.root.create(path)
         });
         let file = file.map_err(|error| failure("create", path, &error))?;
-        Ok(Box::new(FileWriter {
-            path: path.to_owned(),
-            file,
-            position: 0,
-        }))
+        Ok(Box::new(writer(path, file)))
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
