@@ -34,53 +34,25 @@ struct Row {
 
 fn main() {
     let elements = elements_asked();
-    println!(
-        "{elements} elements of f32 per tensor, chunks of 1 MiB, one core, medians of {ROUNDS}"
-    );
+    println!("{elements} elements of f32 per tensor, chunks of 1 MiB, one core, medians of {ROUNDS}");
     let mut tensors: Vec<Vec<f32>> = (0..=SUMMED).map(|seed| tensor(elements, seed)).collect();
     let copied = copy_speed(&mut tensors);
     println!("memcpy {copied:.1} GB/s (read + written)");
-    println!(
-        "{:10} {:>9} {:>9} {:>6} {:>9}  hash",
-        "", "GB/s", "ceiling", "ratio", "Gelem/s"
-    );
+    println!("{:10} {:>9} {:>9} {:>6} {:>9}  hash", "", "GB/s", "ceiling", "ratio", "Gelem/s");
     for row in rows() {
         measure(&row, &mut tensors);
     }
 }
 
 fn rows() -> Vec<Row> {
-    let updated = |name, algorithm, updated| Row {
-        name,
-        algorithm: Some(algorithm),
-        read: 1,
-        updated,
-        written: 0,
-    };
-    let moments = Algorithm::Adam {
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-    };
+    let updated = |name, algorithm, updated| Row { name, algorithm: Some(algorithm), read: 1, updated, written: 0 };
+    let moments = Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
     vec![
         updated("sgd", Algorithm::Sgd, 1),
-        updated(
-            "momentum",
-            Algorithm::Momentum {
-                momentum: 0.9,
-                nesterov: false,
-            },
-            2,
-        ),
+        updated("momentum", Algorithm::Momentum { momentum: 0.9, nesterov: false }, 2),
         updated("adagrad", Algorithm::Adagrad { epsilon: 1e-6 }, 2),
         updated("adam", moments, 3),
-        Row {
-            name: "sum of 8",
-            algorithm: None,
-            read: SUMMED,
-            updated: 0,
-            written: 1,
-        },
+        Row { name: "sum of 8", algorithm: None, read: SUMMED, updated: 0, written: 1 },
     ]
 }
 
@@ -89,17 +61,13 @@ fn elements_asked() -> usize {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.as_slice() {
         [_] => 10_000_000,
-        [_, flag, count] if flag == "--elements" => {
-            count.parse().expect("--elements takes a count")
-        }
+        [_, flag, count] if flag == "--elements" => count.parse().expect("--elements takes a count"),
         other => panic!("found {other:?}; expected --elements and a count"),
     }
 }
 
 fn tensor(elements: usize, seed: usize) -> Vec<f32> {
-    (0..elements)
-        .map(|index| 1.0 + ((index * 7 + seed * 13) % 1000) as f32 * 1e-3)
-        .collect()
+    (0..elements).map(|index| 1.0 + ((index * 7 + seed * 13) % 1000) as f32 * 1e-3).collect()
 }
 
 fn measure(row: &Row, tensors: &mut [Vec<f32>]) {
@@ -131,30 +99,17 @@ fn run(row: &Row, tensors: &mut [Vec<f32>]) {
 }
 
 fn update(algorithm: &Algorithm, tensors: &mut [Vec<f32>], state_count: usize) {
-    let rule = Rule {
-        algorithm: algorithm.clone(),
-        schedule: Schedule::Const { rate: 1e-3 },
-        ..Rule::default()
-    };
-    let step = Step {
-        version: Version(3),
-        rate: None,
-        norm: None,
-        scale: 0.5,
-    };
+    let rule = Rule { algorithm: algorithm.clone(), schedule: Schedule::Const { rate: 1e-3 }, ..Rule::default() };
+    let step = Step { version: Version(3), rate: None, norm: None, scale: 0.5 };
     let coefficients = rule.coefficients(&step);
     let (gradient, updated) = tensors.split_last_mut().expect("there are nine tensors");
     let (parameter, states) = updated.split_first_mut().expect("there are nine tensors");
     for start in (0..parameter.len()).step_by(CHUNK_ELEMENTS) {
         let chunk = start..parameter.len().min(start + CHUNK_ELEMENTS);
-        let gradients = [Gradient {
-            bytes: bytemuck::cast_slice(&gradient[chunk.clone()]),
-            element_type: ElementType::Float32,
-        }];
-        let mut states: Vec<&mut [u8]> = states[..state_count]
-            .iter_mut()
-            .map(|state| bytemuck::cast_slice_mut(&mut state[chunk.clone()]))
-            .collect();
+        let gradients =
+            [Gradient { bytes: bytemuck::cast_slice(&gradient[chunk.clone()]), element_type: ElementType::Float32 }];
+        let mut states: Vec<&mut [u8]> =
+            states[..state_count].iter_mut().map(|state| bytemuck::cast_slice_mut(&mut state[chunk.clone()])).collect();
         Cpu.update(Update {
             rule: &rule,
             coefficients: &coefficients,
@@ -177,11 +132,7 @@ fn sum(tensors: &mut [Vec<f32>]) {
                 element_type: ElementType::Float32,
             })
             .collect();
-        Cpu.sum(
-            ElementType::Float32,
-            bytemuck::cast_slice_mut(&mut into[chunk]),
-            &gradients,
-        );
+        Cpu.sum(ElementType::Float32, bytemuck::cast_slice_mut(&mut into[chunk]), &gradients);
     }
 }
 
@@ -200,9 +151,7 @@ fn ceiling(row: &Row, tensors: &mut [Vec<f32>]) {
             }
         }
         (3, [weight, first, second, .., gradient]) => {
-            for (((weight, first), second), gradient) in
-                weight.iter_mut().zip(first).zip(second).zip(&*gradient)
-            {
+            for (((weight, first), second), gradient) in weight.iter_mut().zip(first).zip(second).zip(&*gradient) {
                 *weight += gradient;
                 *first += gradient;
                 *second += gradient;
@@ -211,8 +160,7 @@ fn ceiling(row: &Row, tensors: &mut [Vec<f32>]) {
         (0, [into, a, b, c, d, e, f, g, h]) => {
             let early = a.iter().zip(&*b).zip(&*c).zip(&*d);
             let late = e.iter().zip(&*f).zip(&*g).zip(&*h);
-            for (into, ((((a, b), c), d), (((e, f), g), h))) in into.iter_mut().zip(early.zip(late))
-            {
+            for (into, ((((a, b), c), d), (((e, f), g), h))) in into.iter_mut().zip(early.zip(late)) {
                 *into = ((a + b) + (c + d)) + ((e + f) + (g + h));
             }
         }
@@ -222,13 +170,9 @@ fn ceiling(row: &Row, tensors: &mut [Vec<f32>]) {
 
 /// Bytes read and written per second, in units of 10^9, of one copy.
 fn copy_speed(tensors: &mut [Vec<f32>]) -> f64 {
-    let [to, from, ..] = tensors else {
-        unreachable!("there are nine tensors")
-    };
+    let [to, from, ..] = tensors else { unreachable!("there are nine tensors") };
     to.copy_from_slice(from);
-    let seconds = (0..ROUNDS)
-        .map(|_| timed(|| black_box(&mut *to).copy_from_slice(from)))
-        .collect();
+    let seconds = (0..ROUNDS).map(|_| timed(|| black_box(&mut *to).copy_from_slice(from))).collect();
     to.len() as f64 * 8.0 / median(seconds) * 1e-9
 }
 
@@ -245,7 +189,5 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 
 /// So that speed is never bought with a different answer.
 fn hash(values: &[f32]) -> u32 {
-    values.iter().fold(0x811c_9dc5, |hash: u32, value| {
-        (hash ^ value.to_bits()).wrapping_mul(0x0100_0193)
-    })
+    values.iter().fold(0x811c_9dc5, |hash: u32, value| (hash ^ value.to_bits()).wrapping_mul(0x0100_0193))
 }

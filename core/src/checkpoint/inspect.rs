@@ -41,9 +41,7 @@ impl Report {
         let numbers = manifest::numbers(storage, directory)?;
         let starts = segments(storage, directory)?;
         if numbers.is_empty() && starts.is_empty() {
-            return Err(Failure::Call(format!(
-                "{directory:?} holds neither a checkpoint nor a journal"
-            )));
+            return Err(Failure::Call(format!("{directory:?} holds neither a checkpoint nor a journal")));
         }
         for number in numbers.into_iter().rev() {
             self.checkpoint(storage, directory, number);
@@ -65,37 +63,20 @@ impl Report {
             Ok(_) => self.lines.push(format!("checkpoint {number}: whole")),
             Err(failure) => self.fault(format!("checkpoint {number}: not whole: {failure}")),
         }
-        let Manifest {
-            catalogue,
-            journal_from,
-            chunks,
-            files,
-            ..
-        } = &manifest;
-        self.lines.push(format!(
-            "  catalogue {catalogue}, journal from {journal_from}, {chunks} chunks"
-        ));
+        let Manifest { catalogue, journal_from, chunks, files, .. } = &manifest;
+        self.lines.push(format!("  catalogue {catalogue}, journal from {journal_from}, {chunks} chunks"));
         for file in files {
-            let verdict = if verify_file(storage, directory, file).is_ok() {
-                "good"
-            } else {
-                "BAD"
-            };
-            self.lines.push(format!(
-                "  {} {} bytes, digest {} {verdict}",
-                file.name, file.bytes, file.blake3
-            ));
+            let verdict = if verify_file(storage, directory, file).is_ok() { "good" } else { "BAD" };
+            self.lines.push(format!("  {} {} bytes, digest {} {verdict}", file.name, file.bytes, file.blake3));
         }
         let walked = walk(storage, directory, &manifest, &mut |chunk| {
             for tensor in chunk.tensors {
-                self.lines
-                    .push(format!("  {} version {}", describe(tensor), chunk.version));
+                self.lines.push(format!("  {} version {}", describe(tensor), chunk.version));
             }
             Ok(())
         });
         if let Err(failure) = walked {
-            self.lines
-                .push(format!("  its chunks cannot be listed further: {failure}"));
+            self.lines.push(format!("  its chunks cannot be listed further: {failure}"));
         }
     }
 
@@ -110,15 +91,8 @@ impl Report {
         });
         match scanned {
             Ok(scan) => {
-                let tail = if scan.torn {
-                    ", then an unfinished one"
-                } else {
-                    ""
-                };
-                self.lines.push(format!(
-                    "{path}: {records} records to position {}{tail}",
-                    scan.position
-                ));
+                let tail = if scan.torn { ", then an unfinished one" } else { "" };
+                self.lines.push(format!("{path}: {records} records to position {}{tail}", scan.position));
             }
             Err(failure) => self.fault(format!("{path}: {records} records, then: {failure}")),
         }
@@ -131,21 +105,9 @@ impl Report {
             Err(failure) => self.fault(failure.to_string()),
             Ok(header) => {
                 let (count, digest) = (header.tensors.len(), digest(reader)?.to_hex());
-                self.lines.push(format!(
-                    "{path}: {count} tensors in {bytes} bytes, digest {digest}"
-                ));
-                self.lines.extend(
-                    header
-                        .metadata
-                        .iter()
-                        .map(|(name, value)| format!("  {name} = {value}")),
-                );
-                self.lines.extend(
-                    header
-                        .tensors
-                        .iter()
-                        .map(|tensor| format!("  {}", describe(tensor))),
-                );
+                self.lines.push(format!("{path}: {count} tensors in {bytes} bytes, digest {digest}"));
+                self.lines.extend(header.metadata.iter().map(|(name, value)| format!("  {name} = {value}")));
+                self.lines.extend(header.tensors.iter().map(|tensor| format!("  {}", describe(tensor))));
             }
         }
         Ok(())
@@ -159,9 +121,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lines
-            .iter()
-            .try_for_each(|line| writeln!(formatter, "{line}"))
+        self.lines.iter().try_for_each(|line| writeln!(formatter, "{line}"))
     }
 }
 

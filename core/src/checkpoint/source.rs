@@ -18,12 +18,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(reader: Box<dyn Reader>) -> Self {
-        Self {
-            reader,
-            offset: 0,
-            buffer: Vec::new(),
-            taken: 0,
-        }
+        Self { reader, offset: 0, buffer: Vec::new(), taken: 0 }
     }
 
     /// Bytes of the file that were not taken yet.
@@ -39,8 +34,7 @@ impl Source {
                 self.refill()?;
             }
             let bytes = (into.len() - filled).min(self.buffer.len() - self.taken);
-            into[filled..filled + bytes]
-                .copy_from_slice(&self.buffer[self.taken..self.taken + bytes]);
+            into[filled..filled + bytes].copy_from_slice(&self.buffer[self.taken..self.taken + bytes]);
             self.taken += bytes;
             filled += bytes;
         }
@@ -57,9 +51,7 @@ impl Source {
     fn refill(&mut self) -> Result<(), Failure> {
         let left = self.reader.len().saturating_sub(self.offset);
         // Asking past the end lets the reader say so, with the file's name.
-        let bytes = usize::try_from(left)
-            .unwrap_or(usize::MAX)
-            .clamp(1, BUFFER_BYTES);
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).clamp(1, BUFFER_BYTES);
         self.buffer.resize(bytes, 0);
         self.taken = bytes;
         self.reader.read_at(self.offset, &mut self.buffer)?;

@@ -68,11 +68,7 @@ pub(super) fn parent(path: &str) -> &str {
 
 /// A name inside a directory, as a path.
 pub(super) fn join(directory: &str, name: &str) -> String {
-    if directory.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{directory}/{name}")
-    }
+    if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
 }
 
 /// The bytes of all parts together.

@@ -37,11 +37,7 @@ pub(super) trait Element: Copy + Default + Source<Self> {
     /// Whether a gradient's elements are of this very type, so that they can be read where they lie.
     fn is_type_of(gradient: &Gradient<'_>) -> bool;
     /// Adds a tile's worth of a gradient to `into`, or copies it there when it is the `FIRST`.
-    fn merge<const FIRST: bool>(
-        into: &mut [<Self as Source<Self>>::Bytes],
-        gradient: &Gradient<'_>,
-        start: usize,
-    );
+    fn merge<const FIRST: bool>(into: &mut [<Self as Source<Self>>::Bytes], gradient: &Gradient<'_>, start: usize);
 }
 
 /// A type that an optimizer may work on.
@@ -116,11 +112,7 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            fn merge<const FIRST: bool>(
-                into: &mut [[u8; size_of::<$type>()]],
-                gradient: &Gradient<'_>,
-                start: usize,
-            ) {
+            fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
                 merge_as::<Self, Self, FIRST>(into, gradient.bytes, start);
             }
         }
@@ -158,18 +150,10 @@ macro_rules! real {
             }
 
             #[inline(always)]
-            fn merge<const FIRST: bool>(
-                into: &mut [[u8; size_of::<$type>()]],
-                gradient: &Gradient<'_>,
-                start: usize,
-            ) {
+            fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
                 match gradient.element_type {
-                    ElementType::Float16 => {
-                        merge_as::<Self, Half, FIRST>(into, gradient.bytes, start)
-                    }
-                    ElementType::Bfloat16 => {
-                        merge_as::<Self, Brain, FIRST>(into, gradient.bytes, start)
-                    }
+                    ElementType::Float16 => merge_as::<Self, Half, FIRST>(into, gradient.bytes, start),
+                    ElementType::Bfloat16 => merge_as::<Self, Brain, FIRST>(into, gradient.bytes, start),
                     _ => merge_as::<Self, Self, FIRST>(into, gradient.bytes, start),
                 }
             }
@@ -208,10 +192,7 @@ macro_rules! real {
             const ONE: Self = 1.0;
 
             #[inline(always)]
-            #[allow(
-                clippy::cast_possible_truncation,
-                reason = "rounding to the nearest is what is asked for"
-            )]
+            #[allow(clippy::cast_possible_truncation, reason = "rounding to the nearest is what is asked for")]
             fn nearest(value: f64) -> Self {
                 value as Self
             }
@@ -255,12 +236,7 @@ fn merge_as<E: Element, S: Source<E>, const FIRST: bool>(
 ) {
     let gradient = &S::view(gradient)[start..][..into.len()];
     for (into, &from) in into.iter_mut().zip(gradient) {
-        *into = if FIRST {
-            S::load(from)
-        } else {
-            E::load(*into).plus(S::load(from))
-        }
-        .store();
+        *into = if FIRST { S::load(from) } else { E::load(*into).plus(S::load(from)) }.store();
     }
 }
 
@@ -275,13 +251,7 @@ fn widen_half(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff) << 13;
     let finite = (f32::from_bits(magnitude) * SCALE).to_bits();
     let special = magnitude | EXPONENT;
-    f32::from_bits(
-        sign | if 0x7c00 << 13 <= magnitude {
-            special
-        } else {
-            finite
-        },
-    )
+    f32::from_bits(sign | if 0x7c00 << 13 <= magnitude { special } else { finite })
 }
 
 #[cfg(test)]
@@ -291,20 +261,14 @@ mod tests {
     use super::{Brain, Source, widen_half};
 
     fn same(found: f32, expected: f32) {
-        assert!(
-            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
-            "{found} {expected}"
-        );
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{found} {expected}");
     }
 
     #[test]
     fn every_half_widens_exactly() {
         for bits in 0..=u16::MAX {
             same(widen_half(bits), f16::from_bits(bits).to_f32());
-            same(
-                <Brain as Source<f32>>::load(bits.to_le_bytes()),
-                bf16::from_bits(bits).to_f32(),
-            );
+            same(<Brain as Source<f32>>::load(bits.to_le_bytes()), bf16::from_bits(bits).to_f32());
         }
     }
 }

@@ -90,18 +90,9 @@ fn assert_update_fits(update: &Update<'_>) {
     let (rule, element_type) = (update.rule, update.element_type);
     assert_gradients_fit(element_type, update.parameter, update.gradients);
     let states = rule.states();
-    assert_eq!(
-        update.states.len(),
-        states.len(),
-        "{} has these states: {states:?}",
-        rule.algorithm.name()
-    );
+    assert_eq!(update.states.len(), states.len(), "{} has these states: {states:?}", rule.algorithm.name());
     for state in update.states.iter() {
-        assert_eq!(
-            state.len(),
-            update.parameter.len(),
-            "a state is as long as its parameter"
-        );
+        assert_eq!(state.len(), update.parameter.len(), "a state is as long as its parameter");
     }
     assert!(
         element_type.is_float() || rule.algorithm == Algorithm::Add,
@@ -114,24 +105,14 @@ fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: 
     let elements = elements(element_type, parameter);
     for gradient in gradients {
         let found = gradient.element_type;
-        assert!(
-            found.is_gradient_for(element_type),
-            "a gradient of {found} does not fit {element_type}"
-        );
-        assert_eq!(
-            self::elements(found, gradient.bytes),
-            elements,
-            "a gradient is as long as its parameter"
-        );
+        assert!(found.is_gradient_for(element_type), "a gradient of {found} does not fit {element_type}");
+        assert_eq!(self::elements(found, gradient.bytes), elements, "a gradient is as long as its parameter");
     }
 }
 
 fn elements(element_type: ElementType, bytes: &[u8]) -> u64 {
     let length = bytes.len() as u64;
-    assert!(
-        length.is_multiple_of(element_type.bytes()),
-        "{length} bytes are not whole elements of {element_type}"
-    );
+    assert!(length.is_multiple_of(element_type.bytes()), "{length} bytes are not whole elements of {element_type}");
     length / element_type.bytes()
 }
 

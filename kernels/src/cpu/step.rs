@@ -24,37 +24,21 @@ struct Merged<'a, E: Element> {
 impl<'a, E: Real> Merged<'a, E> {
     #[inline(always)]
     fn new(sum: &'a [Bytes<E>], coefficients: &Coefficients) -> Self {
-        Self {
-            sum,
-            scale: E::nearest(coefficients.gradient_scale),
-            bound: E::nearest(coefficients.gradient_bound),
-        }
+        Self { sum, scale: E::nearest(coefficients.gradient_scale), bound: E::nearest(coefficients.gradient_bound) }
     }
 
     /// A tile whose elements are already scaled and clipped.
     #[inline(always)]
     fn ready(sum: &'a [Bytes<E>]) -> Self {
-        Self {
-            sum,
-            scale: E::ONE,
-            bound: E::nearest(f64::INFINITY),
-        }
+        Self { sum, scale: E::ONE, bound: E::nearest(f64::INFINITY) }
     }
 
     /// Scales and keeps within the bound. A scale of one and an infinite bound change no bit.
     #[inline(always)]
     fn gradient(self, sum: Bytes<E>) -> E {
         let value = E::load(sum) * self.scale;
-        let value = if value > self.bound {
-            self.bound
-        } else {
-            value
-        };
-        if value < -self.bound {
-            -self.bound
-        } else {
-            value
-        }
+        let value = if value > self.bound { self.bound } else { value };
+        if value < -self.bound { -self.bound } else { value }
     }
 }
 
@@ -88,17 +72,8 @@ pub(super) fn update_whole<E: Real>(update: &mut Update<'_>) {
                 }
             }
         };
-        let states = [
-            firsts.next().unwrap_or_default(),
-            seconds.next().unwrap_or_default(),
-        ];
-        update_tile::<E>(
-            &update.rule.algorithm,
-            coefficients,
-            weights,
-            states,
-            merged,
-        );
+        let states = [firsts.next().unwrap_or_default(), seconds.next().unwrap_or_default()];
+        update_tile::<E>(&update.rule.algorithm, coefficients, weights, states, merged);
     }
 }
 
@@ -141,9 +116,7 @@ fn step_tile<E: Real>(
         }
         Algorithm::Adadelta { .. } => adadelta(c, weights, firsts, seconds, merged),
         Algorithm::RmsProp { .. } => rms_prop(c, weights, firsts, seconds, merged),
-        Algorithm::Adam { .. } | Algorithm::AdamW { .. } => {
-            adam(c, weights, firsts, seconds, merged)
-        }
+        Algorithm::Adam { .. } | Algorithm::AdamW { .. } => adam(c, weights, firsts, seconds, merged),
         Algorithm::Ftrl { .. } => ftrl(c, weights, firsts, seconds, merged),
     }
 }
@@ -180,19 +153,12 @@ fn adadelta<E: Real>(
 ) {
     let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
     let (rho, rest) = (E::nearest(c.rho), E::nearest(c.rho_complement));
-    two_states(
-        weights,
-        gradient_means,
-        step_means,
-        merged,
-        |weight, gradient, gradient_mean, step_mean| {
-            *gradient_mean = rho * *gradient_mean + rest * gradient * gradient;
-            let direction =
-                (*step_mean + epsilon).sqrt() / (*gradient_mean + epsilon).sqrt() * gradient;
-            *step_mean = rho * *step_mean + rest * direction * direction;
-            weight - step * direction
-        },
-    );
+    two_states(weights, gradient_means, step_means, merged, |weight, gradient, gradient_mean, step_mean| {
+        *gradient_mean = rho * *gradient_mean + rest * gradient * gradient;
+        let direction = (*step_mean + epsilon).sqrt() / (*gradient_mean + epsilon).sqrt() * gradient;
+        *step_mean = rho * *step_mean + rest * direction * direction;
+        weight - step * direction
+    });
 }
 
 #[inline(always)]
@@ -204,33 +170,18 @@ fn rms_prop<E: Real>(
     merged: Merged<'_, E>,
 ) {
     let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
-    let (rho, rest, mu) = (
-        E::nearest(c.rho),
-        E::nearest(c.rho_complement),
-        E::nearest(c.momentum),
-    );
+    let (rho, rest, mu) = (E::nearest(c.rho), E::nearest(c.rho_complement), E::nearest(c.momentum));
     if c.momentum == 0.0 {
-        one_state(
-            weights,
-            square_means,
-            merged,
-            |weight, gradient, square_mean| {
-                *square_mean = rho * *square_mean + rest * gradient * gradient;
-                weight - step * gradient / (*square_mean + epsilon).sqrt()
-            },
-        );
+        one_state(weights, square_means, merged, |weight, gradient, square_mean| {
+            *square_mean = rho * *square_mean + rest * gradient * gradient;
+            weight - step * gradient / (*square_mean + epsilon).sqrt()
+        });
     } else {
-        two_states(
-            weights,
-            square_means,
-            momentums,
-            merged,
-            |weight, gradient, square_mean, momentum| {
-                *square_mean = rho * *square_mean + rest * gradient * gradient;
-                *momentum = mu * *momentum - step * gradient / (*square_mean + epsilon).sqrt();
-                weight + *momentum
-            },
-        );
+        two_states(weights, square_means, momentums, merged, |weight, gradient, square_mean, momentum| {
+            *square_mean = rho * *square_mean + rest * gradient * gradient;
+            *momentum = mu * *momentum - step * gradient / (*square_mean + epsilon).sqrt();
+            weight + *momentum
+        });
     }
 }
 
@@ -245,17 +196,11 @@ fn adam<E: Real>(
     let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
     let (beta1, rest1) = (E::nearest(c.beta1), E::nearest(c.beta1_complement));
     let (beta2, rest2) = (E::nearest(c.beta2), E::nearest(c.beta2_complement));
-    two_states(
-        weights,
-        first_moments,
-        second_moments,
-        merged,
-        |weight, gradient, first, second| {
-            *first = beta1 * *first + rest1 * gradient;
-            *second = beta2 * *second + rest2 * gradient * gradient;
-            weight - step * *first / (second.sqrt() + epsilon)
-        },
-    );
+    two_states(weights, first_moments, second_moments, merged, |weight, gradient, first, second| {
+        *first = beta1 * *first + rest1 * gradient;
+        *second = beta2 * *second + rest2 * gradient * gradient;
+        weight - step * *first / (second.sqrt() + epsilon)
+    });
 }
 
 /// In binary64 whatever the type: the difference of two powers that are nearly equal would lose every digit of a
@@ -272,13 +217,9 @@ fn ftrl<E: Real>(
         return;
     }
     if c.power == 0.5 {
-        ftrl_with::<E>(c, weights, square_sums, linears, merged, |value| {
-            value.sqrt()
-        });
+        ftrl_with::<E>(c, weights, square_sums, linears, merged, |value| value.sqrt());
     } else {
-        ftrl_with::<E>(c, weights, square_sums, linears, merged, |value| {
-            value.powf(c.power)
-        });
+        ftrl_with::<E>(c, weights, square_sums, linears, merged, |value| value.powf(c.power));
     }
 }
 
@@ -292,28 +233,17 @@ fn ftrl_with<E: Real>(
     power: impl Fn(f64) -> f64,
 ) {
     let (inverse_rate, beta, l1, l2) = (c.inverse_rate, c.beta, c.ftrl_l1, c.ftrl_l2);
-    two_states(
-        weights,
-        square_sums,
-        linears,
-        merged,
-        |old_weight, gradient, square_sum, linear| {
-            let (weight, gradient) = (old_weight.widen(), gradient.widen());
-            let before = square_sum.widen();
-            let after = before + gradient * gradient;
-            let (root_before, root_after) = (power(before), power(after));
-            let pulled =
-                linear.widen() + (gradient - (root_after - root_before) * inverse_rate * weight);
-            *square_sum = E::nearest(after);
-            *linear = E::nearest(pulled);
-            let solved = -soft_threshold(pulled, l1) / ((beta + root_after) * inverse_rate + l2);
-            if after == 0.0 {
-                old_weight
-            } else {
-                E::nearest(solved)
-            }
-        },
-    );
+    two_states(weights, square_sums, linears, merged, |old_weight, gradient, square_sum, linear| {
+        let (weight, gradient) = (old_weight.widen(), gradient.widen());
+        let before = square_sum.widen();
+        let after = before + gradient * gradient;
+        let (root_before, root_after) = (power(before), power(after));
+        let pulled = linear.widen() + (gradient - (root_after - root_before) * inverse_rate * weight);
+        *square_sum = E::nearest(after);
+        *linear = E::nearest(pulled);
+        let solved = -soft_threshold(pulled, l1) / ((beta + root_after) * inverse_rate + l2);
+        if after == 0.0 { old_weight } else { E::nearest(solved) }
+    });
 }
 
 /// Makes of the summed gradient the scaled, clipped and regularized one, in place.
@@ -347,11 +277,7 @@ fn shrink<E: Real>(weights: &mut [Bytes<E>], c: &Coefficients) {
 #[inline(always)]
 fn pull<E: Real>(weight: E, l1: E, l2: E) -> E {
     // Zero and what is not a number are their own sign.
-    let sign = if E::ZERO < weight.abs() {
-        E::ONE.copysign(weight)
-    } else {
-        weight
-    };
+    let sign = if E::ZERO < weight.abs() { E::ONE.copysign(weight) } else { weight };
     let first = if l1 == E::ZERO { E::ZERO } else { l1 * sign };
     let second = if l2 == E::ZERO { E::ZERO } else { l2 * weight };
     first + second
@@ -361,11 +287,7 @@ fn pull<E: Real>(weight: E, l1: E, l2: E) -> E {
 #[inline(always)]
 fn soft_threshold<E: Real>(value: E, threshold: E) -> E {
     let moved = value - threshold.copysign(value);
-    if value.abs() <= threshold {
-        E::ZERO.copysign(value)
-    } else {
-        moved
-    }
+    if value.abs() <= threshold { E::ZERO.copysign(value) } else { moved }
 }
 
 #[inline(always)]
@@ -397,9 +319,7 @@ fn two_states<E: Real>(
     merged: Merged<'_, E>,
     step: impl Fn(E, E, &mut E, &mut E) -> E,
 ) {
-    for (((weight, &sum), first), second) in
-        weights.iter_mut().zip(merged.sum).zip(firsts).zip(seconds)
-    {
+    for (((weight, &sum), first), second) in weights.iter_mut().zip(merged.sum).zip(firsts).zip(seconds) {
         let (mut one, mut two) = (E::load(*first), E::load(*second));
         *weight = step(E::load(*weight), merged.gradient(sum), &mut one, &mut two).store();
         *first = one.store();

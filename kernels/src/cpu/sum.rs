@@ -28,11 +28,7 @@ pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>]
 /// The sum of the gradients' elements from `start` on, as many as `into` holds. It starts from the first gradient
 /// and not from zero, so that a lone negative zero stays one.
 #[inline(always)]
-pub(super) fn into_tile<E: Element>(
-    into: &mut [<E as Source<E>>::Bytes],
-    gradients: &[Gradient<'_>],
-    start: usize,
-) {
+pub(super) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
     let Some((first, mut others)) = gradients.split_first() else {
         into.fill(E::default().store());
         return;
@@ -66,15 +62,7 @@ fn merge_four<E: Element, const FIRST: bool>(
 ) {
     let [a, b, c, d] = gradients.map(|gradient| &E::view(gradient.bytes)[start..][..into.len()]);
     for ((((into, &a), &b), &c), &d) in into.iter_mut().zip(a).zip(b).zip(c).zip(d) {
-        let begun = if FIRST {
-            E::load(a)
-        } else {
-            E::load(*into).plus(E::load(a))
-        };
-        *into = begun
-            .plus(E::load(b))
-            .plus(E::load(c))
-            .plus(E::load(d))
-            .store();
+        let begun = if FIRST { E::load(a) } else { E::load(*into).plus(E::load(a)) };
+        *into = begun.plus(E::load(b)).plus(E::load(c)).plus(E::load(d)).store();
     }
 }

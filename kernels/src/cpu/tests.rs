@@ -21,65 +21,30 @@ fn update_narrow(update: &mut Update<'_>) {
 fn algorithms() -> [Algorithm; 5] {
     [
         Algorithm::Sgd,
-        Algorithm::Momentum {
-            momentum: 0.9,
-            nesterov: true,
-        },
-        Algorithm::Adadelta {
-            rho: 0.95,
-            epsilon: 1e-6,
-        },
-        Algorithm::Adam {
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-        },
-        Algorithm::Ftrl {
-            learning_rate_power: -0.5,
-            beta: 1.0,
-        },
+        Algorithm::Momentum { momentum: 0.9, nesterov: true },
+        Algorithm::Adadelta { rho: 0.95, epsilon: 1e-6 },
+        Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+        Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 },
     ]
 }
 
 fn tensor(length: std::ops::Range<usize>) -> impl Strategy<Value = Vec<f32>> {
-    vec((-1.0_f32..1.0, 0..MAGNITUDES.len()), length).prop_map(|drawn| {
-        drawn
-            .iter()
-            .map(|(value, which)| value * MAGNITUDES[*which])
-            .collect()
-    })
+    vec((-1.0_f32..1.0, 0..MAGNITUDES.len()), length)
+        .prop_map(|drawn| drawn.iter().map(|(value, which)| value * MAGNITUDES[*which]).collect())
 }
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// The weights and states after `run` has updated `weights` by `gradients`, as bit patterns.
-fn updated(
-    rule: &Rule,
-    weights: &[f32],
-    gradients: &[&[u8]],
-    run: impl Fn(&mut Update<'_>),
-) -> Vec<Vec<u8>> {
-    let coefficients = rule.coefficients(&Step {
-        version: Version(2),
-        rate: Some(0.1),
-        norm: None,
-        scale: 0.5,
-    });
+fn updated(rule: &Rule, weights: &[f32], gradients: &[&[u8]], run: impl Fn(&mut Update<'_>)) -> Vec<Vec<u8>> {
+    let coefficients = rule.coefficients(&Step { version: Version(2), rate: Some(0.1), norm: None, scale: 0.5 });
     let mut parameter = bytes_of(weights);
     let squares: Vec<f32> = weights.iter().map(|weight| weight * weight).collect();
     let mut states = vec![bytes_of(&squares); rule.states().len()];
-    let gradients: Vec<Gradient<'_>> = gradients
-        .iter()
-        .map(|bytes| Gradient {
-            bytes,
-            element_type: ElementType::Float32,
-        })
-        .collect();
+    let gradients: Vec<Gradient<'_>> =
+        gradients.iter().map(|bytes| Gradient { bytes, element_type: ElementType::Float32 }).collect();
     run(&mut Update {
         rule,
         coefficients: &coefficients,
@@ -89,21 +54,12 @@ fn updated(
         gradients: &gradients,
     });
     states.push(parameter);
-    states
-        .iter()
-        .map(|bytes| without_patterns_of_nan(bytes))
-        .collect()
+    states.iter().map(|bytes| without_patterns_of_nan(bytes)).collect()
 }
 
 fn without_patterns_of_nan(bytes: &[u8]) -> Vec<u8> {
-    let values = bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| f32::from_le_bytes(*bytes));
-    values
-        .flat_map(|value| if value.is_nan() { f32::NAN } else { value }.to_le_bytes())
-        .collect()
+    let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    values.flat_map(|value| if value.is_nan() { f32::NAN } else { value }.to_le_bytes()).collect()
 }
 
 proptest! {

@@ -24,12 +24,7 @@ fn read(storage: &InMemory, from: u64) -> Result<(Records, Replayed), Failure> {
 }
 
 fn payloads(storage: &InMemory, from: u64) -> Vec<Vec<u8>> {
-    read(storage, from)
-        .unwrap()
-        .0
-        .into_iter()
-        .map(|(_, payload)| payload)
-        .collect()
+    read(storage, from).unwrap().0.into_iter().map(|(_, payload)| payload).collect()
 }
 
 /// `ab`, `cde` in one segment, `f` in the next.
@@ -57,65 +52,29 @@ fn the_bytes_of_a_journal_do_not_change() {
         \x03\0\0\0\x4b\x50\x7b\x40cde";
     let second: &[u8] = b"PSJOURN1\x15\0\0\0\0\0\0\0\
         \x01\0\0\0\x70\x7a\xa0\x33f";
-    assert_eq!(
-        storage.list(SHARD).unwrap(),
-        [
-            "journal-00000000000000000000",
-            "journal-00000000000000000021"
-        ]
-    );
-    assert_eq!(
-        get(&storage, &segment(0)).escape_ascii().to_string(),
-        first.escape_ascii().to_string()
-    );
-    assert_eq!(
-        get(&storage, &segment(21)).escape_ascii().to_string(),
-        second.escape_ascii().to_string()
-    );
+    assert_eq!(storage.list(SHARD).unwrap(), ["journal-00000000000000000000", "journal-00000000000000000021"]);
+    assert_eq!(get(&storage, &segment(0)).escape_ascii().to_string(), first.escape_ascii().to_string());
+    assert_eq!(get(&storage, &segment(21)).escape_ascii().to_string(), second.escape_ascii().to_string());
 }
 
 #[test]
 fn a_replay_visits_what_was_appended_from_where_it_is_asked() {
     let storage = small();
-    let all: Records = vec![
-        (0, b"ab".to_vec()),
-        (10, b"cde".to_vec()),
-        (21, b"f".to_vec()),
-    ];
+    let all: Records = vec![(0, b"ab".to_vec()), (10, b"cde".to_vec()), (21, b"f".to_vec())];
     for (from, skipped) in [(0, 0), (10, 1), (21, 2), (30, 3)] {
         let (records, replayed) = read(&storage, from).unwrap();
         assert_eq!(records, all[skipped..]);
-        let bytes = records
-            .iter()
-            .map(|(_, payload)| payload.len() as u64)
-            .sum();
-        assert_eq!(
-            replayed,
-            Replayed {
-                records: records.len() as u64,
-                bytes,
-                torn_tail: false
-            }
-        );
+        let bytes = records.iter().map(|(_, payload)| payload.len() as u64).sum();
+        assert_eq!(replayed, Replayed { records: records.len() as u64, bytes, torn_tail: false });
     }
-    assert!(
-        read(&storage, 11)
-            .unwrap_err()
-            .to_string()
-            .contains("spans position 11")
-    );
-    assert_eq!(
-        read(&InMemory::new(), 0).unwrap(),
-        (Vec::new(), Replayed::default())
-    );
+    assert!(read(&storage, 11).unwrap_err().to_string().contains("spans position 11"));
+    assert_eq!(read(&InMemory::new(), 0).unwrap(), (Vec::new(), Replayed::default()));
 }
 
 #[test]
 fn a_visit_that_fails_ends_the_replay() {
     let refused = Failure::Call("no".to_owned());
-    let outcome = replay(&small(), SHARD, 0, &mut |_, _| {
-        Err(Failure::Call("no".to_owned()))
-    });
+    let outcome = replay(&small(), SHARD, 0, &mut |_, _| Err(Failure::Call("no".to_owned())));
     assert_eq!(outcome, Err(refused));
 }
 
@@ -131,11 +90,7 @@ fn a_tail_torn_at_any_byte_loses_only_itself_and_the_journal_goes_on() {
         assert_eq!(replayed.torn_tail, length != 16, "cut to {length}");
         let mut journal = journal(&storage, false);
         assert_eq!(journal.append(&[b"g"]).unwrap(), 21);
-        assert_eq!(
-            payloads(&storage, 0),
-            [&b"ab"[..], b"cde", b"g"],
-            "cut to {length}"
-        );
+        assert_eq!(payloads(&storage, 0), [&b"ab"[..], b"cde", b"g"], "cut to {length}");
     }
 }
 
@@ -168,10 +123,7 @@ fn a_flipped_bit_is_never_replayed_and_is_refused_where_records_follow() {
                 }
                 Err(failure) => {
                     let text = failure.to_string();
-                    assert!(
-                        text.contains(&segment(start)) && text.contains("at offset"),
-                        "bit {bit}: {text}"
-                    );
+                    assert!(text.contains(&segment(start)) && text.contains("at offset"), "bit {bit}: {text}");
                     assert!(matches!(failure, Failure::Node(_)));
                     // Only a segment's header can be bad before a whole record in the last segment.
                     assert!(start == 0 || bit < 16 * 8, "bit {bit}: {text}");
@@ -191,9 +143,7 @@ fn a_bad_record_before_a_whole_one_is_refused_in_the_last_segment_too() {
     bytes[24] ^= 1;
     put(&storage, &segment(0), &bytes);
     let text = read(&storage, 0).unwrap_err().to_string();
-    assert!(text.contains(
-        "at offset 16: a record does not agree with its checksum, and a whole record follows"
-    ));
+    assert!(text.contains("at offset 16: a record does not agree with its checksum, and a whole record follows"));
     assert!(Journal::open(Arc::new(storage), SHARD, true).is_err());
 }
 
@@ -213,19 +163,9 @@ fn a_missing_segment_is_refused() {
     let storage = small();
     journal(&storage, false).append(&[b"g"]).unwrap();
     storage.remove(&segment(21)).unwrap();
-    assert!(
-        read(&storage, 0)
-            .unwrap_err()
-            .to_string()
-            .contains("ends before the next one begins")
-    );
+    assert!(read(&storage, 0).unwrap_err().to_string().contains("ends before the next one begins"));
     storage.remove(&segment(0)).unwrap();
-    assert!(
-        read(&storage, 0)
-            .unwrap_err()
-            .to_string()
-            .contains("records from 0 on are needed")
-    );
+    assert!(read(&storage, 0).unwrap_err().to_string().contains("records from 0 on are needed"));
 }
 
 #[test]
@@ -236,10 +176,7 @@ fn a_journal_that_was_lost_with_the_host_begins_anew_where_the_checkpoint_ends()
     let mut journal = journal(&storage, false);
     assert_eq!(journal.append(&[b"later"]).unwrap(), 500);
     assert_eq!(payloads(&storage, 500), [b"later"]);
-    assert!(
-        read(&storage, 21).is_err(),
-        "what is missing between is missed"
-    );
+    assert!(read(&storage, 21).is_err(), "what is missing between is missed");
 }
 
 #[test]
@@ -247,13 +184,7 @@ fn a_journal_opened_before_its_replay_does_not_append_behind_the_present() {
     let storage = small();
     let mut early = journal(&storage, false);
     read(&storage, 500).unwrap();
-    assert!(
-        early
-            .append(&[b"lost"])
-            .unwrap_err()
-            .to_string()
-            .contains("before it was replayed")
-    );
+    assert!(early.append(&[b"lost"]).unwrap_err().to_string().contains("before it was replayed"));
 }
 
 #[test]
@@ -262,11 +193,7 @@ fn segments_are_removed_once_nothing_in_them_is_needed() {
     let mut journal = journal(&storage, false);
     for (position, left) in [(20, 2), (21, 1), (1000, 1)] {
         journal.retain_from(position).unwrap();
-        assert_eq!(
-            segments(&storage, SHARD).unwrap().len(),
-            left,
-            "retained from {position}"
-        );
+        assert_eq!(segments(&storage, SHARD).unwrap().len(), left, "retained from {position}");
     }
     assert_eq!(payloads(&storage, 21), [b"f"]);
 }
@@ -290,25 +217,10 @@ fn a_record_that_is_too_long_is_refused_and_the_longest_is_kept() {
     journal.append(&[&payload]).unwrap();
     assert_eq!(payloads(&storage, 0), [payload.clone()]);
     payload.push(7);
-    assert!(
-        journal
-            .append(&[&payload])
-            .unwrap_err()
-            .to_string()
-            .contains("at most 67174400")
-    );
-    let huge = [
-        MAGIC.to_vec(),
-        vec![0; 8],
-        u32::MAX.to_le_bytes().to_vec(),
-        vec![0; 4],
-    ]
-    .concat();
+    assert!(journal.append(&[&payload]).unwrap_err().to_string().contains("at most 67174400"));
+    let huge = [MAGIC.to_vec(), vec![0; 8], u32::MAX.to_le_bytes().to_vec(), vec![0; 4]].concat();
     put(&storage, &segment(0), &huge);
-    assert!(
-        read(&storage, 0).unwrap().1.torn_tail,
-        "a length is bounded before it is believed"
-    );
+    assert!(read(&storage, 0).unwrap().1.torn_tail, "a length is bounded before it is believed");
 }
 
 /// Appends twenty records with a rotation and a removal now and then, going on after every failure; returns those
@@ -355,10 +267,7 @@ fn no_failed_operation_loses_an_acknowledged_record() {
         for operation in 0..count.operations() {
             for fault in [Fault::Once { operation }, Fault::Crash { operation }] {
                 let storage = InMemory::new();
-                let acknowledged = work(
-                    Arc::new(Failing::new(Arc::new(storage.clone()), fault)),
-                    sync,
-                );
+                let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), sync);
                 check_nothing_lost(&storage, acknowledged, &format!("sync {sync}, {fault:?}"));
             }
         }
@@ -370,10 +279,7 @@ fn a_lost_host_loses_no_record_that_was_synced() {
     for operation in 0..100 {
         let storage = InMemory::new();
         let fault = Fault::Crash { operation };
-        let acknowledged = work(
-            Arc::new(Failing::new(Arc::new(storage.clone()), fault)),
-            true,
-        );
+        let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), true);
         storage.crash();
         check_nothing_lost(&storage, acknowledged, &format!("{fault:?}"));
     }
@@ -383,13 +289,7 @@ fn a_lost_host_loses_no_record_that_was_synced() {
 fn a_full_disk_refuses_records_and_keeps_those_before() {
     for bytes in 0..400 {
         let storage = InMemory::new();
-        let acknowledged = work(
-            Arc::new(Failing::new(
-                Arc::new(storage.clone()),
-                Fault::Full { bytes },
-            )),
-            false,
-        );
+        let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), Fault::Full { bytes })), false);
         check_nothing_lost(&storage, acknowledged, &format!("{bytes} bytes fit"));
     }
 }

@@ -44,14 +44,7 @@ impl Failing {
     /// Wraps a storage.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, fault: Fault) -> Self {
-        Self {
-            inner,
-            meter: Arc::new(Meter {
-                fault,
-                operations: AtomicU64::new(0),
-                bytes: AtomicU64::new(0),
-            }),
-        }
+        Self { inner, meter: Arc::new(Meter { fault, operations: AtomicU64::new(0), bytes: AtomicU64::new(0) }) }
     }
 
     /// How many operations were asked for so far.
@@ -70,9 +63,7 @@ impl Meter {
             Fault::Crash { operation } => number >= operation,
         };
         if fails {
-            return Err(Failure::Call(format!(
-                "{operation} {path:?}: the injected fault of operation {number}"
-            )));
+            return Err(Failure::Call(format!("{operation} {path:?}: the injected fault of operation {number}")));
         }
         Ok(())
     }
@@ -97,21 +88,13 @@ impl Storage for Failing {
     fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure> {
         self.meter.count("create", path)?;
         let inner = self.inner.create(path)?;
-        Ok(Box::new(FailingWriter {
-            inner,
-            path: path.to_owned(),
-            meter: self.meter.clone(),
-        }))
+        Ok(Box::new(FailingWriter { inner, path: path.to_owned(), meter: self.meter.clone() }))
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
         self.meter.count("open", path)?;
         let inner = self.inner.open(path)?;
-        Ok(Box::new(FailingReader {
-            inner,
-            path: path.to_owned(),
-            meter: self.meter.clone(),
-        }))
+        Ok(Box::new(FailingReader { inner, path: path.to_owned(), meter: self.meter.clone() }))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
@@ -163,9 +146,7 @@ impl Writer for FailingWriter {
         if fits < wanted {
             self.write_some(parts, fits)?;
             let path = &self.path;
-            return Err(Failure::Call(format!(
-                "write {wanted} bytes to {path:?}: no space left on device"
-            )));
+            return Err(Failure::Call(format!("write {wanted} bytes to {path:?}: no space left on device")));
         }
         self.inner.write(parts)
     }

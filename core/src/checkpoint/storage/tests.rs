@@ -24,11 +24,7 @@ fn refusal<T>(outcome: Result<T, Failure>) -> String {
 
 /// What every storage must do.
 fn conforms(storage: &dyn Storage) {
-    assert_eq!(
-        storage.list("a").unwrap(),
-        Vec::<String>::new(),
-        "a directory that is not there is empty"
-    );
+    assert_eq!(storage.list("a").unwrap(), Vec::<String>::new(), "a directory that is not there is empty");
     let mut writer = storage.create("a/b/one").unwrap();
     writer.write(&[b"", b"he", b"", b"llo", b""]).unwrap();
     writer.write(&[]).unwrap();
@@ -42,10 +38,7 @@ fn conforms(storage: &dyn Storage) {
     let mut middle = [0; 3];
     reader.read_at(1, &mut middle).unwrap();
     assert_eq!(&middle, b"ell");
-    assert!(
-        refusal(reader.read_at(3, &mut middle)).contains("a/b/one"),
-        "a read past the end names the file"
-    );
+    assert!(refusal(reader.read_at(3, &mut middle)).contains("a/b/one"), "a read past the end names the file");
     put(storage, "a/b/two", b"2");
     put(storage, "a/b-c", b"3");
     assert_eq!(storage.list("a/b").unwrap(), ["one", "two"]);
@@ -55,10 +48,7 @@ fn conforms(storage: &dyn Storage) {
     storage.rename("a/b/two", "a/b/one").unwrap();
     assert_eq!(get(storage, "a/b/one"), b"2", "a rename replaces");
     put(storage, "a/b/one", b"");
-    assert!(
-        storage.open("a/b/one").unwrap().is_empty(),
-        "create empties what was there"
-    );
+    assert!(storage.open("a/b/one").unwrap().is_empty(), "create empties what was there");
     storage.remove("a/b/one").unwrap();
     assert!(refusal(storage.remove("a/b/one")).contains("remove \"a/b/one\""));
     assert!(refusal(storage.open("a/b/one")).contains("open \"a/b/one\""));
@@ -83,15 +73,7 @@ fn no_path_leaves_the_root() {
     std::os::unix::fs::symlink(outside.path().join("secret"), root.join("file")).unwrap();
     let absolute = outside.path().join("secret").display().to_string();
     put(&storage, "mine", b"mine");
-    for path in [
-        "../secret",
-        "a/../../secret",
-        "link/secret",
-        "file",
-        absolute.as_str(),
-        "..",
-        "/",
-    ] {
+    for path in ["../secret", "a/../../secret", "link/secret", "file", absolute.as_str(), "..", "/"] {
         refusal(storage.open(path));
         refusal(storage.create(path));
         // A link may be replaced or removed; what it points at may not.
@@ -103,30 +85,17 @@ fn no_path_leaves_the_root() {
     refusal(storage.create("../new"));
     refusal(storage.create("link/new"));
     refusal(storage.create("link/deep/new"));
-    assert_eq!(
-        std::fs::read(outside.path().join("secret")).unwrap(),
-        b"secret"
-    );
-    assert_eq!(
-        std::fs::read_dir(outside.path()).unwrap().count(),
-        2,
-        "nothing was added outside"
-    );
+    assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"secret");
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 2, "nothing was added outside");
 }
 
 #[test]
 fn a_full_disk_is_named_with_the_path_and_the_bytes() {
     // Every write to this device finds the disk full.
-    let file = std::fs::File::options()
-        .write(true)
-        .open("/dev/full")
-        .unwrap();
+    let file = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let mut writer = directory::writer("shard-0/x", cap_std::fs::File::from_std(file));
     let text = refusal(writer.write(&[b"1234", b"567"]));
-    assert!(
-        text.contains("write 7 bytes at 0 to \"shard-0/x\": No space left"),
-        "{text}"
-    );
+    assert!(text.contains("write 7 bytes at 0 to \"shard-0/x\": No space left"), "{text}");
     assert_eq!(writer.position(), 0);
 }
 
@@ -161,16 +130,7 @@ fn a_fault_comes_when_it_was_asked_for() {
         (outcomes, get(&inner, "x").len(), storage.operations())
     };
     assert_eq!(attempt(Fault::None), (vec![true, true, true], 12, 4));
-    assert_eq!(
-        attempt(Fault::Once { operation: 2 }),
-        (vec![true, false, true], 10, 4)
-    );
-    assert_eq!(
-        attempt(Fault::Crash { operation: 2 }),
-        (vec![true, false, false], 6, 4)
-    );
-    assert_eq!(
-        attempt(Fault::Full { bytes: 5 }),
-        (vec![true, false, false], 5, 4)
-    );
+    assert_eq!(attempt(Fault::Once { operation: 2 }), (vec![true, false, true], 10, 4));
+    assert_eq!(attempt(Fault::Crash { operation: 2 }), (vec![true, false, false], 6, 4));
+    assert_eq!(attempt(Fault::Full { bytes: 5 }), (vec![true, false, false], 5, 4));
 }
