@@ -164,7 +164,7 @@ impl Raw {
     }
 
     /// The connection was refused with this text, and is closed.
-    fn is_refused(mut self, expected: &str) {
+    fn must_be_refused(mut self, expected: &str) {
         let refused = self.frame().expect("the connection ends with a refusal");
         assert_eq!(refused.head.kind, Kind::Refused);
         let message =
@@ -227,7 +227,7 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.connect();
         raw.send(bytes);
-        raw.is_refused(expected);
+        raw.must_be_refused(expected);
         other.works();
     };
     check(
@@ -270,7 +270,7 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.greeted();
         raw.send(bytes);
-        raw.is_refused(expected);
+        raw.must_be_refused(expected);
         other.works();
     };
     check(
@@ -330,14 +330,14 @@ fn who_says_nothing_is_refused_in_time() {
         hello_timeout,
         ..TcpOptions::default()
     });
-    server.connect().is_refused("no hello within 20ms");
+    server.connect().must_be_refused("no hello within 20ms");
     let mut slow = server.connect();
     slow.send(&hello(1).encode()[..HEADER_BYTES + 3]);
-    slow.is_refused("no hello within 20ms");
+    slow.must_be_refused("no hello within 20ms");
     let mut half = server.connect();
     half.send(&hello(1).encode()[..10]);
     half.0.shutdown(Shutdown::Write).expect("a socket");
-    half.is_refused("early eof");
+    half.must_be_refused("early eof");
 }
 
 #[test]

@@ -71,16 +71,16 @@ impl End {
 
     /// Puts a frame into the pipe, or gives it back when the pipe is full. On a connection that is over the
     /// parcels come back with the rest.
-    pub(super) fn send(&self, shipment: Shipment) -> Result<(), Shipment> {
+    pub(super) fn send(&self, shipment: Shipment) -> Option<Shipment> {
         let mut state = self.lock();
         let over = state.over.is_some();
         let pipe = &mut state.pipes[self.side];
         if pipe.frames.len() >= FRAMES_MAX && shipment.ticket.is_some() && !over {
-            return Err(shipment);
+            return Some(shipment);
         }
         pipe.frames.push_back(shipment);
         self.ring_other();
-        Ok(())
+        None
     }
 
     /// Whether everything sent has landed.

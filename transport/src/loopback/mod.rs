@@ -174,7 +174,7 @@ impl LoopbackTransport {
                     frame,
                     body,
                 };
-                let left = peer.end.send(shipment).err()?;
+                let left = peer.end.send(shipment)?;
                 Some(Submit::Send {
                     peer: id,
                     ticket,

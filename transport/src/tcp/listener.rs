@@ -253,7 +253,7 @@ impl Reception {
             hello,
             origin: origin.to_owned(),
         };
-        let (adopted, code, text) = lane.adopt(adopted).err()?;
+        let (adopted, code, text) = lane.adopt(adopted)?;
         let stream = TcpStream::from_std(adopted.stream).ok()?;
         Some((
             stream,
