@@ -122,8 +122,7 @@ impl Fault {
             if self.delayed.len() >= DELAYED_MAX {
                 return Ok(Some(work));
             }
-            self.delayed
-                .push_back((self.polls + u64::from(self.plan.delay_polls), work));
+            self.delayed.push_back((self.polls + u64::from(self.plan.delay_polls), work));
             return Ok(None);
         }
         if self.luck.strikes(self.plan.change_checksum)
@@ -172,10 +171,7 @@ impl Transport for Fault {
         }
         let peer = PeerId(u64::MAX - self.refused);
         self.refused += 1;
-        self.events.push(gone(
-            peer,
-            format!("connecting to {address}: refused by fault"),
-        ));
+        self.events.push(gone(peer, format!("connecting to {address}: refused by fault")));
         Ok(peer)
     }
 

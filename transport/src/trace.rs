@@ -58,8 +58,7 @@ impl Flow {
         for (kind, (before, after)) in self.kinds.iter().zip(before.kinds.iter().zip(after.kinds)) {
             kind.fetch_add(before - after, Relaxed);
         }
-        self.payload_bytes
-            .fetch_add(before.payload_bytes - after.payload_bytes, Relaxed);
+        self.payload_bytes.fetch_add(before.payload_bytes - after.payload_bytes, Relaxed);
     }
 }
 
@@ -97,10 +96,7 @@ impl Trace {
     /// `inner`, counted from zero.
     #[must_use]
     pub fn new(inner: Box<dyn Transport>) -> Self {
-        Self {
-            inner,
-            counters: Arc::default(),
-        }
+        Self { inner, counters: Arc::default() }
     }
 
     /// The counters, which go on counting.

@@ -24,20 +24,14 @@ fn tcp(host: &str, options: &TcpOptions) -> Ends {
     let near = TcpTransport::new(options.clone()).expect("a transport");
     let far = TcpTransport::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
-    let address = Address {
-        port: listener.local_address().port,
-        ..address
-    };
+    let address = Address { port: listener.local_address().port, ..address };
     let (stop, lanes) = (Stop::new(), vec![Some(far.adopter())]);
     let run = {
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")
     };
     let keep = Box::new(Listening(stop, Some(thread::spawn(run))));
-    Ends {
-        keep,
-        ..Ends::new(Box::new(near), Box::new(far), address)
-    }
+    Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
 }
 
 #[test]
@@ -61,10 +55,6 @@ fn tcp_keeps_every_promise_by_name() {
 #[test]
 fn tcp_keeps_every_promise_with_small_buffers() {
     let small = Some(16 * 1024);
-    let options = TcpOptions {
-        send_buffer_bytes: small,
-        receive_buffer_bytes: small,
-        ..TcpOptions::default()
-    };
+    let options = TcpOptions { send_buffer_bytes: small, receive_buffer_bytes: small, ..TcpOptions::default() };
     conformance::check(|| tcp("[::1]", &options));
 }

@@ -32,15 +32,8 @@ impl Server {
         let address = Address::parse("tcp://127.0.0.1:0").expect("an address");
         let transport = TcpTransport::new(options.clone()).expect("a transport");
         let listener = Listener::bind(&address, options).expect("a free port");
-        let (stop, stopped, doorbell) = (
-            Stop::new(),
-            Arc::new(AtomicBool::new(false)),
-            transport.doorbell(),
-        );
-        let (address, lanes) = (
-            listener.local_address(),
-            vec![None, Some(transport.adopter())],
-        );
+        let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
+        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
         let listening = {
             let stop = stop.clone();
             move || listener.run(lanes, stop).expect("the listener runs")
@@ -50,21 +43,12 @@ impl Server {
             move || serve(transport, &stopped)
         };
         let threads = vec![thread::spawn(listening), thread::spawn(lane)];
-        Self {
-            address,
-            stop,
-            stopped,
-            doorbell,
-            threads,
-        }
+        Self { address, stop, stopped, doorbell, threads }
     }
 
     fn connect(&self) -> Raw {
-        let stream = TcpStream::connect((self.address.host.as_str(), self.address.port))
-            .expect("it listens");
-        stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .expect("a socket");
+        let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
         Raw(stream)
     }
 
@@ -84,10 +68,7 @@ impl Drop for Server {
         self.doorbell.ring();
         for thread in self.threads.drain(..) {
             let ended = thread.join();
-            assert!(
-                thread::panicking() || ended.is_ok(),
-                "the server is unharmed"
-            );
+            assert!(thread::panicking() || ended.is_ok(), "the server is unharmed");
         }
     }
 }
@@ -103,28 +84,16 @@ fn serve(mut transport: TcpTransport, stopped: &AtomicBool) {
         for event in events.drain(..) {
             match event {
                 Event::Head { peer, frame } => {
-                    let lengths = frame
-                        .entries
-                        .iter()
-                        .map(|entry| entry.bytes)
-                        .filter(|bytes| *bytes > 0);
+                    let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
                     let place = |bytes: u32| match arena.take(bytes.min(1024)) {
                         Ok(lease) if bytes <= 1024 => Incoming::Chunk { lease, bytes },
                         _ => Incoming::Discard { bytes },
                     };
-                    queue.push_back(Submit::Land {
-                        peer,
-                        into: lengths.map(place).collect(),
-                    });
+                    queue.push_back(Submit::Land { peer, into: lengths.map(place).collect() });
                 }
                 Event::Landed { peer, frame, .. } if frame.head.kind == Kind::Push => {
                     let frame = Frame::bare(frame.head.answer(Kind::Done));
-                    queue.push_back(Submit::Send {
-                        peer,
-                        ticket: Ticket(0),
-                        frame,
-                        body: Vec::new(),
-                    });
+                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
                 }
                 _ => {}
             }
@@ -148,11 +117,7 @@ impl Raw {
         let prefix = Prefix::decode(&header).expect("the server speaks our language");
         let mut rest = vec![0; prefix.rest_bytes()];
         self.0.read_exact(&mut rest).ok()?;
-        Some(
-            prefix
-                .finish(&rest)
-                .expect("the server speaks our language"),
-        )
+        Some(prefix.finish(&rest).expect("the server speaks our language"))
     }
 
     /// One push is answered.
@@ -167,40 +132,22 @@ impl Raw {
     fn must_be_refused(mut self, expected: &str) {
         let refused = self.frame().expect("the connection ends with a refusal");
         assert_eq!(refused.head.kind, Kind::Refused);
-        let message =
-            ErrorMessage::decode(refused.control.as_slice()).expect("a refusal holds an error");
-        assert!(
-            message.text.contains(expected),
-            "found \"{}\", expected \"{expected}\"",
-            message.text
-        );
-        assert_eq!(
-            self.0.read(&mut [0]).expect("a clean end"),
-            0,
-            "nothing follows a refusal"
-        );
+        let message = ErrorMessage::decode(refused.control.as_slice()).expect("a refusal holds an error");
+        assert!(message.text.contains(expected), "found \"{}\", expected \"{expected}\"", message.text);
+        assert_eq!(self.0.read(&mut [0]).expect("a clean end"), 0, "nothing follows a refusal");
     }
 }
 
 fn hello(lane: u64) -> Frame {
     let mut head = Head::new(Kind::Hello);
     head.sequence = Sequence(lane);
-    Frame {
-        control: vec![0; 10],
-        ..Frame::bare(head)
-    }
+    Frame { control: vec![0; 10], ..Frame::bare(head) }
 }
 
 fn push(payload: &[u8]) -> Frame {
-    let id = ChunkId {
-        parameter: pserver_core::ids::ParameterIndex(0),
-        chunk: pserver_core::ids::ChunkIndex(0),
-    };
+    let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
     let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
-    Frame {
-        entries: vec![entry],
-        ..Frame::bare(Head::new(Kind::Push))
-    }
+    Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
 }
 
 /// The frame with some bytes changed, its checksums true again.
@@ -230,37 +177,16 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
         raw.must_be_refused(expected);
         other.works();
     };
-    check(
-        format!("GET / HTTP/1.1\r\n{}", "Accept: everything\r\n".repeat(9)).as_bytes(),
-        "not a pserver frame",
-    );
-    check(
-        &[0; 4 << 20],
-        "not a pserver frame: it begins with 0x00000000",
-    );
-    check(
-        &changed(&hello(1), 4, &[9]),
-        "protocol version 9 is not supported; this side speaks version 1",
-    );
+    check(format!("GET / HTTP/1.1\r\n{}", "Accept: everything\r\n".repeat(9)).as_bytes(), "not a pserver frame");
+    check(&[0; 4 << 20], "not a pserver frame: it begins with 0x00000000");
+    check(&changed(&hello(1), 4, &[9]), "protocol version 9 is not supported; this side speaks version 1");
     check(&spoiled(&hello(1), 20), "checksum of the header");
     check(&spoiled(&hello(1), 70), "checksum of the entries");
-    check(
-        &push(&[1]).encode(),
-        "the first frame is a Push, expected a Hello",
-    );
-    check(
-        &changed(&hello(1), 48, &[0xff; 4]),
-        "the control message's length 4294967295 is over the limit of 4096",
-    );
-    check(
-        &changed(&hello(1), 44, &[1]),
-        "the number of entries 1 is over the limit of 0",
-    );
+    check(&push(&[1]).encode(), "the first frame is a Push, expected a Hello");
+    check(&changed(&hello(1), 48, &[0xff; 4]), "the control message's length 4294967295 is over the limit of 4096");
+    check(&changed(&hello(1), 44, &[1]), "the number of entries 1 is over the limit of 0");
     check(&hello(0).encode(), "this server has no lane 0, only 1");
-    check(
-        &hello(u64::MAX).encode(),
-        "this server has no lane 18446744073709551615, only 1",
-    );
+    check(&hello(u64::MAX).encode(), "this server has no lane 18446744073709551615, only 1");
 }
 
 #[test]
@@ -273,37 +199,16 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
         raw.must_be_refused(expected);
         other.works();
     };
-    check(
-        &[b'x'; 200],
-        "not a pserver frame: it begins with 0x78787878",
-    );
+    check(&[b'x'; 200], "not a pserver frame: it begins with 0x78787878");
     check(&[0xff; 16 << 20], "not a pserver frame");
-    check(
-        &changed(&push(&[1]), 4, &[0]),
-        "protocol version 0 is not supported",
-    );
+    check(&changed(&push(&[1]), 4, &[0]), "protocol version 0 is not supported");
     check(&changed(&push(&[1]), 5, &[200]), "kind 200 has no meaning");
-    check(
-        &changed(&push(&[1]), 44, &[0xff; 4]),
-        "the number of entries 4294967295 is over the limit of 4096",
-    );
-    check(
-        &changed(&push(&[1]), 48, &[0xff; 4]),
-        "the control message's length 4294967295 is over the limit",
-    );
-    check(
-        &changed(&push(&[1]), 84, &[0xff; 4]),
-        "an entry's payload 4294967295 is over the limit of 16777216",
-    );
+    check(&changed(&push(&[1]), 44, &[0xff; 4]), "the number of entries 4294967295 is over the limit of 4096");
+    check(&changed(&push(&[1]), 48, &[0xff; 4]), "the control message's length 4294967295 is over the limit");
+    check(&changed(&push(&[1]), 84, &[0xff; 4]), "an entry's payload 4294967295 is over the limit of 16777216");
     check(&spoiled(&push(&[1]), 70), "checksum of the entries");
-    check(
-        &[push(&[1]).encode(), vec![2]].concat(),
-        "checksum of the payload",
-    );
-    check(
-        &[push(&[1]).encode(), vec![1], vec![b'y'; 64]].concat()[..],
-        "not a pserver frame",
-    );
+    check(&[push(&[1]).encode(), vec![2]].concat(), "checksum of the payload");
+    check(&[push(&[1]).encode(), vec![1], vec![b'y'; 64]].concat()[..], "not a pserver frame");
 }
 
 #[test]
@@ -315,10 +220,7 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
         let mut raw = server.greeted();
         raw.send(&whole[..length]);
         raw.0.shutdown(Shutdown::Write).expect("a socket");
-        assert!(
-            raw.frame().is_none(),
-            "nothing answers {length} bytes of a frame"
-        );
+        assert!(raw.frame().is_none(), "nothing answers {length} bytes of a frame");
         other.works();
     }
 }
@@ -326,10 +228,7 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 #[test]
 fn who_says_nothing_is_refused_in_time() {
     let hello_timeout = Duration::from_millis(20);
-    let server = Server::start(TcpOptions {
-        hello_timeout,
-        ..TcpOptions::default()
-    });
+    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
     server.connect().must_be_refused("no hello within 20ms");
     let mut slow = server.connect();
     slow.send(&hello(1).encode()[..HEADER_BYTES + 3]);
@@ -343,10 +242,7 @@ fn who_says_nothing_is_refused_in_time() {
 #[test]
 fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
     let hello_timeout = Duration::from_secs(60);
-    let server = Server::start(TcpOptions {
-        hello_timeout,
-        ..TcpOptions::default()
-    });
+    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
     let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();
     server.greeted().works();
     assert!(crowd[0].frame().is_none(), "the oldest made room");
@@ -355,25 +251,10 @@ fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
 #[test]
 fn a_port_in_use_is_named_with_who_to_look_for() {
     let server = Server::start(TcpOptions::default());
-    let error = Listener::bind(&server.address, TcpOptions::default())
-        .err()
-        .expect("in use")
-        .to_string();
-    assert!(
-        error.starts_with(&format!("listening on {}: ", server.address)),
-        "{error}"
-    );
-    assert!(
-        error.contains(&format!("ss -ltnp 'sport = :{}'", server.address.port)),
-        "{error}"
-    );
+    let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
+    assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
+    assert!(error.contains(&format!("ss -ltnp 'sport = :{}'", server.address.port)), "{error}");
     let foreign = Address::parse("tcp://192.0.2.1:0").expect("an address");
-    let error = Listener::bind(&foreign, TcpOptions::default())
-        .err()
-        .expect("not ours")
-        .to_string();
-    assert!(
-        error.contains("this machine does not have that address"),
-        "{error}"
-    );
+    let error = Listener::bind(&foreign, TcpOptions::default()).err().expect("not ours").to_string();
+    assert!(error.contains("this machine does not have that address"), "{error}");
 }

@@ -201,8 +201,11 @@ fn entries() -> impl Strategy<Value = Entry> {
 
 fn frames() -> impl Strategy<Value = Frame> {
     let control = proptest::collection::vec(any::<u8>(), 0..200);
-    (heads(), proptest::collection::vec(entries(), 0..50), control)
-        .prop_map(|(head, entries, control)| Frame { head, entries, control })
+    (heads(), proptest::collection::vec(entries(), 0..50), control).prop_map(|(head, entries, control)| Frame {
+        head,
+        entries,
+        control,
+    })
 }
 
 proptest! {

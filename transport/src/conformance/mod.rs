@@ -36,12 +36,7 @@ impl Ends {
     #[must_use]
     pub fn new(near: Box<dyn Transport>, far: Box<dyn Transport>, address: Address) -> Self {
         let keep = Box::new(());
-        Self {
-            near,
-            far,
-            address,
-            keep,
-        }
+        Self { near, far, address, keep }
     }
 }
 

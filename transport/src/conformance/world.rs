@@ -53,46 +53,22 @@ pub(super) enum Seen {
 
 impl World {
     pub(super) fn new(ends: Ends) -> Self {
-        let Ends {
-            near,
-            far,
-            address,
-            keep,
-        } = ends;
-        Self {
-            near: Side::new(near),
-            far: Side::new(far),
-            address,
-            _keep: keep,
-        }
+        let Ends { near, far, address, keep } = ends;
+        Self { near: Side::new(near), far: Side::new(far), address, _keep: keep }
     }
 
     /// Connects and says hello; the two ends of the connection.
     pub(super) fn connect(&mut self) -> (PeerId, PeerId) {
         let known = self.far.accepted();
         let address = self.address.clone();
-        let near = self
-            .near
-            .transport()
-            .connect(&address)
-            .expect("the address is of this transport");
+        let near = self.near.transport().connect(&address).expect("the address is of this transport");
         self.near.send(near, &hello(0), Vec::new());
         self.until("a hello lands", |world| {
-            let hellos = world
-                .far
-                .landed()
-                .filter(|(_, frame, _)| frame.head.kind == Kind::Hello);
+            let hellos = world.far.landed().filter(|(_, frame, _)| frame.head.kind == Kind::Hello);
             hellos.count() > known.len()
         });
-        let far = self
-            .far
-            .accepted()
-            .into_iter()
-            .find(|peer| !known.contains(peer));
-        (
-            near,
-            far.expect("a hello lands after its connection was reported"),
-        )
+        let far = self.far.accepted().into_iter().find(|peer| !known.contains(peer));
+        (near, far.expect("a hello lands after its connection was reported"))
     }
 
     /// Polls both sides until `done`.
@@ -106,10 +82,7 @@ impl World {
                 self.far.wait(Duration::from_millis(1));
             }
             let (near, far) = (&self.near, &self.far);
-            assert!(
-                Instant::now() < deadline,
-                "until {what}\nnear: {near:?}\nfar: {far:?}"
-            );
+            assert!(Instant::now() < deadline, "until {what}\nnear: {near:?}\nfar: {far:?}");
         }
     }
 
@@ -155,12 +128,7 @@ impl Side {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         self.parcels_out += body.len();
-        self.queue.push_back(Submit::Send {
-            peer,
-            ticket,
-            frame: frame.clone(),
-            body,
-        });
+        self.queue.push_back(Submit::Send { peer, ticket, frame: frame.clone(), body });
         ticket
     }
 
@@ -172,17 +140,10 @@ impl Side {
 
     /// Places for everything a frame brings.
     pub(super) fn places(&self, frame: &Frame) -> Vec<Incoming> {
-        let lengths = frame
-            .entries
-            .iter()
-            .map(|entry| entry.bytes)
-            .filter(|bytes| *bytes > 0);
+        let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         let place = |bytes| match self.discards {
             true => Incoming::Discard { bytes },
-            false => Incoming::Chunk {
-                lease: self.arena.take(bytes).expect("the suite's budget"),
-                bytes,
-            },
+            false => Incoming::Chunk { lease: self.arena.take(bytes).expect("the suite's budget"), bytes },
         };
         lengths.map(place).collect()
     }
@@ -195,16 +156,7 @@ impl Side {
     }
 
     pub(super) fn accepted(&self) -> BTreeSet<PeerId> {
-        self.seen
-            .iter()
-            .filter_map(|seen| {
-                if let Seen::Accepted(peer) = seen {
-                    Some(*peer)
-                } else {
-                    None
-                }
-            })
-            .collect()
+        self.seen.iter().filter_map(|seen| if let Seen::Accepted(peer) = seen { Some(*peer) } else { None }).collect()
     }
 
     pub(super) fn landed(&self) -> impl Iterator<Item = (PeerId, &Frame, &Vec<Vec<u8>>)> {
@@ -259,22 +211,13 @@ impl Side {
             }
             Event::Landed { peer, frame, body } => {
                 self.places_out -= body.len();
-                Seen::Landed(
-                    peer,
-                    frame,
-                    body.iter().map(|place| place.bytes().to_vec()).collect(),
-                )
+                Seen::Landed(peer, frame, body.iter().map(|place| place.bytes().to_vec()).collect())
             }
             Event::Sent { peer, ticket, body } => {
                 self.parcels_out -= body.len();
                 Seen::Sent(peer, ticket)
             }
-            Event::Gone {
-                peer,
-                reason,
-                unsent,
-                unfilled,
-            } => {
+            Event::Gone { peer, reason, unsent, unfilled } => {
                 self.parcels_out -= unsent.iter().map(|(_, body)| body.len()).sum::<usize>();
                 self.places_out -= unfilled.len();
                 Seen::Gone(peer, reason)
@@ -286,24 +229,10 @@ impl Side {
 
 impl std::fmt::Debug for Side {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            queue,
-            seen,
-            parcels_out,
-            places_out,
-            ..
-        } = self;
-        writeln!(
-            formatter,
-            "{} queued, {parcels_out} parcels and {places_out} places out, seen:",
-            queue.len()
-        )?;
+        let Self { queue, seen, parcels_out, places_out, .. } = self;
+        writeln!(formatter, "{} queued, {parcels_out} parcels and {places_out} places out, seen:", queue.len())?;
         for seen in seen.iter().rev().take(20).rev() {
-            writeln!(
-                formatter,
-                "  {}",
-                format!("{seen:?}").chars().take(160).collect::<String>()
-            )?;
+            writeln!(formatter, "  {}", format!("{seen:?}").chars().take(160).collect::<String>())?;
         }
         Ok(())
     }
@@ -313,14 +242,7 @@ impl std::fmt::Debug for Side {
 pub(super) fn hello(lane: u64) -> Frame {
     let mut head = Head::new(Kind::Hello);
     head.sequence = Sequence(lane);
-    Frame::with_control(
-        head,
-        &HelloMessage {
-            role: 0,
-            host: "here".to_owned(),
-            process: 1,
-        },
-    )
+    Frame::with_control(head, &HelloMessage { role: 0, host: "here".to_owned(), process: 1 })
 }
 
 /// A push with these payloads; an empty one is an entry without payload.
@@ -329,10 +251,7 @@ pub(super) fn push(number: u64, payloads: &[&[u8]]) -> Frame {
     head.sequence = Sequence(number);
     let mut frame = Frame::bare(head);
     for (index, payload) in payloads.iter().enumerate() {
-        let id = ChunkId {
-            parameter: ParameterIndex(7),
-            chunk: ChunkIndex(index as u64),
-        };
+        let id = ChunkId { parameter: ParameterIndex(7), chunk: ChunkIndex(index as u64) };
         frame.entries.push(match payload.is_empty() {
             true => Entry::bare(id, Round(1), ElementType::Float32),
             false => Entry::with_payload(id, Round(1), ElementType::Float32, payload),
@@ -346,12 +265,7 @@ pub(super) fn bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut word = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        (state ^ (state >> 29))
-            .wrapping_mul(0xbf58_476d_1ce4_e5b9)
-            .to_le_bytes()
+        (state ^ (state >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
     };
-    std::iter::repeat_with(&mut word)
-        .flatten()
-        .take(length)
-        .collect()
+    std::iter::repeat_with(&mut word).flatten().take(length).collect()
 }

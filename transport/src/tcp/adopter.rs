@@ -28,27 +28,15 @@ pub(super) struct Adopted {
 impl Adopter {
     pub(super) fn new(wakeups: &Arc<Wakeups>) -> (Self, Receiver<Adopted>) {
         let (sender, receiver) = bounded(ADOPTED_MAX);
-        (
-            Self {
-                sender,
-                wakeups: Arc::clone(wakeups),
-            },
-            receiver,
-        )
+        (Self { sender, wakeups: Arc::clone(wakeups) }, receiver)
     }
 
     /// Hands the connection over, or gives it back with the reason why not.
     pub(super) fn adopt(&self, adopted: Adopted) -> Option<(Adopted, ErrorCode, &'static str)> {
         let refused = match self.sender.try_send(adopted) {
             Ok(()) => None,
-            Err(TrySendError::Full(adopted)) => Some((
-                adopted,
-                ErrorCode::Busy,
-                "too many connections arrive at once",
-            )),
-            Err(TrySendError::Disconnected(adopted)) => {
-                Some((adopted, ErrorCode::Invalid, "this lane has stopped"))
-            }
+            Err(TrySendError::Full(adopted)) => Some((adopted, ErrorCode::Busy, "too many connections arrive at once")),
+            Err(TrySendError::Disconnected(adopted)) => Some((adopted, ErrorCode::Invalid, "this lane has stopped")),
         };
         self.wakeups.ring();
         refused
