@@ -228,7 +228,7 @@ impl Shard {
             chunk.states.push(state);
         }
         chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        chunk.heard = marks.heard.iter().map(Heard::from).collect();
         Ok(())
     }
 
@@ -345,13 +345,15 @@ impl HeardMessage {
             clock: heard.clock,
         }
     }
+}
 
-    fn to_heard(&self) -> Heard {
+impl From<&HeardMessage> for Heard {
+    fn from(message: &HeardMessage) -> Self {
         let mark = |incarnation, sequence| Mark { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
-        Heard {
-            push: mark(self.push_incarnation, self.push_sequence),
-            set: mark(self.set_incarnation, self.set_sequence),
-            clock: self.clock,
+        Self {
+            push: mark(message.push_incarnation, message.push_sequence),
+            set: mark(message.set_incarnation, message.set_sequence),
+            clock: message.clock,
         }
     }
 }
