@@ -24,6 +24,10 @@ pub(super) struct ShardNode {
     disk: Option<Disk>,
 }
 
+/// A journal longer than this, and than four times what it protects, makes a checkpoint due before its time: the
+/// disk holds a bounded amount of it, and a restart replays a bounded amount.
+const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
+
 /// Where a shard's checkpoints go, and how far the current one is.
 struct Disk {
     storage: Arc<dyn Storage>,
@@ -33,6 +37,8 @@ struct Disk {
     /// The generation that has a checkpoint: the first one is taken as soon as parameters are initialised.
     saved: Generation,
     due: Option<Now>,
+    /// The journal's position at which a checkpoint is due whatever the time.
+    due_at: u64,
     finishing: Option<Receiver<Result<u64, Failure>>>,
 }
 
@@ -61,6 +67,7 @@ impl ShardNode {
             number: restored.checkpoint.unwrap_or(0),
             saved: if restored.checkpoint.is_some() { shard.generation() } else { Generation(0) },
             due: None,
+            due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
             finishing: None,
         };
         Ok(Self { shard, disk: Some(disk) })
@@ -106,11 +113,13 @@ impl Disk {
         }
         let generation = shard.generation();
         let first = generation != self.saved;
-        if generation == Generation(0) || !(first || self.due.is_some_and(|due| due <= now)) {
+        let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
+        if generation == Generation(0) || !(first || due) {
             return false;
         }
         self.saved = generation;
         self.due = Some(now + self.interval);
+        self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
         self.number += 1;
         let begun = shard.begin_checkpoint(&self.storage, &self.directory, self.number);
         self.report(begun).unwrap_or(false)

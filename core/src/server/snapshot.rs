@@ -108,6 +108,12 @@ impl Shard {
         self.journal = None;
     }
 
+    /// How long the journal is, over all its life; zero without one.
+    #[must_use]
+    pub fn journal_position(&self) -> u64 {
+        self.journal.as_ref().map_or(0, Journal::position)
+    }
+
     /// Begins a checkpoint under `number`; does nothing before initialisation.
     ///
     /// # Errors
@@ -116,7 +122,7 @@ impl Shard {
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
-        let now = self.journal.as_ref().map_or(0, Journal::position);
+        let now = self.journal_position();
         let open = serving.table.chunks.iter().filter_map(|chunk| chunk.round.oldest_position()).min();
         let from = open.map_or(now, |open| open.min(now));
         let about = self.about(serving).encode_to_vec();
