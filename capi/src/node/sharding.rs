@@ -113,7 +113,9 @@ impl Disk {
         }
         let generation = shard.generation();
         let first = generation != self.saved;
-        let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
+        // A restored shard has a checkpoint already, and its clock starts with the first turn.
+        let next = *self.due.get_or_insert(now + self.interval);
+        let due = next <= now || shard.journal_position() >= self.due_at;
         if generation == Generation(0) || !(first || due) {
             return false;
         }
