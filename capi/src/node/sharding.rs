@@ -89,7 +89,8 @@ impl Session for ShardNode {
     }
 
     fn deadline(&self) -> Option<Now> {
-        let disk = self.disk.as_ref().and_then(|disk| disk.due);
+        // While a checkpoint is finished by its thread, no other is due.
+        let disk = self.disk.as_ref().filter(|disk| disk.finishing.is_none()).and_then(|disk| disk.due);
         self.shard.deadline().into_iter().chain(disk).min()
     }
 
@@ -112,11 +113,14 @@ impl Disk {
             return self.step(shard);
         }
         let generation = shard.generation();
+        if generation == Generation(0) {
+            return false;
+        }
         let first = generation != self.saved;
         // A restored shard has a checkpoint already, and its clock starts with the first turn.
         let next = *self.due.get_or_insert(now + self.interval);
         let due = next <= now || shard.journal_position() >= self.due_at;
-        if generation == Generation(0) || !(first || due) {
+        if !(first || due) {
             return false;
         }
         self.saved = generation;
