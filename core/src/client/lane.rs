@@ -87,6 +87,8 @@ impl Lane {
     /// The connection is over; the next one is tried after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
         self.state = LaneState::Down { again: now + self.pause };
+        // All that is not answered goes out again with the next connection anyway.
+        self.requests.values_mut().for_each(|request| request.again = None);
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
         // A refusal says more than the end of the connection that followed it.
         if self.refused_at.take().is_none() {
@@ -123,13 +125,17 @@ impl Lane {
     /// An answer is here.
     pub(super) fn answered(&mut self, frame: &Frame, body: Vec<Incoming>) {
         let ticket = frame.head.request;
-        self.put_back(body);
+        let mut kept = self.put_back(body).into_iter();
         let Some(request) = self.requests.get_mut(&ticket) else { return };
         if frame.entries.is_empty() {
             request.answer_whole(frame);
         }
         for entry in &frame.entries {
-            request.answer_entry(entry);
+            let place = if entry.bytes > 0 { kept.next().flatten() } else { None };
+            match place {
+                Some(index) => request.answer_at(index, entry),
+                None => request.answer_entry(entry),
+            }
         }
     }
 
@@ -143,13 +149,15 @@ impl Lane {
         self.put_back(unfilled);
     }
 
-    fn put_back(&mut self, body: Vec<Incoming>) {
-        let Some((ticket, wanted)) = self.landing.take() else { return };
-        let Some(request) = self.requests.get_mut(&ticket) else { return };
-        for (index, incoming) in wanted.into_iter().zip(body) {
-            if let (Some(index), Incoming::Loan(loan)) = (index, incoming) {
+    /// Gives the places of a landing back to their request; says for each payload which entry's place it had.
+    fn put_back(&mut self, body: Vec<Incoming>) -> Vec<Option<usize>> {
+        let Some((ticket, wanted)) = self.landing.take() else { return Vec::new() };
+        let Some(request) = self.requests.get_mut(&ticket) else { return wanted };
+        for (index, incoming) in wanted.iter().zip(body) {
+            if let (Some(index), Incoming::Loan(loan)) = (*index, incoming) {
                 request.return_place(index, loan);
             }
         }
+        wanted
     }
 }

@@ -209,7 +209,7 @@ impl Client {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
                     Some(lane) => lane.land(&frame),
-                    None => frame.entries.iter().map(|entry| Incoming::Discard { bytes: entry.bytes }).collect(),
+                    None => nowhere(&frame),
                 };
                 out.push(Output::Submit(Submit::Land { peer, into }));
             }
@@ -306,6 +306,12 @@ impl Client {
             self.finished.insert(ticket, request.finish());
         }
     }
+}
+
+/// A place that forgets, for every entry with a payload.
+fn nowhere(frame: &Frame) -> Vec<Incoming> {
+    let lengths = frame.entries.iter().map(|entry| entry.bytes);
+    lengths.filter(|bytes| *bytes > 0).map(|bytes| Incoming::Discard { bytes }).collect()
 }
 
 impl Refused {

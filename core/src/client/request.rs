@@ -96,9 +96,6 @@ impl Request {
     /// The place for an entry's value, if it is still wanted and fits.
     pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, LoanIn)> {
         let index = self.find(entry)?;
-        if self.versions[index].is_some() {
-            return None;
-        }
         let place = self.into.get_mut(index)?;
         if place.as_ref().is_none_or(|loan| loan.len() != entry.bytes) {
             return None;
@@ -115,15 +112,22 @@ impl Request {
         self.missing = 0;
     }
 
+    /// An acknowledgement is here, or a value that was kept nowhere. Neither stands for a value that is wanted: that
+    /// entry stays open.
     pub(super) fn answer_entry(&mut self, entry: &Entry) {
-        let Some(index) = self.find(entry) else { return };
-        // A value was wanted and an acknowledgement came, or a value that did not fit: the entry stays open.
-        let wants_value = !self.into.is_empty();
-        if wants_value && entry.bytes == 0 || self.versions[index].is_some() {
-            return;
+        if self.into.is_empty()
+            && let Some(index) = self.find(entry)
+        {
+            self.answer_at(index, entry);
         }
-        self.versions[index] = Some(Version(entry.round.0));
-        self.missing -= 1;
+    }
+
+    /// The value of an entry is in its place.
+    pub(super) fn answer_at(&mut self, index: usize, entry: &Entry) {
+        if self.versions[index].is_none() {
+            self.versions[index] = Some(Version(entry.round.0));
+            self.missing -= 1;
+        }
     }
 
     pub(super) fn finish(self) -> Result<Finished, Refused> {
@@ -136,10 +140,15 @@ impl Request {
         }
     }
 
+    /// The entry that an answer belongs to: one of that chunk without an answer, and with its place at home.
     fn find(&mut self, entry: &Entry) -> Option<usize> {
-        let entries = &self.frame.entries;
-        let after = entries[self.cursor..].iter().position(|one| one.id == entry.id).map(|at| at + self.cursor);
-        let index = after.or_else(|| entries[..self.cursor].iter().position(|one| one.id == entry.id))?;
+        let count = self.frame.entries.len();
+        let is_open = |at: &usize| {
+            self.frame.entries[*at].id == entry.id
+                && self.versions[*at].is_none()
+                && self.into.get(*at).is_none_or(Option::is_some)
+        };
+        let index = (self.cursor..count).chain(0..self.cursor).find(is_open)?;
         self.cursor = index;
         Some(index)
     }

@@ -47,9 +47,6 @@ pub(super) struct Waiter {
     pub(super) since: Now,
 }
 
-impl Waiter {
-}
-
 /// A piece of a parameter.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
@@ -116,6 +113,16 @@ impl Chunk {
         self.heard.get(trainer.0 as usize).copied().unwrap_or_default()
     }
 
+    /// Leaves the value to those who read it and goes on with a copy; without readers does nothing.
+    pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
+        if Arc::get_mut(&mut self.value).is_none() {
+            let mut fresh = pool.take(self.bytes)?;
+            fresh.bytes_mut()[..self.bytes as usize].copy_from_slice(self.value_bytes());
+            self.value = Arc::new(fresh);
+        }
+        Ok(())
+    }
+
     /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease.
     pub(super) fn update(
         &mut self,
@@ -124,12 +131,8 @@ impl Chunk {
         work: &Work<'_>,
         gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
+        self.make_writable(pool)?;
         let bytes = self.bytes as usize;
-        if Arc::get_mut(&mut self.value).is_none() {
-            let mut fresh = pool.take(self.bytes)?;
-            fresh.bytes_mut()[..bytes].copy_from_slice(&self.value.bytes()[..bytes]);
-            self.value = Arc::new(fresh);
-        }
         let value = Arc::get_mut(&mut self.value).expect("nobody else holds it");
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|state| &mut state.bytes_mut()[..bytes]).collect();
         let step = Step { version: Version(self.version.0 + 1), ..work.step };

@@ -98,7 +98,10 @@ enum Election {
 
 struct Peer {
     origin: String,
+    /// Whether its hello was accepted.
+    is_welcome: bool,
     who: Option<TrainerId>,
+    incarnation: Incarnation,
 }
 
 impl Coordinator {
@@ -172,7 +175,7 @@ impl Coordinator {
         let mut replies = Replies::default();
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, who: None });
+                self.peers.insert(peer, Peer { origin, is_welcome: false, who: None, incarnation: Incarnation(0) });
             }
             Event::Head { peer, frame } => {
                 let discard = |bytes| Incoming::Discard { bytes };
@@ -267,7 +270,7 @@ impl Coordinator {
         }
         let Some(known) = self.peers.get_mut(&peer) else { return Ok(()) };
         known.origin = format!("{} ({} process {})", known.origin, hello.host, hello.process);
-        known.who = trainer;
+        (known.is_welcome, known.who, known.incarnation) = (true, trainer, head.incarnation);
         self.heard(now, trainer);
         let message = WelcomeMessage { generation: self.generation().0 };
         let answer = Head { epoch: self.epoch, ..head.answer(Kind::Welcome) };
@@ -331,16 +334,20 @@ impl Coordinator {
         let request = ControlRequest::decode(frame.control.as_slice())
             .map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))?;
         let request = request.request.ok_or_else(|| Refusal::invalid("a control message without a question"))?;
-        let who = self.peers.get(&peer).and_then(|peer| peer.who);
+        let who = self.check_sender(peer, &request)?;
         self.heard(now, who);
         match request {
             Request::Register(register) => return self.enter_server(peer, head, register, replies, out),
             Request::Join(_) | Request::Observe(_) => return self.join(peer, head, request, replies, out),
             Request::Begin(offers) => {
+                // Whoever asks again on a new connection does not wait on the old one any more.
+                let peers = &self.peers;
+                let rank = |other: &PeerId| peers.get(other).and_then(|other| other.who);
+                self.begins.retain(|(other, ..)| *other == peer || who.is_none() || rank(other) != who);
                 self.begins.push((peer, *head, offers && who.is_some()));
                 self.elect(now, replies, out);
             }
-            Request::Commit(commit) => self.commit(peer, head, who, commit, replies, out)?,
+            Request::Commit(commit) => self.commit(now, peer, head, commit, replies, out)?,
             Request::Catalogue(wanted) => {
                 let page = self.page(wanted.page)?;
                 answer(replies, peer, head, Answer::Page(page));
@@ -349,11 +356,29 @@ impl Coordinator {
             Request::Leave(_) => {
                 let member = who.and_then(|trainer| self.members.get_mut(trainer.0 as usize));
                 member.ok_or_else(|| Refusal::invalid("only a trainer can leave"))?.left = true;
+                out.push(self.keep());
                 answer(replies, peer, head, Answer::Done(true));
             }
             Request::Save(path) => out.push(CoordinatorOutput::Save { peer, head: *head, path }),
         }
         Ok(())
+    }
+
+    fn rank_of(&self, peer: PeerId) -> Option<TrainerId> {
+        self.peers.get(&peer).and_then(|peer| peer.who)
+    }
+
+    /// Who asks: somebody whose hello was accepted and whose life was not superseded since. A commit is fenced by
+    /// its generation.
+    fn check_sender(&self, peer: PeerId, request: &Request) -> Result<Option<TrainerId>, Refusal> {
+        let known = self.peers.get(&peer).filter(|peer| peer.is_welcome);
+        let known = known.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
+        if let Some(trainer) = known.who
+            && !matches!(request, Request::Join(_) | Request::Commit(_))
+        {
+            self.check_life(trainer, known.incarnation)?;
+        }
+        Ok(known.who)
     }
 
     fn enter_server(
@@ -427,7 +452,7 @@ impl Coordinator {
         member.incarnation = Incarnation(member.incarnation.0 + 1);
         (member.left, member.origin) = (false, origin);
         if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.who = Some(trainer);
+            (peer.who, peer.incarnation) = (Some(trainer), member.incarnation);
         }
         out.push(self.keep());
         Ok(trainer)
@@ -463,7 +488,7 @@ impl Coordinator {
         if let Election::Held { trainer, .. } = &self.election {
             // The holder itself begins anew: what it did so far is void.
             let holder = Some(*trainer);
-            let again = self.begins.iter().any(|(peer, ..)| self.peers.get(peer).and_then(|one| one.who) == holder);
+            let again = self.begins.iter().any(|(peer, ..)| self.rank_of(*peer) == holder);
             if !again {
                 return;
             }
@@ -493,20 +518,24 @@ impl Coordinator {
 
     fn commit(
         &mut self,
+        now: Now,
         peer: PeerId,
         head: &Head,
-        who: Option<TrainerId>,
         commit: Commit,
         replies: &mut Replies,
         out: &mut Vec<CoordinatorOutput>,
     ) -> Result<(), Refusal> {
         let lost = |text: String| Refusal::new(ErrorCode::InitialisationLost, text);
+        let who = self.rank_of(peer);
         match &mut self.election {
             Election::Committed { generation, .. } if generation.0 == commit.generation => {}
             Election::Held { trainer, generation, pages, .. }
                 if Some(*trainer) == who && generation.0 == commit.generation =>
             {
-                pages.push(commit.page);
+                // A page that was sent twice, because its answer was lost with a connection, counts once.
+                if !pages.contains(&commit.page) {
+                    pages.push(commit.page);
+                }
                 if commit.last {
                     let pages = std::mem::take(pages);
                     check_pages(&pages).map_err(|failure| lost(failure.to_string()))?;
@@ -524,7 +553,7 @@ impl Coordinator {
             }
         }
         answer(replies, peer, head, Answer::Done(true));
-        self.elect(Now(0), replies, out);
+        self.elect(now, replies, out);
         Ok(())
     }
 
@@ -555,6 +584,7 @@ impl Coordinator {
             job,
             incarnations: self.members.iter().map(|member| member.incarnation.0).collect(),
             servers: self.servers.iter().map(|server| server.clone().unwrap_or_default()).collect(),
+            left: self.members.iter().map(|member| member.left).collect(),
         };
         kept.encode_to_vec()
     }
@@ -570,6 +600,9 @@ impl Coordinator {
         }
         for (server, entry) in self.servers.iter_mut().zip(kept.servers) {
             *server = Some(entry).filter(|entry| !entry.address.is_empty());
+        }
+        for (member, left) in self.members.iter_mut().zip(&kept.left) {
+            member.left = *left;
         }
         if kept.committed > 0 {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
@@ -619,4 +652,6 @@ struct KeptMessage {
     /// had not reported.
     #[prost(message, repeated, tag = "7")]
     servers: Vec<ServerEntry>,
+    #[prost(bool, repeated, tag = "8")]
+    left: Vec<bool>,
 }

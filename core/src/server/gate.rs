@@ -59,8 +59,22 @@ impl Held {
         self.declaration.element_type
     }
 
+    /// Checks an entry with a payload that fills a chunk of this parameter.
+    fn check_whole(&self, entry: &Entry) -> Result<(), Refusal> {
+        let bytes = self.span(entry.id).ok_or_else(|| unknown(entry.id))?;
+        if entry.element_type != self.element_type() {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{}\": element type {} was sent, expected {}",
+                self.name(),
+                entry.element_type,
+                self.element_type()
+            )));
+        }
+        check_length(self, entry, u64::from(bytes))
+    }
+
     /// The length of a chunk, if the parameter has it.
-    pub(super) fn span(&self, id: ChunkId) -> Option<u32> {
+    fn span(&self, id: ChunkId) -> Option<u32> {
         let offset = id.chunk.0.checked_mul(self.chunk_bytes.into())?;
         let left = self.declaration.bytes.checked_sub(offset).filter(|left| *left > 0)?;
         u32::try_from(left.min(self.chunk_bytes.into())).ok()
@@ -91,39 +105,36 @@ impl Table {
         self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
     }
 
-    /// Declares the parameter of an init frame, or checks that it was declared alike.
-    pub(super) fn declare(&mut self, message: InitMessage) -> Result<ParameterIndex, Refusal> {
+    /// Declares the parameter of an init frame that brings these entries, or checks that it was declared alike.
+    /// A frame that is refused declares nothing.
+    pub(super) fn declare(&mut self, message: InitMessage, entries: &[Entry]) -> Result<(), Refusal> {
         let index = ParameterIndex(message.parameter);
+        let check = |held: &Held| {
+            entries.iter().try_for_each(|entry| match entry.id.parameter == index {
+                true => held.check_whole(entry),
+                false => Err(Refusal::invalid("an init frame brings chunks of one parameter")),
+            })
+        };
         match self.parameters.get(&index) {
-            Some(held) if held.message == message => Ok(index),
+            Some(held) if held.message == message => check(held),
             Some(held) => Err(Refusal::invalid(format!(
                 "parameter {index} was declared as \"{}\" before and differently now",
                 held.name()
             ))),
             None => {
-                self.parameters.insert(index, Held::from_message(message)?);
-                Ok(index)
+                let held = Held::from_message(message)?;
+                check(&held)?;
+                self.parameters.insert(index, held);
+                Ok(())
             }
         }
     }
 
-    /// Checks an entry with a payload that fills a chunk: init and set.
+    /// Checks an entry with a payload that replaces a chunk.
     pub(super) fn check_whole(&self, entry: &Entry) -> Result<(), Refusal> {
-        let Some(held) = self.parameters.get(&entry.id.parameter) else {
-            return Err(unknown(entry.id));
-        };
-        let Some(bytes) = held.span(entry.id) else {
-            return Err(unknown(entry.id));
-        };
-        if entry.element_type != held.element_type() {
-            return Err(Refusal::invalid(format!(
-                "parameter \"{}\": element type {} was sent, expected {}",
-                held.name(),
-                entry.element_type,
-                held.element_type()
-            )));
-        }
-        check_length(held, entry, u64::from(bytes))
+        // A chunk of the parameter may well live on another shard.
+        self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
+        self.held(entry.id).check_whole(entry)
     }
 
     /// Checks an entry that brings a gradient; halves are shorter than the chunk they are for.

@@ -3,12 +3,12 @@
 //! All four modes are one mechanism with two questions: may this gradient enter the open round, and is the round
 //! complete? What may not enter yet waits, unacknowledged, one for each trainer and chunk.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 
 use super::chunk::{Chunk, Mark, Waiter, Work};
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
-use super::reply::{Refusal, Replies};
+use super::reply::{NOBODY, Refusal, Replies};
 use super::round::Contribution;
 use crate::config::{Merge, Mode};
 use crate::ids::{ChunkId, Incarnation, PeerId, Round, TrainerId, Version};
@@ -46,8 +46,8 @@ pub(super) struct Serving {
     pub(super) left: Vec<Option<Incarnation>>,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
     stalled: Vec<usize>,
-    /// Chunks that somebody waits for, in the order of asking.
-    waits: VecDeque<(Now, usize)>,
+    /// Chunks that somebody waits for, each once, by when its first waiter asked.
+    waits: BTreeSet<(Now, usize)>,
 }
 
 /// What is to be done with one entry of a push.
@@ -75,7 +75,7 @@ impl Serving {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
         let left = vec![None; job.trainers as usize];
-        Self { job, table, left, stalled: Vec::new(), waits: VecDeque::new() }
+        Self { job, table, left, stalled: Vec::new(), waits: BTreeSet::new() }
     }
 
     /// Checks a push before anything is landed or applied, so that nothing is half-applied.
@@ -97,9 +97,8 @@ impl Serving {
     /// Applies a push that was checked; `body` holds one lease for each entry.
     pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
         let trainer = frame.head.trainer;
-        if self.left[trainer.0 as usize].is_some_and(|left| left < frame.head.incarnation) {
-            self.left[trainer.0 as usize] = None;
-        }
+        self.take_back(&frame.head);
+        self.supersede(frame);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let contribution = Contribution {
                 trainer,
@@ -148,6 +147,10 @@ impl Serving {
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.disown(head.trainer);
         for place in 0..self.table.chunks.len() {
+            if self.job.mode != Mode::Sync {
+                // Who waited behind the trainer that left, or for it to catch up, waits no more.
+                self.admit(cx, place);
+            }
             self.advance(cx, place);
         }
         cx.replies.done_whole(cx.peer, head);
@@ -163,21 +166,13 @@ impl Serving {
 
     /// When the next wait comes to its end.
     pub(super) fn deadline(&self, limit: std::time::Duration) -> Option<Now> {
-        self.waits.front().map(|(since, _)| *since + limit)
+        self.waits.first().map(|(since, _)| *since + limit)
     }
 
     /// Ends the waits that are older than `limit`, naming who is missing.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
-        while let Some((since, place)) = self.waits.front().copied().filter(|(since, _)| *since + limit <= cx.now) {
-            self.waits.pop_front();
-            let chunk = &mut self.table.chunks[place];
-            let (expired, rest) = chunk.waiters.drain(..).partition(|waiter| waiter.since <= since);
-            chunk.waiters = rest;
-            if let Some(oldest) = chunk.waiters.iter().map(|waiter| waiter.since).min() {
-                self.waits.push_back((oldest, place));
-            }
-            let expired: Vec<Waiter> = expired;
-            for waiter in expired {
+        while let Some((_, place)) = self.waits.first().copied().filter(|(since, _)| *since + limit <= cx.now) {
+            for waiter in self.take_waiters(place, |waiter| waiter.since + limit <= cx.now) {
                 let text = self.missing_text(place, &waiter, limit);
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
             }
@@ -317,8 +312,11 @@ impl Serving {
             cx.replies.value(peer, head, value_entry(chunk, element_type), chunk.value());
             return;
         }
+        if peer == NOBODY {
+            return;
+        }
         if chunk.waiters.is_empty() {
-            self.waits.push_back((cx.now, place));
+            self.waits.insert((cx.now, place));
         }
         chunk.waiters.push(Waiter { peer, head: *head, version, since: cx.now });
     }
@@ -329,12 +327,7 @@ impl Serving {
             let id = self.table.chunks[place].id;
             let whole = !self.table.held(id).rule.is_element_wise();
             let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
-            let admitted = match closed {
-                false => return,
-                true if whole => self.admit_group(cx, id),
-                true => self.admit_chunk(cx, place),
-            };
-            if !admitted {
+            if !closed || !self.admit(cx, place) {
                 return;
             }
         }
@@ -363,10 +356,10 @@ impl Serving {
 
     fn fold(&mut self, cx: &mut Context<'_>, place: usize) {
         let element_type = self.table.held(self.table.chunks[place].id).element_type();
-        let left = &self.left;
-        let awaited = (0..self.job.trainers).map(TrainerId).filter(|trainer| left[trainer.0 as usize].is_none());
+        // One that left may come back while the round is open, and then its place in the sum is still its own.
+        let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[place];
-        chunk.round.fold(cx.kernels, cx.pool, element_type, chunk.bytes, awaited);
+        chunk.round.fold(cx.kernels, cx.pool, element_type, chunk.bytes, everybody);
     }
 
     /// Closes the rounds of all chunks of a parameter together, once the whole gradient is there.
@@ -379,7 +372,9 @@ impl Serving {
         let mut squares = 0.0;
         for place in &places {
             let chunk = &mut self.table.chunks[*place];
-            if chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes).is_err() {
+            // The room for every new version is there before the first of them is made, so that all close or none.
+            let room = chunk.make_writable(cx.pool);
+            if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
                 self.stalled.push(places[0]);
                 return false;
             }
@@ -389,7 +384,7 @@ impl Serving {
         let norm = squares.sqrt() * self.scale(self.table.chunks[places[0]].round.contributors());
         for place in &places {
             let applied = self.apply(cx, *place, Some(norm));
-            assert!(applied, "the budget holds a fresh lease for each chunk of a group");
+            assert!(applied, "every value of the group was made writable");
         }
         let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
         held.group.owner = None;
@@ -432,15 +427,32 @@ impl Serving {
         let element_type = self.table.held(self.table.chunks[place].id).element_type();
         let chunk = &mut self.table.chunks[place];
         let version = chunk.version;
-        let (ready, rest) = chunk.waiters.drain(..).partition(|waiter| waiter.version <= version);
-        chunk.waiters = rest;
-        let ready: Vec<Waiter> = ready;
-        for waiter in ready {
+        if chunk.waiters.is_empty() {
+            return;
+        }
+        for waiter in self.take_waiters(place, |waiter| waiter.version <= version) {
+            let chunk = &mut self.table.chunks[place];
             cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk, element_type), chunk.value());
         }
-        while self.waits.front().is_some_and(|(_, one)| self.table.chunks[*one].waiters.is_empty()) {
-            self.waits.pop_front();
+    }
+
+    /// Takes the waiters of a chunk that `is_over` names, in the order of asking.
+    fn take_waiters(&mut self, place: usize, is_over: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        let chunk = &mut self.table.chunks[place];
+        let before = chunk.waiters.first().map(|first| (first.since, place));
+        let (over, rest) = chunk.waiters.drain(..).partition(is_over);
+        chunk.waiters = rest;
+        if let Some(before) = before {
+            self.waits.remove(&before);
         }
+        self.waits.extend(chunk.waiters.first().map(|first| (first.since, place)));
+        over
+    }
+
+    /// Lets what waits into the chunk's open round, or into those of its group.
+    fn admit(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
+        let id = self.table.chunks[place].id;
+        if self.table.held(id).rule.is_element_wise() { self.admit_chunk(cx, place) } else { self.admit_group(cx, id) }
     }
 
     /// Lets waiting contributions of one chunk into the round that has opened.
@@ -466,6 +478,43 @@ impl Serving {
             admitted |= self.admit_chunk(cx, place);
         }
         admitted
+    }
+
+    /// A newer life of a trainer that had left takes part again.
+    fn take_back(&mut self, head: &Head) {
+        let left = &mut self.left[head.trainer.0 as usize];
+        if left.is_none_or(|left| head.incarnation <= left) {
+            return;
+        }
+        *left = None;
+        // It takes up where the slowest of the others is: nobody waits for steps that it never took.
+        for place in 0..self.table.chunks.len() {
+            let chunk = &self.table.chunks[place];
+            let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
+            if chunk.heard(head.trainer).push.incarnation < head.incarnation {
+                let heard = self.table.chunks[place].heard_mut(head.trainer);
+                heard.clock = heard.clock.max(others.unwrap_or(0));
+            }
+        }
+    }
+
+    /// An earlier life of a trainer that ended in the middle of a push takes its unfinished rounds with it, or its
+    /// pieces would be mixed with those of this one.
+    fn supersede(&mut self, frame: &Frame) {
+        if self.job.mode == Mode::Sync {
+            return;
+        }
+        let trainer = frame.head.trainer;
+        for entry in &frame.entries {
+            let held = self.table.parameters.get_mut(&entry.id.parameter).expect("the entry was checked");
+            let chunks = &mut self.table.chunks;
+            let open = |place: &usize| chunks[*place].round.contribution(trainer).map(|one| one.incarnation);
+            let is_older = held.group.chunks.iter().find_map(open).is_some_and(|one| one < frame.head.incarnation);
+            if held.group.owner == Some(trainer) && is_older {
+                held.group.owner = None;
+                held.group.chunks.iter().for_each(|place| drop(chunks[*place].round.withdraw(trainer)));
+            }
+        }
     }
 
     /// A trainer that leaves in the middle of a push takes its unfinished rounds with it.

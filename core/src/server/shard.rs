@@ -14,6 +14,7 @@ use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
+use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
@@ -45,6 +46,8 @@ pub struct Shard {
     pub(super) pool: Pool,
     pub(super) known: Vec<Incarnation>,
     pub(super) journal: Option<Journal>,
+    /// Where the journal ended when it was stopped: the position of everything that is not in it.
+    pub(super) unwritten: u64,
     kernels: Box<dyn Kernels>,
     peers: BTreeMap<PeerId, Peer>,
     pub(super) checkpointing: Option<Checkpointing>,
@@ -84,6 +87,7 @@ impl Shard {
             pool: Pool::new(),
             known: Vec::new(),
             journal: None,
+            unwritten: 0,
             kernels,
             peers: BTreeMap::new(),
             checkpointing: None,
@@ -263,6 +267,11 @@ impl Shard {
             )));
         }
         self.check_epoch(head, false)?;
+        if who.trainer != NO_TRAINER {
+            self.meet(who)?;
+        } else if head.kind.is_mutating() {
+            return Err(Refusal::invalid("a reader may pull and nothing else"));
+        }
         self.check_state(frame)
     }
 
@@ -274,17 +283,16 @@ impl Shard {
         Err(Refusal::new(ErrorCode::Fenced, text))
     }
 
-    /// The part of the check that a replayed frame undergoes too.
-    fn check_state(&mut self, frame: &Frame) -> Result<(), Refusal> {
+    /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
+    /// superseded since was not when its frame was accepted.
+    fn check_state(&self, frame: &Frame) -> Result<(), Refusal> {
         let head = &frame.head;
-        if head.trainer != NO_TRAINER {
-            self.meet(Who { trainer: head.trainer, incarnation: head.incarnation })?;
-        } else if head.kind.is_mutating() {
-            return Err(Refusal::invalid("a reader may pull and nothing else"));
-        }
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
-            (Kind::Push, Phase::Serving(serving)) => serving.check_push(frame),
+            (Kind::Push, Phase::Serving(serving)) => {
+                check_rate(frame)?;
+                serving.check_push(frame)
+            }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
             (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => {
@@ -317,7 +325,7 @@ impl Shard {
         body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let mut position = 0;
+        let mut position = self.unwritten;
         if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
             let head = frame.encode();
             let mut parts: Vec<&[u8]> = vec![&head];
@@ -382,13 +390,7 @@ impl Shard {
             Phase::Filling(table) if table.generation == generation => table,
             _ => self.begin(generation),
         };
-        let index = table.declare(decode::<InitMessage>(&frame.control)?)?;
-        for entry in &frame.entries {
-            if entry.id.parameter != index {
-                return Err(Refusal::invalid("an init frame brings chunks of one parameter"));
-            }
-            table.check_whole(entry)?;
-        }
+        table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
         for (entry, lease) in frame.entries.iter().zip(leases) {
             table.fill(entry, lease);
             let bare = crate::wire::Entry::bare(entry.id, entry.round, entry.element_type);
@@ -452,6 +454,8 @@ impl Shard {
         }
         let (table, mut payload) = rest.split_at(prefix.rest_bytes());
         let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
+        // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
+        let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
         // A frame that was refused when it was written is refused again, for the same reason.
         if self.check_state(&frame).is_err() {
             return Ok(());
@@ -488,12 +492,22 @@ impl Job {
         if !(1..=TRAINERS_MAX).contains(&job.trainers) {
             return Err(Refusal::invalid(format!("{} trainers; expected 1 to {TRAINERS_MAX}", job.trainers)));
         }
+        if mode == (Mode::Staleness { bound: 0 }) {
+            return Err(Refusal::invalid("a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode Sync"));
+        }
         Ok(Self { mode, merge, trainers: job.trainers })
     }
 }
 
 fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
     M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
+}
+
+/// A rate that is not a number would end in every parameter.
+fn check_rate(frame: &Frame) -> Result<(), Refusal> {
+    let rate = decode::<PushMessage>(&frame.control)?.rate;
+    let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
+    checked.map_err(|failure| Refusal::invalid(failure.to_string()))
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {

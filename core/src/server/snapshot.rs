@@ -26,6 +26,7 @@ const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: Chu
 pub struct Checkpointing {
     writer: ShardCheckpoint,
     about: Vec<u8>,
+    generation: Generation,
 }
 
 /// What a restart found.
@@ -105,13 +106,13 @@ impl Shard {
 
     /// Writes nothing down from here on: what comes after the last checkpoint is lost with the process.
     pub fn stop_journal(&mut self) {
-        self.journal = None;
+        self.unwritten = self.journal.take().map_or(self.unwritten, |journal| journal.position());
     }
 
-    /// How long the journal is, over all its life; zero without one.
+    /// How long the journal is, over all its life; where it ended when nothing is written down any more.
     #[must_use]
     pub fn journal_position(&self) -> u64 {
-        self.journal.as_ref().map_or(0, Journal::position)
+        self.journal.as_ref().map_or(self.unwritten, Journal::position)
     }
 
     /// Begins a checkpoint under `number`; does nothing before initialisation.
@@ -125,6 +126,7 @@ impl Shard {
         let now = self.journal_position();
         let open = serving.table.chunks.iter().filter_map(|chunk| chunk.round.oldest_position()).min();
         let from = open.map_or(now, |open| open.min(now));
+        let generation = serving.table.generation;
         let about = self.about(serving).encode_to_vec();
         let digest = blake3::hash(&about).into();
         let layout = layout(serving);
@@ -132,7 +134,7 @@ impl Shard {
         if let Some(journal) = &mut self.journal {
             journal.rotate()?;
         }
-        self.checkpointing = Some(Checkpointing { writer, about });
+        self.checkpointing = Some(Checkpointing { writer, about, generation });
         Ok(true)
     }
 
@@ -151,12 +153,17 @@ impl Shard {
         let Some(mut checkpoint) = self.checkpointing.take() else {
             return Ok(None);
         };
-        let Phase::Serving(serving) = &self.phase else {
-            return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken"));
+        let serving = match &self.phase {
+            Phase::Serving(serving) if serving.table.generation == checkpoint.generation => serving,
+            _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
         let mut written = 0;
+        let mut last = None;
         while let Some(id) = checkpoint.writer.next() {
-            if written >= bytes {
+            // Chunks that step together are written together: of different versions they would never step again.
+            let is_torn = last == Some(id.parameter) && !serving.table.held(id).rule.is_element_wise();
+            last = Some(id.parameter);
+            if written >= bytes && !is_torn {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -167,7 +174,7 @@ impl Shard {
                 continue;
             }
             let place = serving.table.place(id);
-            let place = place.ok_or_else(|| Failure::call("the parameters were initialised anew meanwhile"))?;
+            let place = place.expect("the layout is of this generation's chunks");
             written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
         }
         Ok(Some(checkpoint.writer))
@@ -191,7 +198,7 @@ impl Shard {
         let Phase::Serving(serving) = &self.phase else {
             return;
         };
-        for chunk in &serving.table.chunks {
+        for chunk in in_order(&serving.table) {
             let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..chunk.bytes as usize]).collect();
             visit(chunk.id, chunk.version, chunk.value_bytes(), &states);
         }
@@ -270,7 +277,7 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
         value_bytes: 0,
         states: Vec::new(),
     };
-    let chunks = serving.table.chunks.iter().map(|chunk| {
+    let chunks = in_order(&serving.table).map(|chunk| {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));
         let names = held.rule.states().iter().take(chunk.states.len());
@@ -278,6 +285,11 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
         ChunkLayout { id: chunk.id, element_type, value_bytes: bytes, states }
     });
     std::iter::once(about).chain(chunks).collect()
+}
+
+/// The chunks of a table by parameter and then by chunk, whatever the order in which they came.
+fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
+    table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|place| &table.chunks[*place]))
 }
 
 fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk) -> Result<u64, Failure> {
@@ -297,7 +309,7 @@ fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk) -> Result<u64, Failur
 fn table_of(about: &AboutMessage) -> Result<Table, Failure> {
     let mut table = Table::new(Generation(about.generation));
     for message in &about.parameters {
-        table.declare(message.clone()).map_err(|refusal| Failure::Node(refusal.text))?;
+        table.declare(message.clone(), &[]).map_err(|refusal| Failure::Node(refusal.text))?;
     }
     Ok(table)
 }
