@@ -1,0 +1,14 @@
+//! What the tests of a whole cluster share: servers in this process and in processes of their own, tensors with
+//! known gradients, and a look into what a job left on disk.
+//!
+//! Read in this order: `job` (which servers there are), `process` (one that can be killed), `training` (what is
+//! trained), `kept` (what was kept of it), `luck` (what differs from run to run), `skip` (what was not run).
+
+#![allow(dead_code, reason = "every test program uses the part that it needs")]
+
+pub(crate) mod job;
+pub(crate) mod kept;
+pub(crate) mod luck;
+pub(crate) mod process;
+pub(crate) mod skip;
+pub(crate) mod training;

@@ -1,0 +1,123 @@
+//! What is trained: tensors whose values and gradients follow from their name, the trainer and the round.
+
+use paddle_pserver::client::{Client, Given, Wanted};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+
+use super::luck::Luck;
+
+/// A parameter of a test.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) element_type: ElementType,
+    pub(crate) elements: usize,
+    /// Its optimizer message in protobuf's text form.
+    pub(crate) settings: String,
+}
+
+impl Tensor {
+    pub(crate) fn new(name: &str, element_type: ElementType, elements: usize, settings: &str) -> Self {
+        Self { name: name.to_owned(), element_type, elements, settings: settings.to_owned() }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements * usize::try_from(self.element_type.bytes()).expect("an element is short")
+    }
+
+    /// The value before the first round.
+    pub(crate) fn initial(&self) -> Vec<u8> {
+        self.filled(0)
+    }
+
+    /// What `trainer` computes in `round`, whichever process it runs in.
+    pub(crate) fn gradient(&self, trainer: u32, round: u64) -> Vec<u8> {
+        self.filled((round << 16) | u64::from(trainer + 1))
+    }
+
+    /// The same number everywhere.
+    pub(crate) fn constant(&self, number: f32) -> Vec<u8> {
+        self.each(|| f64::from(number))
+    }
+
+    fn filled(&self, salt: u64) -> Vec<u8> {
+        let name = self.name.bytes().fold(salt, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut luck = Luck::new(name);
+        // Between -1 and 1, with 24 bits, so that it is the same number in either type.
+        self.each(move || f64::from(u32::try_from(luck.next() >> 40).expect("24 bits")) / f64::from(1 << 23) - 1.0)
+    }
+
+    fn each(&self, mut number: impl FnMut() -> f64) -> Vec<u8> {
+        #[expect(clippy::cast_possible_truncation, reason = "the numbers have 24 bits")]
+        let single = |number: f64| (number as f32).to_le_bytes();
+        match self.element_type {
+            ElementType::Float64 => (0..self.elements).flat_map(|_| number().to_le_bytes()).collect(),
+            ElementType::Float32 => (0..self.elements).flat_map(|_| single(number())).collect(),
+            other => panic!("no test has a tensor of {other}"),
+        }
+    }
+}
+
+/// Initialises the tensors, or waits until another trainer has; true when this one did. A trainer from which the
+/// initialisation was taken begins anew.
+pub(crate) fn begin(client: &Client, tensors: &[Tensor]) -> Result<bool, Failure> {
+    loop {
+        if !client.begin_init(&OptimizerSettings::default())? {
+            return Ok(false);
+        }
+        match initialise(client, tensors) {
+            Ok(()) => return Ok(true),
+            Err(failure) => println!("the initialisation begins anew: {failure}"),
+        }
+    }
+}
+
+/// Declares every tensor and finishes, after `begin_init` has chosen this client.
+pub(crate) fn initialise(client: &Client, tensors: &[Tensor]) -> Result<(), Failure> {
+    tensors.iter().try_for_each(|tensor| declare(client, tensor))?;
+    client.finish_init()
+}
+
+pub(crate) fn declare(client: &Client, tensor: &Tensor) -> Result<(), Failure> {
+    let settings = OptimizerSettings::from_text(&tensor.settings).expect("the test's optimizers are right");
+    client.init_param(&tensor.name, tensor.element_type, &[], &tensor.initial(), &settings)
+}
+
+/// Pushes what `trainer` computed in `round` for all tensors, in one call.
+pub(crate) fn push(client: &Client, tensors: &[Tensor], trainer: u32, round: u64) -> Result<(), Failure> {
+    let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
+    client.push(&given(tensors, &gradients), None)
+}
+
+/// The same, and fetches the parameters of after the round.
+pub(crate) fn push_pull(client: &Client, tensors: &[Tensor], trainer: u32, round: u64) -> Result<(), Failure> {
+    let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
+    let mut values = places(tensors);
+    client.push_pull(&given(tensors, &gradients), None, &mut wanted(tensors, &mut values))
+}
+
+/// Fetches every tensor.
+pub(crate) fn pull(client: &Client, tensors: &[Tensor]) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut values = places(tensors);
+    client.pull(&mut wanted(tensors, &mut values))?;
+    Ok(values)
+}
+
+pub(crate) fn given<'a>(tensors: &'a [Tensor], contents: &'a [Vec<u8>]) -> Vec<Given<'a>> {
+    let one = |(tensor, content): (&'a Tensor, &'a Vec<u8>)| Given {
+        name: &tensor.name,
+        element_type: tensor.element_type,
+        content,
+    };
+    tensors.iter().zip(contents).map(one).collect()
+}
+
+fn places(tensors: &[Tensor]) -> Vec<Vec<u8>> {
+    tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect()
+}
+
+fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>]) -> Vec<Wanted<'a>> {
+    let one = |(tensor, content): (&'a Tensor, &'a mut Vec<u8>)| Wanted { name: &tensor.name, content };
+    tensors.iter().zip(contents).map(one).collect()
+}

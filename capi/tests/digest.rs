@@ -1,0 +1,197 @@
+//! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a
+//! chunk, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every layout.
+
+mod cluster;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cluster::job::{Job, Local, client, folder};
+use cluster::kept::Kept;
+use cluster::luck::Luck;
+use cluster::skip::is_full;
+use cluster::training::{Tensor, begin, pull, push, push_pull};
+use paddle_pserver::client::Client;
+use pserver_core::dtype::ElementType::{Float32, Float64};
+
+const TRAINERS: u32 = 3;
+const ROUNDS: u64 = 3;
+/// Clusters at a time: a cluster that stops mostly waits.
+const AT_A_TIME: usize = 6;
+
+/// The order in which gradients arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// One tensor of one trainer after the other, as the luck of this number has it.
+    Shuffled(u64),
+    /// Trainers push all they have, as fast as they can.
+    Racing,
+}
+
+/// One way to lay out a job.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    servers: u16,
+    shards: u16,
+    chunk_bytes: u32,
+    order: Order,
+}
+
+/// Every layout, in `orders`.
+fn all_layouts(orders: &[Order]) -> Vec<Layout> {
+    let mut all = Vec::new();
+    for servers in [1, 2, 3] {
+        for shards in [1, 2, 4] {
+            for chunk_bytes in [32 * 1024, 1024 * 1024] {
+                let layout = |order: &Order| Layout { servers, shards, chunk_bytes, order: *order };
+                all.extend(orders.iter().map(layout));
+            }
+        }
+    }
+    all
+}
+
+/// Few layouts in which every two values of two columns meet.
+fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
+    let layout = |number: usize| {
+        let (row, column) = (number / 3, number % 3);
+        let servers = [1, 2, 3][row];
+        let shards = [1, 2, 4][column];
+        let chunk_bytes = [32 * 1024, 1024 * 1024][(row + column) % 2];
+        Layout { servers, shards, chunk_bytes, order: orders[(row + column) % orders.len()] }
+    };
+    (0..9).map(layout).collect()
+}
+
+/// Tiny, odd, of several chunks, wide, and one whose rule needs the whole gradient.
+fn tensors(optimizer: &str) -> Vec<Tensor> {
+    vec![
+        Tensor::new("tiny", Float32, 1, optimizer),
+        Tensor::new("several chunks", Float32, 3 * 8192 + 4097, optimizer),
+        Tensor::new("wide", Float64, 5001, optimizer),
+        Tensor::new("clipped", Float32, 20_011, &format!("{optimizer} clip_norm: 1.5")),
+        Tensor::new("odd", Float32, 333, &format!("{optimizer} l2: 0.01")),
+    ]
+}
+
+fn shuffled(clients: &[Client], tensors: &[Tensor], luck: &mut Luck) {
+    for round in 1..=ROUNDS {
+        let mut turns: Vec<(u32, usize)> =
+            (0..TRAINERS).flat_map(|trainer| (0..tensors.len()).map(move |tensor| (trainer, tensor))).collect();
+        luck.shuffle(&mut turns);
+        for (trainer, tensor) in turns {
+            let client = &clients[usize::try_from(trainer).expect("trainers are few")];
+            push(client, &tensors[tensor..=tensor], trainer, round).expect("a gradient is taken");
+        }
+    }
+    for client in clients {
+        pull(client, tensors).expect("every round is closed");
+    }
+}
+
+fn racing(clients: &[Client], tensors: &[Tensor]) {
+    std::thread::scope(|scope| {
+        for (trainer, client) in (0..).zip(clients) {
+            scope.spawn(move || {
+                for round in 1..ROUNDS {
+                    // Not waiting for the round's end lets a trainer run one round ahead.
+                    push(client, tensors, trainer, round).expect("a gradient is taken");
+                }
+                push_pull(client, tensors, trainer, ROUNDS).expect("the last round is closed");
+            });
+        }
+    });
+}
+
+fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
+    let folder = folder();
+    let mut job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path());
+    (job.shards, job.chunk_bytes) = (layout.shards, layout.chunk_bytes);
+    let servers = Local::start(&job);
+    let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
+    for (index, client) in clients.iter().enumerate() {
+        assert_eq!(begin(client, tensors).expect("the tensors are initialised"), index == 0, "the first one asks first");
+    }
+    match layout.order {
+        Order::Shuffled(seed) => shuffled(&clients, tensors, &mut Luck::new(seed)),
+        Order::Racing => racing(&clients, tensors),
+    }
+    servers.stop();
+    let kept = Kept::read(folder.path(), &job, tensors);
+    assert_eq!(kept.versions(), (ROUNDS, ROUNDS), "{layout:?}: every chunk has seen every round");
+    kept
+}
+
+fn check(name: &str, optimizer: &str, is_in_full: bool) {
+    let mut luck = Luck::of(name);
+    let orders = [Order::Shuffled(luck.next()), Order::Racing, Order::Shuffled(luck.next())];
+    let layouts = if is_in_full || is_full() { all_layouts(&orders) } else { covering_layouts(&orders) };
+    let tensors = tensors(optimizer);
+    let results = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(layout) = layouts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let kept = train(*layout, &tensors);
+                    results.lock().expect("nobody panics with it").push((*layout, kept));
+                }
+            });
+        }
+    });
+    let results = results.into_inner().expect("nobody panics with it");
+    assert_eq!(results.len(), layouts.len());
+    let (first_layout, first) = &results[0];
+    for (layout, kept) in &results {
+        let difference = first.difference(kept).unwrap_or_default();
+        assert_eq!(kept.digest(), first.digest(), "{name}: {layout:?} and {first_layout:?}: {difference}");
+    }
+    println!("{name}: {} layouts, digest {}", results.len(), first.digest());
+}
+
+#[test]
+fn sgd_has_one_digest() {
+    check("sgd", "const_lr { learning_rate: 0.1 }", true);
+}
+
+#[test]
+fn adam_has_one_digest() {
+    let rate = "lr_policy: Linear linear_lr { learning_rate: 0.01 lr_decay_a: 0.001 lr_decay_b: 0.0001 }";
+    check("adam", &format!("optimizer: Adam adam {{ }} {rate} l1: 0.0001"), true);
+}
+
+#[test]
+fn momentum_has_one_digest() {
+    check("momentum", "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 } l1: 0.001", false);
+}
+
+#[test]
+fn nesterov_has_one_digest() {
+    let optimizer = "sgd { momentum: 0.9 nesterov: true } const_lr { learning_rate: 0.05 } clip_value: 0.5";
+    check("nesterov", optimizer, false);
+}
+
+#[test]
+fn adagrad_has_one_digest() {
+    check("adagrad", "optimizer: Adagrad adagrad { } const_lr { learning_rate: 0.1 }", false);
+}
+
+#[test]
+fn adadelta_has_one_digest() {
+    check("adadelta", "optimizer: Adadelta adadelta { } const_lr { learning_rate: 1.0 } clip_value: 0.7", false);
+}
+
+#[test]
+fn rmsprop_has_one_digest() {
+    check("rmsprop", "algorithm: \"rmsprop\" rmsprop { momentum: 0.9 } const_lr { learning_rate: 0.01 }", false);
+}
+
+#[test]
+fn adamw_has_one_digest() {
+    check("adamw", "algorithm: \"adamw\" adamw { } const_lr { learning_rate: 0.01 }", false);
+}
+
+#[test]
+fn ftrl_has_one_digest() {
+    check("ftrl", "algorithm: \"ftrl\" ftrl { } const_lr { learning_rate: 0.1 } l1: 0.001", false);
+}
