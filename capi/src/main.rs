@@ -160,7 +160,8 @@ fn inspect(path: &Path) -> Result<()> {
 
 fn inspect_one(root: &Path, name: &str, shown: &Path) -> Result<()> {
     let storage = Directory::open(root)?;
-    let report = pserver_core::checkpoint::inspect(&storage, name).with_context(|| shown.display().to_string())?;
+    let report = pserver_core::checkpoint::inspect(&storage, name)
+        .with_context(|| format!("{}: cannot be inspected", shown.display()))?;
     print!("{report}");
     if !report.is_sound() {
         bail!("{}: not sound", shown.display());
