@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,18 +64,12 @@ fn serve(args: &ServeArgs) -> Result<()> {
     }
     let settings = Settings::load(args, &environment)?;
     log_to_stderr(&settings);
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("waiting for signals")?;
-    }
-    if args.until_stdin_closes {
-        let stop = Arc::clone(&stop);
-        quickstart::lifeline::watch(move || stop.store(true, Ordering::Release)).context("watching standard input")?;
-    }
+    let asked = Asked::listen(args.until_stdin_closes)?;
     let ready_fd = settings.ready_fd;
     let server = Server::start(settings)?;
+    asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
-    while !stop.load(Ordering::Acquire) {
+    while !asked.stop.load(Ordering::Acquire) {
         if server.has_failed() {
             server.stop()?;
             bail!("the server has failed");
@@ -84,6 +78,35 @@ fn serve(args: &ServeArgs) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(server.stop()?)
+}
+
+/// What signals, and with `--until-stdin-closes` the parent's end, ask of a server.
+struct Asked {
+    stop: Arc<AtomicBool>,
+    /// While the server starts there is nothing to drain, and it may wait long for server 0: then it ends at once.
+    starting: Arc<AtomicBool>,
+}
+
+impl Asked {
+    fn listen(until_stdin_closes: bool) -> Result<Self> {
+        let (stop, starting) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+                .context("waiting for signals")?;
+        }
+        if until_stdin_closes {
+            let (stop, starting) = (Arc::clone(&stop), Arc::clone(&starting));
+            let closed = move || {
+                if starting.load(Ordering::Acquire) {
+                    std::process::exit(0);
+                }
+                stop.store(true, Ordering::Release);
+            };
+            quickstart::lifeline::watch(closed).context("watching standard input")?;
+        }
+        Ok(Self { stop, starting })
+    }
 }
 
 /// Says where the server is, to whoever started it.
@@ -114,18 +137,49 @@ fn log_to_stderr(settings: &Settings) {
     }
 }
 
-fn inspect(path: &std::path::Path) -> Result<()> {
-    let absolute = path.canonicalize().with_context(|| format!("{}", path.display()))?;
-    let (root, name) = match absolute.parent() {
-        Some(parent) if absolute.is_file() => (parent, absolute.file_name().and_then(|name| name.to_str())),
-        _ => (absolute.as_path(), Some(".")),
-    };
-    let name = name.with_context(|| format!("{}: not a name in UTF-8", path.display()))?;
+fn inspect(path: &Path) -> Result<()> {
+    let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
+    if absolute.is_file() {
+        let parent = absolute.parent().context("a file lies in a folder")?;
+        let name = absolute.file_name().and_then(|name| name.to_str());
+        let name = name.with_context(|| format!("{}: not a name in UTF-8", path.display()))?;
+        return inspect_one(parent, name, path);
+    }
+    let shards = shard_folders(&absolute)?;
+    if shards.is_empty() {
+        return inspect_one(&absolute, ".", path);
+    }
+    // Every shard is reported on, also after one that is not sound.
+    let mut outcome = Ok(());
+    for shard in shards {
+        println!("{}:", shard.display());
+        outcome = outcome.and(inspect_one(&shard, ".", &shard));
+    }
+    outcome
+}
+
+fn inspect_one(root: &Path, name: &str, shown: &Path) -> Result<()> {
     let storage = Directory::open(root)?;
-    let report = pserver_core::checkpoint::inspect(&storage, name)?;
+    let report = pserver_core::checkpoint::inspect(&storage, name)
+        .with_context(|| format!("{}: cannot be inspected", shown.display()))?;
     print!("{report}");
     if !report.is_sound() {
-        bail!("{}: not sound", path.display());
+        bail!("{}: not sound", shown.display());
     }
     Ok(())
+}
+
+/// The folders of all shards below a job's or a server's checkpoint directory, in order; none when it is neither.
+fn shard_folders(path: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).with_context(|| path.display().to_string())? {
+        let entry = entry.with_context(|| path.display().to_string())?;
+        match entry.file_name().to_str() {
+            Some(name) if name.starts_with("server-") => found.extend(shard_folders(&entry.path())?),
+            Some(name) if name.starts_with("shard-") => found.push(entry.path()),
+            _ => {}
+        }
+    }
+    found.sort();
+    Ok(found)
 }

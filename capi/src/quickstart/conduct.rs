@@ -1,11 +1,12 @@
 //! What the parent does, in order: servers, trainers, progress, the end.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::family::{Event, Family, Member};
@@ -74,12 +75,18 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
     } else {
-        println!("accuracy {:.1} % on held-out digits", summary.accuracy * 100.0);
-        println!("model    {}", summary.model);
-        let moved = HumanBytes(summary.bytes);
-        println!("moved    {moved} in {:.1} s, {:.0} bytes/s", summary.seconds, summary.bytes_per_second);
+        print!("{summary}");
     }
     Ok(())
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "accuracy {:.1} % on held-out digits", self.accuracy * 100.0)?;
+        writeln!(formatter, "model    {}", self.model)?;
+        let (moved, rate) = (DecimalBytes(self.bytes), self.bytes_per_second / 1e6);
+        writeln!(formatter, "moved    {moved} in {:.1} s, {rate:.1} MB/s", self.seconds)
+    }
 }
 
 /// Runs `program` as every child, so that a test can put another in its place.

@@ -17,8 +17,8 @@ use super::plan::{BATCH, LOCAL_STEPS, Optimizer, Plan, Sharing};
 
 /// What the parent writes to the first trainer when all others are gone.
 pub(super) const FINISH: &str = "finish";
-/// The saved model's name within the servers' model folder.
-const MODEL_NAME: &str = "digits";
+/// The saved model's path within the servers' model folder.
+const MODEL_PATH: &str = "digits.safetensors";
 
 /// What a trainer needs of the library. Every call blocks, and fails rather than hangs.
 pub trait ParameterClient {
@@ -172,7 +172,7 @@ pub(super) fn train(
         others_left()?;
         pull(client, &mut model)?;
         let accuracy = model.accuracy(&digits.held_out());
-        let path = client.save(MODEL_NAME)?;
+        let path = client.save(MODEL_PATH)?;
         report(&Report::Final { trainer: 0, accuracy, path })?;
     }
     client.leave()

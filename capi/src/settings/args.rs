@@ -56,19 +56,20 @@ pub struct ServeArgs {
     /// Where checkpoints lie; without it there are none.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoint_dir: Option<String>,
-    /// Seconds between checkpoints [default: 600].
+    /// Seconds between checkpoints, from 0.1 [default: 600].
     #[arg(long, value_name = "SECONDS")]
     pub checkpoint_interval_seconds: Option<String>,
-    /// What survives between checkpoints: off, on (a crash) or sync (a power cut) [default: off].
+    /// What survives between checkpoints: off, on (a crash) or sync (a power cut) [default: on with checkpoint-dir,
+    /// else off].
     #[arg(long, value_name = "JOURNAL")]
     pub journal: Option<String>,
     /// The folder that saved models stay in [default: models].
     #[arg(long, value_name = "FOLDER")]
     pub model_dir: Option<String>,
-    /// Seconds a round may wait for its last gradient [default: 300].
+    /// Seconds a round may wait for its last gradient, from 0.1 [default: 300].
     #[arg(long, value_name = "SECONDS")]
     pub round_timeout_seconds: Option<String>,
-    /// Seconds a silent trainer counts as alive [default: 10].
+    /// Seconds the initialising trainer may be silent, from 0.1 [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub lease_seconds: Option<String>,
     /// Listen on an address other than loopback although anybody who reaches it may join.
@@ -84,6 +85,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DESCRIPTOR")]
     pub ready_fd: Option<String>,
 }
+
+/// Defaults that another setting changes: unless somebody says otherwise, the first is the last where the second is
+/// set.
+pub(super) const DEPENDENT_DEFAULTS: [(&str, &str, &str); 1] = [("journal", "checkpoint_dir", "on")];
 
 /// A setting that can be made.
 pub(super) struct Key<'a> {

@@ -90,13 +90,13 @@ pub struct Settings {
     pub checkpoint_dir: Option<PathBuf>,
     /// Time between checkpoints.
     pub checkpoint_interval: Duration,
-    /// What survives between checkpoints.
+    /// What survives between checkpoints; off when there are none.
     pub journal: Journal,
     /// The folder that saved models stay in.
     pub model_dir: PathBuf,
     /// How long a round may wait for its last gradient.
     pub round_timeout: Duration,
-    /// How long a silent trainer counts as alive.
+    /// How long the initialising trainer may be silent before another is chosen.
     pub lease: Duration,
     /// Whether anybody who reaches an address other than loopback may join.
     pub insecure: bool,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use config::{File, FileFormat, Source, Value, ValueKind};
 
-use super::args::ServeArgs;
+use super::args::{DEPENDENT_DEFAULTS, Key, ServeArgs};
 
 const PREFIX: &str = "PSERVER_";
 
@@ -52,7 +52,7 @@ impl Sources {
             Some(path) => read_file(path, &names)?,
             None => BTreeMap::new(),
         };
-        let found = |key: super::args::Key<'_>| {
+        let found = |key: Key<'_>| {
             let from_file = file.remove(key.name).zip(path.clone());
             let (text, origin) = if let Some(text) = key.flag {
                 (text.to_owned(), Origin::Flag)
@@ -65,7 +65,22 @@ impl Sources {
             };
             (key.name, Found { text, origin, default: key.default })
         };
-        Ok(Self(keys.into_iter().map(found).collect()))
+        let mut sources = Self(keys.into_iter().map(found).collect());
+        sources.settle_defaults();
+        Ok(sources)
+    }
+
+    /// Gives settings that nobody made what other settings make their default.
+    fn settle_defaults(&mut self) {
+        for (key, cause, default) in DEPENDENT_DEFAULTS {
+            if self.get(cause).text.trim().is_empty() {
+                continue;
+            }
+            let found = self.0.iter_mut().find(|(name, found)| *name == key && found.origin == Origin::Default);
+            if let Some((_, found)) = found {
+                default.clone_into(&mut found.text);
+            }
+        }
     }
 
     /// The setting of this name.
@@ -81,8 +96,10 @@ impl Sources {
     /// TOML that says the same, with the sources as comments.
     pub(super) fn print(&self) -> String {
         let line = |(key, found): &(&str, Found)| {
-            // TOML has no number with a leading zero, and none above 63 bits.
-            let number = found.text.parse().is_ok_and(|number: i64| number.to_string() == found.text);
+            // TOML has no number with a leading zero, and no whole one above 63 bits.
+            let whole = found.text.parse().is_ok_and(|number: i64| number.to_string() == found.text);
+            let real = found.text.parse().is_ok_and(|number: f64| number.to_string() == found.text);
+            let number = whole || (real && found.text.contains('.'));
             let bare = number || found.text.parse::<bool>().is_ok();
             // JSON's string is TOML's, but for the one control character that JSON leaves alone.
             let quoted = || serde_json::Value::from(found.text.as_str()).to_string().replace('\u{7f}', "\\u007F");

@@ -99,6 +99,28 @@ fn every_setting_arrives() {
 }
 
 #[test]
+fn a_checkpoint_dir_turns_the_journal_on_unless_somebody_says_otherwise() {
+    let check = |flags, environment, file, expected| {
+        assert_eq!(load(flags, environment, file).unwrap().journal, expected, "{flags} {environment} {file}");
+    };
+    check("", "", "", Journal::Off);
+    check("", "", "checkpoint_dir = \"\"", Journal::Off);
+    check("--checkpoint-dir a", "", "", Journal::On);
+    check("", "PSERVER_CHECKPOINT_DIR=a", "", Journal::On);
+    check("", "", "checkpoint_dir = \"a\"", Journal::On);
+    check("--checkpoint-dir a", "", "journal = \"off\"", Journal::Off);
+    check("--checkpoint-dir a --journal sync", "PSERVER_JOURNAL=off", "", Journal::Sync);
+    check("--journal off", "", "", Journal::Off);
+}
+
+#[test]
+fn times_may_be_fractions_of_a_second() {
+    let found = load("--lease-seconds 0.1", "PSERVER_ROUND_TIMEOUT_SECONDS=2.25", "").unwrap();
+    assert_eq!((found.lease, found.round_timeout), (Duration::from_millis(100), Duration::from_millis(2250)));
+    assert_eq!(load("", "", "lease_seconds = 0.5").unwrap().lease, Duration::from_millis(500));
+}
+
+#[test]
 fn a_bad_value_is_refused_by_key_source_value_and_expectation() {
     let sizes = "a power of two from 4KiB to 16MiB, in bytes or with KiB or MiB";
     for size in ["2KiB", "32MiB", "65537", "1GiB", "-4096", "4294967296KiB"] {
@@ -116,8 +138,16 @@ fn a_bad_value_is_refused_by_key_source_value_and_expectation() {
         ("journal = \"yes\"", "journal (from FILE) is \"yes\"; expected one of off, on, sync"),
         ("model_dir = \"\"", "model_dir (from FILE) is \"\"; expected a path"),
         (
-            "lease_seconds = 0",
-            "lease_seconds (from FILE) is \"0\"; expected a whole number from 1 to 31622400, in seconds",
+            "lease_seconds = 0.09",
+            "lease_seconds (from FILE) is \"0.09\"; expected a number of seconds from 0.1 to 31622400",
+        ),
+        (
+            "round_timeout_seconds = nan",
+            "round_timeout_seconds (from FILE) is \"NaN\"; expected a number of seconds from 0.1 to 31622400",
+        ),
+        (
+            "checkpoint_interval_seconds = -1",
+            "checkpoint_interval_seconds (from FILE) is \"-1\"; expected a number of seconds from 0.1 to 31622400",
         ),
         ("insecure = 1", "insecure (from FILE) is \"1\"; expected true or false"),
         (
@@ -154,6 +184,7 @@ fn values_that_contradict_each_other_are_refused() {
         ("--coordinator a:1", "coordinator (from --coordinator) is \"a:1\"; expected none, as this is server 0"),
         ("--staleness 3", "staleness (from --staleness) is \"3\"; expected 0, or mode bounded with it"),
         ("--journal on", "journal (from --journal) is \"on\"; expected off, or a checkpoint_dir with it"),
+        ("--journal sync", "journal (from --journal) is \"sync\"; expected off, or a checkpoint_dir with it"),
         (
             "--bind 10.0.0.1:7",
             "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, or insecure = true to let anybody join",
@@ -184,7 +215,8 @@ fn a_file_that_is_not_there_is_named() {
 
 #[test]
 fn what_is_printed_names_its_sources_and_reads_back_the_same() {
-    let first = given("--trainers 4 --model-dir=a\"\\b", "PSERVER_MODE=async", "chunk_bytes = \"64KiB\"");
+    let flags = "--trainers 4 --model-dir=a\"\\b --lease-seconds 0.25 --checkpoint-dir c";
+    let first = given(flags, "PSERVER_MODE=async", "chunk_bytes = \"64KiB\"");
     let printed = Settings::print(&first.args, &first.environment).unwrap();
     let lines: Vec<&str> = printed.lines().collect();
     for expected in [
@@ -193,6 +225,8 @@ fn what_is_printed_names_its_sources_and_reads_back_the_same() {
         "mode = \"async\" # PSERVER_MODE",
         "model_dir = \"a\\\"\\\\b\" # --model-dir",
         "advertise = \"\" # default",
+        "lease_seconds = 0.25 # --lease-seconds",
+        "journal = \"on\" # default",
         "insecure = false # default",
     ] {
         assert!(lines.contains(&expected), "{expected} is not in\n{printed}");

@@ -8,8 +8,10 @@ use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
 use pserver_core::wire::Address;
 
-/// The longest time a setting may name: a year.
-const SECONDS_MAX: u64 = 366 * 24 * 3600;
+/// The shortest time a setting may name: below it a busy machine alone would let leases lapse.
+const SECONDS_MIN: f64 = 0.1;
+/// The longest: a year.
+const SECONDS_MAX: f64 = 366.0 * 24.0 * 3600.0;
 
 /// A whole number within bounds that fit its type.
 pub(super) fn whole<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, String> {
@@ -81,8 +83,10 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = whole(1, SECONDS_MAX)(text);
-    seconds.map(Duration::from_secs).map_err(|expected| format!("{expected}, in seconds"))
+    let seconds = text.parse().ok().filter(|seconds| (SECONDS_MIN..=SECONDS_MAX).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("a number of seconds from {SECONDS_MIN} to {SECONDS_MAX}"))
 }
 
 pub(super) fn truth(text: &str) -> Result<bool, String> {

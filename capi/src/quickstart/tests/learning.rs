@@ -158,7 +158,7 @@ impl ParameterClient for FakeClient<'_> {
 
     fn save(&mut self, path: &str) -> Result<String> {
         assert_eq!(self.cluster.held.lock().unwrap().left, TRAINERS - 1, "the model is saved when nobody pushes");
-        Ok(format!("models/{path}.safetensors"))
+        Ok(format!("models/{path}"))
     }
 }
 
