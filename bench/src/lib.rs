@@ -1,1 +1,36 @@
-//! See the workspace ARCHITECTURE page.
+//! Microbenchmarks that need only a CPU: `cargo bench -p pserver-bench`.
+//!
+//! Not here: throughput over a network. What a benchmark works on is made here, so that sizes have one place.
+
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+
+/// Bytes of the chunk that kernels and checksums work on: the default chunk.
+pub const CHUNK: usize = 1024 * 1024;
+
+/// A catalogue of `parameters` parameters of `bytes` bytes each over 4 servers of 4 shards.
+///
+/// # Errors
+/// When a bound of the catalogue is exceeded.
+pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
+    let mut catalogue = Catalogue::new(Topology::new(vec![4; 4])?, pserver_core::limits::CHUNK_BYTES_DEFAULT)?;
+    for index in 0..parameters {
+        catalogue.declare(Declaration {
+            name: Name::new(format!("layer{index}/weight").as_bytes())?,
+            element_type: ElementType::Float32,
+            bytes,
+            shape: Vec::new(),
+            whole: false,
+            config: Vec::new(),
+        })?;
+    }
+    Ok(catalogue)
+}
+
+/// A gradient of `bytes` bytes of f32 that differs from trainer to trainer.
+#[must_use]
+pub fn gradient(trainer: u16, bytes: usize) -> Vec<u8> {
+    let value = |index: usize| f32::from(u16::try_from(index % 251).unwrap_or(0)) / 251.0 + f32::from(trainer);
+    (0..bytes / 4).flat_map(|index| value(index).to_le_bytes()).collect()
+}

@@ -1,3 +1,12 @@
-//! See the workspace ARCHITECTURE page.
+//! What ships: the C library, and what the `pserver` program is made of.
+//!
+//! Not here: how a chunk is summed (`pserver_kernels`), moved (`pserver_transport`) or decided upon
+//! (`pserver_core`). This package assembles: it chooses a transport and kernels, and runs threads.
+//!
+//! Read in this order: [`client`] (a trainer's calls), [`node`] (a server's threads), [`settings`] (what an
+//! operator may say), [`quickstart`] (the main job).
 
+pub mod client;
+pub mod node;
 pub mod quickstart;
+pub mod settings;

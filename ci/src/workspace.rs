@@ -59,8 +59,10 @@ impl Workspace {
         Ok(Tally::of_step(status.success()))
     }
 
-    /// Runs `cargo test`, shows its output as it comes, and counts what its result lines say.
+    /// Runs `cargo test`, shows its output as it comes, and counts what its result lines say. The harness calls a test
+    /// that skipped passed, because it returned; here it is not.
     pub(crate) fn tests(&self, command: &mut Command) -> Result<Tally> {
+        let skips_before = self.skips().len();
         let program = command.get_program().to_os_string();
         let mut child =
             command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {}", program.display()))?;
@@ -73,16 +75,20 @@ impl Workspace {
             tally += Tally::of_result_line(&line);
         }
         let status = child.wait().context("cannot learn how the tests ended")?;
-        Ok(tally.judged(status))
+        Ok(tally.judged(status).without(self.skips().len() - skips_before))
     }
 
     /// The lines that tests wrote to the skip report, which is then gone.
     pub(crate) fn take_skips(&self) -> Vec<String> {
-        // No file means that nothing was skipped.
-        let report = fs::read_to_string(&self.skip_report).unwrap_or_default();
+        let skips = self.skips();
         // Left behind it harms nobody: the next run has another name.
         let _ = fs::remove_file(&self.skip_report);
-        skip_lines(&report)
+        skips
+    }
+
+    fn skips(&self) -> Vec<String> {
+        // No file means that nothing was skipped.
+        skip_lines(&fs::read_to_string(&self.skip_report).unwrap_or_default())
     }
 }
 
@@ -109,6 +115,12 @@ impl Tally {
         if !status.success() && self.failed == 0 {
             self.failed = 1;
         }
+        self
+    }
+
+    /// The same run, when so many of those that passed did so by skipping.
+    fn without(mut self, skips: usize) -> Self {
+        self.passed = self.passed.saturating_sub(u64::try_from(skips).unwrap_or(u64::MAX));
         self
     }
 }
@@ -165,6 +177,12 @@ mod tests {
     fn a_run_that_dies_without_a_failed_test_is_a_failure() {
         check("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n", 101, "3 passed, 1 failed, 0 skipped");
         check("error: could not compile\n", 101, "0 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn a_test_that_skipped_did_not_pass() {
+        let tally = Tally { passed: 5, failed: 1, skipped: 0 };
+        assert_eq!(tally.without(2).to_string(), "3 passed, 1 failed, 0 skipped");
     }
 
     #[test]

@@ -10,4 +10,8 @@
 //! Read in this order: [`cpu`], then [`conformance`] (what every kernel must keep), then [`Faulty`] (one that does
 //! not).
 
+pub mod conformance;
 pub mod cpu;
+mod faulty;
+
+pub use faulty::Faulty;

@@ -6,7 +6,10 @@
 //! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there), [`fault`] and
 //! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
 
+pub mod conformance;
+pub mod fault;
 pub mod loopback;
 mod payload;
 mod refusal;
 pub mod tcp;
+pub mod trace;

@@ -25,14 +25,7 @@ impl Landing {
     pub(crate) fn new(frame: Frame, places: Vec<Incoming>) -> Self {
         assert_lengths(&frame, places.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
-        Self {
-            frame,
-            places,
-            entry: 0,
-            place: 0,
-            filled: 0,
-            remaining,
-        }
+        Self { frame, places, entry: 0, place: 0, filled: 0, remaining }
     }
 
     /// Payload bytes that are not there yet.
@@ -61,8 +54,7 @@ impl Landing {
             let place = &mut self.places[self.place];
             let step = (place.len() as usize - self.filled).min(bytes.len() - taken);
             if !matches!(place, Incoming::Discard { .. }) {
-                place.bytes_mut()[self.filled..self.filled + step]
-                    .copy_from_slice(&bytes[taken..taken + step]);
+                place.bytes_mut()[self.filled..self.filled + step].copy_from_slice(&bytes[taken..taken + step]);
             }
             self.fill(step)?;
             taken += step;
@@ -111,46 +103,25 @@ impl Landing {
 
 /// Stops when `body` is not what the entries of `frame` say: the session counts.
 pub(crate) fn assert_body(frame: &Frame, body: &[Outgoing]) {
-    let lengths = body
-        .iter()
-        .map(|parcel| u32::try_from(parcel.bytes().len()).expect("a payload's length is 32 bits"));
+    let lengths = body.iter().map(|parcel| u32::try_from(parcel.bytes().len()).expect("a payload's length is 32 bits"));
     assert_lengths(frame, lengths, "send");
 }
 
 /// The end of a connection that holds no parcels.
 pub(crate) fn gone(peer: PeerId, reason: String) -> Event {
-    Event::Gone {
-        peer,
-        reason,
-        unsent: Vec::new(),
-        unfilled: Vec::new(),
-    }
+    Event::Gone { peer, reason, unsent: Vec::new(), unfilled: Vec::new() }
 }
 
 /// The parcels of work for a connection that is over.
 pub(crate) fn returned(work: Submit) -> Event {
     let (peer, unsent, unfilled) = match work {
-        Submit::Send {
-            peer, ticket, body, ..
-        } => (peer, vec![(ticket, body)], Vec::new()),
+        Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], Vec::new()),
         Submit::Land { peer, into } => (peer, Vec::new(), into),
     };
-    Event::Gone {
-        peer,
-        reason: "the connection is over".to_owned(),
-        unsent,
-        unfilled,
-    }
+    Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
 }
 
 fn assert_lengths(frame: &Frame, found: impl Iterator<Item = u32>, what: &str) {
-    let expected = frame
-        .entries
-        .iter()
-        .map(|entry: &Entry| entry.bytes)
-        .filter(|bytes| *bytes > 0);
-    assert!(
-        expected.eq(found),
-        "{what}: one parcel of its length for each entry with a payload"
-    );
+    let expected = frame.entries.iter().map(|entry: &Entry| entry.bytes).filter(|bytes| *bytes > 0);
+    assert!(expected.eq(found), "{what}: one parcel of its length for each entry with a payload");
 }

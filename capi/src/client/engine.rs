@@ -20,7 +20,7 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const ABANDON: Duration = Duration::from_secs(5);
 
 /// Requests, a transport and a clock.
-pub(super) struct Engine {
+pub(crate) struct Engine {
     requests: Client,
     transport: Box<dyn Transport>,
     origin: Instant,
@@ -36,7 +36,7 @@ pub(super) struct Engine {
 
 /// Why a call did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     pub(super) code: ErrorCode,
     pub(super) text: String,
 }
@@ -48,7 +48,7 @@ impl From<Refusal> for Failure {
 }
 
 impl Engine {
-    pub(super) fn new(coordinator: &Address, role: Role) -> Result<Self, Failure> {
+    pub(crate) fn new(coordinator: &Address, role: Role) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
@@ -83,7 +83,7 @@ impl Engine {
     }
 
     /// Asks the coordinator and waits for the answer's control message.
-    pub(super) fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refusal> {
+    pub(crate) fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refusal> {
         let message = ControlRequest { request: Some(request) };
         let frame = Frame::with_control(Head::new(Kind::Control), &message);
         let ticket = self.ask(self.control, frame, RequestBody::default());

@@ -19,8 +19,10 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::wire::{Address, Role};
 
-use engine::Engine;
 use job::Job;
+
+pub(crate) use engine::Engine;
+pub(crate) use initialise::{answer, unexpected};
 
 /// How a client finds its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,10 +38,11 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// A trainer of the job at `coordinator`, with a deadline of 60 s.
+    /// A trainer of the job at `coordinator`, with a deadline of 120 s: twice what a server lets a round take, so that it
+    /// is the server who says which trainer is missing.
     #[must_use]
     pub fn new(coordinator: Address) -> Self {
-        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(60) }
+        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(120) }
     }
 }
 

@@ -29,7 +29,7 @@ impl Luck {
     /// An index below `bound`; the bias for the few thousand items here is under one in a million.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         let bound = u64::try_from(bound).expect("a length fits in 64 bits");
-        usize::try_from(u64::from(self.high()) * bound >> 32).expect("it is below a length")
+        usize::try_from((u64::from(self.high()) * bound) >> 32).expect("it is below a length")
     }
 
     fn high(&mut self) -> u32 {

@@ -1,5 +1,25 @@
-//! `pserver quickstart`.
+//! `pserver quickstart`: two servers and four trainers on this machine learn handwritten digits, end to end.
+//!
+//! The parent starts children from its own executable, shows how they get on, measures and saves the model, and
+//! leaves no process behind, however it ends. Not here: the server itself; the library that trainers use, which
+//! fills [`trainer::ParameterClient`].
+//!
+//! Read in this order: [`digits`], [`model`], [`trainer`]; then `conduct` (what the parent does when) and `family`
+//! (the children as processes).
 
+mod conduct;
 pub mod digits;
+mod family;
+mod library;
+pub mod lifeline;
 mod luck;
 pub mod model;
+mod plan;
+pub mod trainer;
+
+#[cfg(test)]
+mod tests;
+
+pub use conduct::{Args, run};
+pub use library::train;
+pub use plan::{Optimizer, Sharing};

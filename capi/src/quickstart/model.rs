@@ -206,7 +206,7 @@ mod tests {
 
     /// The loss's slope along parameter `index`, element `element`, by a symmetric difference.
     fn difference(model: &Model, batch: &[&Digit], index: usize, element: usize) -> f32 {
-        const STEP: f32 = 1.0 / 128.0;
+        const STEP: f32 = 1.0 / 1024.0;
         let loss = |shift: f32| {
             let mut moved = model.clone();
             moved.parameters_mut()[index].values[element] += shift;
@@ -227,8 +227,8 @@ mod tests {
             for _ in 0..40 {
                 let element = luck.below(gradient.len());
                 let (exact, found) = (gradient[element], difference(&model, &share, index, element));
-                // f32 keeps the loss to 2e-7, which a step of 1/128 turns into 2e-5; curvature and the
-                // rectifier's corners add the rest.
+                // f32 keeps the loss to 2e-7, which a step of 1/1024 turns into 1e-4; the rectifier's corners
+                // add the rest.
                 assert!(
                     (exact - found).abs() < 1e-3 + 0.02 * exact.abs(),
                     "{}[{element}]: gradient {exact}, difference {found}",

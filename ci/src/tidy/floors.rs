@@ -10,19 +10,16 @@ const CORE: &[(&str, u8)] = &[
     ("limits", 0),
     ("time", 0),
     ("error", 0),
-    ("config", 0),
     ("partition", 0),
     ("wire", 0),
     ("memory", 1),
     ("optim", 1),
+    ("config", 1),
     ("checkpoint", 1),
     ("port", 1),
     ("program", 1),
-    ("init", 1),
     ("client", 2),
     ("server", 2),
-    ("node", 2),
-    ("sim", 2),
 ];
 
 /// Packages, the names they are imported by, and their floors. `core` as a whole is its highest floor. `ci` stands
@@ -31,7 +28,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("core", "pserver_core", 2),
     ("transport", "pserver_transport", 3),
     ("kernels", "pserver_kernels", 3),
-    ("capi", "pserver", 4),
+    ("capi", "paddle_pserver", 4),
     ("bench", "pserver_bench", 4),
 ];
 const OUTSIDE: (&str, &str) = ("ci", "pserver_ci");

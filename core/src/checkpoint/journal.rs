@@ -33,6 +33,9 @@ struct Segment {
     writer: Box<dyn Writer>,
 }
 
+/// Takes a record's position and payload. A failure ends the replay and is its outcome.
+pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Failure> + 'a;
+
 /// What a replay found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -54,43 +57,26 @@ impl Journal {
             while scan.next()? {}
             position = scan.position;
         }
-        Ok(Self {
-            storage,
-            directory: directory.to_owned(),
-            sync,
-            position,
-            segment: None,
-        })
+        Ok(Self { storage, directory: directory.to_owned(), sync, position, segment: None })
     }
 
     /// Appends a record of all the parts, in one write, and returns its position. After a failure the journal is as
     /// before: the record is not in it, and the next append may well succeed.
     pub fn append(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
         let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        let length = u32::try_from(bytes)
-            .ok()
-            .filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX);
+        let length = u32::try_from(bytes).ok().filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX);
         let Some(length) = length else {
             let most = JOURNAL_RECORD_BYTES_MAX;
-            return Err(Failure::Call(format!(
-                "a journal record of {bytes} bytes; at most {most} are allowed"
-            )));
+            return Err(Failure::Call(format!("a journal record of {bytes} bytes; at most {most} are allowed")));
         };
         if self.segment.is_none() {
             self.begin_segment()?;
         }
-        let checksum = parts.iter().fold(seed(self.position, length), |sum, part| {
-            crc32c::crc32c_append(sum, part)
-        });
+        let checksum = parts.iter().fold(seed(self.position, length), |sum, part| crc32c::crc32c_append(sum, part));
         let (length, checksum) = (length.to_le_bytes(), checksum.to_le_bytes());
-        let record: Vec<&[u8]> = [&length[..], &checksum[..]]
-            .into_iter()
-            .chain(parts.iter().copied())
-            .collect();
+        let record: Vec<&[u8]> = [&length[..], &checksum[..]].into_iter().chain(parts.iter().copied()).collect();
         let writer = &mut self.segment.as_mut().expect("a segment has begun").writer;
-        let written = writer
-            .write(&record)
-            .and_then(|()| if self.sync { writer.sync() } else { Ok(()) });
+        let written = writer.write(&record).and_then(|()| if self.sync { writer.sync() } else { Ok(()) });
         if let Err(failure) = written {
             self.segment = None;
             return Err(failure);
@@ -119,8 +105,7 @@ impl Journal {
         let starts = segments(&*self.storage, &self.directory)?;
         let ends = starts.iter().skip(1);
         for (start, _) in starts.iter().zip(ends).filter(|(_, end)| **end <= position) {
-            self.storage
-                .remove(&segment_path(&self.directory, *start))?;
+            self.storage.remove(&segment_path(&self.directory, *start))?;
         }
         Ok(())
     }
@@ -135,18 +120,13 @@ impl Journal {
                 "the journal in {directory:?} goes on at {last}, and was opened at {position} before it was replayed"
             )));
         }
-        let mut writer = self
-            .storage
-            .create(&segment_path(&self.directory, self.position))?;
+        let mut writer = self.storage.create(&segment_path(&self.directory, self.position))?;
         writer.write(&[&MAGIC, &self.position.to_le_bytes()])?;
         if self.sync {
             writer.sync()?;
             self.storage.sync_directory(&self.directory)?;
         }
-        self.segment = Some(Segment {
-            start: self.position,
-            writer,
-        });
+        self.segment = Some(Segment { start: self.position, writer });
         Ok(())
     }
 }
@@ -156,21 +136,14 @@ impl Journal {
 /// An unfinished record at the journal's very end was never acknowledged; it ends the replay. Anything else that is
 /// not as it was written is a failure that names file and offset. A journal that ends before `from` lost its tail
 /// with the host; the checkpoint that says `from` contains what was there, so the journal begins anew at `from`.
-pub fn replay(
-    storage: &dyn Storage,
-    directory: &str,
-    from: u64,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<(), Failure>,
-) -> Result<Replayed, Failure> {
+pub fn replay(storage: &dyn Storage, directory: &str, from: u64, visit: &mut Visit<'_>) -> Result<Replayed, Failure> {
     let starts = segments(storage, directory)?;
     let mut replayed = Replayed::default();
     let mut end = 0;
     let first = starts.iter().rposition(|start| *start <= from).unwrap_or(0);
     if let Some(start) = starts.get(first).filter(|start| **start > from) {
         let path = segment_path(directory, *start);
-        return Err(Failure::Node(format!(
-            "the journal begins with {path:?}, and records from {from} on are needed"
-        )));
+        return Err(Failure::Node(format!("the journal begins with {path:?}, and records from {from} on are needed")));
     }
     for (index, start) in starts.iter().enumerate().skip(first) {
         let mut scan = Scan::open(storage, directory, *start, starts.get(index + 1).copied())?;
@@ -180,9 +153,7 @@ pub fn replay(
                 break;
             }
             if position < from && from < scan.position {
-                return Err(scan.damaged(&format!(
-                    "a record spans position {from}, where replay should begin"
-                )));
+                return Err(scan.damaged(&format!("a record spans position {from}, where replay should begin")));
             }
             if position >= from {
                 replayed.records += 1;
@@ -227,23 +198,10 @@ enum Found {
 }
 
 impl Scan {
-    pub(super) fn open(
-        storage: &dyn Storage,
-        directory: &str,
-        start: u64,
-        end: Option<u64>,
-    ) -> Result<Self, Failure> {
+    pub(super) fn open(storage: &dyn Storage, directory: &str, start: u64, end: Option<u64>) -> Result<Self, Failure> {
         let path = segment_path(directory, start);
         let source = Source::new(storage.open(&path)?);
-        let mut scan = Self {
-            path,
-            source,
-            position: start,
-            start,
-            end,
-            payload: Vec::new(),
-            torn: false,
-        };
+        let mut scan = Self { path, source, position: start, start, end, payload: Vec::new(), torn: false };
         if !scan.header_is_whole()? {
             scan.bad("the segment's header is not as it was written", Some(start))?;
         }
@@ -311,25 +269,18 @@ impl Scan {
         if u64::from(length) > left - RECORD_HEADER_BYTES {
             return cut("a record is cut off");
         }
-        self.payload
-            .resize(usize::try_from(length).expect("an address has 64 bits"), 0);
+        self.payload.resize(usize::try_from(length).expect("an address has 64 bits"), 0);
         self.source.take(&mut self.payload)?;
         if crc32c::crc32c_append(seed(position, length), &self.payload) == checksum {
             return Ok(Found::Record);
         }
         let after = Some(position + RECORD_HEADER_BYTES + u64::from(length));
-        Ok(Found::Bad {
-            what: "a record does not agree with its checksum",
-            after,
-        })
+        Ok(Found::Bad { what: "a record does not agree with its checksum", after })
     }
 
     fn damaged(&self, what: &str) -> Failure {
         let offset = SEGMENT_HEADER_BYTES + (self.position - self.start);
-        Failure::Node(format!(
-            "journal {:?} is damaged at offset {offset}: {what}",
-            self.path
-        ))
+        Failure::Node(format!("journal {:?} is damaged at offset {offset}: {what}", self.path))
     }
 }
 
@@ -355,17 +306,14 @@ fn begin_anew(storage: &dyn Storage, directory: &str, position: u64) -> Result<(
 /// The checksum covers position and length too, so that neither a page of zeros nor a record of another place is
 /// taken for one.
 fn seed(position: u64, length: u32) -> u32 {
-    crc32c::crc32c_append(
-        crc32c::crc32c(&position.to_le_bytes()),
-        &length.to_le_bytes(),
-    )
+    crc32c::crc32c_append(crc32c::crc32c(&position.to_le_bytes()), &length.to_le_bytes())
 }
 
 fn segment_name(start: u64) -> String {
     format!("{PREFIX}{start:020}")
 }
 
-fn segment_path(directory: &str, start: u64) -> String {
+pub(super) fn segment_path(directory: &str, start: u64) -> String {
     join(directory, &segment_name(start))
 }
 

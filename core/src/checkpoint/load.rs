@@ -39,12 +39,7 @@ pub fn load_latest(
         match verified {
             Ok(manifest) => {
                 let bytes = load(storage, directory, &manifest, visit)?;
-                return Ok(Some(Loaded {
-                    number,
-                    journal_from: manifest.journal_from,
-                    bytes,
-                    fell_back,
-                }));
+                return Ok(Some(Loaded { number, journal_from: manifest.journal_from, bytes, fell_back }));
             }
             Err(failure) => fell_back.push(format!("checkpoint {number}: {failure}")),
         }
@@ -52,10 +47,7 @@ pub fn load_latest(
     if fell_back.is_empty() {
         return Ok(None);
     }
-    Err(Failure::Node(format!(
-        "no checkpoint in {directory:?} can be loaded: {}",
-        fell_back.join("; ")
-    )))
+    Err(Failure::Node(format!("no checkpoint in {directory:?} can be loaded: {}", fell_back.join("; "))))
 }
 
 /// The journal position that the oldest kept checkpoint needs: what the journal must retain, so that falling back
@@ -65,20 +57,14 @@ pub fn journal_needed_from(storage: &dyn Storage, directory: &str) -> Result<Opt
     for number in manifest::numbers(storage, directory)? {
         // A manifest that cannot be trusted can never be loaded, so it needs nothing.
         if let Ok(manifest) = Manifest::read(storage, directory, number) {
-            needed = Some(needed.map_or(manifest.journal_from, |least| {
-                least.min(manifest.journal_from)
-            }));
+            needed = Some(needed.map_or(manifest.journal_from, |least| least.min(manifest.journal_from)));
         }
     }
     Ok(needed)
 }
 
 /// Reads all of a checkpoint, and says what is wrong with it if anything is.
-pub(super) fn verify(
-    storage: &dyn Storage,
-    directory: &str,
-    number: u64,
-) -> Result<Manifest, Failure> {
+pub(super) fn verify(storage: &dyn Storage, directory: &str, number: u64) -> Result<Manifest, Failure> {
     let manifest = Manifest::read(storage, directory, number)?;
     for file in &manifest.files {
         verify_file(storage, directory, file)?;
@@ -89,25 +75,17 @@ pub(super) fn verify(
 }
 
 /// Compares a file with its entry in the manifest.
-pub(super) fn verify_file(
-    storage: &dyn Storage,
-    directory: &str,
-    file: &FileEntry,
-) -> Result<(), Failure> {
+pub(super) fn verify_file(storage: &dyn Storage, directory: &str, file: &FileEntry) -> Result<(), Failure> {
     let path = join(directory, &file.name);
     let reader = storage.open(&path)?;
     let (found, expected) = (reader.len(), file.bytes);
     if found != expected {
-        return Err(Failure::Call(format!(
-            "{path:?} has {found} bytes and its manifest says {expected}"
-        )));
+        return Err(Failure::Call(format!("{path:?} has {found} bytes and its manifest says {expected}")));
     }
     let found = digest(reader)?.to_hex();
     if found.as_str() != file.blake3 {
         let expected = &file.blake3;
-        return Err(Failure::Call(format!(
-            "{path:?} has the digest {found} and its manifest says {expected}"
-        )));
+        return Err(Failure::Call(format!("{path:?} has the digest {found} and its manifest says {expected}")));
     }
     Ok(())
 }
@@ -129,10 +107,7 @@ pub(super) fn walk(
     manifest: &Manifest,
     each: &mut dyn FnMut(Located<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let (table, data) = manifest
-        .files
-        .split_last()
-        .expect("the manifest was checked to list the chunk table");
+    let (table, data) = manifest.files.split_last().expect("the manifest was checked to list the chunk table");
     let mut table = Table::open(storage, join(directory, &table.name), manifest.chunks)?;
     let mut left = manifest.chunks;
     for file in data {
@@ -143,27 +118,15 @@ pub(super) fn walk(
         while !tensors.is_empty() && left > 0 {
             let (id, version) = table.next()?;
             let count = chunk_tensors(tensors, id).ok_or_else(|| {
-                Failure::Call(format!(
-                    "{path:?} holds {:?}, expected {}",
-                    tensors[0].name,
-                    value_name(id)
-                ))
+                Failure::Call(format!("{path:?} holds {:?}, expected {}", tensors[0].name, value_name(id)))
             })?;
             let (chunk, rest) = tensors.split_at(count);
-            each(Located {
-                id,
-                version,
-                marks: &table.marks,
-                reader: &mut *reader,
-                tensors: chunk,
-            })?;
+            each(Located { id, version, marks: &table.marks, reader: &mut *reader, tensors: chunk })?;
             tensors = rest;
             left -= 1;
         }
         if !tensors.is_empty() {
-            return Err(Failure::Call(format!(
-                "{path:?} holds more chunks than its manifest counts"
-            )));
+            return Err(Failure::Call(format!("{path:?} holds more chunks than its manifest counts")));
         }
     }
     table.end(left)
@@ -177,9 +140,7 @@ fn check_catalogue(manifest: &Manifest, expected: Option<[u8; 32]>) -> Result<()
         return Ok(());
     }
     let found = &manifest.catalogue;
-    Err(Failure::Call(format!(
-        "it is of the catalogue {found}, and this job's is {expected}"
-    )))
+    Err(Failure::Call(format!("it is of the catalogue {found}, and this job's is {expected}")))
 }
 
 /// Reads every chunk of a verified checkpoint, one in memory at a time.
@@ -196,22 +157,11 @@ fn load(
         let place = |at: u64| usize::try_from(at - first.start).expect("a chunk fits in memory");
         bytes.resize(place(last.end), 0);
         chunk.reader.read_at(first.start, &mut bytes)?;
-        let parts: Vec<&[u8]> = chunk
-            .tensors
-            .iter()
-            .map(|tensor| &bytes[place(tensor.start)..place(tensor.end)])
-            .collect();
+        let parts: Vec<&[u8]> =
+            chunk.tensors.iter().map(|tensor| &bytes[place(tensor.start)..place(tensor.end)]).collect();
         total += bytes.len() as u64;
-        let Located {
-            id, version, marks, ..
-        } = chunk;
-        visit(ChunkRecord {
-            id,
-            version,
-            marks,
-            value: parts[0],
-            states: &parts[1..],
-        })
+        let Located { id, version, marks, .. } = chunk;
+        visit(ChunkRecord { id, version, marks, value: parts[0], states: &parts[1..] })
     })?;
     Ok(total)
 }
@@ -222,8 +172,7 @@ fn chunk_tensors(tensors: &[Tensor], id: ChunkId) -> Option<usize> {
         return None;
     }
     let suffix = format!("/{}/{}", id.parameter, id.chunk);
-    let is_state =
-        |tensor: &&Tensor| tensor.name.starts_with(STATE_PREFIX) && tensor.name.ends_with(&suffix);
+    let is_state = |tensor: &&Tensor| tensor.name.starts_with(STATE_PREFIX) && tensor.name.ends_with(&suffix);
     let states = tensors[1..].iter().take_while(is_state);
     Some(1 + states.count())
 }
@@ -238,11 +187,7 @@ struct Table {
 
 impl Table {
     fn open(storage: &dyn Storage, path: String, chunks: u64) -> Result<Self, Failure> {
-        let mut table = Self {
-            source: Source::new(storage.open(&path)?),
-            path,
-            marks: Vec::new(),
-        };
+        let mut table = Self { source: Source::new(storage.open(&path)?), path, marks: Vec::new() };
         let magic: [u8; 8] = table.array()?;
         if magic != CHUNKS_MAGIC {
             return Err(table.wrong(format!("begins with {magic:?}, expected {CHUNKS_MAGIC:?}")));
@@ -262,14 +207,9 @@ impl Table {
         let version = Version(u64::from_le_bytes(self.array()?));
         let left = self.source.remaining();
         if u64::from(marks_bytes) > left {
-            return Err(self.wrong(format!(
-                "claims {marks_bytes} bytes of marks where {left} are left"
-            )));
+            return Err(self.wrong(format!("claims {marks_bytes} bytes of marks where {left} are left")));
         }
-        self.marks.resize(
-            usize::try_from(marks_bytes).expect("an address has 64 bits"),
-            0,
-        );
+        self.marks.resize(usize::try_from(marks_bytes).expect("an address has 64 bits"), 0);
         self.source.take(&mut self.marks)?;
         Ok((ChunkId { parameter, chunk }, version))
     }
@@ -279,9 +219,7 @@ impl Table {
         if chunks_left == 0 && bytes_left == 0 {
             return Ok(());
         }
-        Err(self.wrong(format!(
-            "ends with {chunks_left} chunks without data and {bytes_left} bytes without a chunk"
-        )))
+        Err(self.wrong(format!("ends with {chunks_left} chunks without data and {bytes_left} bytes without a chunk")))
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Failure> {

@@ -57,28 +57,18 @@ struct Format {
 impl Manifest {
     pub(super) fn encode(&self) -> Vec<u8> {
         let compact = serde_json::to_vec(self).expect("a manifest is plain data");
-        let sealed = Sealed {
-            manifest: self.clone(),
-            blake3: blake3::hash(&compact).to_hex().to_string(),
-        };
+        let sealed = Sealed { manifest: self.clone(), blake3: blake3::hash(&compact).to_hex().to_string() };
         let mut text = serde_json::to_vec_pretty(&sealed).expect("a manifest is plain data");
         text.push(b'\n');
         text
     }
 
     /// Reads the manifest of checkpoint `number`, or says why it cannot be trusted.
-    pub(super) fn read(
-        storage: &dyn Storage,
-        directory: &str,
-        number: u64,
-    ) -> Result<Self, Failure> {
+    pub(super) fn read(storage: &dyn Storage, directory: &str, number: u64) -> Result<Self, Failure> {
         let path = join(directory, &manifest_name(number));
         let mut reader = storage.open(&path)?;
         if reader.len() > MANIFEST_BYTES_MAX {
-            return Err(Failure::Call(format!(
-                "{path:?} has {} bytes; a manifest is shorter",
-                reader.len()
-            )));
+            return Err(Failure::Call(format!("{path:?} has {} bytes; a manifest is shorter", reader.len())));
         }
         let mut text = vec![0; usize::try_from(reader.len()).expect("bounded above")];
         reader.read_at(0, &mut text)?;
@@ -91,12 +81,9 @@ impl Manifest {
             .manifest
             .format;
         if format != FORMAT {
-            return Err(format!(
-                "is of format {format}; this program reads format {FORMAT}"
-            ));
+            return Err(format!("is of format {format}; this program reads format {FORMAT}"));
         }
-        let sealed: Sealed =
-            serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
+        let sealed: Sealed = serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
         // Byte for byte what would be written today, so that no flipped bit goes unseen, be it in a space.
         if sealed.manifest.encode() != text {
             return Err("does not agree with its own digest".to_owned());
@@ -111,14 +98,8 @@ impl Manifest {
             return Err(format!("is the manifest of checkpoint {}", self.number));
         }
         let parts = self.files.len().saturating_sub(1);
-        let expected = (0..parts)
-            .map(|part| data_name(number, part))
-            .chain([chunks_name(number)]);
-        if self
-            .files
-            .iter()
-            .map(|file| file.name.as_str())
-            .eq(expected.collect::<Vec<_>>().iter().map(String::as_str))
+        let expected = (0..parts).map(|part| data_name(number, part)).chain([chunks_name(number)]);
+        if self.files.iter().map(|file| file.name.as_str()).eq(expected.collect::<Vec<_>>().iter().map(String::as_str))
         {
             return Ok(());
         }
@@ -140,11 +121,7 @@ pub(super) fn numbers(storage: &dyn Storage, directory: &str) -> Result<Vec<u64>
 /// The checkpoint that a file of this name belongs to, whole or not.
 pub(super) fn number_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.get(..20)?;
-    if digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        digits.parse().ok()
-    } else {
-        None
-    }
+    if digits.bytes().all(|digit| digit.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
 pub(super) fn manifest_name(number: u64) -> String {

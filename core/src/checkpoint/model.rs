@@ -53,10 +53,7 @@ pub fn plan_model(tensors: &[ModelTensor]) -> Result<Vec<OutputTensor>, Failure>
             continue;
         };
         if names.contains(base) {
-            return Err(refused(
-                &tensor.name,
-                &format!("overlaps with {base:?}, which is there as a whole"),
-            ));
+            return Err(refused(&tensor.name, &format!("overlaps with {base:?}, which is there as a whole")));
         }
         let group = groups.entry(base).or_default();
         if group.is_empty() {
@@ -107,12 +104,7 @@ impl ModelWriter {
         }
         let file = Partial::create(&storage, path.as_str().to_owned())?;
         let bytes = header.len() as u64 + data_bytes;
-        let mut writer = Self {
-            storage,
-            file,
-            path: path.clone(),
-            bytes,
-        };
+        let mut writer = Self { storage, file, path: path.clone(), bytes };
         writer.write(&header)?;
         Ok(writer)
     }
@@ -122,9 +114,7 @@ impl ModelWriter {
         let left = self.bytes - self.file.position();
         let written = if bytes.len() as u64 > left {
             let (path, found) = (&self.path, bytes.len());
-            Err(Failure::Call(format!(
-                "{found} more bytes for {path}, whose tensors have {left} left"
-            )))
+            Err(Failure::Call(format!("{found} more bytes for {path}, whose tensors have {left} left")))
         } else {
             self.file.write(&[bytes])
         };
@@ -141,9 +131,7 @@ impl ModelWriter {
     fn place(&mut self) -> Result<(), Failure> {
         let (path, found, expected) = (&self.path, self.file.position(), self.bytes);
         if found != expected {
-            return Err(Failure::Call(format!(
-                "{path} got {found} of its {expected} bytes, header included"
-            )));
+            return Err(Failure::Call(format!("{path} got {found} of its {expected} bytes, header included")));
         }
         self.file.place()?;
         self.storage.sync_directory(parent(self.path.as_str()))
@@ -158,10 +146,7 @@ fn distinct_names(tensors: &[ModelTensor]) -> Result<BTreeSet<&str>, Failure> {
     let mut names = BTreeSet::new();
     for tensor in tensors {
         if tensor.name.is_empty() || tensor.name == "__metadata__" {
-            return Err(refused(
-                &tensor.name,
-                "has a name that the safetensors format cannot hold",
-            ));
+            return Err(refused(&tensor.name, "has a name that the safetensors format cannot hold"));
         }
         if !names.insert(tensor.name.as_str()) {
             return Err(refused(&tensor.name, "occurs twice"));
@@ -182,33 +167,18 @@ fn shard_of(name: &str) -> Result<Option<(&str, u64)>, Failure> {
         return Err(refused(name, "is a shard of a parameter without a name"));
     }
     if digits.len() > 1 && digits.starts_with('0') {
-        return Err(refused(
-            name,
-            "has an index with a leading zero, which could be meant for another shard",
-        ));
+        return Err(refused(name, "has an index with a leading zero, which could be meant for another shard"));
     }
     match digits.parse() {
         Ok(index) => Ok(Some((base, index))),
-        Err(_) => Err(refused(
-            name,
-            "has an index that no list of shards can reach",
-        )),
+        Err(_) => Err(refused(name, "has an index that no list of shards can reach")),
     }
 }
 
-fn merge(
-    name: &str,
-    group: &BTreeMap<u64, usize>,
-    tensors: &[ModelTensor],
-) -> Result<OutputTensor, Failure> {
+fn merge(name: &str, group: &BTreeMap<u64, usize>, tensors: &[ModelTensor]) -> Result<OutputTensor, Failure> {
     let parts: Vec<usize> = group.values().copied().collect();
-    if let Some((expected, (found, index))) = (0..)
-        .zip(group)
-        .find(|(expected, (found, _))| expected != *found)
-    {
-        let what = format!(
-            "is there without {name}{SHARD_MARK}{expected}, found index {found}, expected {expected}"
-        );
+    if let Some((expected, (found, index))) = (0..).zip(group).find(|(expected, (found, _))| expected != *found) {
+        let what = format!("is there without {name}{SHARD_MARK}{expected}, found index {found}, expected {expected}");
         return Err(refused(&tensors[*index].name, &what));
     }
     let first = &tensors[parts[0]];
@@ -216,64 +186,33 @@ fn merge(
     for part in &parts {
         let tensor = &tensors[*part];
         let Some((height, width)) = tensor.shape.split_first() else {
-            return Err(refused(
-                &tensor.name,
-                "is a single number and has no rows to merge",
-            ));
+            return Err(refused(&tensor.name, "is a single number and has no rows to merge"));
         };
         if tensor.element_type != first.element_type {
-            let what = format!(
-                "is of {}, and {} of {}",
-                tensor.element_type, first.name, first.element_type
-            );
+            let what = format!("is of {}, and {} of {}", tensor.element_type, first.name, first.element_type);
             return Err(refused(&tensor.name, &what));
         }
         if width != &first.shape[1..] {
-            let what = format!(
-                "has rows of shape {width:?}, and {} of {:?}",
-                first.name,
-                &first.shape[1..]
-            );
+            let what = format!("has rows of shape {width:?}, and {} of {:?}", first.name, &first.shape[1..]);
             return Err(refused(&tensor.name, &what));
         }
-        rows = rows
-            .checked_add(*height)
-            .ok_or_else(|| refused(&tensor.name, "has more rows than can be counted"))?;
+        rows = rows.checked_add(*height).ok_or_else(|| refused(&tensor.name, "has more rows than can be counted"))?;
     }
     let mut shape = first.shape.clone();
     shape[0] = rows;
     checked_bytes(name, first.element_type, &shape)?;
-    Ok(OutputTensor {
-        name: name.to_owned(),
-        element_type: first.element_type,
-        shape,
-        parts,
-    })
+    Ok(OutputTensor { name: name.to_owned(), element_type: first.element_type, shape, parts })
 }
 
 fn whole(tensor: &ModelTensor, index: usize) -> OutputTensor {
-    let ModelTensor {
-        name,
-        element_type,
-        shape,
-    } = tensor.clone();
-    OutputTensor {
-        name,
-        element_type,
-        shape,
-        parts: vec![index],
-    }
+    let ModelTensor { name, element_type, shape } = tensor.clone();
+    OutputTensor { name, element_type, shape, parts: vec![index] }
 }
 
 fn checked_bytes(name: &str, element_type: ElementType, shape: &[u64]) -> Result<u64, Failure> {
     tensor_bytes(element_type, shape)
         .filter(|bytes| *bytes <= crate::limits::PARAMETER_BYTES_MAX)
-        .ok_or_else(|| {
-            refused(
-                name,
-                &format!("has the shape {shape:?}, larger than any parameter may be"),
-            )
-        })
+        .ok_or_else(|| refused(name, &format!("has the shape {shape:?}, larger than any parameter may be")))
 }
 
 fn refused(name: &str, what: &str) -> Failure {

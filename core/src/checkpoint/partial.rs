@@ -16,11 +16,7 @@ pub(super) struct Partial {
 impl Partial {
     pub(super) fn create(storage: &Arc<dyn Storage>, path: String) -> Result<Self, Failure> {
         let writer = storage.create(&temporary(&path))?;
-        Ok(Self {
-            storage: storage.clone(),
-            path,
-            writer,
-        })
+        Ok(Self { storage: storage.clone(), path, writer })
     }
 
     pub(super) fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {

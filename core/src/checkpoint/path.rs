@@ -11,8 +11,7 @@ pub const COMPONENT_BYTES_MAX: usize = 255 - PARTIAL.len();
 /// What a file's name ends in until the file is whole.
 pub const PARTIAL: &str = ".partial";
 
-const EXPECTED: &str =
-    "expected a path inside the model directory, such as \"run-7/model.safetensors\"";
+const EXPECTED: &str = "expected a path inside the model directory, such as \"run-7/model.safetensors\"";
 
 /// A path that stays inside the model directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,9 +25,7 @@ impl ModelPath {
             None => Ok(Self(text.to_owned())),
             Some(fault) => {
                 let shown: String = text.chars().take(80).collect();
-                Err(Failure::Call(format!(
-                    "the model path {shown:?} {fault}; {EXPECTED}"
-                )))
+                Err(Failure::Call(format!("the model path {shown:?} {fault}; {EXPECTED}")))
             }
         }
     }
@@ -51,10 +48,7 @@ fn fault(text: &str) -> Option<String> {
         return Some("is empty".to_owned());
     }
     if text.len() > PATH_BYTES_MAX {
-        return Some(format!(
-            "is {} bytes long and at most {PATH_BYTES_MAX} are allowed",
-            text.len()
-        ));
+        return Some(format!("is {} bytes long and at most {PATH_BYTES_MAX} are allowed", text.len()));
     }
     if let Some(control) = text.chars().find(|character| character.is_control()) {
         return Some(format!("holds the control character {control:?}"));
@@ -70,13 +64,10 @@ fn component_fault(component: &str) -> Option<String> {
         "" => Some("has an empty name between, before or after its slashes".to_owned()),
         "." => Some("holds \".\"".to_owned()),
         ".." => Some("holds \"..\"".to_owned()),
-        long if long.len() > COMPONENT_BYTES_MAX => Some(format!(
-            "holds a name of {} bytes and at most {COMPONENT_BYTES_MAX} are allowed",
-            long.len()
-        )),
-        partial if partial.ends_with(PARTIAL) => {
-            Some(format!("holds a name that ends in {PARTIAL:?}"))
+        long if long.len() > COMPONENT_BYTES_MAX => {
+            Some(format!("holds a name of {} bytes and at most {COMPONENT_BYTES_MAX} are allowed", long.len()))
         }
+        partial if partial.ends_with(PARTIAL) => Some(format!("holds a name that ends in {PARTIAL:?}")),
         _ => None,
     }
 }
@@ -89,14 +80,8 @@ mod tests {
         match (ModelPath::parse(path), refusal) {
             (Ok(parsed), None) => assert_eq!(parsed.as_str(), path),
             (Err(Failure::Call(text)), Some(refusal)) => {
-                assert!(
-                    text.contains(refusal),
-                    "{path:?}: expected {refusal:?} in {text:?}"
-                );
-                assert!(
-                    text.contains(EXPECTED),
-                    "{path:?}: {text:?} does not say what is expected"
-                );
+                assert!(text.contains(refusal), "{path:?}: expected {refusal:?} in {text:?}");
+                assert!(text.contains(EXPECTED), "{path:?}: {text:?} does not say what is expected");
             }
             (found, expected) => panic!("{path:?}: expected {expected:?}, found {found:?}"),
         }
@@ -104,15 +89,8 @@ mod tests {
 
     #[test]
     fn a_path_inside_the_model_directory_is_taken() {
-        for path in [
-            "model.safetensors",
-            "run-7/step 100/m",
-            "..model",
-            "a/...",
-            "ein/größeres/Modell",
-            "a\\b",
-            "~x",
-        ] {
+        for path in ["model.safetensors", "run-7/step 100/m", "..model", "a/...", "ein/größeres/Modell", "a\\b", "~x"]
+        {
             check(path, None);
         }
         check(&vec!["d"; 512].join("/"), None);

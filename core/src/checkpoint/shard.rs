@@ -134,11 +134,7 @@ impl ShardCheckpoint {
 
     /// Makes the checkpoint whole and removes all older ones but the newest. Returns its bytes on disk.
     pub fn finish(mut self) -> Result<u64, Failure> {
-        assert_eq!(
-            self.pushed,
-            self.layout.len(),
-            "every chunk of the layout is pushed before the checkpoint ends"
-        );
+        assert_eq!(self.pushed, self.layout.len(), "every chunk of the layout is pushed before the checkpoint ends");
         let sealed = self.seal();
         let bytes = self.abandon_on_failure(sealed)?;
         if let Err(failure) = remove_superseded(&*self.storage, &self.directory, self.number) {
@@ -149,24 +145,11 @@ impl ShardCheckpoint {
     }
 
     fn check(&self, chunk: &ChunkRecord<'_>) {
-        let layout = self
-            .layout
-            .get(self.pushed)
-            .expect("no chunk is pushed beyond the layout");
+        let layout = self.layout.get(self.pushed).expect("no chunk is pushed beyond the layout");
         let states = chunk.states.iter().map(|state| state.len() as u64);
-        assert_eq!(
-            chunk.id, layout.id,
-            "chunks are pushed in the layout's order"
-        );
-        assert_eq!(
-            chunk.value.len() as u64,
-            layout.value_bytes,
-            "a value is as long as the layout says"
-        );
-        assert!(
-            states.eq(layout.states.iter().map(|state| state.bytes)),
-            "states are as the layout says"
-        );
+        assert_eq!(chunk.id, layout.id, "chunks are pushed in the layout's order");
+        assert_eq!(chunk.value.len() as u64, layout.value_bytes, "a value is as long as the layout says");
+        assert!(states.eq(layout.states.iter().map(|state| state.bytes)), "states are as the layout says");
     }
 
     fn write(&mut self, chunk: &ChunkRecord<'_>) -> Result<(), Failure> {
@@ -175,23 +158,14 @@ impl ShardCheckpoint {
         }
         let mut parts = vec![chunk.value];
         parts.extend_from_slice(chunk.states);
-        self.data
-            .last_mut()
-            .expect("a part has begun")
-            .write(&parts)?;
+        self.data.last_mut().expect("a part has begun").write(&parts)?;
         let marks_bytes = u32::try_from(chunk.marks.len()).expect("marks are far below 4 GiB");
-        self.table
-            .extend_from_slice(&chunk.id.parameter.0.to_le_bytes());
+        self.table.extend_from_slice(&chunk.id.parameter.0.to_le_bytes());
         self.table.extend_from_slice(&marks_bytes.to_le_bytes());
-        self.table
-            .extend_from_slice(&chunk.id.chunk.0.to_le_bytes());
+        self.table.extend_from_slice(&chunk.id.chunk.0.to_le_bytes());
         self.table.extend_from_slice(&chunk.version.0.to_le_bytes());
         self.table.extend_from_slice(chunk.marks);
-        if self.table.len() >= TABLE_BUFFER_BYTES {
-            self.write_table()
-        } else {
-            Ok(())
-        }
+        if self.table.len() >= TABLE_BUFFER_BYTES { self.write_table() } else { Ok(()) }
     }
 
     fn begin_part(&mut self) -> Result<(), Failure> {
@@ -204,12 +178,8 @@ impl ShardCheckpoint {
             }
         }
         let name = data_name(self.number, self.data.len());
-        self.data
-            .push(Hashed::create(&self.storage, &self.directory, name)?);
-        self.data
-            .last_mut()
-            .expect("just pushed")
-            .write(&[&header.finish()])
+        self.data.push(Hashed::create(&self.storage, &self.directory, name)?);
+        self.data.last_mut().expect("just pushed").write(&[&header.finish()])
     }
 
     fn write_table(&mut self) -> Result<(), Failure> {
@@ -229,18 +199,13 @@ impl ShardCheckpoint {
         let manifest = Manifest {
             format: FORMAT,
             number: self.number,
-            catalogue: blake3::Hash::from(self.catalogue_digest)
-                .to_hex()
-                .to_string(),
+            catalogue: blake3::Hash::from(self.catalogue_digest).to_hex().to_string(),
             journal_from: self.journal_from,
             chunks: self.layout.len() as u64,
             files,
         };
         let text = manifest.encode();
-        let mut file = Partial::create(
-            &self.storage,
-            join(&self.directory, &manifest_name(self.number)),
-        )?;
+        let mut file = Partial::create(&self.storage, join(&self.directory, &manifest_name(self.number)))?;
         let placed = file.write(&[&text]).and_then(|()| file.place());
         if let Err(failure) = placed {
             file.abandon();
@@ -252,10 +217,7 @@ impl ShardCheckpoint {
 
     fn abandon_on_failure<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.is_err() {
-            self.data
-                .iter()
-                .chain([&self.chunks])
-                .for_each(|file| file.file.abandon());
+            self.data.iter().chain([&self.chunks]).for_each(|file| file.file.abandon());
         }
         outcome
     }
@@ -268,26 +230,14 @@ pub(super) fn value_name(id: ChunkId) -> String {
 
 fn add_chunk(header: &mut HeaderBuilder, chunk: &ChunkLayout) {
     let shape = |bytes: u64, element_type: ElementType| {
-        assert_eq!(
-            bytes % element_type.bytes(),
-            0,
-            "a chunk is cut between elements"
-        );
+        assert_eq!(bytes % element_type.bytes(), 0, "a chunk is cut between elements");
         [bytes / element_type.bytes()]
     };
-    header.add(
-        &value_name(chunk.id),
-        chunk.element_type,
-        &shape(chunk.value_bytes, chunk.element_type),
-    );
+    header.add(&value_name(chunk.id), chunk.element_type, &shape(chunk.value_bytes, chunk.element_type));
     for state in &chunk.states {
         let ChunkId { parameter, chunk } = chunk.id;
         let name = format!("{STATE_PREFIX}{}/{parameter}/{chunk}", state.name);
-        header.add(
-            &name,
-            state.element_type,
-            &shape(state.bytes, state.element_type),
-        );
+        header.add(&name, state.element_type, &shape(state.bytes, state.element_type));
     }
 }
 
@@ -295,9 +245,7 @@ fn add_chunk(header: &mut HeaderBuilder, chunk: &ChunkLayout) {
 fn clear(storage: &dyn Storage, directory: &str, number: u64) -> Result<(), Failure> {
     if manifest::numbers(storage, directory)?.contains(&number) {
         if super::load::verify(storage, directory, number).is_ok() {
-            return Err(Failure::Call(format!(
-                "checkpoint {number} in {directory:?} is already there, and whole"
-            )));
+            return Err(Failure::Call(format!("checkpoint {number} in {directory:?} is already there, and whole")));
         }
         // Its manifest must not come to stand beside data that is not its own.
         storage.remove(&join(directory, &manifest_name(number)))?;
@@ -317,14 +265,10 @@ fn remove_superseded(storage: &dyn Storage, directory: &str, number: u64) -> Res
     let numbers = manifest::numbers(storage, directory)?;
     let previous = numbers.iter().rev().find(|other| **other < number).copied();
     let mut names = storage.list(directory)?;
-    names.retain(|name| {
-        manifest::number_of(name).is_some_and(|other| other != number && Some(other) != previous)
-    });
+    names.retain(|name| manifest::number_of(name).is_some_and(|other| other != number && Some(other) != previous));
     // Manifests first: a checkpoint without one is no checkpoint, while one without data would be a broken one.
     names.sort_by_key(|name| !name.ends_with(".json"));
-    names
-        .iter()
-        .try_for_each(|name| storage.remove(&join(directory, name)))
+    names.iter().try_for_each(|name| storage.remove(&join(directory, name)))
 }
 
 /// A file of the checkpoint, digested as it is written.
@@ -337,11 +281,7 @@ struct Hashed {
 impl Hashed {
     fn create(storage: &Arc<dyn Storage>, directory: &str, name: String) -> Result<Self, Failure> {
         let file = Partial::create(storage, join(directory, &name))?;
-        Ok(Self {
-            name,
-            file,
-            hasher: blake3::Hasher::new(),
-        })
+        Ok(Self { name, file, hasher: blake3::Hasher::new() })
     }
 
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
@@ -353,11 +293,7 @@ impl Hashed {
 
     fn entry(&self) -> FileEntry {
         let blake3 = self.hasher.finalize().to_hex().to_string();
-        FileEntry {
-            name: self.name.clone(),
-            bytes: self.file.position(),
-            blake3,
-        }
+        FileEntry { name: self.name.clone(), bytes: self.file.position(), blake3 }
     }
 }
 

@@ -18,12 +18,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(reader: Box<dyn Reader>) -> Self {
-        Self {
-            reader,
-            offset: 0,
-            buffer: Vec::new(),
-            taken: 0,
-        }
+        Self { reader, offset: 0, buffer: Vec::new(), taken: 0 }
     }
 
     /// Bytes of the file that were not taken yet.
@@ -36,11 +31,10 @@ impl Source {
         let mut filled = 0;
         while filled < into.len() {
             if self.taken == self.buffer.len() {
-                self.refill(into.len() - filled)?;
+                self.refill()?;
             }
             let bytes = (into.len() - filled).min(self.buffer.len() - self.taken);
-            into[filled..filled + bytes]
-                .copy_from_slice(&self.buffer[self.taken..self.taken + bytes]);
+            into[filled..filled + bytes].copy_from_slice(&self.buffer[self.taken..self.taken + bytes]);
             self.taken += bytes;
             filled += bytes;
         }
@@ -54,13 +48,10 @@ impl Source {
         Ok(bytes)
     }
 
-    fn refill(&mut self, wanted: usize) -> Result<(), Failure> {
+    fn refill(&mut self) -> Result<(), Failure> {
         let left = self.reader.len().saturating_sub(self.offset);
         // Asking past the end lets the reader say so, with the file's name.
-        let bytes = usize::try_from(left)
-            .unwrap_or(usize::MAX)
-            .min(BUFFER_BYTES)
-            .max(wanted.min(1));
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).clamp(1, BUFFER_BYTES);
         self.buffer.resize(bytes, 0);
         self.taken = bytes;
         self.reader.read_at(self.offset, &mut self.buffer)?;
@@ -75,7 +66,7 @@ pub(super) fn digest(reader: Box<dyn Reader>) -> Result<blake3::Hash, Failure> {
     let mut source = Source::new(reader);
     let mut hasher = blake3::Hasher::new();
     while source.remaining() > 0 {
-        source.refill(1)?;
+        source.refill()?;
         hasher.update(&source.buffer);
         source.taken = source.buffer.len();
     }

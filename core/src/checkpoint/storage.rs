@@ -68,11 +68,7 @@ pub(super) fn parent(path: &str) -> &str {
 
 /// A name inside a directory, as a path.
 pub(super) fn join(directory: &str, name: &str) -> String {
-    if directory.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{directory}/{name}")
-    }
+    if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
 }
 
 /// The bytes of all parts together.
@@ -81,4 +77,4 @@ pub(super) fn total(parts: &[&[u8]]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -44,10 +44,7 @@ pub(super) struct Tensor {
 
 impl HeaderBuilder {
     pub(super) fn new(metadata: &BTreeMap<String, String>) -> Self {
-        let mut builder = Self {
-            json: b"{".to_vec(),
-            data_bytes: 0,
-        };
+        let mut builder = Self { json: b"{".to_vec(), data_bytes: 0 };
         if !metadata.is_empty() {
             builder.member(METADATA, &json!(metadata));
         }
@@ -58,13 +55,8 @@ impl HeaderBuilder {
     pub(super) fn add(&mut self, name: &str, element_type: ElementType, shape: &[u64]) {
         let bytes = tensor_bytes(element_type, shape).expect("the caller has checked the shape");
         let start = self.data_bytes;
-        let end = start
-            .checked_add(bytes)
-            .expect("a file is shorter than 2^64 bytes");
-        self.member(
-            name,
-            &json!({"dtype": dtype(element_type), "shape": shape, "data_offsets": [start, end]}),
-        );
+        let end = start.checked_add(bytes).expect("a file is shorter than 2^64 bytes");
+        self.member(name, &json!({"dtype": dtype(element_type), "shape": shape, "data_offsets": [start, end]}));
         self.data_bytes = end;
     }
 
@@ -81,8 +73,7 @@ impl HeaderBuilder {
     /// The file's first bytes, up to the first tensor's.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.json.push(b'}');
-        self.json
-            .resize(self.json.len().next_multiple_of(ALIGNMENT), b' ');
+        self.json.resize(self.json.len().next_multiple_of(ALIGNMENT), b' ');
         let length = self.json.len() as u64;
         self.json.splice(0..0, length.to_le_bytes());
         self.json
@@ -99,41 +90,28 @@ impl HeaderBuilder {
 
 /// Reads and checks a header: every tensor is as long as its shape says, none overlap, no byte is left over.
 pub(super) fn read_header(reader: &mut dyn Reader, path: &str) -> Result<Header, Failure> {
-    let wrong =
-        |what: String| Failure::Call(format!("{path:?} is not a whole safetensors file: {what}"));
+    let wrong = |what: String| Failure::Call(format!("{path:?} is not a whole safetensors file: {what}"));
     let length = reader.len();
     if length < 8 {
-        return Err(wrong(format!(
-            "it has {length} bytes and its header needs 8"
-        )));
+        return Err(wrong(format!("it has {length} bytes and its header needs 8")));
     }
     let mut prefix = [0; 8];
     reader.read_at(0, &mut prefix)?;
     let json_bytes = u64::from_le_bytes(prefix);
     let bound = HEADER_BYTES_MAX.min(length - 8);
     if json_bytes > bound {
-        return Err(wrong(format!(
-            "it claims a header of {json_bytes} bytes where at most {bound} can be"
-        )));
+        return Err(wrong(format!("it claims a header of {json_bytes} bytes where at most {bound} can be")));
     }
     let mut json = vec![0; usize::try_from(json_bytes).expect("bounded above")];
     reader.read_at(8, &mut json)?;
-    let raw: RawHeader =
-        serde_json::from_slice(&json).map_err(|error| wrong(format!("its header: {error}")))?;
+    let raw: RawHeader = serde_json::from_slice(&json).map_err(|error| wrong(format!("its header: {error}")))?;
     let tensors = place(raw.tensors, 8 + json_bytes, length).map_err(wrong)?;
-    Ok(Header {
-        metadata: raw.metadata,
-        tensors,
-    })
+    Ok(Header { metadata: raw.metadata, tensors })
 }
 
 /// The bytes of a tensor, when they can be counted in 64 bits.
 pub(super) fn tensor_bytes(element_type: ElementType, shape: &[u64]) -> Option<u64> {
-    shape
-        .iter()
-        .try_fold(element_type.bytes(), |bytes, dimension| {
-            bytes.checked_mul(*dimension)
-        })
+    shape.iter().try_fold(element_type.bytes(), |bytes, dimension| bytes.checked_mul(*dimension))
 }
 
 /// The format's name of an element type.
@@ -150,64 +128,37 @@ pub(super) fn dtype(element_type: ElementType) -> &'static str {
     }
 }
 
-fn place(
-    raw: Vec<(String, RawTensor)>,
-    data_start: u64,
-    file_bytes: u64,
-) -> Result<Vec<Tensor>, String> {
+fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Result<Vec<Tensor>, String> {
     let mut raw = raw;
     // Stable: tensors without bytes stay where the header named them.
     raw.sort_by_key(|(_, tensor)| tensor.data_offsets);
     let mut at = data_start;
     let mut tensors = Vec::with_capacity(raw.len());
-    for (
-        name,
-        RawTensor {
-            dtype,
-            shape,
-            data_offsets: (start, end),
-        },
-    ) in raw
-    {
+    for (name, RawTensor { dtype, shape, data_offsets: (start, end) }) in raw {
         let start = data_start.checked_add(start).filter(|start| *start == at);
         let end = data_start.checked_add(end).filter(|end| at <= *end);
         let (Some(start), Some(end)) = (start, end) else {
-            return Err(format!(
-                "tensor {name:?} does not begin where the one before it ends, at {at}"
-            ));
+            return Err(format!("tensor {name:?} does not begin where the one before it ends, at {at}"));
         };
         check_shape(&name, &dtype, &shape, end - start)?;
-        tensors.push(Tensor {
-            name,
-            dtype,
-            shape,
-            start,
-            end,
-        });
+        tensors.push(Tensor { name, dtype, shape, start, end });
         at = end;
     }
     if at != file_bytes {
-        return Err(format!(
-            "it has {file_bytes} bytes and its header describes {at}"
-        ));
+        return Err(format!("it has {file_bytes} bytes and its header describes {at}"));
     }
     Ok(tensors)
 }
 
 fn check_shape(name: &str, found: &str, shape: &[u64], bytes: u64) -> Result<(), String> {
     // A type that is none of ours can be listed, and nothing else is done with it.
-    let Some(element_type) = ElementType::ALL
-        .into_iter()
-        .find(|known| dtype(*known) == found)
-    else {
+    let Some(element_type) = ElementType::ALL.into_iter().find(|known| dtype(*known) == found) else {
         return Ok(());
     };
     if tensor_bytes(element_type, shape) == Some(bytes) {
         return Ok(());
     }
-    Err(format!(
-        "tensor {name:?} of type {found} and shape {shape:?} has {bytes} bytes"
-    ))
+    Err(format!("tensor {name:?} of type {found} and shape {shape:?} has {bytes} bytes"))
 }
 
 #[derive(Default)]

@@ -222,7 +222,9 @@ fn slots_by_class(budget: &Budget) -> Result<[u32; CLASSES], Failure> {
 fn map(bytes: u64) -> Result<MmapRaw, Failure> {
     let refused = |why: &dyn fmt::Display| Failure::Node(format!("mapping {bytes} bytes of memory: {why}"));
     // A mapping of no bytes does not exist; an arena without slots is legal and has one line that nobody reaches.
+    // The budget is the most that can be needed, and is far above what is; only what is touched takes memory, so
+    // nothing is reserved for the rest.
     let length = usize::try_from(bytes.max(u64::from(SLOT_BYTES_MIN))).map_err(|error| refused(&error))?;
-    let map = MmapOptions::new().len(length).map_anon().map_err(|error| refused(&error))?;
+    let map = MmapOptions::new().len(length).no_reserve_swap().map_anon().map_err(|error| refused(&error))?;
     Ok(MmapRaw::from(map))
 }

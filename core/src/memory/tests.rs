@@ -109,7 +109,8 @@ fn a_budget_that_cannot_be_is_refused_with_its_bytes() {
     let many = refusal(&[(64, 1 << 27), (64, 1 << 27)]);
     assert_eq!(
         many,
-        "memory for the test's sends: 268435456 slots of 64 bytes; expected at most 268435455 (budget: 17179869184 bytes)"
+        "memory for the test's sends: 268435456 slots of 64 bytes; expected at most 268435455 \
+         (budget: 17179869184 bytes)"
     );
     // 2^51 bytes are more than a process can address, so the system refuses.
     let large = refusal(&[(CHUNK_BYTES_MAX, 1 << 27)]);
@@ -180,18 +181,22 @@ fn no_two_threads_ever_hold_the_same_slot() {
         for thread in 0..4_u8 {
             let (arena, passed) = (&arena, &passed);
             scope.spawn(move || {
-                for turn in 0..20_000_u32 {
+                for turn in 0..100_000_u32 {
                     let Ok(mut lease) = arena.take(64) else {
                         drop(passed.lock().expect("no thread panics").pop());
                         continue;
                     };
                     let mark = thread.wrapping_mul(64).wrapping_add(u8::try_from(turn % 64).expect("less than 64"));
                     lease.bytes_mut().fill(mark);
-                    std::hint::spin_loop();
+                    // A second lease, returned after the first or before it, changes the order beneath the top.
+                    let second = arena.take(64).ok();
                     assert_eq!(lease.bytes(), [mark; 64]);
                     if turn % 3 == 0 {
                         passed.lock().expect("no thread panics").push(lease);
+                    } else if turn % 3 == 1 {
+                        drop(lease);
                     }
+                    drop(second);
                 }
             });
         }

@@ -77,6 +77,8 @@ pub struct Coordinator {
     options: CoordinatorOptions,
     epoch: Epoch,
     servers: Vec<Option<ServerEntry>>,
+    /// The shards of each server when the chunks were placed; empty before that.
+    placed: Vec<u32>,
     members: Vec<Member>,
     election: Election,
     /// The last generation that was granted.
@@ -108,6 +110,7 @@ impl Coordinator {
         let mut coordinator = Self {
             epoch: options.epoch,
             servers: vec![None; options.servers.into()],
+            placed: Vec::new(),
             members: vec![Member::default(); options.job.trainers as usize],
             election: Election::Open,
             granted: Generation(0),
@@ -143,9 +146,25 @@ impl Coordinator {
         }
     }
 
-    /// Enters a server without a connection: the one that the coordinator is embedded in.
-    pub fn register(&mut self, server: u16, entry: ServerEntry) {
-        self.servers[usize::from(server)] = Some(entry);
+    /// Enters a server: the one that the coordinator is embedded in, without a connection.
+    ///
+    /// # Errors
+    /// When there is no such server, or its shards are not those that the chunks were placed on.
+    pub fn register(&mut self, server: u32, entry: ServerEntry) -> Result<(), Failure> {
+        let count = self.servers.len();
+        let Some(slot) = self.servers.get_mut(server as usize) else {
+            return Err(Failure::call(format!("server index {server}: this job has {count} servers, numbered from 0")));
+        };
+        let placed = self.placed.get(server as usize).copied();
+        let before = slot.as_ref().map(|before| before.shards).or(placed);
+        if let Some(before) = before.filter(|before| *before != entry.shards) {
+            return Err(Failure::call(format!(
+                "server {server} had {before} shards and comes back with {}: chunks would change their places",
+                entry.shards
+            )));
+        }
+        *slot = Some(entry);
+        Ok(())
     }
 
     /// Takes an event in, and gives everything out that follows from it.
@@ -345,19 +364,9 @@ impl Coordinator {
         replies: &mut Replies,
         out: &mut Vec<CoordinatorOutput>,
     ) -> Result<(), Refusal> {
-        let count = self.servers.len();
         let entry = register.entry.ok_or_else(|| Refusal::invalid("a registration without an address"))?;
-        let slot = self.servers.get_mut(register.server as usize);
-        let slot = slot.ok_or_else(|| {
-            Refusal::invalid(format!("server index {}: this job has {count} servers, numbered from 0", register.server))
-        })?;
-        if let Some(before) = slot.as_ref().filter(|before| before.shards != entry.shards) {
-            return Err(Refusal::invalid(format!(
-                "server {} had {} shards and comes back with {}: chunks would change their places",
-                register.server, before.shards, entry.shards
-            )));
-        }
-        *slot = Some(entry);
+        self.register(register.server, entry).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        out.push(self.keep());
         answer(replies, peer, head, Answer::Joined(self.joined(NO_TRAINER)));
         self.admit(replies, out);
         Ok(())
@@ -528,6 +537,12 @@ impl Coordinator {
     }
 
     fn keep(&self) -> CoordinatorOutput {
+        CoordinatorOutput::Keep(self.kept())
+    }
+
+    /// What a later start of the coordinator needs to know.
+    #[must_use]
+    pub fn kept(&self) -> Vec<u8> {
         let (committed, pages, job) = match &self.election {
             Election::Committed { generation, pages, job } => (generation.0, pages.clone(), Some(*job)),
             Election::Open | Election::Held { .. } => (0, Vec::new(), None),
@@ -539,8 +554,9 @@ impl Coordinator {
             pages,
             job,
             incarnations: self.members.iter().map(|member| member.incarnation.0).collect(),
+            servers: self.servers.iter().map(|server| server.clone().unwrap_or_default()).collect(),
         };
-        CoordinatorOutput::Keep(kept.encode_to_vec())
+        kept.encode_to_vec()
     }
 
     /// Takes up where an earlier start left off.
@@ -552,7 +568,19 @@ impl Coordinator {
         for (member, incarnation) in self.members.iter_mut().zip(&kept.incarnations) {
             member.incarnation = Incarnation(*incarnation);
         }
+        for (server, entry) in self.servers.iter_mut().zip(kept.servers) {
+            *server = Some(entry).filter(|entry| !entry.address.is_empty());
+        }
         if kept.committed > 0 {
+            let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
+            self.placed = first.transpose().map_err(unreadable)?.map(|page| page.shards).unwrap_or_default();
+            if self.placed.len() != self.servers.len() {
+                return Err(Failure::Node(format!(
+                    "this job was initialised on {} servers and is started with {}",
+                    self.placed.len(),
+                    self.servers.len()
+                )));
+            }
             let job = kept.job.unwrap_or(self.options.job);
             self.election = Election::Committed { generation: Generation(kept.committed), pages: kept.pages, job };
         }
@@ -587,4 +615,8 @@ struct KeptMessage {
     job: Option<JobMessage>,
     #[prost(uint32, repeated, tag = "6")]
     incarnations: Vec<u32>,
+    /// Where each server was: they do not report again because this one was restarted. One without an address
+    /// had not reported.
+    #[prost(message, repeated, tag = "7")]
+    servers: Vec<ServerEntry>,
 }

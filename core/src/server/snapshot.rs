@@ -103,6 +103,17 @@ impl Shard {
         Ok(restored)
     }
 
+    /// Writes nothing down from here on: what comes after the last checkpoint is lost with the process.
+    pub fn stop_journal(&mut self) {
+        self.journal = None;
+    }
+
+    /// How long the journal is, over all its life; zero without one.
+    #[must_use]
+    pub fn journal_position(&self) -> u64 {
+        self.journal.as_ref().map_or(0, Journal::position)
+    }
+
     /// Begins a checkpoint under `number`; does nothing before initialisation.
     ///
     /// # Errors
@@ -111,7 +122,7 @@ impl Shard {
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
-        let now = self.journal.as_ref().map_or(0, Journal::position);
+        let now = self.journal_position();
         let open = serving.table.chunks.iter().filter_map(|chunk| chunk.round.oldest_position()).min();
         let from = open.map_or(now, |open| open.min(now));
         let about = self.about(serving).encode_to_vec();
@@ -223,7 +234,7 @@ impl Shard {
             chunk.states.push(state);
         }
         chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        chunk.heard = marks.heard.iter().map(Heard::from).collect();
         Ok(())
     }
 
@@ -340,13 +351,15 @@ impl HeardMessage {
             clock: heard.clock,
         }
     }
+}
 
-    fn to_heard(&self) -> Heard {
+impl From<&HeardMessage> for Heard {
+    fn from(message: &HeardMessage) -> Self {
         let mark = |incarnation, sequence| Mark { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
-        Heard {
-            push: mark(self.push_incarnation, self.push_sequence),
-            set: mark(self.set_incarnation, self.set_sequence),
-            clock: self.clock,
+        Self {
+            push: mark(message.push_incarnation, message.push_sequence),
+            set: mark(message.set_incarnation, message.set_sequence),
+            clock: message.clock,
         }
     }
 }

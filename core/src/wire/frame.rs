@@ -6,9 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::header::{self, Head, WireError};
 use crate::dtype::ElementType;
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
-use crate::limits::{
-    CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX,
-};
+use crate::limits::{CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 
 /// One chunk in a frame: which, for which round or of which version, and how many payload bytes it brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +30,7 @@ impl Entry {
     /// An entry without a payload.
     #[must_use]
     pub fn bare(id: ChunkId, round: Round, element_type: ElementType) -> Self {
-        Self {
-            id,
-            round,
-            bytes: 0,
-            checksum: 0,
-            element_type,
-        }
+        Self { id, round, bytes: 0, checksum: 0, element_type }
     }
 
     /// An entry that brings `payload`.
@@ -46,20 +38,9 @@ impl Entry {
     /// # Panics
     /// When the payload is longer than a chunk may be: whoever cuts chunks keeps that.
     #[must_use]
-    pub fn with_payload(
-        id: ChunkId,
-        round: Round,
-        element_type: ElementType,
-        payload: &[u8],
-    ) -> Self {
+    pub fn with_payload(id: ChunkId, round: Round, element_type: ElementType, payload: &[u8]) -> Self {
         let bytes = u32::try_from(payload.len()).expect("a chunk's length is 32 bits");
-        Self {
-            id,
-            round,
-            bytes,
-            checksum: payload_checksum(payload),
-            element_type,
-        }
+        Self { id, round, bytes, checksum: payload_checksum(payload), element_type }
     }
 
     fn encode(&self, into: &mut Vec<u8>) {
@@ -77,16 +58,10 @@ impl Entry {
     }
 
     fn decode(raw: &RawEntry) -> Result<Self, WireError> {
-        let element_type =
-            ElementType::from_number(raw.element_type.into()).ok_or(WireError::Unknown {
-                field: "element type",
-                found: raw.element_type.into(),
-            })?;
+        let element_type = ElementType::from_number(raw.element_type.into())
+            .ok_or(WireError::Unknown { field: "element type", found: raw.element_type.into() })?;
         if raw.reserved != 0 || raw.reserved_too.get() != 0 {
-            return Err(WireError::Unknown {
-                field: "an entry's reserved field",
-                found: 1,
-            });
+            return Err(WireError::Unknown { field: "an entry's reserved field", found: 1 });
         }
         if raw.bytes.get() > CHUNK_BYTES_MAX {
             return Err(WireError::TooLong {
@@ -96,10 +71,7 @@ impl Entry {
             });
         }
         Ok(Self {
-            id: ChunkId {
-                parameter: ParameterIndex(raw.parameter.get()),
-                chunk: ChunkIndex(raw.chunk.get()),
-            },
+            id: ChunkId { parameter: ParameterIndex(raw.parameter.get()), chunk: ChunkIndex(raw.chunk.get()) },
             round: Round(raw.round.get()),
             bytes: raw.bytes.get(),
             checksum: raw.checksum.get(),
@@ -123,30 +95,19 @@ impl Frame {
     /// A frame with neither entries nor control message.
     #[must_use]
     pub fn bare(head: Head) -> Self {
-        Self {
-            head,
-            entries: Vec::new(),
-            control: Vec::new(),
-        }
+        Self { head, entries: Vec::new(), control: Vec::new() }
     }
 
     /// A frame with a control message only.
     #[must_use]
     pub fn with_control(head: Head, message: &impl prost::Message) -> Self {
-        Self {
-            head,
-            entries: Vec::new(),
-            control: message.encode_to_vec(),
-        }
+        Self { head, entries: Vec::new(), control: message.encode_to_vec() }
     }
 
     /// Payload bytes of all entries together.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
-        self.entries
-            .iter()
-            .map(|entry| u64::from(entry.bytes))
-            .sum()
+        self.entries.iter().map(|entry| u64::from(entry.bytes)).sum()
     }
 
     /// Header, entries and control message as they go on the wire; the payloads follow in the entries' order.
@@ -157,18 +118,9 @@ impl Frame {
     pub fn encode(&self) -> Vec<u8> {
         let entries = u32::try_from(self.entries.len()).expect("entries are bounded");
         let control = u32::try_from(self.control.len()).expect("the control message is bounded");
-        assert!(
-            entries <= FRAME_ENTRIES_MAX,
-            "{entries} entries in one frame"
-        );
-        assert!(
-            control <= FRAME_CONTROL_BYTES_MAX,
-            "{control} bytes of control message in one frame"
-        );
-        assert!(
-            self.payload_bytes() <= FRAME_PAYLOAD_BYTES_MAX.into(),
-            "payload over the bound"
-        );
+        assert!(entries <= FRAME_ENTRIES_MAX, "{entries} entries in one frame");
+        assert!(control <= FRAME_CONTROL_BYTES_MAX, "{control} bytes of control message in one frame");
+        assert!(self.payload_bytes() <= FRAME_PAYLOAD_BYTES_MAX.into(), "payload over the bound");
         let mut rest = Vec::with_capacity(self.entries.len() * Entry::BYTES + self.control.len());
         for entry in &self.entries {
             entry.encode(&mut rest);
@@ -182,24 +134,12 @@ impl Frame {
 
     pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {
         let (table, control) = rest.split_at(entries as usize * Entry::BYTES);
-        let raw = <[RawEntry]>::ref_from_bytes(table)
-            .expect("the table is a whole number of unaligned entries");
-        let entries = raw
-            .iter()
-            .map(Entry::decode)
-            .collect::<Result<Vec<_>, _>>()?;
-        let frame = Self {
-            head,
-            entries,
-            control: control.to_vec(),
-        };
+        let raw = <[RawEntry]>::ref_from_bytes(table).expect("the table is a whole number of unaligned entries");
+        let entries = raw.iter().map(Entry::decode).collect::<Result<Vec<_>, _>>()?;
+        let frame = Self { head, entries, control: control.to_vec() };
         let (found, limit) = (frame.payload_bytes(), u64::from(FRAME_PAYLOAD_BYTES_MAX));
         if found > limit {
-            return Err(WireError::TooLong {
-                what: "the payload",
-                found,
-                limit,
-            });
+            return Err(WireError::TooLong { what: "the payload", found, limit });
         }
         Ok(frame)
     }
@@ -214,11 +154,7 @@ impl Frame {
         if found == expected {
             return Ok(());
         }
-        Err(WireError::Checksum {
-            part: "payload",
-            found,
-            expected,
-        })
+        Err(WireError::Checksum { part: "payload", found, expected })
     }
 }
 
@@ -241,7 +177,4 @@ struct RawEntry {
     reserved_too: U16,
 }
 
-const _: () = assert!(
-    size_of::<RawEntry>() == 32,
-    "the entry is drawn with 32 bytes"
-);
+const _: () = assert!(size_of::<RawEntry>() == 32, "the entry is drawn with 32 bytes");

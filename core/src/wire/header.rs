@@ -15,10 +15,7 @@ pub const WIRE_VERSION: u8 = 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"PSRV");
 const CHECKED_BYTES: usize = HEADER_BYTES - 4;
 
-const _: () = assert!(
-    size_of::<RawHeader>() == HEADER_BYTES,
-    "the header is drawn with 64 bytes"
-);
+const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES, "the header is drawn with 64 bytes");
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,10 +78,7 @@ impl Kind {
     /// Whether a frame of this kind changes a shard, and so is journalled before it is applied.
     #[must_use]
     pub fn is_mutating(self) -> bool {
-        matches!(
-            self,
-            Self::Init | Self::Finish | Self::Push | Self::Set | Self::Leave
-        )
+        matches!(self, Self::Init | Self::Finish | Self::Push | Self::Set | Self::Leave)
     }
 }
 
@@ -144,11 +138,7 @@ impl Head {
     /// The header of an answer of `kind` to this frame: the same job, trainer, sequence and request.
     #[must_use]
     pub fn answer(&self, kind: Kind) -> Self {
-        Self {
-            kind,
-            flags: Flags::default(),
-            ..*self
-        }
+        Self { kind, flags: Flags::default(), ..*self }
     }
 }
 
@@ -186,9 +176,7 @@ pub enum WireError {
         limit: u64,
     },
     /// A checksum that does not hold.
-    #[error(
-        "checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way"
-    )]
+    #[error("checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way")]
     Checksum {
         /// Which part.
         part: &'static str,
@@ -214,17 +202,12 @@ impl Prefix {
     /// # Errors
     /// The first thing that is wrong, in the order magic, version, checksum, meaning, bounds.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
-        let raw = RawHeader::ref_from_bytes(bytes)
-            .expect("the array has the header's size and no alignment");
+        let raw = RawHeader::ref_from_bytes(bytes).expect("the array has the header's size and no alignment");
         raw.check_origin()?;
         let found = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
         let expected = raw.header_checksum.get();
         if found != expected {
-            return Err(WireError::Checksum {
-                part: "header",
-                found,
-                expected,
-            });
+            return Err(WireError::Checksum { part: "header", found, expected });
         }
         let head = raw.head()?;
         raw.check_bounds(head.kind)?;
@@ -256,18 +239,10 @@ impl Prefix {
     /// # Panics
     /// When `rest` is not [`Prefix::rest_bytes`] long: the transport counts, not the peer.
     pub fn finish(&self, rest: &[u8]) -> Result<Frame, WireError> {
-        assert_eq!(
-            rest.len(),
-            self.rest_bytes(),
-            "the transport reads as much as the header says"
-        );
+        assert_eq!(rest.len(), self.rest_bytes(), "the transport reads as much as the header says");
         let found = crc32c::crc32c(rest);
         if found != self.rest_checksum {
-            return Err(WireError::Checksum {
-                part: "entries",
-                found,
-                expected: self.rest_checksum,
-            });
+            return Err(WireError::Checksum { part: "entries", found, expected: self.rest_checksum });
         }
         Frame::from_parts(self.head, self.entries, rest)
     }
@@ -321,14 +296,10 @@ struct RawHeader {
 impl RawHeader {
     fn check_origin(&self) -> Result<(), WireError> {
         if self.magic.get() != MAGIC {
-            return Err(WireError::Magic {
-                found: self.magic.get(),
-            });
+            return Err(WireError::Magic { found: self.magic.get() });
         }
         if self.version != WIRE_VERSION {
-            return Err(WireError::Version {
-                found: self.version,
-            });
+            return Err(WireError::Version { found: self.version });
         }
         Ok(())
     }
@@ -357,21 +328,9 @@ impl RawHeader {
 
     fn check_bounds(&self, kind: Kind) -> Result<(), WireError> {
         let hello = kind == Kind::Hello;
-        bound(
-            "the number of entries",
-            self.entries.get(),
-            if hello { 0 } else { FRAME_ENTRIES_MAX },
-        )?;
-        let control_max = if hello {
-            HELLO_CONTROL_BYTES_MAX
-        } else {
-            FRAME_CONTROL_BYTES_MAX
-        };
-        bound(
-            "the control message's length",
-            self.control.get(),
-            control_max,
-        )
+        bound("the number of entries", self.entries.get(), if hello { 0 } else { FRAME_ENTRIES_MAX })?;
+        let control_max = if hello { HELLO_CONTROL_BYTES_MAX } else { FRAME_CONTROL_BYTES_MAX };
+        bound("the control message's length", self.control.get(), control_max)
     }
 }
 
@@ -379,9 +338,5 @@ fn bound(what: &'static str, found: u32, limit: u32) -> Result<(), WireError> {
     if found <= limit {
         return Ok(());
     }
-    Err(WireError::TooLong {
-        what,
-        found: found.into(),
-        limit: limit.into(),
-    })
+    Err(WireError::TooLong { what, found: found.into(), limit: limit.into() })
 }

@@ -15,9 +15,9 @@ mod tests;
 
 pub use address::{Address, Scheme};
 pub use control::{
-    CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage,
-    FinishMessage, HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, PushMessage,
-    RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage, answer, request,
+    CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, FinishMessage, HelloMessage, InitMessage,
+    JobMessage, JoinRequest, Joined, PushMessage, RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage,
+    answer, request,
 };
 pub use frame::{Entry, Frame, payload_checksum};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, Prefix, WIRE_VERSION, WireError};

@@ -1,1 +1,260 @@
+//! The wire: golden bytes, a table of every refusal, and properties.
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::dtype::ElementType;
+use crate::ids::{
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, Round, Sequence, Ticket, TrainerId,
+};
+
+/// The frame that `docs/WIRE.md` shows.
+fn example() -> Frame {
+    let head = Head {
+        kind: Kind::Push,
+        flags: Flags::WANT_VALUE,
+        epoch: Epoch(0x0102_0304_0506_0708),
+        trainer: TrainerId(3),
+        incarnation: Incarnation(2),
+        sequence: Sequence(17),
+        request: Ticket(99),
+        generation: Generation(1),
+    };
+    let id = ChunkId { parameter: ParameterIndex(5), chunk: ChunkIndex(6) };
+    let entry = Entry::with_payload(id, Round(7), ElementType::Float32, &1.0_f32.to_le_bytes());
+    Frame { head, entries: vec![entry], control: vec![0xaa, 0xbb] }
+}
+
+/// Decodes header and rest as a transport does.
+fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
+    let (header, rest) = bytes.split_first_chunk().expect("tests give a whole header");
+    Prefix::decode(header)?.finish(rest)
+}
+
+/// Makes the checksums hold again after a change.
+fn reseal(bytes: &mut [u8]) {
+    let rest = crc32c::crc32c(&bytes[64..]);
+    bytes[56..60].copy_from_slice(&rest.to_le_bytes());
+    let header = crc32c::crc32c(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&header.to_le_bytes());
+}
+
+#[test]
+fn the_bytes_of_a_frame_never_change() {
+    let golden = [
+        "50535256 01 08 0100 0807060504030201 03000000 02000000 1100000000000000 6300000000000000",
+        "01000000 01000000 02000000 00000000 eabffe26 e442b783",
+        "0600000000000000 0700000000000000 05000000 04000000 abc454dd 04 00 0000 aabb",
+    ];
+    let bytes = example().encode();
+    let found: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let expected = golden.concat().replace(' ', "");
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_frame_is_read_as_it_was_written() {
+    assert_eq!(decode(&example().encode()), Ok(example()));
+    let bare = Frame::bare(Head::new(Kind::Leave));
+    assert_eq!(bare.encode().len(), HEADER_BYTES);
+    assert_eq!(decode(&bare.encode()), Ok(bare));
+}
+
+#[test]
+fn every_refusal_names_what_was_wrong() {
+    let check = |at: usize, change: &[u8], sealed: bool, expected: &str| {
+        let mut bytes = example().encode();
+        bytes[at..at + change.len()].copy_from_slice(change);
+        if sealed {
+            reseal(&mut bytes);
+        }
+        let text = decode(&bytes).expect_err(expected).to_string();
+        assert!(text.contains(expected), "found \"{text}\", expected \"{expected}\"");
+    };
+    check(0, b"GET ", true, "not a pserver frame: it begins with 0x20544547");
+    check(4, &[2], true, "protocol version 2 is not supported; this side speaks version 1");
+    check(4, &[0], false, "protocol version 0 is not supported");
+    check(8, &[9], false, "checksum of the header");
+    check(60, &[0, 0, 0, 0], false, "checksum of the header");
+    check(40, &[0xff; 4], false, "checksum of the header");
+    check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
+    check(5, &[15], true, "kind 15 has no meaning");
+    check(6, &[2], true, "flags 2 has no meaning");
+    check(52, &[1], true, "the reserved field 1 has no meaning");
+    check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
+    check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");
+    check(5, &[1], true, "the number of entries 1 is over the limit of 0");
+    check(64, &[9], false, "checksum of the entries");
+    check(97, &[9], false, "checksum of the entries");
+    check(92, &[8], true, "element type 8 has no meaning");
+    check(93, &[1], true, "an entry's reserved field 1 has no meaning");
+    check(94, &[1], true, "an entry's reserved field 1 has no meaning");
+    check(84, &16_777_217_u32.to_le_bytes(), true, "an entry's payload 16777217 is over the limit of 16777216");
+}
+
+#[test]
+fn a_hello_is_bounded_before_anybody_is_known() {
+    let hello = |control: usize| Frame { control: vec![0; control], ..Frame::bare(Head::new(Kind::Hello)) };
+    assert_eq!(decode(&hello(4096).encode()), Ok(hello(4096)));
+    let refusal = decode(&hello(4097).encode()).expect_err("too long");
+    assert_eq!(refusal.to_string(), "the control message's length 4097 is over the limit of 4096");
+}
+
+#[test]
+fn payloads_together_are_bounded() {
+    let mut frame = example();
+    frame.entries = vec![frame.entries[0]; 2];
+    let mut bytes = frame.encode();
+    for entry in [64, 96] {
+        bytes[entry + 20..entry + 24].copy_from_slice(&8_388_609_u32.to_le_bytes());
+    }
+    reseal(&mut bytes);
+    let refusal = decode(&bytes).expect_err("too long");
+    assert_eq!(refusal.to_string(), "the payload 16777218 is over the limit of 16777216");
+}
+
+#[test]
+fn a_changed_payload_is_refused() {
+    let frame = example();
+    assert_eq!(frame.check_payload(0, &1.0_f32.to_le_bytes()), Ok(()));
+    let refusal = frame.check_payload(0, &2.0_f32.to_le_bytes()).expect_err("changed");
+    assert!(refusal.to_string().starts_with("checksum of the payload is 0x"), "{refusal}");
+}
+
+#[test]
+fn an_answer_goes_to_the_request_it_answers() {
+    let head = example().head;
+    let answer = head.answer(Kind::Value);
+    assert_eq!(answer, Head { kind: Kind::Value, flags: Flags::default(), ..head });
+}
+
+#[test]
+fn kinds_that_change_a_shard_are_known() {
+    let mutating: Vec<_> = (0..=u8::MAX).filter_map(Kind::from_number).filter(|kind| kind.is_mutating()).collect();
+    assert_eq!(mutating, [Kind::Init, Kind::Finish, Kind::Push, Kind::Set, Kind::Leave]);
+}
+
+#[test]
+fn addresses_are_read_or_refused_by_name() {
+    let good = |text: &str, expected: &str, loopback: bool| {
+        let address = Address::parse(text).expect(text);
+        assert_eq!(address.to_string(), expected);
+        assert_eq!(Address::parse(expected).as_ref(), Ok(&address), "what is printed is read as the same");
+        assert_eq!(address.is_loopback(), loopback, "{text}");
+    };
+    good("tcp://127.0.0.1:7164", "tcp://127.0.0.1:7164", true);
+    good("node7:7164", "tcp://node7:7164", false);
+    good("tcp://node7.cluster.example:0", "tcp://node7.cluster.example:0", false);
+    good("localhost:65535", "tcp://localhost:65535", true);
+    good("[::1]:7164", "tcp://[::1]:7164", true);
+    good("tcp://[fe80::1%eth0]:1", "tcp://[fe80::1%eth0]:1", false);
+    good("10.0.0.1:80", "tcp://10.0.0.1:80", false);
+    good("loopback://server:3", "loopback://server:3", true);
+    let bad = |text: &str, expected: &str| {
+        let error = Address::parse(text).expect_err(text).to_string();
+        assert!(error.starts_with(&format!("address \"{text}\": {expected}; expected tcp://host:port")), "{error}");
+    };
+    bad("", "no port");
+    bad("node7", "no port");
+    bad("tcp://node7", "no port");
+    bad("tcp://node7:", "port \"\" is not a number from 0 to 65535");
+    bad("node7:http", "port \"http\" is not a number from 0 to 65535");
+    bad("node7:65536", "port \"65536\" is not a number from 0 to 65535");
+    bad("node7:-1", "port \"-1\" is not a number from 0 to 65535");
+    bad("verbs://node7:1", "unknown transport \"verbs\"");
+    bad("://node7:1", "unknown transport \"\"");
+    bad("::1:7164", "an IPv6 address stands in brackets");
+    bad("[::1:7164", "an IPv6 address stands in brackets");
+    bad("tcp://:7164", "the host is missing or not a name");
+    bad("[]:7164", "the host is missing or not a name");
+    bad("two words:1", "the host is missing or not a name");
+}
+
+fn heads() -> impl Strategy<Value = Head> {
+    let kinds: Vec<_> = (2..=u8::MAX).filter_map(Kind::from_number).collect();
+    (proptest::sample::select(kinds), 0..2_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
+        |(kind, flags, [epoch, sequence, request], [trainer, incarnation, generation])| Head {
+            kind,
+            flags: Flags(flags),
+            epoch: Epoch(epoch),
+            trainer: TrainerId(trainer),
+            incarnation: Incarnation(incarnation),
+            sequence: Sequence(sequence),
+            request: Ticket(request),
+            generation: Generation(generation),
+        },
+    )
+}
+
+fn entries() -> impl Strategy<Value = Entry> {
+    let types = proptest::sample::select(&ElementType::ALL[..]);
+    (any::<u32>(), any::<[u64; 2]>(), 0..4096_u32, any::<u32>(), types).prop_map(
+        |(parameter, [chunk, round], bytes, checksum, element_type)| Entry {
+            id: ChunkId { parameter: ParameterIndex(parameter), chunk: ChunkIndex(chunk) },
+            round: Round(round),
+            bytes,
+            checksum,
+            element_type,
+        },
+    )
+}
+
+fn frames() -> impl Strategy<Value = Frame> {
+    let control = proptest::collection::vec(any::<u8>(), 0..200);
+    (heads(), proptest::collection::vec(entries(), 0..50), control).prop_map(|(head, entries, control)| Frame {
+        head,
+        entries,
+        control,
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_frame_is_read_as_it_was_written(frame in frames()) {
+        prop_assert_eq!(decode(&frame.encode()), Ok(frame));
+    }
+
+    #[test]
+    fn one_changed_bit_is_refused(frame in frames(), at in any::<prop::sample::Index>(), bit in 0..8_u8) {
+        let mut bytes = frame.encode();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        let header = bytes.first_chunk().expect("a header");
+        // A changed length cannot be asked for its rest, so the header must refuse by itself.
+        let refused = Prefix::decode(header).and_then(|prefix| prefix.finish(&bytes[HEADER_BYTES..])).is_err();
+        prop_assert!(refused);
+    }
+
+    #[test]
+    fn arbitrary_headers_never_panic(mut bytes in any::<[[u8; 32]; 2]>(), ours in any::<bool>()) {
+        let bytes = bytes.as_flattened_mut();
+        if ours {
+            bytes[..5].copy_from_slice(b"PSRV\x01");
+            let sum = crc32c::crc32c(&bytes[..60]);
+            bytes[60..].copy_from_slice(&sum.to_le_bytes());
+        }
+        if let Ok(prefix) = Prefix::decode(bytes.first_chunk().expect("64 bytes")) {
+            prop_assert!(prefix.rest_bytes() <= 4096 * 32 + 1024 * 1024);
+        }
+    }
+
+    #[test]
+    fn arbitrary_rests_never_panic(entries in 0..4_u32, rest in proptest::collection::vec(any::<u8>(), 96..200)) {
+        let frame = Frame { control: rest, ..Frame::bare(Head::new(Kind::Push)) };
+        let mut bytes = frame.encode();
+        let control = u32::try_from(frame.control.len()).expect("small") - entries * 32;
+        bytes[44..48].copy_from_slice(&entries.to_le_bytes());
+        bytes[48..52].copy_from_slice(&control.to_le_bytes());
+        reseal(&mut bytes);
+        if let Ok(frame) = decode(&bytes) {
+            prop_assert_eq!(frame.encode(), bytes);
+        }
+    }
+
+    #[test]
+    fn arbitrary_addresses_never_panic(text in "\\PC{0,40}") {
+        if let Ok(address) = Address::parse(&text) {
+            prop_assert_eq!(Address::parse(&address.to_string()), Ok(address));
+        }
+    }
+}

@@ -112,11 +112,7 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            fn merge<const FIRST: bool>(
-                into: &mut [[u8; size_of::<$type>()]],
-                gradient: &Gradient<'_>,
-                start: usize,
-            ) {
+            fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
                 merge_as::<Self, Self, FIRST>(into, gradient.bytes, start);
             }
         }
@@ -154,11 +150,7 @@ macro_rules! real {
             }
 
             #[inline(always)]
-            fn merge<const FIRST: bool>(
-                into: &mut [[u8; size_of::<$type>()]],
-                gradient: &Gradient<'_>,
-                start: usize,
-            ) {
+            fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
                 match gradient.element_type {
                     ElementType::Float16 => merge_as::<Self, Half, FIRST>(into, gradient.bytes, start),
                     ElementType::Bfloat16 => merge_as::<Self, Brain, FIRST>(into, gradient.bytes, start),

@@ -15,6 +15,8 @@
 mod element;
 mod step;
 mod sum;
+#[cfg(test)]
+mod tests;
 
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
@@ -67,7 +69,8 @@ impl Kernels for Cpu {
     }
 }
 
-// FMA is left out of the features on purpose: the compiler may not fuse by itself, and here it could not.
+// AVX-512 brings FMA with it; the compiler does not fuse a product and a sum unless asked by `mul_add`, and nothing
+// here asks. `multiversion` widens `avx512f` to Ice Lake's set: older processors with AVX-512 run the AVX2 code.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
 fn sum_wide<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
     sum::into_whole::<E>(into, gradients);

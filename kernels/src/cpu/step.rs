@@ -24,11 +24,7 @@ struct Merged<'a, E: Element> {
 impl<'a, E: Real> Merged<'a, E> {
     #[inline(always)]
     fn new(sum: &'a [Bytes<E>], coefficients: &Coefficients) -> Self {
-        Self {
-            sum,
-            scale: E::nearest(coefficients.gradient_scale),
-            bound: E::nearest(coefficients.gradient_bound),
-        }
+        Self { sum, scale: E::nearest(coefficients.gradient_scale), bound: E::nearest(coefficients.gradient_bound) }
     }
 
     /// A tile whose elements are already scaled and clipped.
@@ -280,7 +276,8 @@ fn shrink<E: Real>(weights: &mut [Bytes<E>], c: &Coefficients) {
 /// The derivative of the penalty. An absent term is left out, so that an infinite weight stays infinite.
 #[inline(always)]
 fn pull<E: Real>(weight: E, l1: E, l2: E) -> E {
-    let sign = if weight == E::ZERO { weight } else { E::ONE.copysign(weight) };
+    // Zero and what is not a number are their own sign.
+    let sign = if E::ZERO < weight.abs() { E::ONE.copysign(weight) } else { weight };
     let first = if l1 == E::ZERO { E::ZERO } else { l1 * sign };
     let second = if l2 == E::ZERO { E::ZERO } else { l2 * weight };
     first + second

@@ -56,31 +56,22 @@ impl End {
     /// The two ends of a new connection.
     pub(super) fn pair(near: &Arc<Bell>, far: &Arc<Bell>) -> (Self, Self) {
         let bells = [Arc::clone(near), Arc::clone(far)];
-        let link = Arc::new(Link {
-            state: Mutex::default(),
-            bells,
-        });
-        (
-            Self {
-                link: Arc::clone(&link),
-                side: 0,
-            },
-            Self { link, side: 1 },
-        )
+        let link = Arc::new(Link { state: Mutex::default(), bells });
+        (Self { link: Arc::clone(&link), side: 0 }, Self { link, side: 1 })
     }
 
     /// Puts a frame into the pipe, or gives it back when the pipe is full. On a connection that is over the
     /// parcels come back with the rest.
-    pub(super) fn send(&self, shipment: Shipment) -> Result<(), Shipment> {
+    pub(super) fn send(&self, shipment: Shipment) -> Option<Shipment> {
         let mut state = self.lock();
         let over = state.over.is_some();
         let pipe = &mut state.pipes[self.side];
         if pipe.frames.len() >= FRAMES_MAX && shipment.ticket.is_some() && !over {
-            return Err(shipment);
+            return Some(shipment);
         }
         pipe.frames.push_back(shipment);
         self.ring_other();
-        Ok(())
+        None
     }
 
     /// Whether everything sent has landed.
@@ -92,10 +83,7 @@ impl End {
 
     /// The next frame on its way here; its payload, if any, is still at its owner's.
     pub(super) fn peek(&self) -> Option<Frame> {
-        self.lock().pipes[1 - self.side]
-            .frames
-            .front()
-            .map(|shipment| shipment.frame.clone())
+        self.lock().pipes[1 - self.side].frames.front().map(|shipment| shipment.frame.clone())
     }
 
     /// Takes the next frame out to copy its payload; [`End::put_back`] must follow.
@@ -112,8 +100,7 @@ impl End {
         let mut state = self.lock();
         let pipe = &mut state.pipes[1 - self.side];
         pipe.copying = false;
-        pipe.returned
-            .extend(shipment.ticket.map(|ticket| (ticket, shipment.body)));
+        pipe.returned.extend(shipment.ticket.map(|ticket| (ticket, shipment.body)));
         self.ring_other();
     }
 
@@ -144,10 +131,7 @@ impl End {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Only moves happen under the lock, so a panic elsewhere leaves it whole.
-        self.link
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.link.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring_other(&self) {
@@ -156,8 +140,5 @@ impl End {
 }
 
 fn returned(pipe: &mut Pipe) -> Returned {
-    pipe.frames
-        .drain(..)
-        .filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body)))
-        .collect()
+    pipe.frames.drain(..).filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
 }

@@ -73,14 +73,8 @@ enum Inbound {
 #[must_use]
 pub fn pair() -> (LoopbackTransport, LoopbackTransport, Address) {
     let hub = Hub::default();
-    let address = Address {
-        scheme: Scheme::Loopback,
-        host: "far".to_owned(),
-        port: 0,
-    };
-    let far = hub
-        .listen(&address)
-        .expect("nobody else listens in a new hub");
+    let address = Address { scheme: Scheme::Loopback, host: "far".to_owned(), port: 0 };
+    let far = hub.listen(&address).expect("nobody else listens in a new hub");
     (hub.transport(), far, address)
 }
 
@@ -112,10 +106,7 @@ impl Hub {
     pub fn transport(&self) -> LoopbackTransport {
         LoopbackTransport {
             hub: self.clone(),
-            door: Door {
-                arrivals: Arc::default(),
-                bell: Arc::default(),
-            },
+            door: Door { arrivals: Arc::default(), bell: Arc::default() },
             address: None,
             peers: BTreeMap::new(),
             peers_made: 0,
@@ -131,12 +122,7 @@ impl Hub {
 impl LoopbackTransport {
     fn add(&mut self, end: End, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
         let id = self.next_peer();
-        let peer = Peer {
-            end,
-            greeting: Some(greet(id)),
-            inbound: Inbound::Idle,
-            ending: None,
-        };
+        let peer = Peer { end, greeting: Some(greet(id)), inbound: Inbound::Idle, ending: None };
         self.peers.insert(id, peer);
         id
     }
@@ -162,31 +148,14 @@ impl LoopbackTransport {
             return None;
         };
         match work {
-            Submit::Send {
-                peer: id,
-                ticket,
-                frame,
-                body,
-            } => {
+            Submit::Send { peer: id, ticket, frame, body } => {
                 assert_body(&frame, &body);
-                let shipment = Shipment {
-                    ticket: Some(ticket),
-                    frame,
-                    body,
-                };
-                let left = peer.end.send(shipment).err()?;
-                Some(Submit::Send {
-                    peer: id,
-                    ticket,
-                    frame: left.frame,
-                    body: left.body,
-                })
+                let shipment = Shipment { ticket: Some(ticket), frame, body };
+                let left = peer.end.send(shipment)?;
+                Some(Submit::Send { peer: id, ticket, frame: left.frame, body: left.body })
             }
             Submit::Land { into, .. } => {
-                assert!(
-                    matches!(peer.inbound, Inbound::Held),
-                    "places were handed over, but no head waits for them"
-                );
+                assert!(matches!(peer.inbound, Inbound::Held), "places were handed over, but no head waits for them");
                 peer.inbound = Inbound::Landing(into);
                 self.door.bell.ring();
                 None
@@ -197,35 +166,24 @@ impl LoopbackTransport {
 
 impl Transport for LoopbackTransport {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "loopback",
-            checks_payload: true,
-        }
+        Capabilities { name: "loopback", checks_payload: true }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
         if address.scheme != Scheme::Loopback {
-            return Err(Failure::call(format!(
-                "address \"{address}\": this transport connects to loopback:// only"
-            )));
+            return Err(Failure::call(format!("address \"{address}\": this transport connects to loopback:// only")));
         }
         let hub = self.hub.clone();
         let doors = hub.lock();
         self.door.bell.ring();
         let Some(door) = doors.get(&(address.host.clone(), address.port)) else {
             let id = self.next_peer();
-            self.events.push(gone(
-                id,
-                format!("connecting to {address}: nobody listens there"),
-            ));
+            self.events.push(gone(id, format!("connecting to {address}: nobody listens there")));
             return Ok(id);
         };
         let (near, far) = End::pair(&self.door.bell, &door.bell);
         let id = self.add(near, |peer| Event::Connected { peer });
-        lock(&door.arrivals).push(Arrival {
-            end: far,
-            origin: format!("loopback peer {id}"),
-        });
+        lock(&door.arrivals).push(Arrival { end: far, origin: format!("loopback peer {id}") });
         door.bell.ring();
         Ok(id)
     }
@@ -275,12 +233,8 @@ impl Transport for LoopbackTransport {
     fn wait(&mut self, limit: Duration) {
         let now = Instant::now();
         let endings = self.peers.values().filter_map(|peer| peer.ending.as_ref());
-        let until = endings
-            .map(|(_, until)| until.saturating_duration_since(now))
-            .min();
-        self.door
-            .bell
-            .wait(until.map_or(limit, |until| limit.min(until)));
+        let until = endings.map(|(_, until)| until.saturating_duration_since(now)).min();
+        self.door.bell.wait(until.map_or(limit, |until| limit.min(until)));
     }
 
     fn doorbell(&self) -> Doorbell {
@@ -315,18 +269,9 @@ impl Peer {
         }
         let over = self.end.over();
         let sent = self.end.sent().into_iter();
-        events.extend(sent.map(|(ticket, body)| Event::Sent {
-            peer: id,
-            ticket,
-            body,
-        }));
+        events.extend(sent.map(|(ticket, body)| Event::Sent { peer: id, ticket, body }));
         if let Some((reason, unsent)) = over {
-            events.push(Event::Gone {
-                peer: id,
-                reason,
-                unsent,
-                unfilled: self.take_unfilled(),
-            });
+            events.push(Event::Gone { peer: id, reason, unsent, unfilled: self.take_unfilled() });
             return false;
         }
         for _ in 0..TURN_FRAMES {
@@ -348,11 +293,7 @@ impl Peer {
                     return Some(Event::Head { peer, frame });
                 }
                 self.end.put_back(self.end.take()?);
-                Some(Event::Landed {
-                    peer,
-                    frame,
-                    body: Vec::new(),
-                })
+                Some(Event::Landed { peer, frame, body: Vec::new() })
             }
             Inbound::Held => {
                 self.inbound = Inbound::Held;
@@ -369,10 +310,7 @@ impl Peer {
             return None;
         };
         let mut landing = Landing::new(shipment.frame.clone(), places);
-        let copied = shipment
-            .body
-            .iter()
-            .try_for_each(|parcel| landing.copy(parcel.bytes()).map(drop));
+        let copied = shipment.body.iter().try_for_each(|parcel| landing.copy(parcel.bytes()).map(drop));
         self.end.put_back(shipment);
         let (frame, body) = landing.into_parts();
         match copied {
@@ -388,17 +326,12 @@ impl Peer {
     fn refuse(&mut self, reason: &str) {
         let frame = refusal(ErrorCode::Invalid, reason);
         // A refusal has no ticket, so the pipe always takes it.
-        let _ = self.end.send(Shipment {
-            ticket: None,
-            frame,
-            body: Vec::new(),
-        });
+        let _ = self.end.send(Shipment { ticket: None, frame, body: Vec::new() });
         self.end_with(reason);
     }
 
     fn end_with(&mut self, reason: &str) {
-        self.ending
-            .get_or_insert_with(|| (reason.to_owned(), Instant::now() + LINGER));
+        self.ending.get_or_insert_with(|| (reason.to_owned(), Instant::now() + LINGER));
     }
 
     fn take_unfilled(&mut self) -> Vec<Incoming> {

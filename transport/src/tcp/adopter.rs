@@ -28,28 +28,17 @@ pub(super) struct Adopted {
 impl Adopter {
     pub(super) fn new(wakeups: &Arc<Wakeups>) -> (Self, Receiver<Adopted>) {
         let (sender, receiver) = bounded(ADOPTED_MAX);
-        (
-            Self {
-                sender,
-                wakeups: Arc::clone(wakeups),
-            },
-            receiver,
-        )
+        (Self { sender, wakeups: Arc::clone(wakeups) }, receiver)
     }
 
     /// Hands the connection over, or gives it back with the reason why not.
-    pub(super) fn adopt(&self, adopted: Adopted) -> Result<(), (Adopted, ErrorCode, &'static str)> {
-        let outcome = self.sender.try_send(adopted).map_err(|error| match error {
-            TrySendError::Full(adopted) => (
-                adopted,
-                ErrorCode::Busy,
-                "too many connections arrive at once",
-            ),
-            TrySendError::Disconnected(adopted) => {
-                (adopted, ErrorCode::Invalid, "this lane has stopped")
-            }
-        });
+    pub(super) fn adopt(&self, adopted: Adopted) -> Option<(Adopted, ErrorCode, &'static str)> {
+        let refused = match self.sender.try_send(adopted) {
+            Ok(()) => None,
+            Err(TrySendError::Full(adopted)) => Some((adopted, ErrorCode::Busy, "too many connections arrive at once")),
+            Err(TrySendError::Disconnected(adopted)) => Some((adopted, ErrorCode::Invalid, "this lane has stopped")),
+        };
         self.wakeups.ring();
-        outcome
+        refused
     }
 }

@@ -65,9 +65,7 @@ impl Listener {
     /// # Errors
     /// [`Failure::Node`] when the address cannot be had, naming it and what to look for.
     pub fn bind(address: &Address, options: TcpOptions) -> Result<Self, Failure> {
-        let refused = |error: &dyn std::fmt::Display| {
-            Failure::Node(format!("listening on {address}: {error}"))
-        };
+        let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
         if address.scheme != Scheme::Tcp {
             return Err(refused(&"this listener takes tcp:// only"));
         }
@@ -82,21 +80,10 @@ impl Listener {
             }
             Err(failed)
         };
-        let socket = engine
-            .runtime()
-            .block_on(listen)
-            .map_err(|error| refused(&explained(&error, address)))?;
+        let socket = engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))?;
         let number = socket.local_addr().map_err(|error| refused(&error))?;
-        let local = Address {
-            scheme: Scheme::Tcp,
-            host: number.ip().to_string(),
-            port: number.port(),
-        };
-        Ok(Self {
-            socket,
-            local,
-            options,
-        })
+        let local = Address { scheme: Scheme::Tcp, host: number.ip().to_string(), port: number.port() };
+        Ok(Self { socket, local, options })
     }
 
     /// Where it listens, with the port that was found.
@@ -113,11 +100,7 @@ impl Listener {
     /// [`Failure::Node`] when the system has no descriptors for it.
     pub fn run(self, lanes: Vec<Option<Adopter>>, stop: Stop) -> Result<(), Failure> {
         let engine = Engine::new()?;
-        let Self {
-            socket,
-            local,
-            options,
-        } = self;
+        let Self { socket, local, options } = self;
         let failed = |error: io::Error| Failure::Node(format!("listening on {local}: {error}"));
         engine.runtime().block_on(async {
             let socket = TcpListener::from_std(socket).map_err(failed)?;
@@ -144,10 +127,7 @@ struct Refusal {
 
 impl Refusal {
     fn invalid(text: impl ToString) -> Self {
-        Self {
-            code: ErrorCode::Invalid,
-            text: text.to_string(),
-        }
+        Self { code: ErrorCode::Invalid, text: text.to_string() }
     }
 }
 
@@ -176,8 +156,7 @@ async fn accept(socket: &TcpListener, reception: &Arc<Reception>) {
 async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>) {
     let timeout = reception.options.hello_timeout;
     let hello = tokio::time::timeout(timeout, hello(&mut stream)).await;
-    let hello =
-        hello.unwrap_or_else(|_| Err(Refusal::invalid(format!("no hello within {timeout:?}"))));
+    let hello = hello.unwrap_or_else(|_| Err(Refusal::invalid(format!("no hello within {timeout:?}"))));
     let refused = match hello.and_then(|hello| reception.lane(&hello).map(|lane| (hello, lane))) {
         Err(refused) => Some((stream, refused)),
         Ok((hello, lane)) => reception.hand_over(stream, hello, &origin, lane),
@@ -192,84 +171,47 @@ async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>)
 /// Reads a hello and not one byte more, so that the connection can be handed on.
 async fn hello(stream: &mut TcpStream) -> Result<Frame, Refusal> {
     let mut header = [0; HEADER_BYTES];
-    stream
-        .read_exact(&mut header)
-        .await
-        .map_err(Refusal::invalid)?;
+    stream.read_exact(&mut header).await.map_err(Refusal::invalid)?;
     let prefix = Prefix::decode(&header).map_err(Refusal::invalid)?;
     if prefix.head().kind != Kind::Hello {
         let kind = prefix.head().kind;
-        return Err(Refusal::invalid(format!(
-            "the first frame is a {kind:?}, expected a Hello"
-        )));
+        return Err(Refusal::invalid(format!("the first frame is a {kind:?}, expected a Hello")));
     }
     let mut rest = vec![0; prefix.rest_bytes()];
-    stream
-        .read_exact(&mut rest)
-        .await
-        .map_err(Refusal::invalid)?;
+    stream.read_exact(&mut rest).await.map_err(Refusal::invalid)?;
     prefix.finish(&rest).map_err(Refusal::invalid)
 }
 
 impl Reception {
     fn lane(&self, hello: &Frame) -> Result<&Adopter, Refusal> {
         let wanted = hello.head.sequence.0;
-        let lane = usize::try_from(wanted)
-            .ok()
-            .and_then(|lane| self.lanes.get(lane)?.as_ref());
+        let lane = usize::try_from(wanted).ok().and_then(|lane| self.lanes.get(lane)?.as_ref());
         lane.ok_or_else(|| {
-            let present = self
-                .lanes
-                .iter()
-                .enumerate()
-                .filter(|(_, lane)| lane.is_some());
+            let present = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
             let present: Vec<_> = present.map(|(lane, _)| lane.to_string()).collect();
-            Refusal::invalid(format!(
-                "this server has no lane {wanted}, only {}",
-                present.join(", ")
-            ))
+            Refusal::invalid(format!("this server has no lane {wanted}, only {}", present.join(", ")))
         })
     }
 
     /// Hands the connection to its lane, or gives it back with the reason why not.
-    fn hand_over(
-        &self,
-        stream: TcpStream,
-        hello: Frame,
-        origin: &str,
-        lane: &Adopter,
-    ) -> Option<(TcpStream, Refusal)> {
-        let stream = match socket::configure(&stream, &self.options)
-            .and_then(|()| stream.into_std())
-        {
+    fn hand_over(&self, stream: TcpStream, hello: Frame, origin: &str, lane: &Adopter) -> Option<(TcpStream, Refusal)> {
+        let stream = match socket::configure(&stream, &self.options).and_then(|()| stream.into_std()) {
             Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!(origin, %error, "connection lost before it was handed to its lane");
                 return None;
             }
         };
-        let adopted = Adopted {
-            stream,
-            hello,
-            origin: origin.to_owned(),
-        };
-        let (adopted, code, text) = lane.adopt(adopted).err()?;
+        let adopted = Adopted { stream, hello, origin: origin.to_owned() };
+        let (adopted, code, text) = lane.adopt(adopted)?;
         let stream = TcpStream::from_std(adopted.stream).ok()?;
-        Some((
-            stream,
-            Refusal {
-                code,
-                text: text.to_owned(),
-            },
-        ))
+        Some((stream, Refusal { code, text: text.to_owned() }))
     }
 }
 
 /// Says why, and waits for the peer to close: closing over unread bytes would destroy the answer.
 async fn refuse(mut stream: TcpStream, refused: Refusal) -> io::Result<()> {
-    stream
-        .write_all(&refusal(refused.code, refused.text).encode())
-        .await?;
+    stream.write_all(&refusal(refused.code, refused.text).encode()).await?;
     stream.shutdown().await?;
     let mut forgotten = [0; 1024];
     while stream.read(&mut forgotten).await? > 0 {}

@@ -159,12 +159,7 @@ impl TcpTransport {
     }
 
     fn adopt(&mut self) {
-        while let Ok(Adopted {
-            stream,
-            hello,
-            origin,
-        }) = self.adopted.try_recv()
-        {
+        while let Ok(Adopted { stream, hello, origin }) = self.adopted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
             let stream = {
@@ -173,11 +168,7 @@ impl TcpTransport {
             };
             match stream {
                 Ok(stream) => {
-                    self.events.push(Event::Landed {
-                        peer,
-                        frame: hello,
-                        body: Vec::new(),
-                    });
+                    self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
                     self.add(peer, Peer::open(peer, stream, &self.wakeups));
                 }
                 Err(error) => self.events.push(gone(peer, format!("adopting: {error}"))),
@@ -229,8 +220,7 @@ impl TcpTransport {
             let was_ending = peer.is_ending();
             let turn = peer.turn(&mut self.events);
             if peer.is_ending() && !was_ending {
-                self.ending
-                    .push_back((Instant::now() + self.options.linger, id));
+                self.ending.push_back((Instant::now() + self.options.linger, id));
             }
             match turn {
                 Turn::Rest => {}
@@ -248,19 +238,9 @@ impl TcpTransport {
             return None;
         };
         match work {
-            Submit::Send {
-                peer: id,
-                ticket,
-                frame,
-                body,
-            } => {
+            Submit::Send { peer: id, ticket, frame, body } => {
                 if !peer.has_room(self.options.sends_queued_max) {
-                    return Some(Submit::Send {
-                        peer: id,
-                        ticket,
-                        frame,
-                        body,
-                    });
+                    return Some(Submit::Send { peer: id, ticket, frame, body });
                 }
                 assert_body(&frame, &body);
                 peer.send(ticket, &frame, body);
@@ -276,23 +256,15 @@ impl TcpTransport {
 
 impl Transport for TcpTransport {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "tcp",
-            checks_payload: true,
-        }
+        Capabilities { name: "tcp", checks_payload: true }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
         if address.scheme != Scheme::Tcp {
-            return Err(Failure::call(format!(
-                "address \"{address}\": this transport connects to tcp:// only"
-            )));
+            return Err(Failure::call(format!("address \"{address}\": this transport connects to tcp:// only")));
         }
         let id = self.next_peer();
-        let task = self
-            .engine
-            .runtime()
-            .spawn(socket::connect(address.clone(), self.options.clone()));
+        let task = self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone()));
         self.add(id, Peer::connecting(id, task, &self.wakeups));
         Ok(id)
     }
@@ -318,10 +290,7 @@ impl Transport for TcpTransport {
             }
         }
         for id in touched {
-            let turn = self
-                .peers
-                .get_mut(&id)
-                .map(|peer| peer.flush(&mut self.events));
+            let turn = self.peers.get_mut(&id).map(|peer| peer.flush(&mut self.events));
             if matches!(turn, Some(Turn::Again)) {
                 self.list(id);
             }
@@ -344,13 +313,8 @@ impl Transport for TcpTransport {
     }
 
     fn close(&mut self, id: PeerId) {
-        if self
-            .peers
-            .get_mut(&id)
-            .is_some_and(|peer| peer.end("closed by this side"))
-        {
-            self.ending
-                .push_back((Instant::now() + self.options.linger, id));
+        if self.peers.get_mut(&id).is_some_and(|peer| peer.end("closed by this side")) {
+            self.ending.push_back((Instant::now() + self.options.linger, id));
             self.list(id);
         }
     }
@@ -359,10 +323,7 @@ impl Transport for TcpTransport {
         if !self.events.is_empty() || !self.ready.is_empty() || !self.adopted.is_empty() {
             return;
         }
-        let until = self
-            .ending
-            .front()
-            .map(|(until, _)| until.saturating_duration_since(Instant::now()));
+        let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
         let limit = until.map_or(limit, |until| limit.min(until));
         let wakeups = &self.wakeups;
         self.engine.runtime().block_on(async {
@@ -379,12 +340,8 @@ impl Transport for TcpTransport {
 
 impl Engine {
     fn new() -> Result<Self, Failure> {
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .thread_name("pserver-names")
-            .build();
-        let failed =
-            |error: io::Error| Failure::Node(format!("making the network runtime: {error}"));
+        let runtime = Builder::new_current_thread().enable_all().thread_name("pserver-names").build();
+        let failed = |error: io::Error| Failure::Node(format!("making the network runtime: {error}"));
         Ok(Self(Some(runtime.map_err(failed)?)))
     }
 

@@ -59,11 +59,7 @@ pub(super) enum Turn {
 
 impl Peer {
     /// A connection that is being made.
-    pub(super) fn connecting(
-        id: PeerId,
-        task: JoinHandle<Result<TcpStream, String>>,
-        wakeups: &Arc<Wakeups>,
-    ) -> Self {
+    pub(super) fn connecting(id: PeerId, task: JoinHandle<Result<TcpStream, String>>, wakeups: &Arc<Wakeups>) -> Self {
         Self::new(id, Line::Connecting(task), wakeups)
     }
 
@@ -126,10 +122,7 @@ impl Peer {
         if self.ending.is_some() {
             return false;
         }
-        self.ending = Some(Ending {
-            reason: reason.into(),
-            shut: false,
-        });
+        self.ending = Some(Ending { reason: reason.into(), shut: false });
         true
     }
 
@@ -140,12 +133,7 @@ impl Peer {
         if let Line::Connecting(task) = &self.line {
             task.abort();
         }
-        Event::Gone {
-            peer: self.id,
-            reason,
-            unsent,
-            unfilled: self.reader.take_unfilled(),
-        }
+        Event::Gone { peer: self.id, reason, unsent, unfilled: self.reader.take_unfilled() }
     }
 
     /// Whether it is ending.
@@ -155,9 +143,7 @@ impl Peer {
 
     /// Why it is ending, when its time is up.
     pub(super) fn reason(&self) -> String {
-        self.ending
-            .as_ref()
-            .map_or_else(String::new, |ending| ending.reason.clone())
+        self.ending.as_ref().map_or_else(String::new, |ending| ending.reason.clone())
     }
 
     /// Does what can be done without waiting, within bounds, so that the other peers get their turn.
@@ -173,9 +159,7 @@ impl Peer {
             events.push(Event::Connected { peer: self.id });
         }
         if self.ending.is_some() {
-            return self
-                .turn_ending(events)
-                .unwrap_or_else(|error| Turn::Over(format!("{}: {error}", self.reason())));
+            return self.turn_ending(events).unwrap_or_else(|error| Turn::Over(format!("{}: {error}", self.reason())));
         }
         self.turn_open(events)
     }
@@ -211,23 +195,17 @@ impl Peer {
             (Err(error), _) => return Turn::Over(format!("writing: {error}")),
         };
         let mut context = Context::from_waker(&self.waker);
-        let reads = read == Pause::Turn
-            || read == Pause::Blocked && stream.poll_read_ready(&mut context).is_ready();
-        let writes = wrote == Pause::Turn
-            || wrote == Pause::Blocked && stream.poll_write_ready(&mut context).is_ready();
-        if reads || writes {
-            Turn::Again
-        } else {
-            Turn::Rest
-        }
+        let reads = read == Pause::Turn || read == Pause::Blocked && stream.poll_read_ready(&mut context).is_ready();
+        let writes =
+            wrote == Pause::Turn || wrote == Pause::Blocked && stream.poll_write_ready(&mut context).is_ready();
+        if reads || writes { Turn::Again } else { Turn::Rest }
     }
 
     /// Tells the peer what was wrong with what it sent, and ends the connection.
     fn refuse(&mut self, reason: &str) -> Turn {
         tracing::warn!(peer = self.id.0, reason, "connection refused");
         self.unsent = self.writer.take_unbegun();
-        self.writer
-            .push(None, &refusal(ErrorCode::Invalid, reason), Vec::new());
+        self.writer.push(None, &refusal(ErrorCode::Invalid, reason), Vec::new());
         self.end(reason);
         Turn::Again
     }

@@ -72,12 +72,7 @@ impl Reader {
     }
 
     /// Reads until nothing is there, a head waits for its places, or the turn is over.
-    pub(super) fn turn(
-        &mut self,
-        peer: PeerId,
-        stream: &TcpStream,
-        events: &mut Vec<Event>,
-    ) -> Result<Pause, Ended> {
+    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> Result<Pause, Ended> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
         loop {
             while self.advance(peer, events)? {}
@@ -129,8 +124,7 @@ impl Reader {
     fn advance(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, Ended> {
         match &mut self.state {
             State::Header => {
-                let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>()
-                else {
+                let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
                     return Ok(false);
                 };
                 self.state = State::Rest(Prefix::decode(header)?);
@@ -176,23 +170,12 @@ impl Reader {
             frame
         };
         let payload = frame.payload_bytes();
-        self.ahead = if payload > DIRECT_BYTES {
-            AHEAD_BYTES
-        } else {
-            BUFFER_BYTES
-        };
+        self.ahead = if payload > DIRECT_BYTES { AHEAD_BYTES } else { BUFFER_BYTES };
         if payload > 0 {
-            events.push(Event::Head {
-                peer,
-                frame: frame.clone(),
-            });
+            events.push(Event::Head { peer, frame: frame.clone() });
             self.state = State::Held(frame);
         } else {
-            events.push(Event::Landed {
-                peer,
-                frame,
-                body: Vec::new(),
-            });
+            events.push(Event::Landed { peer, frame, body: Vec::new() });
             self.state = State::Header;
         }
         Ok(true)
@@ -207,24 +190,14 @@ impl Reader {
 
     /// One read. Returns the bytes, and whether the socket is empty now.
     fn read(&mut self, stream: &TcpStream) -> Result<(usize, bool), Ended> {
-        let Self {
-            buffer,
-            start,
-            end,
-            state,
-            ahead,
-            ..
-        } = self;
+        let Self { buffer, start, end, state, ahead, .. } = self;
         if let State::Payload(landing) = state
             && landing.remaining() > DIRECT_BYTES
         {
             // Everything in the buffer was payload, so it is empty.
             (*start, *end) = (0, 0);
             let remaining = landing.remaining();
-            let mut slices: Vec<_> = landing
-                .unfilled(SLICES_MAX - 1)
-                .map(IoSliceMut::new)
-                .collect();
+            let mut slices: Vec<_> = landing.unfilled(SLICES_MAX - 1).map(IoSliceMut::new).collect();
             let direct: usize = slices.iter().map(|slice| slice.len()).sum();
             if direct as u64 == remaining {
                 slices.push(IoSliceMut::new(&mut buffer[..*ahead]));
@@ -251,10 +224,7 @@ impl Reader {
             _ => 0,
         };
         let limit = (there + self.ahead).max(wanted).min(self.buffer.len());
-        let (bytes, short) = receive(
-            stream,
-            &mut [IoSliceMut::new(&mut self.buffer[there..limit])],
-        )?;
+        let (bytes, short) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer[there..limit])])?;
         self.end += bytes;
         match bytes {
             0 if there == 0 && matches!(self.state, State::Header) => Err(Ended::Closed),
@@ -272,11 +242,7 @@ fn receive(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<(usi
         let bytes = (&*SockRef::from(stream)).read_vectored(slices)?;
         read = Some(bytes);
         // A short read found the socket empty: saying so here spares the call that would only learn it.
-        if 0 < bytes && bytes < asked {
-            Err(io::ErrorKind::WouldBlock.into())
-        } else {
-            Ok(())
-        }
+        if 0 < bytes && bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     });
     match read {
         Some(bytes) => Ok((bytes, bytes < asked)),

@@ -17,19 +17,12 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// system said.
 pub(super) async fn connect(address: Address, options: TcpOptions) -> Result<TcpStream, String> {
     let mut refusals = Vec::new();
-    for number in resolve(&address)
-        .await
-        .map_err(|error| format!("connecting to {address}: {error}"))?
-    {
-        let attempt =
-            tokio::time::timeout(options.connect_timeout, connect_to(number, &options)).await;
+    for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
+        let attempt = tokio::time::timeout(options.connect_timeout, connect_to(number, &options)).await;
         match attempt {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => refusals.push(format!("{number}: {error}")),
-            Err(_) => refusals.push(format!(
-                "{number}: no answer within {:?}",
-                options.connect_timeout
-            )),
+            Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
     }
     Err(format!("connecting to {address}: {}", refusals.join("; ")))
@@ -40,9 +33,7 @@ pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
     if let Ok(number) = address.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(number, address.port)]);
     }
-    let found: Vec<_> = tokio::net::lookup_host((address.host.as_str(), address.port))
-        .await?
-        .collect();
+    let found: Vec<_> = tokio::net::lookup_host((address.host.as_str(), address.port)).await?.collect();
     if found.is_empty() {
         return Err(io::Error::other("the name has no address"));
     }
@@ -51,11 +42,7 @@ pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
 
 /// A socket for `number` with the buffers of `options`, which count only before it connects or listens.
 pub(super) fn open(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpSocket> {
-    let socket = if number.is_ipv4() {
-        TcpSocket::new_v4()
-    } else {
-        TcpSocket::new_v6()
-    }?;
+    let socket = if number.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     if let Some(bytes) = options.send_buffer_bytes {
         socket.set_send_buffer_size(bytes)?;
     }

@@ -53,11 +53,7 @@ pub(super) struct PeerWake {
 impl PeerWake {
     /// The waker of `peer`, which reports to `wakeups`.
     pub(super) fn new(peer: PeerId, wakeups: &Arc<Wakeups>) -> Arc<Self> {
-        Arc::new(Self {
-            peer,
-            listed: AtomicBool::new(false),
-            wakeups: Arc::clone(wakeups),
-        })
+        Arc::new(Self { peer, listed: AtomicBool::new(false), wakeups: Arc::clone(wakeups) })
     }
 
     /// Says that the peer left the list, so that the next wake lists it again.

@@ -49,11 +49,6 @@ impl Writer {
         self.queue.len()
     }
 
-    /// Whether every frame has left.
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Adds a frame to the end.
     pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
         let head = frame.encode();
@@ -61,12 +56,7 @@ impl Writer {
     }
 
     /// Writes until nothing is left, the socket takes no more, or the turn is over.
-    pub(super) fn turn(
-        &mut self,
-        peer: PeerId,
-        stream: &TcpStream,
-        events: &mut Vec<Event>,
-    ) -> io::Result<Pause> {
+    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> io::Result<Pause> {
         let mut written = 0;
         while !self.queue.is_empty() {
             if written >= TURN_BYTES {
@@ -109,11 +99,7 @@ impl Writer {
             let bytes = (&*SockRef::from(stream)).write_vectored(&slices)?;
             written = Some(bytes);
             // A short write found the buffer full: saying so here spares the call that would only learn it.
-            if bytes < asked {
-                Err(io::ErrorKind::WouldBlock.into())
-            } else {
-                Ok(())
-            }
+            if bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         match written {
             Some(0) => Err(io::ErrorKind::WriteZero.into()),
@@ -125,10 +111,7 @@ impl Writer {
     fn gather(&self) -> Vec<IoSlice<'_>> {
         let count: usize = self.queue.iter().map(Shipment::slices).sum();
         let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
-        let all = self
-            .queue
-            .iter()
-            .flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
+        let all = self.queue.iter().flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
         slices.extend(all.skip(self.slice).take(SLICES_MAX).map(IoSlice::new));
         if let (Some(first), Some(shipment)) = (slices.first_mut(), self.queue.front()) {
             *first = IoSlice::new(&shipment.bytes(self.slice)[self.offset..]);
@@ -147,8 +130,7 @@ impl Writer {
             (self.slice, self.offset) = (self.slice + 1, 0);
             if self.slice == first.slices() {
                 self.slice = 0;
-                let Shipment { ticket, body, .. } =
-                    self.queue.pop_front().expect("it was just looked at");
+                let Shipment { ticket, body, .. } = self.queue.pop_front().expect("it was just looked at");
                 events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
             }
         }
@@ -156,7 +138,5 @@ impl Writer {
 }
 
 fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<(Ticket, Vec<Outgoing>)> {
-    shipments
-        .filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body)))
-        .collect()
+    shipments.filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
 }

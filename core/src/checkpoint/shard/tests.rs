@@ -1,1 +1,431 @@
+use std::sync::Arc;
 
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::checkpoint::storage::tests::{get, put};
+use crate::checkpoint::storage::{Directory, Failing, Fault, InMemory};
+use crate::checkpoint::{Journal, Loaded, inspect, journal_needed_from, load_latest, replay};
+use crate::ids::{ChunkIndex, ParameterIndex};
+
+const SHARD: &str = "server-0/shard-1";
+const CATALOGUE: [u8; 32] = [0xab; 32];
+
+/// A chunk with bytes of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owned {
+    id: ChunkId,
+    version: Version,
+    marks: Vec<u8>,
+    value: Vec<u8>,
+    states: Vec<Vec<u8>>,
+}
+
+impl Owned {
+    fn record<'a>(&'a self, states: &'a [&'a [u8]]) -> ChunkRecord<'a> {
+        ChunkRecord { id: self.id, version: self.version, marks: &self.marks, value: &self.value, states }
+    }
+
+    fn layout(&self) -> ChunkLayout {
+        let state = |(index, state): (usize, &Vec<u8>)| StateLayout {
+            name: ["momentum", "last/seen", "empty"][index].into(),
+            element_type: [ElementType::Float32, ElementType::Uint64, ElementType::Float32][index],
+            bytes: state.len() as u64,
+        };
+        ChunkLayout {
+            id: self.id,
+            element_type: ElementType::Float32,
+            value_bytes: self.value.len() as u64,
+            states: self.states.iter().enumerate().map(state).collect(),
+        }
+    }
+}
+
+fn chunk(parameter: u32, chunk: u64, fill: u8) -> Owned {
+    Owned {
+        id: ChunkId { parameter: ParameterIndex(parameter), chunk: ChunkIndex(chunk) },
+        version: Version(u64::from(fill)),
+        marks: vec![fill; usize::from(fill % 3)],
+        value: vec![fill; 12],
+        states: vec![vec![fill + 1; 12], vec![fill + 2; 8], Vec::new()],
+    }
+}
+
+/// What the shard holds at checkpoint `number`.
+fn chunks(number: u64) -> Vec<Owned> {
+    let fill = u8::try_from(number * 10).unwrap();
+    let mut chunks = vec![chunk(0, 0, fill), chunk(0, 1, fill + 1), chunk(7, 12, fill + 2), chunk(8, 0, fill + 3)];
+    chunks[2].states.clear();
+    chunks
+}
+
+fn write_parts(storage: Arc<dyn Storage>, number: u64, part_header_bytes: u64) -> Result<u64, Failure> {
+    let chunks = chunks(number);
+    let layout = chunks.iter().map(Owned::layout).collect();
+    let mut checkpoint = ShardCheckpoint::begin(storage, SHARD, number, CATALOGUE, number * 100, layout)?;
+    checkpoint.part_header_bytes = part_header_bytes;
+    for chunk in &chunks {
+        assert_eq!(checkpoint.next(), Some(chunk.id));
+        let states: Vec<&[u8]> = chunk.states.iter().map(Vec::as_slice).collect();
+        checkpoint.push(chunk.record(&states))?;
+    }
+    assert_eq!(checkpoint.next(), None);
+    checkpoint.finish()
+}
+
+/// Two parts.
+fn write(storage: &InMemory, number: u64) -> Result<u64, Failure> {
+    write_parts(Arc::new(storage.clone()), number, 400)
+}
+
+fn written(numbers: &[u64]) -> InMemory {
+    let storage = InMemory::new();
+    numbers.iter().for_each(|number| assert!(write(&storage, *number).is_ok()));
+    storage
+}
+
+/// Loads, and checks that what was loaded is one checkpoint, whole.
+fn load(storage: &dyn Storage) -> Result<Option<Loaded>, Failure> {
+    let mut found = Vec::new();
+    let loaded = load_latest(storage, SHARD, Some(CATALOGUE), &mut |record| {
+        let ChunkRecord { id, version, marks, value, states } = record;
+        let states = states.iter().map(|state| state.to_vec()).collect();
+        found.push(Owned { id, version, marks: marks.to_vec(), value: value.to_vec(), states });
+        Ok(())
+    });
+    match &loaded {
+        Ok(Some(loaded)) => {
+            assert_eq!(found, chunks(loaded.number));
+            assert_eq!((loaded.journal_from, loaded.bytes), (loaded.number * 100, 4 * 12 + 3 * 20));
+        }
+        _ => assert_eq!(found, [], "nothing is visited of what is not whole"),
+    }
+    loaded
+}
+
+fn loaded_number(storage: &dyn Storage) -> Option<u64> {
+    load(storage).unwrap().map(|loaded| loaded.number)
+}
+
+fn path(name: &str) -> String {
+    join(SHARD, name)
+}
+
+#[test]
+fn what_was_written_is_loaded() {
+    let storage = InMemory::new();
+    assert_eq!(load(&storage), Ok(None));
+    let bytes = write(&storage, 1).unwrap();
+    let names = storage.list(SHARD).unwrap();
+    let on_disk: usize = names.iter().map(|name| get(&storage, &path(name)).len()).sum();
+    assert_eq!((names.len(), on_disk as u64), (4, bytes), "two parts, the chunk table, the manifest");
+    assert_eq!(load(&storage).unwrap().unwrap().fell_back, Vec::<String>::new());
+    write_parts(Arc::new(storage.clone()), 2, PART_HEADER_BYTES).unwrap();
+    assert_eq!(loaded_number(&storage), Some(2));
+}
+
+#[test]
+fn a_real_disk_keeps_checkpoints_and_journal() {
+    let root = tempfile::tempdir().unwrap();
+    let storage: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
+    let mut journal = Journal::open(storage.clone(), SHARD, true).unwrap();
+    journal.append(&[b"a ", b"frame"]).unwrap();
+    for number in 1..=3 {
+        write_parts(storage.clone(), number, 400).unwrap();
+    }
+    assert_eq!(loaded_number(&*storage), Some(3));
+    assert_eq!(manifest::numbers(&*storage, SHARD).unwrap(), [2, 3]);
+    let mut records = Vec::new();
+    let replayed = replay(&*storage, SHARD, 0, &mut |_, payload| {
+        records.push(payload.to_vec());
+        Ok(())
+    });
+    assert_eq!((records, replayed.unwrap().torn_tail), (vec![b"a frame".to_vec()], false));
+    assert!(inspect(&*storage, SHARD).unwrap().is_sound());
+}
+
+#[test]
+fn a_shard_without_chunks_has_a_checkpoint_too() {
+    let storage = InMemory::new();
+    let begun = ShardCheckpoint::begin(Arc::new(storage.clone()), SHARD, 1, CATALOGUE, 5, Vec::new()).unwrap();
+    begun.finish().unwrap();
+    let loaded = load_latest(&storage, SHARD, None, &mut |_| panic!("there is no chunk")).unwrap().unwrap();
+    assert_eq!((loaded.journal_from, loaded.bytes), (5, 0));
+}
+
+#[test]
+fn the_data_is_safetensors_with_the_names_of_the_chunks() {
+    let storage = written(&[1]);
+    let file = get(&storage, &path(&data_name(1, 0)));
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let state = tensors.tensor("state/momentum/0/1").unwrap();
+    assert_eq!((state.dtype(), state.shape(), state.data()), (safetensors::Dtype::F32, &[3][..], &[12; 12][..]));
+    assert_eq!(tensors.tensor("state/last/seen/0/1").unwrap().dtype(), safetensors::Dtype::U64);
+    assert_eq!(tensors.tensor("value/0/0").unwrap().data(), [10; 12]);
+}
+
+#[test]
+fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
+    let storage = written(&[]);
+    assert_eq!(journal_needed_from(&storage, SHARD), Ok(None));
+    Journal::open(Arc::new(storage.clone()), SHARD, false).unwrap().append(&[b"x"]).unwrap();
+    for (number, kept, needed) in [(1, vec![1], 100), (2, vec![1, 2], 100), (3, vec![2, 3], 200), (9, vec![3, 9], 300)]
+    {
+        write(&storage, number).unwrap();
+        assert_eq!(manifest::numbers(&storage, SHARD).unwrap(), kept);
+        assert_eq!(journal_needed_from(&storage, SHARD), Ok(Some(needed)));
+        assert_eq!(storage.list(SHARD).unwrap().len(), kept.len() * 4 + 1, "no file is left over");
+    }
+}
+
+#[test]
+fn a_whole_checkpoint_is_not_written_over_and_a_damaged_one_is() {
+    let storage = written(&[1, 2]);
+    assert!(write(&storage, 2).unwrap_err().to_string().contains("already there, and whole"));
+    put(&storage, &path(&data_name(2, 1)), b"damaged");
+    assert_eq!(loaded_number(&storage), Some(1));
+    write(&storage, 2).unwrap();
+    assert_eq!(loaded_number(&storage), Some(2));
+}
+
+#[test]
+fn a_refused_checkpoint_with_a_higher_number_goes_when_another_is_whole() {
+    let storage = written(&[1, 5]);
+    put(&storage, &path(&chunks_name(5)), b"damaged");
+    write(&storage, 2).unwrap();
+    assert_eq!(manifest::numbers(&storage, SHARD).unwrap(), [1, 2]);
+    assert_eq!(load(&storage).unwrap().unwrap().fell_back, Vec::<String>::new());
+}
+
+#[test]
+fn a_checkpoint_of_another_catalogue_is_not_loaded() {
+    let storage = written(&[1]);
+    let text = load_latest(&storage, SHARD, Some([1; 32]), &mut |_| panic!("not visited")).unwrap_err().to_string();
+    assert!(text.contains("catalogue abababab") && text.contains("this job's is 01010101"), "{text}");
+    assert!(load_latest(&storage, SHARD, None, &mut |_| Ok(())).unwrap().is_some());
+}
+
+#[test]
+fn a_newer_format_is_refused_by_number() {
+    let storage = written(&[1]);
+    let text = String::from_utf8(get(&storage, &path(&manifest_name(1)))).unwrap();
+    let newer = text.replace("\"format\": 1", "\"format\": 2, \"more\": []");
+    put(&storage, &path(&manifest_name(1)), newer.as_bytes());
+    let text = load(&storage).unwrap_err().to_string();
+    assert!(text.contains("is of format 2; this program reads format 1"), "{text}");
+}
+
+#[test]
+fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
+    // The digest was computed by another program, from docs/CHECKPOINT.md.
+    let manifest = Manifest {
+        format: 1,
+        number: 7,
+        catalogue: "ab".repeat(32),
+        journal_from: 1234,
+        chunks: 0,
+        files: vec![FileEntry { name: chunks_name(7), bytes: 16, blake3: "cd".repeat(32) }],
+    };
+    let expected = r#"{
+  "manifest": {
+    "format": 1,
+    "number": 7,
+    "catalogue": "abababababababababababababababababababababababababababababababab",
+    "journal_from": 1234,
+    "chunks": 0,
+    "files": [
+      {
+        "name": "checkpoint-00000000000000000007.chunks",
+        "bytes": 16,
+        "blake3": "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"
+      }
+    ]
+  },
+  "blake3": "f30b32700e7037c1e03044a496cfb80b314c25dd6d4dbe6b5a5244d38fe02511"
+}
+"#;
+    assert_eq!(String::from_utf8(manifest.encode()).unwrap(), expected);
+    let table = get(&written(&[1]), &path(&chunks_name(1)));
+    let expected = b"PSCHUNK1\x04\0\0\0\0\0\0\0\
+        \0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x0a\0\0\0\0\0\0\0\x0a\
+        \0\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0\x0b\0\0\0\0\0\0\0\x0b\x0b\
+        \x07\0\0\0\0\0\0\0\x0c\0\0\0\0\0\0\0\x0c\0\0\0\0\0\0\0\
+        \x08\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x0d\0\0\0\0\0\0\0\x0d";
+    assert_eq!(table.escape_ascii().to_string(), expected.escape_ascii().to_string());
+}
+
+#[test]
+fn no_failed_operation_costs_the_checkpoint_before() {
+    let count = Arc::new(Failing::new(Arc::new(written(&[1, 2])), Fault::None));
+    write_parts(count.clone(), 3, 400).unwrap();
+    for operation in 0..count.operations() {
+        for (fault, host_lost) in [
+            (Fault::Once { operation }, false),
+            (Fault::Crash { operation }, false),
+            (Fault::Crash { operation }, true),
+        ] {
+            let storage = written(&[1, 2]);
+            let saved = write_parts(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), 3, 400);
+            if host_lost {
+                storage.crash();
+            }
+            let number = loaded_number(&storage);
+            let expected = if saved.is_ok() { vec![3] } else { vec![2, 3] };
+            assert!(
+                expected.contains(&number.unwrap()),
+                "{fault:?}, host lost: {host_lost}: {number:?} after {saved:?}"
+            );
+            write(&storage, 4).unwrap();
+            assert_eq!(loaded_number(&storage), Some(4), "the next checkpoint is not held up");
+            assert_eq!(storage.list(SHARD).unwrap().len(), 8, "{fault:?}: nothing is left over");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_costs_nothing_but_the_new_checkpoint() {
+    let whole = write(&written(&[1, 2]), 3).unwrap();
+    for bytes in 0..whole {
+        let storage = written(&[1, 2]);
+        let full = Failing::new(Arc::new(storage.clone()), Fault::Full { bytes });
+        let failure = write_parts(Arc::new(full), 3, 400).unwrap_err();
+        assert!(matches!(&failure, Failure::Call(text) if text.contains("no space left")), "{failure}");
+        assert_eq!(loaded_number(&storage), Some(2));
+        assert!(!storage.list(SHARD).unwrap().iter().any(|name| name.ends_with(PARTIAL)), "the space is given back");
+    }
+    let exactly = Failing::new(Arc::new(written(&[1, 2])), Fault::Full { bytes: whole });
+    assert_eq!(write_parts(Arc::new(exactly), 3, 400), Ok(whole));
+}
+
+#[test]
+fn a_failed_read_falls_back_or_fails_but_never_loads_a_part() {
+    let storage = written(&[1, 2]);
+    let count = Failing::new(Arc::new(storage.clone()), Fault::None);
+    load(&count).unwrap();
+    for operation in 0..count.operations() {
+        let failing = Failing::new(Arc::new(storage.clone()), Fault::Once { operation });
+        let mut visits = 0;
+        let loaded = load_latest(&failing, SHARD, None, &mut |_| {
+            visits += 1;
+            Ok(())
+        });
+        if let Ok(loaded) = loaded {
+            assert_eq!((visits, loaded.unwrap().fell_back.len()), (4, 1), "operation {operation}");
+        }
+    }
+}
+
+/// Puts `bytes` in place of a file of checkpoint 2, and expects checkpoint 1.
+fn check_falls_back(storage: &InMemory, name: &str, bytes: &[u8], what: &str) {
+    put(storage, &path(name), bytes);
+    let loaded = load(storage).unwrap().unwrap();
+    assert_eq!((loaded.number, loaded.fell_back.len()), (1, 1), "{name} {what}");
+    assert!(loaded.fell_back[0].starts_with("checkpoint 2: ") && loaded.fell_back[0].contains(name), "{loaded:?}");
+}
+
+#[test]
+fn no_damage_is_loaded() {
+    let storage = written(&[1, 2]);
+    let names = storage.list(SHARD).unwrap();
+    for name in names.iter().filter(|name| manifest::number_of(name) == Some(2)) {
+        let whole = get(&storage, &path(name));
+        for length in 0..whole.len() {
+            check_falls_back(&storage, name, &whole[..length], &format!("cut to {length}"));
+        }
+        check_falls_back(&storage, name, &[&whole[..], b"\n"].concat(), "with a byte more");
+        for byte in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[byte] ^= 1 << (byte % 8);
+            check_falls_back(&storage, name, &bytes, &format!("with a flipped bit in byte {byte}"));
+        }
+        put(&storage, &path(name), &whole);
+        assert_eq!(loaded_number(&storage), Some(2));
+    }
+}
+
+#[test]
+fn checkpoints_none_of_which_is_whole_are_not_taken_for_none() {
+    let storage = written(&[1, 2]);
+    for number in [1, 2] {
+        storage.remove(&path(&chunks_name(number))).unwrap();
+    }
+    let failure = load(&storage).unwrap_err();
+    let text = failure.to_string();
+    assert!(matches!(failure, Failure::Node(_)));
+    assert!(text.contains("checkpoint 1: ") && text.contains("checkpoint 2: "), "{text}");
+}
+
+/// Somebody who can write files can write digests too.
+fn forge(storage: &InMemory, name: &str, bytes: &[u8]) {
+    put(storage, &path(name), bytes);
+    let mut manifest = Manifest::read(storage, SHARD, 1).unwrap();
+    let file = manifest.files.iter_mut().find(|file| file.name == name).unwrap();
+    (file.bytes, file.blake3) = (bytes.len() as u64, blake3::hash(bytes).to_hex().to_string());
+    put(storage, &path(&manifest_name(1)), &manifest.encode());
+}
+
+#[test]
+fn a_forged_checkpoint_is_refused_before_the_first_visit() {
+    let original = written(&[1]);
+    for name in [chunks_name(1), data_name(1, 0), data_name(1, 1)] {
+        let whole = get(&original, &path(&name));
+        for byte in 0..whole.len().min(700) {
+            let storage = written(&[1]);
+            let mut bytes = whole.clone();
+            bytes[byte] ^= 0x41;
+            forge(&storage, &name, &bytes);
+            let mut visits = 0;
+            let loaded = load_latest(&storage, SHARD, None, &mut |_| {
+                visits += 1;
+                Ok(())
+            });
+            assert_eq!(visits, if loaded.is_ok() { 4 } else { 0 }, "{name}, byte {byte}");
+            forge(&storage, &name, &whole[..byte]);
+            load_latest(&storage, SHARD, None, &mut |_| panic!("{name} cut to {byte}")).unwrap_err();
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "pushed in the layout's order")]
+fn chunks_in_another_order_are_a_bug() {
+    let chunks = chunks(1);
+    let layout = chunks.iter().map(Owned::layout).collect();
+    let mut checkpoint = ShardCheckpoint::begin(Arc::new(InMemory::new()), SHARD, 1, CATALOGUE, 0, layout).unwrap();
+    let states: Vec<&[u8]> = chunks[1].states.iter().map(Vec::as_slice).collect();
+    let _ = checkpoint.push(chunks[1].record(&states));
+}
+
+#[test]
+fn a_checkpoint_can_be_finished_on_another_thread() {
+    fn sendable<T: Send>() {}
+    sendable::<ShardCheckpoint>();
+    sendable::<Journal>();
+    sendable::<crate::checkpoint::ModelWriter>();
+}
+
+#[test]
+fn a_report_names_chunks_digests_and_journal() {
+    let storage = written(&[1, 2]);
+    let mut journal = Journal::open(Arc::new(storage.clone()), SHARD, false).unwrap();
+    journal.append(&[b"one"]).unwrap();
+    journal.append(&[b"two"]).unwrap();
+    let report = inspect(&storage, SHARD).unwrap();
+    assert!(report.is_sound());
+    for line in [
+        "checkpoint 2: whole\n  catalogue abab",
+        "journal from 200, 4 chunks\n",
+        "  checkpoint-00000000000000000002-00001.safetensors ",
+        "  value/7/12 F32 [3] version 22\n",
+        "  state/last/seen/0/1 U64 [1] version 21\n",
+        "server-0/shard-1/journal-00000000000000000000: 2 records to position 22\n",
+    ] {
+        assert!(report.to_string().contains(line), "expected {line:?} in\n{report}");
+    }
+    put(&storage, &path(&chunks_name(2)), b"damaged");
+    let report = inspect(&storage, SHARD).unwrap();
+    assert!(!report.is_sound());
+    for line in ["checkpoint 2: not whole: ", " BAD\n", "checkpoint 1: whole\n"] {
+        assert!(report.to_string().contains(line), "expected {line:?} in\n{report}");
+    }
+}

@@ -26,7 +26,8 @@ impl Directory {
 
     fn sync_one(&self, directory: &str) -> io::Result<()> {
         let directory = if directory.is_empty() { "." } else { directory };
-        self.root.open_dir(directory)?.into_std_file().sync_all()
+        // Opened as a file: a `Dir` is only a path to the kernel, and a path cannot be synced.
+        self.root.open(directory)?.sync_all()
     }
 }
 
@@ -40,49 +41,29 @@ impl Storage for Directory {
             self.root.create(path)
         });
         let file = file.map_err(|error| failure("create", path, &error))?;
-        Ok(Box::new(FileWriter {
-            path: path.to_owned(),
-            file,
-            position: 0,
-        }))
+        Ok(Box::new(writer(path, file)))
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
-        let file = self
-            .root
-            .open(path)
-            .map_err(|error| failure("open", path, &error))?;
-        let metadata = file
-            .metadata()
-            .map_err(|error| failure("read the length of", path, &error))?;
+        let file = self.root.open(path).map_err(|error| failure("open", path, &error))?;
+        let metadata = file.metadata().map_err(|error| failure("read the length of", path, &error))?;
         if !metadata.is_file() {
             return Err(Failure::Call(format!("open {path}: it is not a file")));
         }
-        Ok(Box::new(FileReader {
-            path: path.to_owned(),
-            file,
-            length: metadata.len(),
-        }))
+        Ok(Box::new(FileReader { path: path.to_owned(), file, length: metadata.len() }))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
-        self.root
-            .rename(from, &self.root, to)
-            .map_err(|error| failure("rename", &format!("{from} to {to}"), &error))
+        self.root.rename(from, &self.root, to).map_err(|error| failure("rename", &format!("{from} to {to}"), &error))
     }
 
     fn remove(&self, path: &str) -> Result<(), Failure> {
-        self.root
-            .remove_file(path)
-            .map_err(|error| failure("remove", path, &error))
+        self.root.remove_file(path).map_err(|error| failure("remove", path, &error))
     }
 
     fn list(&self, directory: &str) -> Result<Vec<String>, Failure> {
         let refused = |error: io::Error| failure("list", directory, &error);
-        let entries = match self
-            .root
-            .read_dir(if directory.is_empty() { "." } else { directory })
-        {
+        let entries = match self.root.read_dir(if directory.is_empty() { "." } else { directory }) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(refused(error)),
@@ -101,8 +82,7 @@ impl Storage for Directory {
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         let mut at = directory;
         loop {
-            self.sync_one(at)
-                .map_err(|error| failure("sync directory", at, &error))?;
+            self.sync_one(at).map_err(|error| failure("sync directory", at, &error))?;
             if at.is_empty() {
                 return Ok(());
             }
@@ -120,21 +100,14 @@ struct FileWriter {
 impl Writer for FileWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let wanted = total(parts);
-        write_all(&mut self.file, parts).map_err(|error| {
-            failure(
-                &format!("write {wanted} bytes at {} to", self.position),
-                &self.path,
-                &error,
-            )
-        })?;
+        write_all(&mut self.file, parts)
+            .map_err(|error| failure(&format!("write {wanted} bytes at {} to", self.position), &self.path, &error))?;
         self.position += wanted;
         Ok(())
     }
 
     fn sync(&mut self) -> Result<(), Failure> {
-        self.file
-            .sync_data()
-            .map_err(|error| failure("sync", &self.path, &error))
+        self.file.sync_data().map_err(|error| failure("sync", &self.path, &error))
     }
 
     fn position(&self) -> u64 {
@@ -154,14 +127,14 @@ impl Reader for FileReader {
     }
 
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
-        self.file.read_exact_at(into, offset).map_err(|error| {
-            failure(
-                &format!("read {} bytes at {offset} of", into.len()),
-                &self.path,
-                &error,
-            )
-        })
+        self.file
+            .read_exact_at(into, offset)
+            .map_err(|error| failure(&format!("read {} bytes at {offset} of", into.len()), &self.path, &error))
     }
+}
+
+pub(super) fn writer(path: &str, file: File) -> impl Writer + use<> {
+    FileWriter { path: path.to_owned(), file, position: 0 }
 }
 
 fn write_all(file: &mut File, parts: &[&[u8]]) -> io::Result<()> {

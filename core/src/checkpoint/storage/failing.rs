@@ -11,12 +11,12 @@ use crate::error::Failure;
 pub enum Fault {
     /// Nothing.
     None,
-    /// One operation fails, the others work.
+    /// One operation fails, the others work; a write that fails gets half of its bytes out.
     Once {
         /// Which one.
         operation: u64,
     },
-    /// The process is killed: one operation and all after it fail, and a write is cut in half.
+    /// The process is killed: one operation and all after it fail; a write that is cut off gets half of its bytes out.
     Crash {
         /// The first that fails.
         operation: u64,
@@ -44,14 +44,7 @@ impl Failing {
     /// Wraps a storage.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, fault: Fault) -> Self {
-        Self {
-            inner,
-            meter: Arc::new(Meter {
-                fault,
-                operations: AtomicU64::new(0),
-                bytes: AtomicU64::new(0),
-            }),
-        }
+        Self { inner, meter: Arc::new(Meter { fault, operations: AtomicU64::new(0), bytes: AtomicU64::new(0) }) }
     }
 
     /// How many operations were asked for so far.
@@ -70,11 +63,14 @@ impl Meter {
             Fault::Crash { operation } => number >= operation,
         };
         if fails {
-            return Err(Failure::Call(format!(
-                "{operation} {path:?}: the injected fault of operation {number}"
-            )));
+            return Err(Failure::Call(format!("{operation} {path:?}: the injected fault of operation {number}")));
         }
         Ok(())
+    }
+
+    /// Whether the crash has come.
+    fn is_dead(&self) -> bool {
+        matches!(self.fault, Fault::Crash { operation } if self.operations.load(Ordering::Relaxed) > operation)
     }
 
     /// How many of `wanted` bytes still fit on the disk.
@@ -92,21 +88,13 @@ impl Storage for Failing {
     fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure> {
         self.meter.count("create", path)?;
         let inner = self.inner.create(path)?;
-        Ok(Box::new(FailingWriter {
-            inner,
-            path: path.to_owned(),
-            meter: self.meter.clone(),
-        }))
+        Ok(Box::new(FailingWriter { inner, path: path.to_owned(), meter: self.meter.clone() }))
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
         self.meter.count("open", path)?;
         let inner = self.inner.open(path)?;
-        Ok(Box::new(FailingReader {
-            inner,
-            path: path.to_owned(),
-            meter: self.meter.clone(),
-        }))
+        Ok(Box::new(FailingReader { inner, path: path.to_owned(), meter: self.meter.clone() }))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
@@ -148,17 +136,17 @@ impl FailingWriter {
 impl Writer for FailingWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let wanted = total(parts);
+        let first = !self.meter.is_dead();
         if let Err(failure) = self.meter.count("write", &self.path) {
-            self.write_some(parts, wanted / 2)?;
+            // A dead process writes nothing more.
+            self.write_some(parts, if first { wanted / 2 } else { 0 })?;
             return Err(failure);
         }
         let fits = self.meter.take(wanted);
         if fits < wanted {
             self.write_some(parts, fits)?;
             let path = &self.path;
-            return Err(Failure::Call(format!(
-                "write {wanted} bytes to {path:?}: no space left on device"
-            )));
+            return Err(Failure::Call(format!("write {wanted} bytes to {path:?}: no space left on device")));
         }
         self.inner.write(parts)
     }

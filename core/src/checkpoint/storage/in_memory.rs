@@ -47,66 +47,41 @@ impl InMemory {
     }
 
     fn contents(&self, operation: &str, path: &str) -> Result<Arc<Mutex<Contents>>, Failure> {
-        lock(&self.tree)
-            .names
-            .get(path)
-            .cloned()
-            .ok_or_else(|| missing(operation, path))
+        lock(&self.tree).names.get(path).cloned().ok_or_else(|| missing(operation, path))
     }
 }
 
 impl Storage for InMemory {
     fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure> {
         let contents = Arc::<Mutex<Contents>>::default();
-        lock(&self.tree)
-            .names
-            .insert(path.to_owned(), contents.clone());
-        Ok(Box::new(MemoryWriter {
-            contents,
-            position: 0,
-        }))
+        lock(&self.tree).names.insert(path.to_owned(), contents.clone());
+        Ok(Box::new(MemoryWriter { contents, position: 0 }))
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
         let contents = self.contents("open", path)?;
         let length = lock(&contents).bytes.len() as u64;
-        Ok(Box::new(MemoryReader {
-            path: path.to_owned(),
-            contents,
-            length,
-        }))
+        Ok(Box::new(MemoryReader { path: path.to_owned(), contents, length }))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
         let mut tree = lock(&self.tree);
-        let contents = tree
-            .names
-            .remove(from)
-            .ok_or_else(|| missing("rename", from))?;
+        let contents = tree.names.remove(from).ok_or_else(|| missing("rename", from))?;
         tree.names.insert(to.to_owned(), contents);
         Ok(())
     }
 
     fn remove(&self, path: &str) -> Result<(), Failure> {
-        lock(&self.tree)
-            .names
-            .remove(path)
-            .map(drop)
-            .ok_or_else(|| missing("remove", path))
+        lock(&self.tree).names.remove(path).map(drop).ok_or_else(|| missing("remove", path))
     }
 
     fn list(&self, directory: &str) -> Result<Vec<String>, Failure> {
         let tree = lock(&self.tree);
         if tree.names.contains_key(directory) {
-            return Err(Failure::Call(format!(
-                "list {directory:?}: it is not a directory"
-            )));
+            return Err(Failure::Call(format!("list {directory:?}: it is not a directory")));
         }
-        let mut names: Vec<String> = tree
-            .names
-            .keys()
-            .filter_map(|path| Some(child(directory, path)?.to_owned()))
-            .collect();
+        let mut names: Vec<String> =
+            tree.names.keys().filter_map(|path| Some(child(directory, path)?.to_owned())).collect();
         names.sort_unstable();
         names.dedup();
         Ok(names)
@@ -161,14 +136,11 @@ impl Reader for MemoryReader {
 
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
         let contents = lock(&self.contents);
-        let found = usize::try_from(offset)
-            .ok()
-            .and_then(|start| contents.bytes.get(start..start.checked_add(into.len())?));
+        let found =
+            usize::try_from(offset).ok().and_then(|start| contents.bytes.get(start..start.checked_add(into.len())?));
         let Some(found) = found else {
             let (path, wanted) = (&self.path, into.len());
-            return Err(Failure::Call(format!(
-                "read {wanted} bytes at {offset} of {path:?}: the file ends before"
-            )));
+            return Err(Failure::Call(format!("read {wanted} bytes at {offset} of {path:?}: the file ends before")));
         };
         into.copy_from_slice(found);
         Ok(())
@@ -177,11 +149,7 @@ impl Reader for MemoryReader {
 
 /// The first name below `directory` on the way to `path`.
 fn child<'a>(directory: &str, path: &'a str) -> Option<&'a str> {
-    let below = if directory.is_empty() {
-        path
-    } else {
-        path.strip_prefix(directory)?.strip_prefix('/')?
-    };
+    let below = if directory.is_empty() { path } else { path.strip_prefix(directory)?.strip_prefix('/')? };
     below.split('/').next()
 }
 

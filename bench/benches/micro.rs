@@ -1,0 +1,101 @@
+//! What a shard and a client spend their time on, one piece at a time.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use pserver_bench::{CHUNK, catalogue, gradient};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
+use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
+use pserver_core::port::{Kernels, Update};
+use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix, payload_checksum};
+use pserver_kernels::cpu::Cpu;
+
+fn partition(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("partition");
+    group.bench_function("declare 10,000 parameters of 1 KiB", |bencher| {
+        bencher.iter(|| catalogue(black_box(10_000), 1024).expect("within every bound").len());
+    });
+    let many = catalogue(100_000, 1024).expect("within every bound");
+    group.bench_function("find one of 100,000", |bencher| bencher.iter(|| many.find(black_box("layer77777/weight"))));
+    let big = catalogue(1, 3 << 30).expect("within every bound");
+    let parameter = big.parameter(ParameterIndex(0)).expect("it was declared");
+    group.bench_function("place of a chunk", |bencher| {
+        bencher.iter(|| parameter.place(black_box(ChunkIndex(1234))));
+    });
+    group.finish();
+}
+
+fn wire(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("wire");
+    let entries = (0..1000).map(|index| {
+        let id = ChunkId { parameter: ParameterIndex(index), chunk: ChunkIndex(0) };
+        Entry { bytes: 1024, ..Entry::bare(id, Round(1), ElementType::Float32) }
+    });
+    let frame = Frame { entries: entries.collect(), ..Frame::bare(Head::new(Kind::Push)) };
+    group.bench_function("encode 1,000 entries", |bencher| bencher.iter(|| black_box(&frame).encode().len()));
+    let bytes = frame.encode();
+    group.bench_function("decode 1,000 entries", |bencher| {
+        bencher.iter(|| {
+            let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>().expect("it is a frame");
+            let prefix = Prefix::decode(header).expect("its checksum holds");
+            prefix.finish(rest).expect("its checksum holds").entries.len()
+        });
+    });
+    let payload = gradient(0, CHUNK);
+    group.throughput(Throughput::Bytes(CHUNK as u64));
+    group.bench_function("checksum of a chunk", |bencher| bencher.iter(|| payload_checksum(black_box(&payload))));
+    group.finish();
+}
+
+fn sums(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("sum");
+    let payloads: Vec<Vec<u8>> = (0..8).map(|trainer| gradient(trainer, CHUNK)).collect();
+    let mut into = vec![0; CHUNK];
+    for count in [2, 8] {
+        let gradients: Vec<Gradient<'_>> = payloads[..count]
+            .iter()
+            .map(|bytes| Gradient { bytes, element_type: ElementType::Float32 })
+            .collect();
+        group.throughput(Throughput::Bytes((count * CHUNK) as u64));
+        group.bench_function(format!("{count} gradients of a chunk"), |bencher| {
+            bencher.iter(|| Cpu.sum(ElementType::Float32, black_box(&mut into), &gradients));
+        });
+    }
+    group.finish();
+}
+
+fn updates(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("update");
+    group.throughput(Throughput::Elements((CHUNK / 4) as u64));
+    let payload = gradient(1, CHUNK);
+    let algorithms = [
+        Algorithm::Sgd,
+        Algorithm::Momentum { momentum: 0.9, nesterov: false },
+        Algorithm::Adagrad { epsilon: 1e-6 },
+        Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+    ];
+    for algorithm in algorithms {
+        let rule = Rule { algorithm, ..Rule::default() };
+        let coefficients = rule.coefficients(&Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 });
+        let mut parameter = gradient(0, CHUNK);
+        let mut states = vec![vec![0; CHUNK]; rule.states().len()];
+        group.bench_function(rule.algorithm.name(), |bencher| {
+            bencher.iter(|| {
+                let mut states: Vec<&mut [u8]> = states.iter_mut().map(Vec::as_mut_slice).collect();
+                Cpu.update(Update {
+                    rule: &rule,
+                    coefficients: &coefficients,
+                    element_type: ElementType::Float32,
+                    parameter: black_box(&mut parameter),
+                    states: &mut states,
+                    gradients: &[Gradient { bytes: &payload, element_type: ElementType::Float32 }],
+                });
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, partition, wire, sums, updates);
+criterion_main!(benches);

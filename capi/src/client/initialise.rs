@@ -1,0 +1,350 @@
+//! Joining, the election, and filling the servers.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Place, Round, TrainerId};
+use pserver_core::limits::FRAME_CONTROL_BYTES_MAX;
+use pserver_core::memory::{LoanBook, lend};
+use pserver_core::optim::Rule;
+use pserver_core::partition::{Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter};
+use pserver_core::port::Outgoing;
+use pserver_core::wire::answer::{Answer, Initialised};
+use pserver_core::wire::request::{Commit, Request};
+use pserver_core::wire::{
+    CatalogueRequest, ControlAnswer, Entry, FinishMessage, Frame, Head, InitMessage, JobMessage, JoinRequest, Joined,
+    Kind,
+};
+
+use super::engine::Refusal;
+use super::job::{Draft, Job, Phase};
+use super::{Client, State};
+
+/// A page of the catalogue leaves room in its frame for the message around it.
+const PAGE_BYTES_MAX: u32 = FRAME_CONTROL_BYTES_MAX / 2;
+
+impl Client {
+    /// Offers to initialise the parameters. True: this trainer was chosen and declares them. False: another has
+    /// done it, and they are there now.
+    ///
+    /// # Errors
+    /// When nobody has initialised before the deadline.
+    pub fn begin_init(&self, settings: &OptimizerSettings) -> Result<bool, Failure> {
+        let mut state = self.enter()?;
+        state.joined()?;
+        let generation = match state.begin(true)? {
+            Answer::Granted(generation) => Generation(generation),
+            Answer::Initialised(done) => {
+                state.fetch(done)?;
+                return Ok(false);
+            }
+            other => return Err(unexpected(&other)),
+        };
+        state.engine.identify(|identity| identity.generation = generation);
+        state.engine.holds_lease = true;
+        state.draft(settings)?;
+        drop(state);
+        self.keep_lease();
+        Ok(true)
+    }
+
+    /// Declares a parameter and sends its initial value. An empty shape means one dimension.
+    ///
+    /// # Errors
+    /// When this trainer was not chosen, when something about the parameter is wrong, or when the initialisation
+    /// was taken from this trainer; after the last, it begins anew with [`Client::begin_init`].
+    pub fn init_param(
+        &self,
+        name: &str,
+        element_type: ElementType,
+        shape: &[u64],
+        content: &[u8],
+        settings: &OptimizerSettings,
+    ) -> Result<(), Failure> {
+        let mut state = self.enter()?;
+        let declaration = state.declaration(name, element_type, shape, content, settings)?;
+        state.init_param(declaration, content)
+    }
+
+    /// Everything is declared: the other trainers may go on.
+    ///
+    /// # Errors
+    /// As [`Client::init_param`].
+    pub fn finish_init(&self) -> Result<(), Failure> {
+        self.enter()?.finish_init()
+    }
+
+    /// Lets the coordinator hear from an initialiser that computes between its calls.
+    fn keep_lease(&self) {
+        let state = std::sync::Arc::downgrade(&self.state);
+        let beat = move || {
+            while let Some(state) = state.upgrade() {
+                if let Ok(mut state) = state.try_lock() {
+                    if !state.engine.holds_lease {
+                        return;
+                    }
+                    let _ = state.engine.turn(std::time::Duration::ZERO);
+                }
+                drop(state);
+                std::thread::sleep(std::time::Duration::from_millis(250));
+            }
+        };
+        // Without the thread the lease holds as long as calls are made; initialisation itself does not need it.
+        let _ = std::thread::Builder::new().name("pserver-lease".to_owned()).spawn(beat);
+    }
+}
+
+impl State {
+    /// Joins the job when that has not happened.
+    pub(super) fn joined(&mut self) -> Result<&mut Job, Failure> {
+        if self.job.is_none() {
+            let request = if self.options.is_reader {
+                Request::Observe(true)
+            } else {
+                Request::Join(JoinRequest { trainer: self.options.trainer, incarnation: 0 })
+            };
+            let finished = self.engine.control(request, self.options.deadline, "joining the job")?;
+            let joined = match answer(&finished.control)? {
+                Answer::Joined(joined) => joined,
+                other => return Err(unexpected(&other)),
+            };
+            self.job = Some(self.enter_job(joined)?);
+        }
+        Ok(self.job.as_mut().expect("it was just joined"))
+    }
+
+    /// Waits until the parameters are initialised, and knows the catalogue from then on.
+    pub(super) fn ready(&mut self) -> Result<&mut Job, Failure> {
+        match &self.joined()?.phase {
+            Phase::Ready(_) => {}
+            Phase::Initialising(_) => {
+                return Err(Failure::call(
+                    "the parameters are not initialised yet: this trainer was chosen and has not finished",
+                ));
+            }
+            Phase::Joined => match self.begin(false)? {
+                Answer::Initialised(done) => self.fetch(done)?,
+                other => return Err(unexpected(&other)),
+            },
+        }
+        Ok(self.job.as_mut().expect("it was joined"))
+    }
+
+    fn enter_job(&mut self, joined: Joined) -> Result<Job, Failure> {
+        self.engine.identify(|identity| {
+            identity.trainer = TrainerId(joined.trainer);
+            identity.incarnation = Incarnation(joined.incarnation);
+            identity.epoch = Epoch(joined.epoch);
+        });
+        Job::new(joined, &mut self.engine)
+    }
+
+    fn begin(&mut self, offers: bool) -> Result<Answer, Failure> {
+        let what = "waiting until the parameters are initialised";
+        let finished = self.engine.control(Request::Begin(offers), self.options.deadline, what)?;
+        answer(&finished.control)
+    }
+
+    /// Fetches the catalogue that was committed.
+    fn fetch(&mut self, done: Initialised) -> Result<(), Failure> {
+        let mut pages = Vec::new();
+        for page in 0..done.pages {
+            let request = Request::Catalogue(CatalogueRequest { page });
+            let finished = self.engine.control(request, self.options.deadline, "fetching the catalogue")?;
+            let Answer::Page(bytes) = answer(&finished.control)? else {
+                return Err(Failure::call("the coordinator answered with something else than a page"));
+            };
+            let decoded = CataloguePage::decode(bytes.as_slice());
+            pages.push(decoded.map_err(|error| Failure::call(format!("catalogue page {page}: {error}")))?);
+        }
+        let catalogue = Catalogue::from_pages(pages)?;
+        self.engine.identify(|identity| identity.generation = Generation(done.generation));
+        let job = self.job.as_mut().expect("it was joined");
+        job.settings = done.job.unwrap_or(job.settings);
+        job.phase = Phase::Ready(Box::new(catalogue));
+        Ok(())
+    }
+
+    /// Begins a catalogue under the settings of the job and what the initialiser says.
+    fn draft(&mut self, settings: &OptimizerSettings) -> Result<(), Failure> {
+        let job = self.job.as_mut().expect("it was joined");
+        let mut message = job.settings;
+        if let Some(mode) = settings.mode {
+            (message.mode, message.staleness) = mode.numbers();
+        }
+        if let Some(merge) = settings.merge {
+            message.merge = merge.number();
+        }
+        let default_config = match &settings.rule {
+            Some(rule) => ParameterConfig { rule: rule.clone() }.encode(),
+            None => job.default_config.clone(),
+        };
+        let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
+        job.phase = Phase::Initialising(Box::new(Draft { catalogue, settings: message, default_config }));
+        Ok(())
+    }
+
+    fn drafting(&mut self) -> Result<&mut Draft, Failure> {
+        match self.job.as_mut().map(|job| &mut job.phase) {
+            Some(Phase::Initialising(draft)) => Ok(draft),
+            Some(Phase::Ready(_)) => Err(Failure::call("the parameters are initialised already")),
+            _ => Err(Failure::call("this trainer was not chosen to initialise: begin_init_params comes first")),
+        }
+    }
+
+    fn declaration(
+        &mut self,
+        name: &str,
+        element_type: ElementType,
+        shape: &[u64],
+        content: &[u8],
+        settings: &OptimizerSettings,
+    ) -> Result<Declaration, Failure> {
+        let draft = self.drafting()?;
+        let rule = match &settings.rule {
+            Some(rule) => rule.clone(),
+            None => default_rule(&draft.default_config, element_type)?,
+        };
+        rule.validate_for(element_type)
+            .map_err(|failure| Failure::call(format!("parameter \"{name}\": {failure}")))?;
+        Ok(Declaration {
+            name: Name::new(name.as_bytes())?,
+            element_type,
+            bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
+            shape: shape.to_vec(),
+            whole: !rule.is_element_wise(),
+            config: ParameterConfig { rule }.encode(),
+        })
+    }
+
+    fn init_param(&mut self, declaration: Declaration, content: &[u8]) -> Result<(), Failure> {
+        let deadline = self.options.deadline;
+        let what = format!("initialising parameter \"{}\"", declaration.name.as_str());
+        let draft = self.drafting()?;
+        let chunk_bytes = draft.catalogue.chunk_bytes();
+        let index = draft.catalogue.declare(declaration)?;
+        let job = self.job.as_ref().expect("it was joined");
+        let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
+        let parameter = draft.catalogue.parameter(index).expect("it was just declared");
+        let engine = &mut self.engine;
+        let done = lend(|book| {
+            let tickets: Vec<_> = init_frames(job, parameter, chunk_bytes, content, book)
+                .into_iter()
+                .map(|(lane, frame, payload)| {
+                    engine.ask(lane, frame, RequestBody { payload, into: Vec::new() })
+                })
+                .collect();
+            engine.finish(&tickets, deadline, &what)
+        });
+        self.moved.sent += u64::try_from(content.len()).unwrap_or(u64::MAX);
+        done.map(|_| ()).map_err(|refusal| self.initialisation_failed(refusal))
+    }
+
+    fn finish_init(&mut self) -> Result<(), Failure> {
+        let draft = self.drafting()?;
+        let (settings, pages) = (draft.settings, draft.catalogue.pages(PAGE_BYTES_MAX));
+        let finished = self.finish_shards(settings).and_then(|()| self.commit(settings, &pages));
+        if let Err(refusal) = finished {
+            return Err(self.initialisation_failed(refusal));
+        }
+        self.engine.holds_lease = false;
+        let job = self.job.as_mut().expect("it was joined");
+        job.settings = settings;
+        let Phase::Initialising(draft) = std::mem::replace(&mut job.phase, Phase::Joined) else {
+            unreachable!("the draft was just used");
+        };
+        for parameter in draft.catalogue.iter() {
+            job.set_round(parameter.index(), Round(0));
+        }
+        job.phase = Phase::Ready(Box::new(draft.catalogue));
+        Ok(())
+    }
+
+    fn finish_shards(&mut self, settings: JobMessage) -> Result<(), Refusal> {
+        let job = self.job.as_ref().expect("it was joined");
+        let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
+        let mut counts: BTreeMap<Place, u64> = BTreeMap::new();
+        for parameter in draft.catalogue.iter() {
+            for (chunk, _) in parameter.chunks() {
+                *counts.entry(parameter.place(chunk)).or_default() += 1;
+            }
+        }
+        let mut tickets = Vec::new();
+        for (place, lane) in job.lanes() {
+            let chunks = counts.get(&place).copied().unwrap_or(0);
+            let message = FinishMessage { chunks, job: Some(settings) };
+            let frame = Frame::with_control(Head::new(Kind::Finish), &message);
+            tickets.push(self.engine.ask(lane, frame, RequestBody::default()));
+        }
+        self.engine.finish(&tickets, self.options.deadline, "finishing the initialisation").map(|_| ())
+    }
+
+    fn commit(&mut self, settings: JobMessage, pages: &[CataloguePage]) -> Result<(), Refusal> {
+        let generation = self.engine.identity().generation.0;
+        for (number, page) in pages.iter().enumerate() {
+            let last = number + 1 == pages.len();
+            let commit = Commit { generation, page: page.encode_to_vec(), last, job: last.then_some(settings) };
+            self.engine.control(Request::Commit(commit), self.options.deadline, "committing the catalogue")?;
+        }
+        Ok(())
+    }
+
+    /// What was declared is void; the trainer begins anew or gives up.
+    fn initialisation_failed(&mut self, refusal: Refusal) -> Failure {
+        self.engine.holds_lease = false;
+        if let Some(job) = &mut self.job {
+            job.phase = Phase::Joined;
+        }
+        refusal.into()
+    }
+}
+
+/// The frames that bring one parameter to its shards: chunks of one shard share frames up to a chunk's length.
+fn init_frames<'env>(
+    job: &Job,
+    parameter: &Parameter,
+    chunk_bytes: u32,
+    content: &'env [u8],
+    book: &LoanBook<'env>,
+) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
+    let message = InitMessage {
+        parameter: parameter.index().0,
+        declaration: Some(DeclarationMessage::from(parameter.declaration())),
+        chunk_bytes,
+    };
+    let element_type = parameter.declaration().element_type;
+    let mut frames = Vec::new();
+    let mut rest = content;
+    for (chunk, span) in parameter.chunks() {
+        let (bytes, after) = rest.split_at(span.bytes as usize);
+        rest = after;
+        let id = ChunkId { parameter: parameter.index(), chunk };
+        let entry = Entry::with_payload(id, Round(0), element_type, bytes);
+        let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
+        frame.entries.push(entry);
+        frames.push((job.lane(parameter.place(chunk)), frame, vec![Outgoing::Loan(book.read(bytes))]));
+    }
+    frames
+}
+
+/// The configuration of a parameter of which nobody said anything; integers can only be added to.
+fn default_rule(config: &[u8], element_type: ElementType) -> Result<Rule, Failure> {
+    if !element_type.is_float() {
+        return Ok(Rule { algorithm: pserver_core::optim::Algorithm::Add, ..Rule::default() });
+    }
+    Ok(ParameterConfig::decode(config)?.rule)
+}
+
+pub(crate) fn answer(control: &[u8]) -> Result<Answer, Failure> {
+    let answer = ControlAnswer::decode(control).map_err(|error| Failure::call(format!("the coordinator's answer: {error}")))?;
+    answer.answer.ok_or_else(|| Failure::call("the coordinator's answer is empty"))
+}
+
+pub(crate) fn unexpected(answer: &Answer) -> Failure {
+    Failure::call(format!("the coordinator answered with something else than was asked: {answer:?}"))
+}
+

@@ -1,0 +1,171 @@
+//! A server process: one thread that accepts, one for each shard, and in server 0 one for the coordinator.
+//!
+//! Every thread but the first runs the same loop over a session of `pserver_core::server` and a transport of its
+//! own; nothing is shared on the data path.
+//!
+//! Not here: what a frame does to a shard (`pserver_core::server`), where the options come from (`settings`).
+
+mod coordinating;
+mod registration;
+mod saving;
+mod session;
+mod sharding;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use pserver_core::checkpoint::Storage;
+use pserver_core::checkpoint::storage::Directory;
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::error::Failure;
+use pserver_core::ids::Epoch;
+use pserver_core::port::Transport;
+use pserver_core::wire::{Address, JobMessage, ServerEntry};
+use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+
+use coordinating::CoordinatorNode;
+use session::{Control, Running};
+use sharding::ShardNode;
+
+use crate::settings::Settings;
+
+/// A server that runs.
+pub struct Server {
+    address: Address,
+    stop: Stop,
+    listener: Option<JoinHandle<Result<(), Failure>>>,
+    sessions: Vec<Running>,
+}
+
+/// What every part of a server needs at start.
+struct Start {
+    settings: Settings,
+    address: Address,
+    storage: Option<Arc<dyn Storage>>,
+    clock: Instant,
+}
+
+impl Server {
+    /// Starts a server: takes its address, brings back what an earlier process left, and serves.
+    ///
+    /// # Errors
+    /// When the address cannot be had, the disk cannot be read, or server 0 does not answer.
+    pub fn start(settings: Settings) -> Result<Self, Failure> {
+        let listener = Listener::bind(&settings.bind, TcpOptions::default())?;
+        let address = advertised(&settings, &listener.local_address());
+        let storage = open_storage(&settings)?;
+        let start = Start { settings, address: address.clone(), storage, clock: Instant::now() };
+        let mut sessions = Vec::new();
+        let mut lanes = Vec::new();
+        let stop = Stop::new();
+        let epoch = if start.settings.index == 0 {
+            let transport = TcpTransport::new(TcpOptions::default())?;
+            lanes.push(Some(transport.adopter()));
+            let control = Control::new(transport.doorbell());
+            let node = CoordinatorNode::new(&start, control.clone())?;
+            let epoch = node.epoch();
+            sessions.push(Running::spawn("pserver-coordinator", node, transport, control, start.clock)?);
+            epoch
+        } else {
+            lanes.push(None);
+            registration::register(&start)?
+        };
+        for shard in 0..start.settings.shards {
+            let transport = TcpTransport::new(TcpOptions::default())?;
+            lanes.push(Some(transport.adopter()));
+            let control = Control::new(transport.doorbell());
+            let node = ShardNode::new(&start, shard, epoch)?;
+            sessions.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
+        }
+        let stop_listener = stop.clone();
+        let listener = std::thread::Builder::new()
+            .name("pserver-accept".to_owned())
+            .spawn(move || listener.run(lanes, stop_listener))
+            .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
+        Ok(Self { address, stop, listener: Some(listener), sessions })
+    }
+
+    /// Where trainers find it.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Whether one of its threads has ended by itself, which only a failure makes it do.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.sessions.iter().any(Running::has_ended)
+    }
+
+    /// Stops: nobody new is let in, what has arrived is applied, a last checkpoint is taken.
+    ///
+    /// # Errors
+    /// The first failure of any of its threads.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        self.stop.stop();
+        let mut ended = Ok(());
+        if let Some(listener) = self.listener.take() {
+            ended = session::join(listener);
+        }
+        // Shards first: while they finish, the coordinator still answers.
+        for running in self.sessions.drain(..).rev() {
+            ended = ended.and(running.stop());
+        }
+        ended
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(failure) = self.end() {
+            tracing::error!("stopping the server: {failure}");
+        }
+    }
+}
+
+impl Start {
+    fn job(&self) -> JobMessage {
+        let (mode, staleness) = self.settings.mode.numbers();
+        JobMessage {
+            mode,
+            staleness,
+            merge: self.settings.merge.number(),
+            trainers: self.settings.trainers,
+            chunk_bytes: self.settings.chunk_bytes,
+        }
+    }
+
+    /// A parameter's configuration when nobody says otherwise, encoded.
+    fn default_config(&self) -> Result<Vec<u8>, Failure> {
+        let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
+        Ok(ParameterConfig { rule }.encode())
+    }
+
+    fn entry(&self) -> ServerEntry {
+        ServerEntry { address: self.address.to_string(), shards: self.settings.shards.into() }
+    }
+}
+
+/// A number for the job's life that no earlier one had: the time at which it began.
+fn new_epoch() -> Epoch {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
+}
+
+fn advertised(settings: &Settings, local: &Address) -> Address {
+    match &settings.advertise {
+        Some(advertise) if advertise.port == 0 => Address { port: local.port, ..advertise.clone() },
+        Some(advertise) => advertise.clone(),
+        None => local.clone(),
+    }
+}
+
+fn open_storage(settings: &Settings) -> Result<Option<Arc<dyn Storage>>, Failure> {
+    let Some(path) = &settings.checkpoint_dir else { return Ok(None) };
+    Ok(Some(Arc::new(Directory::open(path)?)))
+}

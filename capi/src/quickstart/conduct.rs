@@ -1,0 +1,235 @@
+//! What the parent does, in order: servers, trainers, progress, the end.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use super::family::{Event, Family, Member};
+use super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
+use super::trainer::{FINISH, Report};
+
+/// How long a server may take until it listens.
+const READY: Duration = Duration::from_secs(30);
+/// More processes than this are no longer a quick start.
+const CHILDREN_MAX: i64 = 64;
+
+/// Trains a small network on handwritten digits, with servers and trainers on this machine.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// How trainers share the model.
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Sharing,
+    /// What the servers do with a gradient; in delta mode they only add, and it stays sgd.
+    #[arg(long, value_enum, default_value_t)]
+    pub optimizer: Optimizer,
+    /// Trainer processes.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
+    pub trainers: u32,
+    /// Server processes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=CHILDREN_MAX))]
+    pub servers: u16,
+    /// Shards on each server: cores that hold parameters.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub shards: u16,
+    /// Passes over the training digits; as many as the mode needs when not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub epochs: Option<u32>,
+    /// Decides the initial values and the order of the digits.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The folder in which the model is saved; it is made when missing.
+    #[arg(long, value_name = "FOLDER", default_value = "models")]
+    pub model_dir: PathBuf,
+    /// Print the result as one line of JSON, and no progress.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a run achieved.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Summary {
+    /// The share of held-out digits named rightly, 0 to 1.
+    pub(super) accuracy: f64,
+    /// Where the model lies.
+    pub(super) model: String,
+    /// Bytes that all trainers sent and received while training.
+    pub(super) bytes: u64,
+    /// Seconds that the slowest trainer trained.
+    pub(super) seconds: f64,
+    /// The first by the second.
+    pub(super) bytes_per_second: f64,
+}
+
+/// The program `pserver quickstart`.
+///
+/// # Errors
+/// Which child failed, how, and its last words; or that the run was interrupted. No child is left in either case.
+pub fn run(args: &Args) -> Result<()> {
+    let program = std::env::current_exe().context("this program does not know where it lies")?;
+    let summary = conduct(args, &program)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    } else {
+        println!("accuracy {:.1} % on held-out digits", summary.accuracy * 100.0);
+        println!("model    {}", summary.model);
+        let moved = HumanBytes(summary.bytes);
+        println!("moved    {moved} in {:.1} s, {:.0} bytes/s", summary.seconds, summary.bytes_per_second);
+    }
+    Ok(())
+}
+
+/// Runs `program` as every child, so that a test can put another in its place.
+pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
+    let plan = Plan::new(args.mode, args.optimizer)?;
+    let epochs = args.epochs.unwrap_or(plan.epochs);
+    std::fs::create_dir_all(&args.model_dir)
+        .with_context(|| format!("the model folder {} cannot be made", args.model_dir.display()))?;
+    let mut family = Family::new()?;
+    let outcome = start_servers(&mut family, args, &plan, program).and_then(|coordinator| {
+        let trainers = start_trainers(&mut family, args, epochs, &coordinator, program)?;
+        listen(&mut family, args, epochs, &trainers)
+    });
+    family.stop();
+    outcome
+}
+
+/// Starts server 0, which the others join, then the others; says where server 0 listens.
+fn start_servers(family: &mut Family, args: &Args, plan: &Plan, program: &Path) -> Result<String> {
+    let mut coordinator: Option<String> = None;
+    for index in 0..args.servers {
+        let mut command = Command::new(program);
+        let optimizer = optimizer_text(args.optimizer, plan.rate);
+        command
+            .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
+            .args(["--index", &index.to_string(), "--servers", &args.servers.to_string()])
+            .args(["--trainers", &args.trainers.to_string(), "--shards", &args.shards.to_string()])
+            .args(["--mode", &name(args.mode), "--optimizer", &optimizer])
+            .arg("--model-dir")
+            .arg(&args.model_dir);
+        if let Some(coordinator) = &coordinator {
+            command.args(["--coordinator", coordinator]);
+        }
+        let server = family.start(format!("server {index}"), &mut command)?;
+        let address = await_ready(family, server)?;
+        coordinator.get_or_insert(address);
+    }
+    coordinator.context("a job has at least one server")
+}
+
+/// The address in a server's line `ready ADDRESS`.
+fn await_ready(family: &mut Family, server: Member) -> Result<String> {
+    let deadline = Instant::now() + READY;
+    loop {
+        let event = family.next(Some(deadline));
+        match event.with_context(|| format!("{} did not get ready", family.name(server)))? {
+            Event::Line(member, line) if member == server => {
+                if let Some(address) = line.strip_prefix("ready ") {
+                    return Ok(address.trim().to_owned());
+                }
+            }
+            Event::Line(..) => {}
+            Event::Left(member) => return Err(left_early(family, member)),
+        }
+    }
+}
+
+fn start_trainers(
+    family: &mut Family,
+    args: &Args,
+    epochs: u32,
+    coordinator: &str,
+    program: &Path,
+) -> Result<Vec<Member>> {
+    let start = |trainer: u32| {
+        let mut command = Command::new(program);
+        command
+            .args(["quickstart-trainer", "--coordinator", coordinator])
+            .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
+            .args(["--mode", &name(args.mode), "--epochs", &epochs.to_string()])
+            .args(["--seed", &args.seed.to_string()]);
+        family.start(format!("trainer {trainer}"), &mut command)
+    };
+    (0..args.trainers).map(start).collect()
+}
+
+/// Follows the trainers to their end. When all but the first are gone, the first may measure and save.
+fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) -> Result<Summary> {
+    let mut progress = Progress::new(u64::from(epochs) * u64::from(args.trainers), args.json, trainers.len());
+    let mut running = trainers.len();
+    if running == 1 {
+        family.tell(trainers[0], FINISH)?;
+    }
+    loop {
+        match family.next(None)? {
+            Event::Line(member, line) if trainers.contains(&member) => {
+                let report = serde_json::from_str(&line);
+                let report = report
+                    .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", family.name(member)))?;
+                progress.take(report)?;
+            }
+            Event::Line(..) => {}
+            Event::Left(member) if member == trainers[0] && running == 1 => return progress.summary(),
+            Event::Left(member) if member != trainers[0] && trainers.contains(&member) => {
+                running -= 1;
+                if running == 1 {
+                    family.tell(trainers[0], FINISH)?;
+                }
+            }
+            Event::Left(member) => return Err(left_early(family, member)),
+        }
+    }
+}
+
+fn left_early(family: &Family, member: Member) -> anyhow::Error {
+    let (name, words) = (family.name(member), family.last_words(member));
+    anyhow::anyhow!("{name} left before the training was over: exit status: 0{words}")
+}
+
+/// The reports so far.
+struct Progress {
+    bar: ProgressBar,
+    /// Bytes and seconds of every trainer, as last reported.
+    moved: Vec<(u64, f64)>,
+    found: Option<(f64, String)>,
+}
+
+impl Progress {
+    fn new(epochs: u64, quiet: bool, trainers: usize) -> Self {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} epochs, {msg}");
+        let bar = ProgressBar::with_draw_target(Some(epochs), target).with_style(style.expect("the template is ours"));
+        Self { bar, moved: vec![(0, 0.0); trainers], found: None }
+    }
+
+    fn take(&mut self, report: Report) -> Result<()> {
+        match report {
+            Report::Epoch { trainer, loss, bytes, seconds, .. } => {
+                let known = usize::try_from(trainer).ok().and_then(|index| self.moved.get_mut(index));
+                *known.with_context(|| format!("a report of trainer {trainer}, which was not started"))? =
+                    (bytes, seconds);
+                self.bar.set_message(format!("loss {loss:.4}"));
+                self.bar.inc(1);
+            }
+            Report::Final { accuracy, path, .. } => self.found = Some((accuracy, path)),
+        }
+        Ok(())
+    }
+
+    fn summary(self) -> Result<Summary> {
+        self.bar.finish_and_clear();
+        let Some((accuracy, model)) = self.found else {
+            bail!("trainer 0 ended well and did not say how accurate the model is");
+        };
+        let bytes = self.moved.iter().map(|(bytes, _)| bytes).sum();
+        let seconds = self.moved.iter().map(|&(_, seconds)| seconds).fold(0.0, f64::max);
+        ensure!(seconds > 0.0, "no trainer reported an epoch");
+        // Exact up to 2^53 bytes, which no quick start moves.
+        #[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+        let bytes_per_second = bytes as f64 / seconds;
+        Ok(Summary { accuracy, model, bytes, seconds, bytes_per_second })
+    }
+}

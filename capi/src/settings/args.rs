@@ -1,0 +1,128 @@
+//! The command line of `pserver serve`, and with it the list of all settings.
+
+use std::path::PathBuf;
+
+/// The options of `pserver serve`. Each may also stand in the configuration file under its name with underscores,
+/// and in the environment as PSERVER_ and that name in capitals.
+//
+// Values stay text here: `Settings` checks them all in one way, wherever they come from.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeArgs {
+    /// Read settings from this TOML file; PSERVER_CONFIG names it too.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the effective configuration, with where each value came from, and stop.
+    #[arg(long)]
+    pub print_config: bool,
+    /// Stop when standard input closes, for a parent that must leave nothing behind.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+    /// This server's place among the servers, from 0 [default: 0].
+    #[arg(long, value_name = "NUMBER")]
+    pub index: Option<String>,
+    /// Servers in the job [default: 1].
+    #[arg(long, value_name = "NUMBER")]
+    pub servers: Option<String>,
+    /// Trainers in the job [default: 1].
+    #[arg(long, value_name = "NUMBER")]
+    pub trainers: Option<String>,
+    /// Shards on this server: cores that hold parameters [default: 1].
+    #[arg(long, value_name = "NUMBER")]
+    pub shards: Option<String>,
+    /// Where to listen; port 0 takes a free one [default: tcp://127.0.0.1:7164].
+    #[arg(long, value_name = "ADDRESS")]
+    pub bind: Option<String>,
+    /// Where others reach this server, when that is not where it listens.
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise: Option<String>,
+    /// Where server 0 is reached; every other server needs it.
+    #[arg(long, value_name = "ADDRESS")]
+    pub coordinator: Option<String>,
+    /// The size of a chunk, a power of two from 4KiB to 16MiB [default: 1MiB].
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_bytes: Option<String>,
+    /// How trainers share a parameter: sync, async, bounded or delta [default: sync].
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
+    /// With mode bounded: the steps the fastest trainer may be ahead of the slowest [default: 0].
+    #[arg(long, value_name = "STEPS")]
+    pub staleness: Option<String>,
+    /// How gradients of a round become one: mean or sum [default: mean].
+    #[arg(long, value_name = "MERGE")]
+    pub merge: Option<String>,
+    /// The optimizer of parameters that bring none: an OptimizerConfig message in protobuf's text form.
+    #[arg(long, value_name = "MESSAGE")]
+    pub optimizer: Option<String>,
+    /// Where checkpoints lie; without it there are none.
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoint_dir: Option<String>,
+    /// Seconds between checkpoints [default: 600].
+    #[arg(long, value_name = "SECONDS")]
+    pub checkpoint_interval_seconds: Option<String>,
+    /// What survives between checkpoints: off, on (a crash) or sync (a power cut) [default: off].
+    #[arg(long, value_name = "JOURNAL")]
+    pub journal: Option<String>,
+    /// The folder that saved models stay in [default: models].
+    #[arg(long, value_name = "FOLDER")]
+    pub model_dir: Option<String>,
+    /// Seconds a round may wait for its last gradient [default: 300].
+    #[arg(long, value_name = "SECONDS")]
+    pub round_timeout_seconds: Option<String>,
+    /// Seconds a silent trainer counts as alive [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub lease_seconds: Option<String>,
+    /// Listen on an address other than loopback although anybody who reaches it may join.
+    #[arg(long, value_name = "BOOLEAN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub insecure: Option<String>,
+    /// How much is logged: off, error, warn, info, debug or trace [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// How it is logged: text or json [default: text].
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// An open descriptor that gets a line when the server is ready.
+    #[arg(long, value_name = "DESCRIPTOR")]
+    pub ready_fd: Option<String>,
+}
+
+/// A setting that can be made.
+pub(super) struct Key<'a> {
+    pub(super) name: &'static str,
+    /// What it is when nobody says; empty is not set.
+    pub(super) default: &'static str,
+    /// What the command line says.
+    pub(super) flag: Option<&'a str>,
+}
+
+impl ServeArgs {
+    /// Every setting, in the order of printing.
+    pub(super) fn keys(&self) -> Vec<Key<'_>> {
+        [
+            ("index", "0", &self.index),
+            ("servers", "1", &self.servers),
+            ("trainers", "1", &self.trainers),
+            ("shards", "1", &self.shards),
+            ("bind", "tcp://127.0.0.1:7164", &self.bind),
+            ("advertise", "", &self.advertise),
+            ("coordinator", "", &self.coordinator),
+            ("chunk_bytes", "1MiB", &self.chunk_bytes),
+            ("mode", "sync", &self.mode),
+            ("staleness", "0", &self.staleness),
+            ("merge", "mean", &self.merge),
+            ("optimizer", "", &self.optimizer),
+            ("checkpoint_dir", "", &self.checkpoint_dir),
+            ("checkpoint_interval_seconds", "600", &self.checkpoint_interval_seconds),
+            ("journal", "off", &self.journal),
+            ("model_dir", "models", &self.model_dir),
+            ("round_timeout_seconds", "300", &self.round_timeout_seconds),
+            ("lease_seconds", "10", &self.lease_seconds),
+            ("insecure", "false", &self.insecure),
+            ("log_level", "info", &self.log_level),
+            ("log_format", "text", &self.log_format),
+            ("ready_fd", "", &self.ready_fd),
+        ]
+        .into_iter()
+        .map(|(name, default, flag)| Key { name, default, flag: flag.as_deref() })
+        .collect()
+    }
+}

@@ -1,0 +1,192 @@
+//! The server's configuration: read from four places, checked once, and then a value.
+//!
+//! A setting comes from the command line, else from the environment (`PSERVER_` and its name in capitals), else from
+//! the file that `--config` or `PSERVER_CONFIG` names (TOML), else from its default. `--print-config` shows which.
+//! Not here: what the settings do; the optimizer message's own fields ([`pserver_core::config`]).
+//!
+//! Read in this order: [`ServeArgs`] (what can be set), [`Settings`] (what it becomes), `sources` (who wins).
+
+mod args;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use pserver_core::config::{Merge, Mode, OptimizerSettings};
+use pserver_core::limits;
+use pserver_core::wire::Address;
+
+pub use args::ServeArgs;
+use sources::Sources;
+
+/// How much of each update survives a crash between two checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Journal {
+    /// Nothing: a restart resumes at the last checkpoint.
+    Off,
+    /// Updates are written, and survive the process.
+    On,
+    /// Updates are written and synced, and survive the machine.
+    Sync,
+}
+
+/// How much the program says on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What went wrong.
+    Error,
+    /// And what may go wrong.
+    Warn,
+    /// And what happens to the job.
+    Info,
+    /// And what happens to connections and rounds.
+    Debug,
+    /// And every frame.
+    Trace,
+}
+
+/// How the program says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// Lines of JSON for machines.
+    Json,
+}
+
+/// Everything a server needs to know before it starts, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// This server's place, below `servers`.
+    pub index: u16,
+    /// Servers in the job.
+    pub servers: u16,
+    /// Trainers in the job.
+    pub trainers: u32,
+    /// Shards on this server.
+    pub shards: u16,
+    /// Where it listens.
+    pub bind: Address,
+    /// Where others reach it, when that is not where it listens.
+    pub advertise: Option<Address>,
+    /// Where server 0 is reached; server 0 itself has none.
+    pub coordinator: Option<Address>,
+    /// The size of a chunk: a power of two.
+    pub chunk_bytes: u32,
+    /// How trainers share a parameter, with the bound of staleness.
+    pub mode: Mode,
+    /// How the gradients of one round become one.
+    pub merge: Merge,
+    /// What a parameter without a configuration of its own gets: an optimizer message in protobuf's text form.
+    pub optimizer: String,
+    /// Where checkpoints lie; without it there are none.
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Time between checkpoints.
+    pub checkpoint_interval: Duration,
+    /// What survives between checkpoints.
+    pub journal: Journal,
+    /// The folder that saved models stay in.
+    pub model_dir: PathBuf,
+    /// How long a round may wait for its last gradient.
+    pub round_timeout: Duration,
+    /// How long a silent trainer counts as alive.
+    pub lease: Duration,
+    /// Whether anybody who reaches an address other than loopback may join.
+    pub insecure: bool,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// How it is logged.
+    pub log_format: LogFormat,
+    /// An open descriptor that gets a line when the server is ready, and is then closed.
+    pub ready_fd: Option<i32>,
+}
+
+impl Settings {
+    /// Reads every source and checks every value, alone and with the others. `environment` is the process's, handed
+    /// in so that only the program asks for it.
+    ///
+    /// # Errors
+    /// All wrong values at once: each with its name, where it came from, what it was and what was expected.
+    pub fn load(args: &ServeArgs, environment: &[(String, String)]) -> Result<Self> {
+        let sources = Sources::collect(args, environment)?;
+        let (settings, mut problems) = Self::read(&sources);
+        if problems.is_empty() {
+            problems = settings.contradictions(&sources);
+        }
+        if !problems.is_empty() {
+            bail!("the configuration is wrong:\n  {}", problems.join("\n  "));
+        }
+        Ok(settings)
+    }
+
+    /// The effective configuration as TOML that [`load`](Self::load) reads back, each line with its source.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn print(args: &ServeArgs, environment: &[(String, String)]) -> Result<String> {
+        Self::load(args, environment).context("there is no effective configuration to print")?;
+        Ok(Sources::collect(args, environment)?.print())
+    }
+
+    fn read(sources: &Sources) -> (Self, Vec<String>) {
+        let mut reader = sources.reader();
+        let staleness = reader.take("staleness", values::whole(0, u64::from(u32::MAX)));
+        let settings = Self {
+            index: reader.take("index", values::whole(0, u64::from(limits::SERVERS_MAX) - 1)),
+            servers: reader.take("servers", values::whole(1, u64::from(limits::SERVERS_MAX))),
+            trainers: reader.take("trainers", values::whole(1, u64::from(limits::TRAINERS_MAX))),
+            shards: reader.take("shards", values::whole(1, u64::from(limits::SHARDS_MAX))),
+            bind: reader.take("bind", values::address),
+            advertise: reader.take("advertise", values::optional(values::reachable)),
+            coordinator: reader.take("coordinator", values::optional(values::reachable)),
+            chunk_bytes: reader.take("chunk_bytes", values::chunk_bytes),
+            mode: reader.take("mode", |text| values::mode(text, staleness)),
+            merge: reader.take("merge", values::merge),
+            optimizer: reader.take("optimizer", values::optimizer),
+            checkpoint_dir: reader.take("checkpoint_dir", values::optional(values::path)),
+            checkpoint_interval: reader.take("checkpoint_interval_seconds", values::seconds),
+            journal: reader.take("journal", values::word),
+            model_dir: reader.take("model_dir", values::path),
+            round_timeout: reader.take("round_timeout_seconds", values::seconds),
+            lease: reader.take("lease_seconds", values::seconds),
+            insecure: reader.take("insecure", values::truth),
+            log_level: reader.take("log_level", values::word),
+            log_format: reader.take("log_format", values::word),
+            ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
+        };
+        (settings, reader.problems())
+    }
+
+    /// What is wrong between values that are right alone.
+    fn contradictions(&self, sources: &Sources) -> Vec<String> {
+        let bounded = matches!(self.mode, Mode::Staleness { .. });
+        let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
+        let open = !self.bind.is_loopback() && !self.insecure;
+        let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
+        let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
+        [
+            (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
+            (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
+            (self.index == 0 && self.coordinator.is_some(), "coordinator", "none, as this is server 0".to_owned()),
+            (staleness && !bounded, "staleness", "0, or mode bounded with it".to_owned()),
+            (
+                self.journal != Journal::Off && self.checkpoint_dir.is_none(),
+                "journal",
+                "off, or a checkpoint_dir with it".to_owned(),
+            ),
+            (open, "bind", "a loopback address, or insecure = true to let anybody join".to_owned()),
+            (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
+        ]
+        .into_iter()
+        .filter(|(wrong, ..)| *wrong)
+        .map(|(_, key, expected)| sources.get(key).complaint(key, &expected))
+        .collect()
+    }
+}

@@ -1,0 +1,203 @@
+//! Who wins, what is refused, and in which words.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use pserver_core::config::{Merge, Mode};
+use tempfile::TempDir;
+
+use super::{Journal, LogFormat, LogLevel, ServeArgs, Settings};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: ServeArgs,
+}
+
+/// A command line, an environment and a file, each as words separated by spaces or lines.
+struct Given {
+    args: ServeArgs,
+    environment: Vec<(String, String)>,
+    file: PathBuf,
+    _folder: TempDir,
+}
+
+fn given(flags: &str, environment: &str, file: &str) -> Given {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("pserver.toml");
+    fs::write(&path, file).unwrap();
+    let mut args = Line::parse_from(["serve"].into_iter().chain(flags.split_whitespace())).args;
+    args.config = Some(path.clone());
+    let pairs = environment.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+    let environment = pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+    Given { args, environment, file: path, _folder: folder }
+}
+
+fn load(flags: &str, environment: &str, file: &str) -> Result<Settings, String> {
+    let given = given(flags, environment, file);
+    let found = Settings::load(&given.args, &given.environment);
+    found.map_err(|error| format!("{error:#}").replace(given.file.to_str().unwrap(), "FILE"))
+}
+
+fn check_refused(flags: &str, environment: &str, file: &str, expected: &str) {
+    let error = load(flags, environment, file).expect_err("something is wrong with it");
+    assert_eq!(error, expected.replace("WRONG ", "the configuration is wrong:\n  "));
+}
+
+#[test]
+fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+    let check = |flags, environment, file, expected: u32| {
+        assert_eq!(load(flags, environment, file).unwrap().trainers, expected);
+    };
+    check("", "", "", 1);
+    check("", "", "trainers = 2", 2);
+    check("", "PSERVER_TRAINERS=3", "trainers = 2", 3);
+    check("--trainers 4", "PSERVER_TRAINERS=3", "trainers = 2", 4);
+    check("--trainers 4", "", "trainers = 2", 4);
+    check("", "PSERVER_REQUIRE=rdma TRAINERS=9", "", 1);
+}
+
+#[test]
+fn every_setting_arrives() {
+    let file = r#"
+        index = 1
+        servers = 3
+        trainers = 8
+        shards = 4
+        bind = "tcp://0.0.0.0:0"
+        advertise = "tcp://node1:7164"
+        coordinator = "tcp://node0:7164"
+        chunk_bytes = "64KiB"
+        mode = "bounded"
+        staleness = 4
+        merge = "sum"
+        checkpoint_dir = "/ckpt"
+        checkpoint_interval_seconds = 30
+        journal = "sync"
+        model_dir = "/models"
+        round_timeout_seconds = 5
+        lease_seconds = 2
+        insecure = true
+        log_level = "debug"
+        log_format = "json"
+        ready_fd = 3
+    "#;
+    let found = load("", "", file).unwrap();
+    let numbers = (found.index, found.servers, found.trainers, found.shards, found.chunk_bytes, found.ready_fd);
+    assert_eq!(numbers, (1, 3, 8, 4, 65536, Some(3)));
+    assert_eq!(found.bind.to_string(), "tcp://0.0.0.0:0");
+    assert_eq!(found.advertise.map(|address| address.to_string()).unwrap(), "tcp://node1:7164");
+    assert_eq!(found.coordinator.map(|address| address.to_string()).unwrap(), "tcp://node0:7164");
+    assert_eq!((found.mode, found.merge), (Mode::Staleness { bound: 4 }, Merge::Sum));
+    assert_eq!((found.checkpoint_dir, found.model_dir), (Some("/ckpt".into()), "/models".into()));
+    assert_eq!((found.journal, found.insecure), (Journal::Sync, true));
+    let times = [found.checkpoint_interval, found.round_timeout, found.lease];
+    assert_eq!(times, [30, 5, 2].map(Duration::from_secs));
+    assert_eq!((found.log_level, found.log_format), (LogLevel::Debug, LogFormat::Json));
+}
+
+#[test]
+fn a_bad_value_is_refused_by_key_source_value_and_expectation() {
+    let sizes = "a power of two from 4KiB to 16MiB, in bytes or with KiB or MiB";
+    for size in ["2KiB", "32MiB", "65537", "1GiB", "-4096", "4294967296KiB"] {
+        let expected = format!("WRONG chunk_bytes (from --chunk-bytes) is \"{size}\"; expected {sizes}");
+        check_refused(&format!("--chunk-bytes={size}"), "", "", &expected);
+    }
+    let table = [
+        ("servers = 0", "servers (from FILE) is \"0\"; expected a whole number from 1 to 4096"),
+        ("servers = 1.5", "servers (from FILE) is \"1.5\"; expected a whole number from 1 to 4096"),
+        ("index = -1", "index (from FILE) is \"-1\"; expected a whole number from 0 to 4095"),
+        ("trainers = \"many\"", "trainers (from FILE) is \"many\"; expected a whole number from 1 to 4096"),
+        ("shards = 257", "shards (from FILE) is \"257\"; expected a whole number from 1 to 256"),
+        ("mode = \"Sync\"", "mode (from FILE) is \"Sync\"; expected one of sync, async, bounded, delta"),
+        ("merge = \"max\"", "merge (from FILE) is \"max\"; expected one of mean, sum"),
+        ("journal = \"yes\"", "journal (from FILE) is \"yes\"; expected one of off, on, sync"),
+        ("model_dir = \"\"", "model_dir (from FILE) is \"\"; expected a path"),
+        (
+            "lease_seconds = 0",
+            "lease_seconds (from FILE) is \"0\"; expected a whole number from 1 to 31622400, in seconds",
+        ),
+        ("insecure = 1", "insecure (from FILE) is \"1\"; expected true or false"),
+        (
+            "log_level = \"loud\"",
+            "log_level (from FILE) is \"loud\"; expected one of off, error, warn, info, debug, trace",
+        ),
+        ("log_format = \"xml\"", "log_format (from FILE) is \"xml\"; expected one of text, json"),
+        ("ready_fd = 2", "ready_fd (from FILE) is \"2\"; expected a whole number from 3 to 65535"),
+        ("advertise = \"a:0\"", "advertise (from FILE) is \"a:0\"; expected an address with a port above 0"),
+    ];
+    for (file, expected) in table {
+        check_refused("", "", file, &format!("WRONG {expected}"));
+    }
+    let expected = "bind (from PSERVER_BIND) is \"node1\"; expected an address (address \"node1\": no port; ";
+    assert!(load("", "PSERVER_BIND=node1", "").unwrap_err().contains(expected));
+    assert!(load("--optimizer=nonsense", "", "").unwrap_err().contains("optimizer (from --optimizer) is \"nonsense\""));
+}
+
+#[test]
+fn all_bad_values_are_named_at_once() {
+    let expected = "WRONG servers (from --servers) is \"x\"; expected a whole number from 1 to 4096\n  \
+                    merge (from PSERVER_MERGE) is \"y\"; expected one of mean, sum";
+    check_refused("--servers x", "PSERVER_MERGE=y", "", expected);
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() {
+    let table = [
+        (
+            "--index 2 --servers 2 --coordinator a:1",
+            "index (from --index) is \"2\"; expected an index below servers, which is 2",
+        ),
+        ("--index 1 --servers 2", "coordinator (from default) is \"\"; expected the address of server 0"),
+        ("--coordinator a:1", "coordinator (from --coordinator) is \"a:1\"; expected none, as this is server 0"),
+        ("--staleness 3", "staleness (from --staleness) is \"3\"; expected 0, or mode bounded with it"),
+        ("--journal on", "journal (from --journal) is \"on\"; expected off, or a checkpoint_dir with it"),
+        (
+            "--bind 10.0.0.1:7",
+            "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, or insecure = true to let anybody join",
+        ),
+    ];
+    for (flags, expected) in table {
+        check_refused(flags, "", "", &format!("WRONG {expected}"));
+    }
+    assert!(load("--bind 10.0.0.1:7 --insecure", "", "").is_ok());
+}
+
+#[test]
+fn a_key_that_is_no_setting_is_refused_with_the_nearest() {
+    check_refused("", "", "trainer = 2", "trainer (from FILE) is no setting; the nearest is trainers");
+    check_refused("", "", "chunk-bytes = 1", "chunk-bytes (from FILE) is no setting; the nearest is chunk_bytes");
+    check_refused("", "", "[bnd]\nx = 1", "bnd (from FILE) is no setting; the nearest is bind");
+    let error = load("", "", "bind = [\"a\", \"b\"]").unwrap_err();
+    assert!(error.ends_with("expected one text, number or boolean"), "{error}");
+    assert!(load("", "", "bind = ").unwrap_err().starts_with("the configuration file FILE is not TOML"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let environment = [("PSERVER_CONFIG".to_owned(), "/nowhere/pserver.toml".to_owned())];
+    let error = Settings::load(&ServeArgs::default(), &environment).unwrap_err().to_string();
+    assert_eq!(error, "the configuration file /nowhere/pserver.toml cannot be read");
+}
+
+#[test]
+fn what_is_printed_names_its_sources_and_reads_back_the_same() {
+    let first = given("--trainers 4 --model-dir=a\"\\b", "PSERVER_MODE=async", "chunk_bytes = \"64KiB\"");
+    let printed = Settings::print(&first.args, &first.environment).unwrap();
+    let lines: Vec<&str> = printed.lines().collect();
+    for expected in [
+        "index = 0 # default",
+        "trainers = 4 # --trainers",
+        "mode = \"async\" # PSERVER_MODE",
+        "model_dir = \"a\\\"\\\\b\" # --model-dir",
+        "advertise = \"\" # default",
+        "insecure = false # default",
+    ] {
+        assert!(lines.contains(&expected), "{expected} is not in\n{printed}");
+    }
+    assert!(printed.contains(&format!("chunk_bytes = \"64KiB\" # {}", first.file.display())));
+    let again = load("", "", &printed).unwrap();
+    assert_eq!(again, Settings::load(&first.args, &first.environment).unwrap());
+}

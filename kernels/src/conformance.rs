@@ -1,0 +1,493 @@
+//! What every implementation of [`Kernels`] must keep, in one suite.
+//!
+//! - A sum, and an update of integers or by [`Algorithm::Add`], has the bits of [`pserver_core::optim`].
+//! - Every other update is within [`TOLERANCE_ULPS`] of it, as [`worst`] measures.
+//! - Bits do not depend on where a buffer is cut or on how it is aligned.
+//! - Nothing outside the buffers is written.
+//!
+//! Not a number equals not a number: which of its patterns comes out is nobody's promise.
+
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Regularizer, Rule, Schedule, Step};
+use pserver_core::port::{Kernels, Update};
+
+/// How far an update may be from the oracle's, in the unit of [`worst`].
+///
+/// The difference comes from arithmetic in the parameter's own type, where the oracle has binary64: each scalar is
+/// rounded once and each operation rounds, about ten times in Adadelta, and each rounding counts as at most half an
+/// ulp of what it rounds. Measured over this suite: 3.31 for the CPU, of which the worst is RMSProp in binary32.
+pub const TOLERANCE_ULPS: f64 = 8.0;
+
+const GRADIENT_COUNTS: [usize; 5] = [1, 2, 3, 8, 17];
+const LONG: usize = 4096 + 3;
+
+/// Panics with the first promise that `kernels` breaks: what, with which inputs, what was found and expected.
+///
+/// # Panics
+///
+/// That is how it tells.
+pub fn check(kernels: &mut dyn Kernels) {
+    let worst = worst(kernels);
+    assert!(
+        worst.ulps <= TOLERANCE_ULPS,
+        "{} is {} ulps from the oracle, at most {TOLERANCE_ULPS} are allowed: {}",
+        kernels.name(),
+        worst.ulps,
+        worst.case
+    );
+}
+
+/// The update that was farthest from the oracle.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Worst {
+    /// The distance; infinite when a value that must be infinite or not a number was not.
+    pub ulps: f64,
+    /// Where, in words.
+    pub case: String,
+}
+
+/// How far the updates are from the oracle in binary64. The unit, for one value, is what the oracle's own answer
+/// changes by when each of its inputs (weight, gradient, states) changes by one ulp, plus an ulp of the
+/// answer and of the
+/// weight: so an ill-conditioned input is not held against a kernel, and a well-conditioned one is.
+///
+/// Two things are not compared: what follows from a state that overflowed the type (a later state, the weight),
+/// because the oracle goes on with the state before it is rounded; and anything where the oracle's
+/// neighbours are infinite.
+///
+/// # Panics
+///
+/// When one of the exact promises is broken.
+pub fn worst(kernels: &mut dyn Kernels) -> Worst {
+    let mut worst = Worst { ulps: 0.0, case: "none".into() };
+    for (index, length) in (1..=67).chain([LONG]).enumerate() {
+        let shape = Shape { length, misaligned: index % 8, count: GRADIENT_COUNTS[index % 5], seed: index as u64 };
+        for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
+            for gradient_type in ElementType::ALL.into_iter().filter(|found| found.is_gradient_for(element_type)) {
+                check_sum(kernels, shape, element_type, gradient_type);
+                check_add(kernels, shape, element_type, gradient_type);
+            }
+        }
+        for element_type in [ElementType::Float32, ElementType::Float64] {
+            for rule in rules() {
+                check_update(kernels, shape, element_type, &rule, &mut worst);
+            }
+        }
+    }
+    worst
+}
+
+/// One entry of the table of buffers.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    length: usize,
+    /// How many bytes past an aligned address a buffer begins.
+    misaligned: usize,
+    count: usize,
+    seed: u64,
+}
+
+/// Bytes at a chosen distance from alignment, between guards.
+struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+const GUARD: u8 = 0xa5;
+
+impl Buffer {
+    fn new(content: &[u8], misaligned: usize) -> Self {
+        let mut bytes = vec![GUARD; content.len() + 32];
+        let start = bytes.as_ptr().align_offset(8) + misaligned;
+        bytes[start..][..content.len()].copy_from_slice(content);
+        Self { bytes, start, length: content.len() }
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.length]
+    }
+
+    fn get_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.length]
+    }
+
+    fn assert_guards(&self, case: &str) {
+        let (before, rest) = self.bytes.split_at(self.start);
+        let after = &rest[self.length..];
+        assert!(before.iter().chain(after).all(|&byte| byte == GUARD), "wrote outside its buffer: {case}");
+    }
+}
+
+/// A chunk's tensors as bytes, and its gradients.
+struct Tensors {
+    element_type: ElementType,
+    parameter: Vec<u8>,
+    states: Vec<Vec<u8>>,
+    gradient_type: ElementType,
+    gradients: Vec<Vec<u8>>,
+}
+
+impl Tensors {
+    /// Runs the elements in `range` through an update from buffers of the given alignment.
+    fn updated(
+        &self,
+        kernels: &mut dyn Kernels,
+        (rule, coefficients): (&Rule, &Coefficients),
+        range: std::ops::Range<usize>,
+        misaligned: usize,
+    ) -> Vec<Vec<u8>> {
+        let case = format!("{rule:?} of {}, elements {range:?}", self.element_type);
+        let cut = |bytes: &Vec<u8>, element_type: ElementType, misaligned| {
+            let size = size(element_type);
+            Buffer::new(&bytes[range.start * size..range.end * size], misaligned % 8)
+        };
+        let mut parameter = cut(&self.parameter, self.element_type, misaligned);
+        let mut states: Vec<Buffer> =
+            self.states.iter().map(|state| cut(state, self.element_type, misaligned * 3)).collect();
+        let held: Vec<Buffer> =
+            self.gradients.iter().map(|bytes| cut(bytes, self.gradient_type, misaligned * 5)).collect();
+        kernels.update(Update {
+            rule,
+            coefficients,
+            element_type: self.element_type,
+            parameter: parameter.get_mut(),
+            states: &mut states.iter_mut().map(Buffer::get_mut).collect::<Vec<_>>(),
+            gradients: &views(&held, self.gradient_type),
+        });
+        let buffers = || std::iter::once(&parameter).chain(&states);
+        buffers().for_each(|buffer| buffer.assert_guards(&case));
+        buffers().map(|buffer| buffer.get().to_vec()).collect()
+    }
+
+    fn whole_and_cut(&self, kernels: &mut dyn Kernels, rule: (&Rule, &Coefficients), shape: Shape) -> Vec<Vec<u8>> {
+        let whole = self.updated(kernels, rule, 0..shape.length, shape.misaligned);
+        let cut = shape.length / 3;
+        let head = self.updated(kernels, rule, 0..cut, shape.misaligned + 1);
+        let tail = self.updated(kernels, rule, cut..shape.length, shape.misaligned + 2);
+        for ((whole, head), tail) in whole.iter().zip(&head).zip(tail) {
+            let joined = [head.as_slice(), &tail].concat();
+            assert_same(self.element_type, whole, &joined, || format!("cut at {cut}: {shape:?} {:?}", rule.0));
+        }
+        whole
+    }
+}
+
+fn check_sum(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, gradient_type: ElementType) {
+    let gradients = gradients(shape, gradient_type);
+    let held: Vec<Buffer> = gradients.iter().map(|bytes| Buffer::new(bytes, shape.misaligned)).collect();
+    let mut expected = vec![0; shape.length * size(element_type)];
+    optim::sum(element_type, &mut expected, &views(&held, gradient_type));
+    let mut found = Buffer::new(&expected, (shape.misaligned + 3) % 8);
+    found.get_mut().fill(0x11);
+    kernels.sum(element_type, found.get_mut(), &views(&held, gradient_type));
+    let case = || format!("sum of {gradient_type} as {element_type}: {shape:?}");
+    found.assert_guards(&case());
+    assert_same(element_type, found.get(), &expected, case);
+}
+
+fn check_add(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, gradient_type: ElementType) {
+    let rule = Rule { algorithm: Algorithm::Add, ..Rule::default() };
+    let coefficients = rule.coefficients(&Step { version: Version(1), rate: None, norm: None, scale: 1.0 / 3.0 });
+    let tensors = Tensors {
+        element_type,
+        parameter: values(element_type, shape.length, shape.seed ^ 0x77, 0),
+        states: Vec::new(),
+        gradient_type,
+        gradients: gradients(shape, gradient_type),
+    };
+    let found = tensors.whole_and_cut(kernels, (&rule, &coefficients), shape);
+    let mut expected = tensors.parameter.clone();
+    let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
+    optim::update(&rule, &coefficients, element_type, &mut expected, &mut [], &views(&held, gradient_type));
+    assert_same(element_type, &found[0], &expected, || format!("add of {gradient_type} to {element_type}: {shape:?}"));
+}
+
+fn check_update(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, rule: &Rule, worst: &mut Worst) {
+    let tensors = update_tensors(shape, element_type, rule);
+    let norm = rule.clip_norm.map(|clip| clip * 1.7);
+    let scale = if shape.count == 1 { 1.0 } else { 1.0 / shape.count as f64 };
+    let coefficients = rule.coefficients(&Step { version: Version(1 + shape.seed), rate: None, norm, scale });
+    let found = tensors.whole_and_cut(kernels, (rule, &coefficients), shape);
+
+    let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
+    let mut sum = vec![0; tensors.parameter.len()];
+    optim::sum(element_type, &mut sum, &views(&held, tensors.gradient_type));
+    let sum = floats(element_type, &sum);
+    let inputs: Vec<Vec<f64>> = std::iter::once(&tensors.parameter)
+        .chain(&tensors.states)
+        .map(|bytes| floats(element_type, bytes))
+        .chain([sum])
+        .collect();
+    let found: Vec<Vec<f64>> = found.iter().map(|bytes| floats(element_type, bytes)).collect();
+    compare(rule, &coefficients, element_type, &inputs, &found, worst, shape);
+}
+
+fn update_tensors(shape: Shape, element_type: ElementType, rule: &Rule) -> Tensors {
+    let gradient_types = [element_type, ElementType::Float16, ElementType::Bfloat16];
+    let gradient_type = gradient_types[usize::try_from(shape.seed % 3).expect("it is below three")];
+    // Squares are not negative; a state that is no square may be.
+    let states = rule.states().iter().enumerate().map(|(state, name)| {
+        let bytes = values(element_type, shape.length, shape.seed + 31 * state as u64, 5);
+        if name.contains("square") || *name == "second_moment" { absolute(element_type, &bytes) } else { bytes }
+    });
+    Tensors {
+        element_type,
+        parameter: values(element_type, shape.length, shape.seed ^ 0x55, 3),
+        states: states.collect(),
+        gradient_type,
+        gradients: gradients(shape, gradient_type),
+    }
+}
+
+/// Compares with the oracle in binary64. `inputs` are the weights, the states and the sum.
+fn compare(
+    rule: &Rule,
+    coefficients: &Coefficients,
+    element_type: ElementType,
+    inputs: &[Vec<f64>],
+    found: &[Vec<f64>],
+    worst: &mut Worst,
+    shape: Shape,
+) {
+    let expected = oracle(rule, coefficients, inputs);
+    let neighbours = neighbours(rule, coefficients, element_type, inputs);
+    for index in 0..shape.length {
+        let largest = largest(element_type);
+        // A state is computed from those before it, and the weight from all of them.
+        let overflowed = (1..expected.len()).find(|&state| {
+            let value = expected[state][index];
+            value.is_finite() && largest < value.abs()
+        });
+        let compared = overflowed.map_or(0..expected.len(), |state| 1..state + 1);
+        for tensor in compared {
+            let (answer, found) = (expected[tensor][index], found[tensor][index]);
+            let reach: f64 = neighbours.iter().map(|moved| (moved[tensor][index] - answer).abs()).sum();
+            let unit = reach + ulp(element_type, answer) + ulp(element_type, inputs[tensor][index]);
+            let ulps = distance(answer, found, unit, largest);
+            if worst.ulps < ulps {
+                let had: Vec<f64> = inputs.iter().map(|input| input[index]).collect();
+                let case = format!(
+                    "{element_type} {rule:?}: tensor {tensor} at {index} is {found:e}, expected {answer:e}; \
+                     from weight, states, sum {had:?}; {shape:?}"
+                );
+                *worst = Worst { ulps, case };
+            }
+        }
+    }
+}
+
+/// The oracle's answers when one of the inputs is an ulp larger or smaller.
+fn neighbours(
+    rule: &Rule,
+    coefficients: &Coefficients,
+    element_type: ElementType,
+    inputs: &[Vec<f64>],
+) -> Vec<Vec<Vec<f64>>> {
+    (0..inputs.len() * 2)
+        .map(|which| {
+            let mut moved = inputs.to_vec();
+            let up = if which % 2 == 0 { 1.0 } else { -1.0 };
+            // A weight of zero stays: the sign of zero is exact, and a step away from it would excuse anything.
+            let is_weight = which / 2 == 0;
+            for (index, value) in moved[which / 2].iter_mut().enumerate() {
+                let inexact = if which / 2 == 2 { ftrl_inexact(rule, coefficients, inputs, index) } else { 0.0 };
+                let stays = is_weight && *value == 0.0;
+                *value += up * if stays { 0.0 } else { ulp(element_type, *value) + inexact };
+            }
+            oracle(rule, coefficients, &moved)
+        })
+        .collect()
+}
+
+/// From the oracle's `answer` in units; infinite when only one of the two is infinite or not a number.
+fn distance(answer: f64, found: f64, unit: f64, largest: f64) -> f64 {
+    if largest < answer.abs() {
+        if found == answer.signum() * f64::INFINITY { 0.0 } else { f64::INFINITY }
+    } else if answer.is_nan() {
+        if found.is_nan() { 0.0 } else { f64::INFINITY }
+    } else if unit.is_finite() {
+        let distance = (found - answer).abs() / unit;
+        if distance.is_nan() { f64::INFINITY } else { distance }
+    } else {
+        0.0
+    }
+}
+
+/// What an ulp of a power moves FTRL's `linear` by. The powers nearly cancel and are divided by the rate, so that two
+/// good libraries (a root, a power) differ by more than the inputs' ulps explain; zero for every other rule.
+fn ftrl_inexact(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>], index: usize) -> f64 {
+    let (Algorithm::Ftrl { .. }, [weights, square_sums, _, sums]) = (&rule.algorithm, inputs) else {
+        return 0.0;
+    };
+    let gradient = sums[index] * coefficients.gradient_scale;
+    let power = (square_sums[index] + gradient * gradient).powf(coefficients.power);
+    let moved = ulp(ElementType::Float64, power) * weights[index].abs() * coefficients.inverse_rate;
+    if moved.is_finite() { moved } else { 0.0 }
+}
+
+/// The plain form in binary64 throughout: weights and states after the update, unrounded.
+fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let mut bytes: Vec<Vec<u8>> = inputs.iter().map(|input| bytes_of(input)).collect();
+    let (sum, tensors) = bytes.split_last_mut().expect("the last input is the sum");
+    let (weights, states) = tensors.split_first_mut().expect("the first input is the weights");
+    let gradients = [Gradient { bytes: sum, element_type: ElementType::Float64 }];
+    let mut states: Vec<&mut [u8]> = states.iter_mut().map(Vec::as_mut_slice).collect();
+    optim::update(rule, coefficients, ElementType::Float64, weights, &mut states, &gradients);
+    bytes[..inputs.len() - 1].iter().map(|tensor| floats(ElementType::Float64, tensor)).collect()
+}
+
+/// Every algorithm bare, and every regularizer and clip with one that has a state and one that has none.
+fn rules() -> Vec<Rule> {
+    let schedule = Schedule::Const { rate: 0.01 };
+    let mut rules: Vec<Rule> =
+        algorithms().map(|algorithm| Rule { algorithm, schedule: schedule.clone(), ..Rule::default() }).to_vec();
+    for bare in rules.clone() {
+        for regularizer in [Regularizer::Proximal, Regularizer::Coupled, Regularizer::Decoupled] {
+            for (l1, l2) in [(0.125, 0.25), (0.125, 0.0), (0.0, 0.25)] {
+                rules.push(Rule { l1, l2, regularizer, ..bare.clone() });
+            }
+        }
+        rules.push(Rule { clip_value: Some(0.75), ..bare.clone() });
+        rules.push(Rule { clip_norm: Some(0.5), clip_value: Some(0.25), l1: 0.125, ..bare });
+    }
+    rules
+}
+
+fn algorithms() -> [Algorithm; 11] {
+    [
+        Algorithm::Sgd,
+        Algorithm::Momentum { momentum: 0.9, nesterov: false },
+        Algorithm::Momentum { momentum: 0.9, nesterov: true },
+        Algorithm::Adagrad { epsilon: 1e-6 },
+        Algorithm::Adadelta { rho: 0.95, epsilon: 1e-6 },
+        Algorithm::RmsProp { rho: 0.9, epsilon: 1e-8, momentum: 0.0 },
+        Algorithm::RmsProp { rho: 0.9, epsilon: 1e-8, momentum: 0.5 },
+        Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+        Algorithm::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-60 },
+        Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 },
+        Algorithm::Ftrl { learning_rate_power: -0.3, beta: 0.0 },
+    ]
+}
+
+fn views(held: &[Buffer], element_type: ElementType) -> Vec<Gradient<'_>> {
+    held.iter().map(|buffer| Gradient { bytes: buffer.get(), element_type }).collect()
+}
+
+fn gradients(shape: Shape, element_type: ElementType) -> Vec<Vec<u8>> {
+    (0..shape.count).map(|trainer| values(element_type, shape.length, shape.seed * 17 + trainer as u64, 1)).collect()
+}
+
+/// Values of every kind, in an order that differs with the seed: common ones mostly, then tiny, huge (whose squares
+/// leave binary32), denormal, negative zero, infinite and not a number.
+fn values(element_type: ElementType, length: usize, seed: u64, stride: u64) -> Vec<u8> {
+    let kinds: [f64; 9] = [0.0, -0.0, 1e-30, -1e-42, 1e-44, 3e25, -2e30, f64::INFINITY, f64::NAN];
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (stride << 32) ^ 0x1234_5678;
+    let mut bytes = Vec::with_capacity(length * size(element_type));
+    for _ in 0..length {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let bits = random ^ (random >> 29);
+        let kind = usize::try_from(bits % 64).expect("it is below 64");
+        let fraction = (bits >> 11) as f64 / (1_u64 << 53) as f64;
+        let value = kinds.get(kind).copied().unwrap_or((fraction - 0.5) * 4.0);
+        push(&mut bytes, element_type, value, bits);
+    }
+    bytes
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding and cutting make the inputs")]
+fn push(bytes: &mut Vec<u8>, element_type: ElementType, value: f64, bits: u64) {
+    match element_type {
+        ElementType::Int32 | ElementType::Uint32 => bytes.extend((bits as u32).to_le_bytes()),
+        ElementType::Int64 | ElementType::Uint64 => bytes.extend(bits.to_le_bytes()),
+        ElementType::Float32 => bytes.extend((value as f32).to_le_bytes()),
+        ElementType::Float64 => bytes.extend(value.to_le_bytes()),
+        ElementType::Float16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
+        ElementType::Bfloat16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+    }
+}
+
+fn size(element_type: ElementType) -> usize {
+    usize::try_from(element_type.bytes()).expect("it is at most eight")
+}
+
+/// The same floats without their signs.
+fn absolute(element_type: ElementType, bytes: &[u8]) -> Vec<u8> {
+    let mut positive = Vec::with_capacity(bytes.len());
+    floats(element_type, bytes).iter().for_each(|value| push(&mut positive, element_type, value.abs(), 0));
+    positive
+}
+
+fn floats(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
+    match element_type {
+        ElementType::Float32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
+    }
+}
+
+fn bytes_of(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The distance to the next larger magnitude in the type; zero for what is not finite.
+#[expect(clippy::cast_possible_truncation, reason = "the type is binary32")]
+fn ulp(element_type: ElementType, value: f64) -> f64 {
+    if !value.is_finite() {
+        return 0.0;
+    }
+    match element_type {
+        ElementType::Float32 => {
+            let magnitude = (value.abs() as f32).min(f32::MAX.next_down());
+            f64::from(magnitude.next_up()) - f64::from(magnitude)
+        }
+        _ => value.abs().next_up() - value.abs(),
+    }
+}
+
+fn largest(element_type: ElementType) -> f64 {
+    if element_type == ElementType::Float32 { f32::MAX.into() } else { f64::MAX }
+}
+
+fn assert_same(element_type: ElementType, found: &[u8], expected: &[u8], case: impl Fn() -> String) {
+    let size = size(element_type);
+    for (index, (found, expected)) in found.chunks(size).zip(expected.chunks(size)).enumerate() {
+        let both_nan =
+            element_type.is_float() && [found, expected].iter().all(|bytes| floats(element_type, bytes)[0].is_nan());
+        assert!(found == expected || both_nan, "{}: element {index} is {found:?}, expected {expected:?}", case());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pserver_core::port::Plain;
+
+    use super::{TOLERANCE_ULPS, check, worst};
+    use crate::Faulty;
+    use crate::cpu::Cpu;
+
+    #[test]
+    fn the_cpu_keeps_every_promise() {
+        let worst = worst(&mut Cpu);
+        println!("{worst:?}");
+        assert!(worst.ulps <= TOLERANCE_ULPS, "{worst:?}");
+    }
+
+    #[test]
+    fn the_oracle_differs_from_itself_by_its_last_rounding_only() {
+        let worst = worst(&mut Plain);
+        assert!(worst.ulps <= 0.5, "{worst:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "expected")]
+    fn one_wrong_bit_in_every_update_is_noticed() {
+        check(&mut Faulty::new(Cpu, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "expected")]
+    fn one_wrong_bit_in_many_updates_is_noticed() {
+        check(&mut Faulty::new(Cpu, 997));
+    }
+}

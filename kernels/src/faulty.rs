@@ -1,0 +1,51 @@
+//! Kernels that misbehave, for tests of whoever must notice.
+
+use pserver_core::dtype::ElementType;
+use pserver_core::optim::Gradient;
+use pserver_core::port::{Kernels, Update};
+
+/// Kernels that flip one bit of one element of the parameter in every n-th update, and are right otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Faulty<K> {
+    inner: K,
+    every: u64,
+    updates: u64,
+}
+
+impl<K: Kernels> Faulty<K> {
+    /// Spoils every `every`-th update of `inner`, counted from one.
+    ///
+    /// # Panics
+    ///
+    /// When `every` is zero.
+    #[must_use]
+    pub fn new(inner: K, every: u64) -> Self {
+        assert!(1 <= every, "every update is the most that can be spoiled");
+        Self { inner, every, updates: 0 }
+    }
+}
+
+impl<K: Kernels> Kernels for Faulty<K> {
+    fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
+        self.inner.sum(element_type, into, gradients);
+    }
+
+    fn update(&mut self, update: Update<'_>) {
+        let Update { rule, coefficients, element_type, parameter, states, gradients } = update;
+        // Lent anew, because the originals are lent for as long as the parameter, which is needed again below.
+        let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
+        let states = states.as_mut_slice();
+        self.inner.update(Update { rule, coefficients, element_type, parameter: &mut *parameter, states, gradients });
+        self.updates += 1;
+        // The byte before an element's last holds the top of a float's fraction, so no tolerance forgives the flip.
+        if self.updates.is_multiple_of(self.every)
+            && let [.., spoiled, _] = parameter
+        {
+            *spoiled ^= 0x40;
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+}

@@ -1,0 +1,271 @@
+//! Two sides driven by one thread, and what each has seen.
+
+use std::any::Any;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Sequence, Ticket};
+use pserver_core::memory::{Arena, Budget, Lease};
+use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
+use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
+
+use super::Ends;
+
+/// A promise that is not kept by then is broken. Kept promises take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) struct World {
+    pub(super) near: Side,
+    pub(super) far: Side,
+    pub(super) address: Address,
+    _keep: Box<dyn Any>,
+}
+
+/// One transport, and a session that lands everything and remembers it.
+pub(super) struct Side {
+    /// None once it has died.
+    pub(super) transport: Option<Box<dyn Transport>>,
+    pub(super) queue: VecDeque<Submit>,
+    pub(super) seen: Vec<Seen>,
+    /// Peers whose heads get no places.
+    pub(super) held: BTreeSet<PeerId>,
+    pub(super) holds_all: bool,
+    pub(super) discards: bool,
+    pub(super) arena: Arena,
+    /// Parcels and places handed over and not back yet.
+    pub(super) parcels_out: usize,
+    pub(super) places_out: usize,
+    tickets: u64,
+}
+
+/// What a side remembers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Seen {
+    Connected(PeerId),
+    Accepted(PeerId),
+    Head(PeerId, Frame),
+    Landed(PeerId, Frame, Vec<Vec<u8>>),
+    Sent(PeerId, Ticket),
+    Gone(PeerId, String),
+}
+
+impl World {
+    pub(super) fn new(ends: Ends) -> Self {
+        let Ends { near, far, address, keep } = ends;
+        Self { near: Side::new(near), far: Side::new(far), address, _keep: keep }
+    }
+
+    /// Connects and says hello; the two ends of the connection.
+    pub(super) fn connect(&mut self) -> (PeerId, PeerId) {
+        let known = self.far.accepted();
+        let address = self.address.clone();
+        let near = self.near.transport().connect(&address).expect("the address is of this transport");
+        self.near.send(near, &hello(0), Vec::new());
+        self.until("a hello lands", |world| {
+            let hellos = world.far.landed().filter(|(_, frame, _)| frame.head.kind == Kind::Hello);
+            hellos.count() > known.len()
+        });
+        let far = self.far.accepted().into_iter().find(|peer| !known.contains(peer));
+        (near, far.expect("a hello lands after its connection was reported"))
+    }
+
+    /// Polls both sides until `done`.
+    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            let near = self.near.step();
+            let far = self.far.step();
+            if !near && !far {
+                self.near.wait(Duration::from_millis(1));
+                self.far.wait(Duration::from_millis(1));
+            }
+            let (near, far) = (&self.near, &self.far);
+            assert!(Instant::now() < deadline, "until {what}\nnear: {near:?}\nfar: {far:?}");
+        }
+    }
+
+    /// Polls both sides until neither has anything to say for a while.
+    pub(super) fn settle(&mut self) {
+        let mut quiet = 0;
+        while quiet < 20 {
+            let near = self.near.step();
+            let far = self.far.step();
+            quiet = if near || far { 0 } else { quiet + 1 };
+            self.near.wait(Duration::from_millis(1));
+            self.far.wait(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Side {
+    fn new(transport: Box<dyn Transport>) -> Self {
+        let mut budget = Budget::new();
+        budget.line("small payloads", 64, 16 * 1024);
+        budget.line("chunks", 64 * 1024, 2048);
+        budget.line("large chunks", 4 * 1024 * 1024, 64);
+        Self {
+            transport: Some(transport),
+            queue: VecDeque::new(),
+            seen: Vec::new(),
+            held: BTreeSet::new(),
+            holds_all: false,
+            discards: false,
+            arena: Arena::new(&budget).expect("the pages are not touched before use"),
+            parcels_out: 0,
+            places_out: 0,
+            tickets: 0,
+        }
+    }
+
+    pub(super) fn transport(&mut self) -> &mut dyn Transport {
+        self.transport.as_deref_mut().expect("it has not died")
+    }
+
+    /// Submits a frame; its ticket.
+    pub(super) fn send(&mut self, peer: PeerId, frame: &Frame, body: Vec<Outgoing>) -> Ticket {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.parcels_out += body.len();
+        self.queue.push_back(Submit::Send { peer, ticket, frame: frame.clone(), body });
+        ticket
+    }
+
+    /// Answers a head.
+    pub(super) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
+        self.places_out += into.len();
+        self.queue.push_back(Submit::Land { peer, into });
+    }
+
+    /// Places for everything a frame brings.
+    pub(super) fn places(&self, frame: &Frame) -> Vec<Incoming> {
+        let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+        let place = |bytes| match self.discards {
+            true => Incoming::Discard { bytes },
+            false => Incoming::Chunk { lease: self.arena.take(bytes).expect("the suite's budget"), bytes },
+        };
+        lengths.map(place).collect()
+    }
+
+    pub(super) fn lease(&self, bytes: &[u8]) -> Arc<Lease> {
+        let length = u32::try_from(bytes.len()).expect("a chunk");
+        let mut lease = self.arena.take(length).expect("the suite's budget");
+        lease.bytes_mut().copy_from_slice(bytes);
+        Arc::new(lease)
+    }
+
+    pub(super) fn accepted(&self) -> BTreeSet<PeerId> {
+        self.seen.iter().filter_map(|seen| if let Seen::Accepted(peer) = seen { Some(*peer) } else { None }).collect()
+    }
+
+    pub(super) fn landed(&self) -> impl Iterator<Item = (PeerId, &Frame, &Vec<Vec<u8>>)> {
+        self.seen.iter().filter_map(|seen| match seen {
+            Seen::Landed(peer, frame, body) => Some((*peer, frame, body)),
+            _ => None,
+        })
+    }
+
+    /// Why a connection is over, if it is.
+    pub(super) fn gone(&self, of: PeerId) -> Option<&str> {
+        self.seen.iter().find_map(|seen| match seen {
+            Seen::Gone(peer, reason) if *peer == of => Some(reason.as_str()),
+            _ => None,
+        })
+    }
+
+    /// One submit and one poll; whether anything happened.
+    pub(super) fn step(&mut self) -> bool {
+        let Some(transport) = &mut self.transport else {
+            return false;
+        };
+        let mut events = Vec::new();
+        transport.submit(&mut self.queue).expect("the device works");
+        transport.poll(&mut events).expect("the device works");
+        let any = !events.is_empty();
+        for event in events {
+            self.note(event);
+        }
+        any
+    }
+
+    pub(super) fn wait(&mut self, limit: Duration) {
+        if let Some(transport) = &mut self.transport {
+            transport.wait(limit);
+        }
+    }
+
+    fn note(&mut self, event: Event) {
+        let seen = match event {
+            Event::Connected { peer } => Seen::Connected(peer),
+            Event::Accepted { peer, origin } => {
+                assert!(!origin.is_empty(), "an origin is named");
+                Seen::Accepted(peer)
+            }
+            Event::Head { peer, frame } => {
+                if !self.holds_all && !self.held.contains(&peer) {
+                    let places = self.places(&frame);
+                    self.land(peer, places);
+                }
+                Seen::Head(peer, frame)
+            }
+            Event::Landed { peer, frame, body } => {
+                self.places_out -= body.len();
+                Seen::Landed(peer, frame, body.iter().map(|place| place.bytes().to_vec()).collect())
+            }
+            Event::Sent { peer, ticket, body } => {
+                self.parcels_out -= body.len();
+                Seen::Sent(peer, ticket)
+            }
+            Event::Gone { peer, reason, unsent, unfilled } => {
+                self.parcels_out -= unsent.iter().map(|(_, body)| body.len()).sum::<usize>();
+                self.places_out -= unfilled.len();
+                Seen::Gone(peer, reason)
+            }
+        };
+        self.seen.push(seen);
+    }
+}
+
+impl std::fmt::Debug for Side {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { queue, seen, parcels_out, places_out, .. } = self;
+        writeln!(formatter, "{} queued, {parcels_out} parcels and {places_out} places out, seen:", queue.len())?;
+        for seen in seen.iter().rev().take(20).rev() {
+            writeln!(formatter, "  {}", format!("{seen:?}").chars().take(160).collect::<String>())?;
+        }
+        Ok(())
+    }
+}
+
+/// A hello for a lane.
+pub(super) fn hello(lane: u64) -> Frame {
+    let mut head = Head::new(Kind::Hello);
+    head.sequence = Sequence(lane);
+    Frame::with_control(head, &HelloMessage { role: 0, host: "here".to_owned(), process: 1 })
+}
+
+/// A push with these payloads; an empty one is an entry without payload.
+pub(super) fn push(number: u64, payloads: &[&[u8]]) -> Frame {
+    let mut head = Head::new(Kind::Push);
+    head.sequence = Sequence(number);
+    let mut frame = Frame::bare(head);
+    for (index, payload) in payloads.iter().enumerate() {
+        let id = ChunkId { parameter: ParameterIndex(7), chunk: ChunkIndex(index as u64) };
+        frame.entries.push(match payload.is_empty() {
+            true => Entry::bare(id, Round(1), ElementType::Float32),
+            false => Entry::with_payload(id, Round(1), ElementType::Float32, payload),
+        });
+    }
+    frame
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(super) fn bytes(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let mut word = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        (state ^ (state >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
+    };
+    std::iter::repeat_with(&mut word).flatten().take(length).collect()
+}

@@ -1,0 +1,217 @@
+//! A transport that misbehaves, by a plan and a seed, so that two runs misbehave alike.
+//!
+//! Every fault is one that a network can have and that keeps parcels their owners': a connection that ends, a
+//! frame that is late, an address that nobody answers at, bytes that were changed on the way. A frame is never
+//! sent twice or dropped alone, because no transport below a session may do that.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use pserver_core::error::Failure;
+use pserver_core::ids::PeerId;
+use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
+use pserver_core::wire::Address;
+
+use crate::payload::{gone, returned};
+
+/// Frames held back at once; more are left to the caller.
+const DELAYED_MAX: usize = 64;
+
+/// How often what goes wrong, each from 0.0 (never) to 1.0 (always).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FaultPlan {
+    /// A frame about to be sent ends its connection instead, and comes back unsent.
+    pub cut_before_frame: f64,
+    /// A frame is sent, and then its connection ends.
+    pub cut_after_frame: f64,
+    /// A frame is held back, and those to the same peer behind it.
+    pub delay_frame: f64,
+    /// How many polls a frame is held back.
+    pub delay_polls: u32,
+    /// A connection is never made.
+    pub refuse_connect: f64,
+    /// A payload's checksum is changed, so that the receiver refuses the frame.
+    pub change_checksum: f64,
+}
+
+/// Any transport, misbehaving.
+pub struct Fault {
+    inner: Box<dyn Transport>,
+    plan: FaultPlan,
+    seed: u64,
+    luck: Luck,
+    /// Frames held back, in order, and the poll at which the first may go.
+    delayed: VecDeque<(u64, Submit)>,
+    polls: u64,
+    /// Connections that were never made get numbers from the top, where the inner transport's never come.
+    refused: u64,
+    events: Vec<Event>,
+    /// Connections that end by our fault; what is submitted to them comes back.
+    cut: BTreeSet<PeerId>,
+}
+
+/// A small generator: splitmix64.
+struct Luck(u64);
+
+impl Luck {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// True with this probability. Luck is drawn also when there is none, so that plans can be compared.
+    fn strikes(&mut self, probability: f64) -> bool {
+        const STEPS: f64 = (1_u64 << 32) as f64;
+        let drawn = u32::try_from(self.next() >> 32).expect("the upper half has 32 bits");
+        f64::from(drawn) < probability * STEPS
+    }
+}
+
+impl Fault {
+    /// `inner`, misbehaving as `plan` says; the same `seed` and the same work give the same faults. The seed is
+    /// printed, so that a failed test can be run again.
+    #[must_use]
+    pub fn new(inner: Box<dyn Transport>, plan: FaultPlan, seed: u64) -> Self {
+        println!("faults: seed {seed}, {plan:?}");
+        Self {
+            inner,
+            plan,
+            seed,
+            luck: Luck(seed),
+            delayed: VecDeque::new(),
+            polls: 0,
+            refused: 0,
+            events: Vec::new(),
+            cut: BTreeSet::new(),
+        }
+    }
+
+    /// The seed it was made with.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn is_delayed(&self, peer: PeerId) -> bool {
+        self.delayed.iter().any(|(_, work)| work.peer() == peer)
+    }
+
+    /// Hands on what the inner transport takes of one piece of work.
+    fn pass(&mut self, work: Submit) -> Result<Option<Submit>, Failure> {
+        let mut one = VecDeque::from([work]);
+        self.inner.submit(&mut one)?;
+        Ok(one.pop_front())
+    }
+
+    /// One frame through the plan; gives it back when the inner transport has no room.
+    fn send(&mut self, mut work: Submit) -> Result<Option<Submit>, Failure> {
+        let peer = work.peer();
+        if self.cut.contains(&peer) {
+            self.events.push(returned(work));
+            return Ok(None);
+        }
+        if self.luck.strikes(self.plan.cut_before_frame) {
+            self.cut_now(peer);
+            self.events.push(returned(work));
+            return Ok(None);
+        }
+        if self.luck.strikes(self.plan.delay_frame) || self.is_delayed(peer) {
+            if self.delayed.len() >= DELAYED_MAX {
+                return Ok(Some(work));
+            }
+            self.delayed.push_back((self.polls + u64::from(self.plan.delay_polls), work));
+            return Ok(None);
+        }
+        if self.luck.strikes(self.plan.change_checksum)
+            && let Submit::Send { frame, .. } = &mut work
+            && let Some(entry) = frame.entries.iter_mut().find(|entry| entry.bytes > 0)
+        {
+            entry.checksum ^= 1;
+        }
+        let left = self.pass(work)?;
+        if left.is_none() && self.luck.strikes(self.plan.cut_after_frame) {
+            self.cut_now(peer);
+        }
+        Ok(left)
+    }
+
+    fn cut_now(&mut self, peer: PeerId) {
+        tracing::debug!(peer = peer.0, "fault: connection cut");
+        self.cut.insert(peer);
+        self.inner.close(peer);
+    }
+
+    /// Lets go of the frames whose time has come, in order.
+    fn release(&mut self) -> Result<(), Failure> {
+        while let Some((due, work)) = self.delayed.pop_front() {
+            if due > self.polls {
+                self.delayed.push_front((due, work));
+                return Ok(());
+            }
+            if let Some(left) = self.pass(work)? {
+                self.delayed.push_front((due, left));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Fault {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
+        if !self.luck.strikes(self.plan.refuse_connect) {
+            return self.inner.connect(address);
+        }
+        let peer = PeerId(u64::MAX - self.refused);
+        self.refused += 1;
+        self.events.push(gone(peer, format!("connecting to {address}: refused by fault")));
+        Ok(peer)
+    }
+
+    fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
+        let mut full = BTreeSet::new();
+        for _ in 0..queue.len() {
+            let Some(work) = queue.pop_front() else { break };
+            let peer = work.peer();
+            let left = match work {
+                Submit::Land { .. } => self.pass(work)?,
+                work if full.contains(&peer) => Some(work),
+                work => self.send(work)?,
+            };
+            if let Some(work) = left {
+                full.insert(peer);
+                queue.push_back(work);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
+        self.polls += 1;
+        self.release()?;
+        events.append(&mut self.events);
+        self.inner.poll(events)
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.inner.close(peer);
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        // What is held back is counted in polls, so polls must go on.
+        if self.events.is_empty() && self.delayed.is_empty() {
+            self.inner.wait(limit);
+        }
+    }
+
+    fn doorbell(&self) -> Doorbell {
+        self.inner.doorbell()
+    }
+}

@@ -1,0 +1,60 @@
+//! Every backend against the one suite.
+
+use std::thread;
+
+use pserver_core::wire::Address;
+use pserver_transport::conformance::{self, Ends};
+use pserver_transport::loopback;
+use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+
+/// Ends a listener and waits for its thread.
+struct Listening(Stop, Option<thread::JoinHandle<()>>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.stop();
+        if let Some(thread) = self.1.take() {
+            thread.join().expect("the listener ends well");
+        }
+    }
+}
+
+fn tcp(host: &str, options: &TcpOptions) -> Ends {
+    let address = Address::parse(&format!("tcp://{host}:0")).expect("an address");
+    let near = TcpTransport::new(options.clone()).expect("a transport");
+    let far = TcpTransport::new(options.clone()).expect("a transport");
+    let listener = Listener::bind(&address, options.clone()).expect("a free port");
+    let address = Address { port: listener.local_address().port, ..address };
+    let (stop, lanes) = (Stop::new(), vec![Some(far.adopter())]);
+    let run = {
+        let stop = stop.clone();
+        move || listener.run(lanes, stop).expect("the listener runs")
+    };
+    let keep = Box::new(Listening(stop, Some(thread::spawn(run))));
+    Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
+}
+
+#[test]
+fn loopback_keeps_every_promise() {
+    conformance::check(|| {
+        let (near, far, address) = loopback::pair();
+        Ends::new(Box::new(near), Box::new(far), address)
+    });
+}
+
+#[test]
+fn tcp_keeps_every_promise() {
+    conformance::check(|| tcp("127.0.0.1", &TcpOptions::default()));
+}
+
+#[test]
+fn tcp_keeps_every_promise_by_name() {
+    conformance::check(|| tcp("localhost", &TcpOptions::default()));
+}
+
+#[test]
+fn tcp_keeps_every_promise_with_small_buffers() {
+    let small = Some(16 * 1024);
+    let options = TcpOptions { send_buffer_bytes: small, receive_buffer_bytes: small, ..TcpOptions::default() };
+    conformance::check(|| tcp("[::1]", &options));
+}

@@ -1,0 +1,260 @@
+//! What strangers and broken peers send: each is told what was wrong, and nobody else notices.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use prost::Message;
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
+use pserver_core::memory::{Arena, Budget};
+use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
+use pserver_core::wire::{Address, Entry, ErrorMessage, Frame, HEADER_BYTES, Head, Kind, Prefix};
+use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+
+/// A lane that lands what comes and answers every push.
+struct Server {
+    address: Address,
+    stop: Stop,
+    stopped: Arc<AtomicBool>,
+    doorbell: Doorbell,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Lane one is there, lane zero is not.
+    fn start(options: TcpOptions) -> Self {
+        let address = Address::parse("tcp://127.0.0.1:0").expect("an address");
+        let transport = TcpTransport::new(options.clone()).expect("a transport");
+        let listener = Listener::bind(&address, options).expect("a free port");
+        let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
+        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
+        let listening = {
+            let stop = stop.clone();
+            move || listener.run(lanes, stop).expect("the listener runs")
+        };
+        let lane = {
+            let stopped = Arc::clone(&stopped);
+            move || serve(transport, &stopped)
+        };
+        let threads = vec![thread::spawn(listening), thread::spawn(lane)];
+        Self { address, stop, stopped, doorbell, threads }
+    }
+
+    fn connect(&self) -> Raw {
+        let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        Raw(stream)
+    }
+
+    /// A connection whose hello was accepted.
+    fn greeted(&self) -> Raw {
+        let mut raw = self.connect();
+        raw.send(&hello(1).encode());
+        raw.works();
+        raw
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.stopped.store(true, Relaxed);
+        self.doorbell.ring();
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            assert!(thread::panicking() || ended.is_ok(), "the server is unharmed");
+        }
+    }
+}
+
+fn serve(mut transport: TcpTransport, stopped: &AtomicBool) {
+    let mut budget = Budget::new();
+    budget.line("payloads", 1024, 16);
+    let arena = Arena::new(&budget).expect("a small arena");
+    let (mut queue, mut events) = (VecDeque::new(), Vec::new());
+    while !stopped.load(Relaxed) {
+        transport.wait(Duration::from_secs(1));
+        transport.poll(&mut events).expect("the device works");
+        for event in events.drain(..) {
+            match event {
+                Event::Head { peer, frame } => {
+                    let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+                    let place = |bytes: u32| match arena.take(bytes.min(1024)) {
+                        Ok(lease) if bytes <= 1024 => Incoming::Chunk { lease, bytes },
+                        _ => Incoming::Discard { bytes },
+                    };
+                    queue.push_back(Submit::Land { peer, into: lengths.map(place).collect() });
+                }
+                Event::Landed { peer, frame, .. } if frame.head.kind == Kind::Push => {
+                    let frame = Frame::bare(frame.head.answer(Kind::Done));
+                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
+                }
+                _ => {}
+            }
+        }
+        transport.submit(&mut queue).expect("the device works");
+    }
+}
+
+/// The other end, byte by byte.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn send(&mut self, bytes: &[u8]) {
+        // A server that has refused already may have closed; what it said is looked at later.
+        let _ = self.0.write_all(bytes);
+    }
+
+    fn frame(&mut self) -> Option<Frame> {
+        let mut header = [0; HEADER_BYTES];
+        self.0.read_exact(&mut header).ok()?;
+        let prefix = Prefix::decode(&header).expect("the server speaks our language");
+        let mut rest = vec![0; prefix.rest_bytes()];
+        self.0.read_exact(&mut rest).ok()?;
+        Some(prefix.finish(&rest).expect("the server speaks our language"))
+    }
+
+    /// One push is answered.
+    fn works(&mut self) {
+        let payload = [7; 1000];
+        self.send(&push(&payload).encode());
+        self.send(&payload);
+        assert_eq!(self.frame().map(|frame| frame.head.kind), Some(Kind::Done));
+    }
+
+    /// The connection was refused with this text, and is closed.
+    fn must_be_refused(mut self, expected: &str) {
+        let refused = self.frame().expect("the connection ends with a refusal");
+        assert_eq!(refused.head.kind, Kind::Refused);
+        let message = ErrorMessage::decode(refused.control.as_slice()).expect("a refusal holds an error");
+        assert!(message.text.contains(expected), "found \"{}\", expected \"{expected}\"", message.text);
+        assert_eq!(self.0.read(&mut [0]).expect("a clean end"), 0, "nothing follows a refusal");
+    }
+}
+
+fn hello(lane: u64) -> Frame {
+    let mut head = Head::new(Kind::Hello);
+    head.sequence = Sequence(lane);
+    Frame { control: vec![0; 10], ..Frame::bare(head) }
+}
+
+fn push(payload: &[u8]) -> Frame {
+    let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
+    let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
+    Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
+}
+
+/// The frame with some bytes changed, its checksums true again.
+fn changed(frame: &Frame, at: usize, change: &[u8]) -> Vec<u8> {
+    let mut bytes = frame.encode();
+    bytes[at..at + change.len()].copy_from_slice(change);
+    let rest = crc32c::crc32c(&bytes[HEADER_BYTES..]);
+    bytes[56..60].copy_from_slice(&rest.to_le_bytes());
+    let header = crc32c::crc32c(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&header.to_le_bytes());
+    bytes
+}
+
+fn spoiled(frame: &Frame, at: usize) -> Vec<u8> {
+    let mut bytes = frame.encode();
+    bytes[at] ^= 0x40;
+    bytes
+}
+
+#[test]
+fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
+    let server = Server::start(TcpOptions::default());
+    let mut other = server.greeted();
+    let mut check = |bytes: &[u8], expected: &str| {
+        let mut raw = server.connect();
+        raw.send(bytes);
+        raw.must_be_refused(expected);
+        other.works();
+    };
+    check(format!("GET / HTTP/1.1\r\n{}", "Accept: everything\r\n".repeat(9)).as_bytes(), "not a pserver frame");
+    check(&[0; 4 << 20], "not a pserver frame: it begins with 0x00000000");
+    check(&changed(&hello(1), 4, &[9]), "protocol version 9 is not supported; this side speaks version 1");
+    check(&spoiled(&hello(1), 20), "checksum of the header");
+    check(&spoiled(&hello(1), 70), "checksum of the entries");
+    check(&push(&[1]).encode(), "the first frame is a Push, expected a Hello");
+    check(&changed(&hello(1), 48, &[0xff; 4]), "the control message's length 4294967295 is over the limit of 4096");
+    check(&changed(&hello(1), 44, &[1]), "the number of entries 1 is over the limit of 0");
+    check(&hello(0).encode(), "this server has no lane 0, only 1");
+    check(&hello(u64::MAX).encode(), "this server has no lane 18446744073709551615, only 1");
+}
+
+#[test]
+fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
+    let server = Server::start(TcpOptions::default());
+    let mut other = server.greeted();
+    let mut check = |bytes: &[u8], expected: &str| {
+        let mut raw = server.greeted();
+        raw.send(bytes);
+        raw.must_be_refused(expected);
+        other.works();
+    };
+    check(&[b'x'; 200], "not a pserver frame: it begins with 0x78787878");
+    check(&[0xff; 16 << 20], "not a pserver frame");
+    check(&changed(&push(&[1]), 4, &[0]), "protocol version 0 is not supported");
+    check(&changed(&push(&[1]), 5, &[200]), "kind 200 has no meaning");
+    check(&changed(&push(&[1]), 44, &[0xff; 4]), "the number of entries 4294967295 is over the limit of 4096");
+    check(&changed(&push(&[1]), 48, &[0xff; 4]), "the control message's length 4294967295 is over the limit");
+    check(&changed(&push(&[1]), 84, &[0xff; 4]), "an entry's payload 4294967295 is over the limit of 16777216");
+    check(&spoiled(&push(&[1]), 70), "checksum of the entries");
+    check(&[push(&[1]).encode(), vec![2]].concat(), "checksum of the payload");
+    check(&[push(&[1]).encode(), vec![1], vec![b'y'; 64]].concat()[..], "not a pserver frame");
+}
+
+#[test]
+fn a_peer_that_goes_in_the_middle_harms_nobody() {
+    let server = Server::start(TcpOptions::default());
+    let mut other = server.greeted();
+    let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
+    for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
+        let mut raw = server.greeted();
+        raw.send(&whole[..length]);
+        raw.0.shutdown(Shutdown::Write).expect("a socket");
+        assert!(raw.frame().is_none(), "nothing answers {length} bytes of a frame");
+        other.works();
+    }
+}
+
+#[test]
+fn who_says_nothing_is_refused_in_time() {
+    let hello_timeout = Duration::from_millis(20);
+    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    server.connect().must_be_refused("no hello within 20ms");
+    let mut slow = server.connect();
+    slow.send(&hello(1).encode()[..HEADER_BYTES + 3]);
+    slow.must_be_refused("no hello within 20ms");
+    let mut half = server.connect();
+    half.send(&hello(1).encode()[..10]);
+    half.0.shutdown(Shutdown::Write).expect("a socket");
+    half.must_be_refused("early eof");
+}
+
+#[test]
+fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
+    let hello_timeout = Duration::from_secs(60);
+    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();
+    server.greeted().works();
+    assert!(crowd[0].frame().is_none(), "the oldest made room");
+}
+
+#[test]
+fn a_port_in_use_is_named_with_who_to_look_for() {
+    let server = Server::start(TcpOptions::default());
+    let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
+    assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
+    assert!(error.contains(&format!("ss -ltnp 'sport = :{}'", server.address.port)), "{error}");
+    let foreign = Address::parse("tcp://192.0.2.1:0").expect("an address");
+    let error = Listener::bind(&foreign, TcpOptions::default()).err().expect("not ours").to_string();
+    assert!(error.contains("this machine does not have that address"), "{error}");
+}
