@@ -1,0 +1,425 @@
+/**
+ * @file paddle_pserver.h
+ * @brief The client library of the parameter server.
+ *
+ * One library serves several editions of this interface. Edition 3 is the default. For another one, say
+ *
+ *     #define PADDLE_PSERVER_EDITION 2
+ *
+ * before this header is included: 2 has a learning rate with the gradients and paddle_set_params; 1 has one
+ * parameter per call. Where editions differ under one name, the name is mapped to another symbol. The edition that
+ * Paddle shipped, with numbers for clients, is in libpaddle_pserver_cclient.h.
+ *
+ * Errors: a function that returns int gives -1 when it fails, one that returns a pointer gives NULL, and
+ * paddle_last_error() says why. Outputs are set only when a call succeeds. Any call ends within the client's deadline
+ * (60 s unless the options or PSERVER_DEADLINE say otherwise), saving within ten of them.
+ *
+ * Memory: the caller owns everything it passes, and the library does not use it after the call. What the library
+ * allocates is freed by paddle_parameter_release or paddle_free.
+ *
+ * Threads: any function may be called from any thread at any time; calls on one client take turns. After a fork the
+ * child makes a client of its own: calls with one of before give -1.
+ *
+ * Lengths are in bytes, and content is in the byte order of this machine. docs/CAPI.md has the rest.
+ *
+ * Made from capi/src/api by `cargo ci header`; changes belong there.
+ */
+#ifndef PADDLE_PSERVER_H
+#define PADDLE_PSERVER_H
+
+#ifndef PADDLE_PSERVER_EDITION
+#define PADDLE_PSERVER_EDITION 3
+#endif
+
+#if PADDLE_PSERVER_EDITION != 1 && PADDLE_PSERVER_EDITION != 2 && PADDLE_PSERVER_EDITION != 3
+#error "PADDLE_PSERVER_EDITION is 1, 2 or 3; for Paddle's own interface include libpaddle_pserver_cclient.h"
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if PADDLE_PSERVER_EDITION == 3
+/** @brief The type of a tensor's elements. The halves are for gradients only. */
+typedef enum {
+  PADDLE_ELEMENT_TYPE_INT32 = 0,
+  PADDLE_ELEMENT_TYPE_UINT32 = 1,
+  PADDLE_ELEMENT_TYPE_INT64 = 2,
+  PADDLE_ELEMENT_TYPE_UINT64 = 3,
+  PADDLE_ELEMENT_TYPE_FLOAT32 = 4,
+  PADDLE_ELEMENT_TYPE_FLOAT64 = 5,
+  PADDLE_ELEMENT_TYPE_FLOAT16 = 6,
+  PADDLE_ELEMENT_TYPE_BFLOAT16 = 7
+} paddle_element_type;
+#else
+/** @brief The type of a tensor's elements. The halves are for gradients only. */
+#define PADDLE_ELEMENT_TYPE_INT32 0
+#define PADDLE_ELEMENT_TYPE_UINT32 1
+#define PADDLE_ELEMENT_TYPE_INT64 2
+#define PADDLE_ELEMENT_TYPE_UINT64 3
+#define PADDLE_ELEMENT_TYPE_FLOAT32 4
+#define PADDLE_ELEMENT_TYPE_FLOAT64 5
+#define PADDLE_ELEMENT_TYPE_FLOAT16 6
+#define PADDLE_ELEMENT_TYPE_BFLOAT16 7
+typedef int paddle_element_type;
+#endif
+
+/**
+ * One connection to the parameter servers; a program only ever holds pointers to it.
+ */
+typedef struct paddle_pserver_client paddle_pserver_client;
+
+/**
+ * One named tensor, or the gradient of one.
+ */
+typedef struct paddle_parameter {
+  /**
+   * 1 to 1024 bytes of UTF-8 without control characters, then a NUL.
+   */
+  char *name;
+  /**
+   * The type of the elements.
+   */
+  paddle_element_type element_type;
+  /**
+   * The elements, in the byte order of this machine.
+   */
+  void *content;
+  /**
+   * The length of content in bytes.
+   */
+  int content_len;
+} paddle_parameter;
+
+/**
+ * A gradient looks like its parameter.
+ */
+typedef struct paddle_parameter paddle_gradient;
+
+/**
+ * @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
+ * (docs/CAPI.md says in which order), and connects with its first call.
+ *
+ * @return the client, which paddle_pserver_client_release releases; NULL when a setting is wrong.
+ */
+paddle_pserver_client *paddle_new_pserver_client(void);
+
+/**
+ * @brief Makes a client with options that win over the environment.
+ *
+ * @param options name=value pairs with spaces between: coordinator=tcp://host:port (server 0), trainer=3 (the
+ * rank), deadline=30s (of each call; ms, s, m or h), reader=yes (only fetches). NULL gives none.
+ * @return the client, which paddle_pserver_client_release releases; NULL when a setting is wrong.
+ */
+paddle_pserver_client *paddle_new_pserver_client_with(const char *options);
+
+/**
+ * @brief Releases a client: closes its connections once no call of another thread uses them.
+ *
+ * It does not wait, and does not leave the job: the servers go on waiting for this trainer's gradients until
+ * another process takes its rank. A trainer that is finished calls paddle_leave first. NULL is nothing to release.
+ * Releasing what is no client changes only paddle_last_error.
+ */
+void paddle_pserver_client_release(paddle_pserver_client *client);
+
+/**
+ * @brief Saves all parameters as one model, on the machine of server 0.
+ *
+ * @param path where, below the server's model directory.
+ * @return 0 if successful, otherwise -1. A model that is there already is replaced only by a whole one.
+ */
+int paddle_save_model(paddle_pserver_client *client, const char *path);
+
+/**
+ * @brief Tells the servers that this trainer is finished, so that the others do not wait for it any more.
+ *
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_leave(paddle_pserver_client *client);
+
+/**
+ * @brief This trainer's rank, from 0. It joins the job if no call has done so yet.
+ *
+ * @return the rank, or -1.
+ */
+int paddle_trainer_id(paddle_pserver_client *client);
+
+/**
+ * @brief Frees memory that this library allocated for its caller. NULL is nothing to free.
+ *
+ * Freeing anything else, or twice, changes only paddle_last_error.
+ */
+void paddle_free(void *memory);
+
+/**
+ * @brief Why this thread's last failing call failed: which argument, what was found, what was expected.
+ *
+ * @return the text, which ends with a NUL and is the library's; empty if no call of this thread has failed. It
+ * stays as it is until the thread's next failing call, or its end.
+ */
+const char *paddle_last_error(void);
+
+/**
+ * @brief What a returned status means in general. paddle_last_error says what happened.
+ *
+ * @return a text that ends with a NUL and lives as long as the library.
+ */
+const char *paddle_strerror(int status);
+
+/**
+ * @brief The library's version, such as "0.1.0".
+ *
+ * @return a text that ends with a NUL and lives as long as the library.
+ */
+const char *paddle_version(void);
+
+#if PADDLE_PSERVER_EDITION != 1
+
+/**
+ * @brief Begins to initialise the parameters on the servers. Every trainer calls it; one is chosen, the others wait
+ * until the parameters are there and fetch them with paddle_get_params. When the chosen one dies, another is.
+ *
+ * @param pserver_config_proto how the servers optimise: protobuf's text format, such as "optimizer: SGD const_lr {
+ * learning_rate: 0.1 }", or "base64:" and the binary form in base64. NULL means the servers' own settings.
+ * @return 1 if this trainer is chosen, 0 if the parameters are initialised, otherwise -1.
+ */
+int paddle_begin_init_params(paddle_pserver_client *client,
+                             const char *pserver_config_proto);
+
+/**
+ * @brief paddle_begin_init_params with the configuration in protobuf's binary form.
+ *
+ * @param config the bytes; they may hold zeros. Not read when config_len is 0.
+ * @param config_len their number, at most 65536.
+ * @return as paddle_begin_init_params.
+ */
+int paddle_begin_init_params_n(paddle_pserver_client *client, const void *config, size_t config_len);
+
+/**
+ * @brief Tells the servers that every parameter is declared: the other trainers may go on.
+ *
+ * @return 0 if successful, otherwise -1: also when it was called before. After a failure the initialisation begins
+ * again with paddle_begin_init_params, or the program ends and is started again.
+ */
+int paddle_finish_init_params(paddle_pserver_client *client);
+
+/**
+ * @brief Fetches parameters. In sync mode they have every gradient in them that this trainer has sent, and so those
+ * of all trainers' same steps. It waits until the parameters are initialised.
+ *
+ * Of each dst[i] the caller sets content and content_len, the room at content in bytes. With content NULL the
+ * library allocates, and paddle_parameter_release frees. On success it sets name (to names[i], the same pointer),
+ * element_type, content_len (the parameter's length) and, if it was NULL, content. On failure it sets none of these;
+ * what lies at content is then unspecified.
+ *
+ * @param names the names of the parameters, each once.
+ * @param dst as many places.
+ * @param len the length of both arrays.
+ * @return 0 if successful, otherwise -1: also when a room is too small, or two of them overlap.
+ */
+int paddle_get_params(paddle_pserver_client *client,
+                      const char **names,
+                      paddle_parameter *dst,
+                      int len);
+
+/**
+ * @brief Sends gradients and fetches the same parameters, with these gradients in them, in one round trip: in less
+ * time than paddle_send_grads and paddle_get_params.
+ *
+ * @param grads the gradients.
+ * @param dst a place for each gradient's parameter, as for paddle_get_params; its name becomes the gradient's.
+ * @param len the length of both arrays, at least 1.
+ * @return 0 if successful, otherwise -1: also when memory of dst overlaps that of a gradient.
+ */
+int paddle_push_pull(paddle_pserver_client *client,
+                     const paddle_gradient *grads,
+                     paddle_parameter *dst,
+                     int len);
+
+/**
+ * @brief Frees the content that the library allocated for a parameter, and sets content to NULL and content_len to
+ * 0. The name stays the caller's. Content that is NULL is nothing to free.
+ *
+ * @return 0 if successful, otherwise -1: when the content was not allocated by this library.
+ */
+int paddle_parameter_release(paddle_parameter *param);
+
+#endif
+
+#if PADDLE_PSERVER_EDITION == 3
+
+/**
+ * @brief Declares a parameter and sends its initial value, as a vector.
+ *
+ * @param param the parameter; the caller's memory is not used after the call.
+ * @param param_config_proto how this parameter is optimised, in the forms of paddle_begin_init_params; NULL means
+ * what was given there.
+ * @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
+ * paddle_begin_init_params, or the program ends and is started again.
+ */
+int paddle_init_param(paddle_pserver_client *client,
+                      paddle_parameter params,
+                      const char *param_config_proto);
+
+/**
+ * @brief paddle_init_param with the configuration in protobuf's binary form.
+ *
+ * @param config the bytes; they may hold zeros. Not read when config_len is 0.
+ * @param config_len their number, at most 65536.
+ * @return as paddle_init_param.
+ */
+int paddle_init_param_n(paddle_pserver_client *client,
+                        paddle_parameter params,
+                        const void *config,
+                        size_t config_len);
+
+/**
+ * @brief paddle_init_param with a shape, which a saved model then has.
+ *
+ * @param shape the dimensions in elements, the slowest first; their product is the number of elements.
+ * @param dimensions how many there are, at most 64; with 0 the parameter is a vector.
+ * @return as paddle_init_param.
+ */
+int paddle_init_param_shaped(paddle_pserver_client *client,
+                             paddle_parameter params,
+                             const uint64_t *shape,
+                             int dimensions,
+                             const char *param_config_proto);
+
+/**
+ * @brief Sends gradients (or differences, where the job optimises on the client) to the servers. It returns when
+ * every server has them for good. A call that failed may be repeated: no gradient is applied twice.
+ *
+ * A gradient's type is its parameter's, or float16 or bfloat16 for a parameter of float32 or float64.
+ *
+ * @param grads the gradients, of each parameter at most one.
+ * @param len their number, at least 1.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_send_grads(paddle_pserver_client *client,
+                      const paddle_gradient *grads,
+                      int len);
+
+#elif PADDLE_PSERVER_EDITION == 2
+
+#define paddle_init_param paddle_init_param_e2
+#define paddle_send_grads paddle_send_grads_e2
+
+/**
+ * @brief Declares a parameter and sends its initial value, as a vector. It is optimised as
+ * paddle_begin_init_params said.
+ *
+ * @param params the parameter; the caller's memory is not used after the call.
+ * @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
+ * paddle_begin_init_params, or the program ends and is started again.
+ */
+int paddle_init_param_e2(paddle_pserver_client *client,
+                         paddle_parameter params);
+
+/**
+ * @brief Sends gradients to the servers. It returns when every server has them for good. A call that failed may be
+ * repeated: no gradient is applied twice.
+ *
+ * A gradient's type is its parameter's, or float16 or bfloat16 for a parameter of float32 or float64.
+ *
+ * @param grads the gradients, of each parameter at most one.
+ * @param total their number, at least 1.
+ * @param learning_rate used for these gradients instead of the configured one; finite, not negative.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_send_grads_e2(paddle_pserver_client *client,
+                         const paddle_gradient *grads,
+                         int total,
+                         double learning_rate);
+
+/**
+ * @brief Replaces parameters by the values given. Optimizers keep their state and their count of updates.
+ *
+ * @param params the parameters, each once.
+ * @param total their number, at least 1.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_set_params(paddle_pserver_client *client, const paddle_parameter *params, int total);
+
+#else
+
+#define paddle_init_param paddle_init_param_e1
+
+/**
+ * @brief Says how long a parameter is, as no other call of this edition does. It is a matter of this client alone:
+ * nothing is sent. The calls below that take content need it first; calling it again replaces the length.
+ *
+ * @param content_len the length of the parameter in bytes.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_declare_param(paddle_pserver_client *client,
+                         const char *name,
+                         int element_type,
+                         int content_len);
+
+/**
+ * @brief Begins to initialise the parameters on the servers. Every trainer calls it; one is chosen, the others wait
+ * until the parameters are there and fetch them with paddle_get_param. When the chosen one dies, another is.
+ *
+ * @return 1 if this trainer is chosen, 0 if the parameters are initialised, otherwise -1.
+ */
+int paddle_begin_init_param(paddle_pserver_client *client);
+
+/**
+ * @brief Sends the initial value of a parameter that paddle_declare_param has declared.
+ *
+ * @param content the elements; the caller's memory is not used after the call.
+ * @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
+ * paddle_begin_init_param, or the program ends and is started again.
+ */
+int paddle_init_param_e1(paddle_pserver_client *client,
+                         const char *name,
+                         int element_type,
+                         const void *content);
+
+/**
+ * @brief Tells the servers that every parameter is declared: the other trainers may go on.
+ *
+ * @return 0 if successful, otherwise -1: also when it was called before.
+ */
+int paddle_finish_init_param(paddle_pserver_client *client);
+
+/**
+ * @brief Sends a gradient to the servers. It returns when every server has it for good. A call that failed may be
+ * repeated: no gradient is applied twice.
+ *
+ * @param content the elements, as long as paddle_declare_param has said.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_send_grad(paddle_pserver_client *client,
+                     const char *name,
+                     int element_type,
+                     const void *content);
+
+/**
+ * @brief Replaces a parameter by the value given. Its optimizer keeps its state and its count of updates.
+ *
+ * @param content the elements, as long as paddle_declare_param has said.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_set_param(paddle_pserver_client *client, const char *name, int element_type, const void *content);
+
+/**
+ * @brief Fetches a parameter into memory that the library allocates. It needs no paddle_declare_param.
+ *
+ * @param dst becomes the memory, which paddle_free frees.
+ * @param dst_len becomes its length in bytes.
+ * @return 0 if successful, otherwise -1; then neither is set.
+ */
+int paddle_get_param(paddle_pserver_client *client, const char *name, void **dst, int *dst_len);
+
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

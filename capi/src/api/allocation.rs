@@ -1,0 +1,83 @@
+//! Memory that the library gives to its caller and takes back.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use pserver_core::error::Failure;
+
+/// A cache line: what every allocation starts on.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(
+    #[expect(dead_code, reason = "the bytes are reached through the start of all lines")]
+    [u8; LINE_BYTES],
+);
+
+const LINE_BYTES: usize = 64;
+
+/// Zeroed memory on its way to the caller.
+pub(super) struct Allocation {
+    lines: Vec<Line>,
+    bytes: usize,
+}
+
+/// What callers hold, by address.
+static GIVEN: Mutex<BTreeMap<usize, Vec<Line>>> = Mutex::new(BTreeMap::new());
+
+impl Allocation {
+    pub(super) fn zeroed(bytes: usize) -> Result<Self, Failure> {
+        let mut lines = Vec::new();
+        let count = bytes.div_ceil(LINE_BYTES);
+        lines.try_reserve_exact(count).map_err(|_| Failure::call(format!("there is no memory for {bytes} bytes")))?;
+        lines.resize(count, Line([0; LINE_BYTES]));
+        Ok(Self { lines, bytes })
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = self.lines.as_mut_ptr().cast::<u8>();
+        // SAFETY: the lines are initialised, have no padding, hold at least `bytes` bytes by `zeroed`, and are
+        // borrowed as long as the slice is.
+        unsafe { std::slice::from_raw_parts_mut(start, self.bytes) }
+    }
+
+    /// The memory is the caller's until [`take_back`].
+    pub(super) fn give(mut self) -> *mut c_void {
+        let start = self.lines.as_mut_ptr().cast::<c_void>();
+        let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+        given.insert(start.addr(), self.lines);
+        start
+    }
+}
+
+/// Frees what was given; NULL is nothing to free.
+pub(super) fn take_back(pointer: *mut c_void) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Ok(());
+    }
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines = given.remove(&pointer.addr());
+    drop(given);
+    lines.map(drop).ok_or_else(|| {
+        Failure::call(format!("{pointer:p} is not memory that this library gave, or it was freed already"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_taken_back_once_and_only_if_it_was_given() {
+        let mut allocation = Allocation::zeroed(100).expect("there is memory");
+        assert_eq!(allocation.bytes_mut(), [0; 100]);
+        let pointer = allocation.give();
+        assert_eq!(pointer.addr() % LINE_BYTES, 0);
+        take_back(pointer).expect("it was given");
+        assert!(take_back(pointer).is_err(), "it was taken back already");
+        let mut local = 0_u8;
+        assert!(take_back(std::ptr::from_mut(&mut local).cast()).is_err(), "it was never given");
+        take_back(std::ptr::null_mut()).expect("NULL is nothing to free");
+        assert!(Allocation::zeroed(usize::MAX / 2).is_err(), "no machine has that much");
+    }
+}

@@ -1,0 +1,163 @@
+//! What editions 2 and 3 share: configuration at the beginning, and fetching several parameters at once.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use pserver_core::config::OptimizerSettings;
+use pserver_core::error::Failure;
+
+use super::allocation;
+use super::checked::{Call, Room};
+use super::guard::guard;
+use super::handles::Handle;
+use super::places::Places;
+use super::sys::{ClientHandle, Gradient, Parameter};
+use crate::client::Given;
+
+/// @brief Begins to initialise the parameters on the servers. Every trainer calls it; one is chosen, the others wait
+/// until the parameters are there and fetch them with paddle_get_params. When the chosen one dies, another is.
+///
+/// @param pserver_config_proto how the servers optimise: protobuf's text format, such as "optimizer: SGD const_lr {
+/// learning_rate: 0.1 }", or "base64:" and the binary form in base64. NULL means the servers' own settings.
+/// @return 1 if this trainer is chosen, 0 if the parameters are initialised, otherwise -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_begin_init_params(client: *mut ClientHandle, pserver_config_proto: *const c_char) -> c_int {
+    guard("paddle_begin_init_params", -1, |call| begin(client, &call.settings(pserver_config_proto)?))
+}
+
+/// @brief paddle_begin_init_params with the configuration in protobuf's binary form.
+///
+/// @param config the bytes; they may hold zeros. Not read when config_len is 0.
+/// @param config_len their number, at most 65536.
+/// @return as paddle_begin_init_params.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_begin_init_params_n(client: *mut ClientHandle, config: *const c_void, config_len: usize) -> c_int {
+    guard("paddle_begin_init_params_n", -1, |call| {
+        begin(client, &call.settings_bytes(config, i64::try_from(config_len).unwrap_or(i64::MAX))?)
+    })
+}
+
+/// @brief Tells the servers that every parameter is declared: the other trainers may go on.
+///
+/// @return 0 if successful, otherwise -1: also when it was called before. After a failure the initialisation begins
+/// again with paddle_begin_init_params, or the program ends and is started again.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_finish_init_params(client: *mut ClientHandle) -> c_int {
+    guard("paddle_finish_init_params", -1, |_| Handle::of_pointer(client).find()?.client.finish_init().map(|()| 0))
+}
+
+/// @brief Fetches parameters. In sync mode they have every gradient in them that this trainer has sent, and so those
+/// of all trainers' same steps. It waits until the parameters are initialised.
+///
+/// Of each dst[i] the caller sets content and content_len, the room at content in bytes. With content NULL the
+/// library allocates, and paddle_parameter_release frees. On success it sets name (to names[i], the same pointer),
+/// element_type, content_len (the parameter's length) and, if it was NULL, content. On failure it sets none of these;
+/// what lies at content is then unspecified.
+///
+/// @param names the names of the parameters, each once.
+/// @param dst as many places.
+/// @param len the length of both arrays.
+/// @return 0 if successful, otherwise -1: also when a room is too small, or two of them overlap.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_get_params(
+    client: *mut ClientHandle,
+    names: *mut *const c_char,
+    dst: *mut Parameter,
+    len: c_int,
+) -> c_int {
+    guard("paddle_get_params", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        let texts = call.names(names, len)?;
+        let rooms = rooms(call, dst, len, &texts)?;
+        if texts.is_empty() {
+            return Ok(0);
+        }
+        let mut places = Places::measure(&session.client, &rooms, &[])?;
+        session.client.pull(&mut places.wanted())?;
+        let pointers = call.array(names, len, "names")?;
+        fill(call, dst, pointers.iter().map(|pointer| pointer.cast_mut()), places);
+        Ok(0)
+    })
+}
+
+/// @brief Sends gradients and fetches the same parameters, with these gradients in them, in one round trip: in less
+/// time than paddle_send_grads and paddle_get_params.
+///
+/// @param grads the gradients.
+/// @param dst a place for each gradient's parameter, as for paddle_get_params; its name becomes the gradient's.
+/// @param len the length of both arrays, at least 1.
+/// @return 0 if successful, otherwise -1: also when memory of dst overlaps that of a gradient.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_push_pull(
+    client: *mut ClientHandle,
+    grads: *const Gradient,
+    dst: *mut Parameter,
+    len: c_int,
+) -> c_int {
+    guard("paddle_push_pull", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        let given = call.parameters(grads, len, "grads")?;
+        let names: Vec<&str> = given.iter().map(|one| one.name).collect();
+        let rooms = rooms(call, dst, len, &names)?;
+        let mut places = Places::measure(&session.client, &rooms, &given)?;
+        session.client.push_pull(&given, None, &mut places.wanted())?;
+        let pointers = call.array(grads, len, "grads")?;
+        fill(call, dst, pointers.iter().map(|gradient| gradient.name), places);
+        Ok(0)
+    })
+}
+
+/// @brief Frees the content that the library allocated for a parameter, and sets content to NULL and content_len to
+/// 0. The name stays the caller's. Content that is NULL is nothing to free.
+///
+/// @return 0 if successful, otherwise -1: when the content was not allocated by this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_parameter_release(param: *mut Parameter) -> c_int {
+    guard("paddle_parameter_release", -1, |call| {
+        let found = call.array(param, 1, "param")?[0];
+        allocation::take_back(found.content)?;
+        call.write(param, Parameter { content: ptr::null_mut(), content_len: 0, ..found });
+        Ok(0)
+    })
+}
+
+pub(super) fn begin(client: *mut ClientHandle, settings: &OptimizerSettings) -> Result<c_int, Failure> {
+    let session = Handle::of_pointer(client).find()?;
+    session.client.begin_init(settings).map(c_int::from)
+}
+
+/// Initialises one parameter; an empty shape means that nobody said.
+pub(super) fn init(
+    client: *mut ClientHandle,
+    given: &Given<'_>,
+    shape: &[u64],
+    settings: &OptimizerSettings,
+) -> Result<c_int, Failure> {
+    let session = Handle::of_pointer(client).find()?;
+    session.client.init_param(given.name, given.element_type, shape, given.content, settings).map(|()| 0)
+}
+
+/// The room that the caller has for each parameter.
+fn rooms<'call>(
+    call: &'call Call,
+    dst: *mut Parameter,
+    len: c_int,
+    names: &[&'call str],
+) -> Result<Vec<(&'call str, Option<Room>)>, Failure> {
+    let claims = call.array(dst.cast_const(), len, "dst")?;
+    let room = |(name, claim): (&&'call str, &Parameter)| Ok((*name, Room::of(claim.content, claim.content_len, name)?));
+    names.iter().zip(claims).map(room).collect()
+}
+
+/// Writes the outputs of a call that succeeded.
+fn fill(call: &Call, dst: *mut Parameter, names: impl Iterator<Item = *mut c_char>, places: Places<'_>) {
+    for (index, (name, filled)) in names.zip(places.hand_over()).enumerate() {
+        let parameter = Parameter {
+            name,
+            element_type: filled.element_type,
+            content: filled.content,
+            content_len: filled.content_len,
+        };
+        call.write(dst.wrapping_add(index), parameter);
+    }
+}

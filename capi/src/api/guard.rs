@@ -1,0 +1,80 @@
+//! Where failures and panics stop on their way to C, and what is told about them.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pserver_core::error::Failure;
+
+use super::checked::Call;
+
+thread_local! {
+    /// The text of this thread's last failure.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of the C function `called`. When it fails or panics, keeps the text and returns `on_failure`.
+pub(super) fn guard<T>(called: &str, on_failure: T, body: impl FnOnce(&Call) -> Result<T, Failure>) -> T {
+    // A client whose call panicked is still whole: every lock under it is taken again whatever happened before.
+    let text = match catch_unwind(AssertUnwindSafe(|| body(&Call::begin()))) {
+        Ok(Ok(value)) => return value,
+        Ok(Err(failure)) => format!("{called}: {failure}"),
+        Err(panic) => format!("{called}: a bug in libpaddle_pserver, please report it: {}", reason(panic.as_ref())),
+    };
+    note(&text);
+    on_failure
+}
+
+/// This thread's last text. It stays until the next one.
+pub(super) fn last() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+fn note(text: &str) {
+    let printable: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
+    let text = CString::new(printable).unwrap_or_default();
+    // In a thread that is ending there is nowhere left to keep it.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+}
+
+fn reason(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
+}
+
+/// What a status means, without the reason.
+pub(super) fn meaning(status: i32) -> &'static CStr {
+    match status {
+        0 => c"success",
+        1 => c"this trainer was chosen to initialise the parameters",
+        -1 => c"failure; paddle_last_error says why",
+        _ => c"no status of this library",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: impl FnOnce(&Call) -> Result<i32, Failure>, status: i32, text: &str) {
+        assert_eq!(guard("paddle_test", -1, body), status);
+        // SAFETY: the text was made by `note` and this thread makes no other before the assertion is over.
+        let last = unsafe { CStr::from_ptr(last()) };
+        assert_eq!(last.to_str(), Ok(text));
+    }
+
+    #[test]
+    fn failures_and_panics_become_a_status_and_a_text() {
+        check(|_| Ok(1), 1, "");
+        check(|_| Err(Failure::call("no")), -1, "paddle_test: no");
+        check(|_| Ok(0), 0, "paddle_test: no");
+        check(|_| Err(Failure::call("a\0b")), -1, "paddle_test: a?b");
+        check(|_| panic!("at the disco"), -1, "paddle_test: a bug in libpaddle_pserver, please report it: at the disco");
+        check(
+            |_| panic!("{}", 7),
+            -1,
+            "paddle_test: a bug in libpaddle_pserver, please report it: 7",
+        );
+    }
+}

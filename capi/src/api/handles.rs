@@ -1,0 +1,248 @@
+//! The names under which C knows clients: numbers that are looked up, never addresses that are followed.
+//!
+//! A pointer handle is a scrambled count with the highest bit set, so it is no address that any memory has. A number
+//! is given once in a process and its children, so a released handle stays dead and can be told from one that never
+//! was. A child process starts a list of its own without touching the locks of its parent's.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::hash::{BuildHasher, RandomState};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pserver_core::error::Failure;
+
+use super::session::Session;
+use super::sys::ClientHandle;
+
+const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
+
+/// The bit that no address of a program has.
+const POINTER_BIT: u64 = 1 << 63;
+/// Any odd number: its products with different 63-bit numbers differ in their low 63 bits.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+const GATHER: u64 = inverse(SPREAD);
+/// Lists under locks of their own, so that threads with different clients seldom meet.
+const LISTS: u64 = 16;
+
+/// A handle as C gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Handle {
+    /// Of editions 1 to 3.
+    Pointer(u64),
+    /// Of edition go.
+    Number(c_int),
+}
+
+type List = RwLock<BTreeMap<u64, Arc<Session>>>;
+
+/// The clients of one process.
+struct Registry {
+    process: u32,
+    key: u64,
+    /// Pointer handles given so far.
+    pointers: AtomicU64,
+    /// The first number that this process gives, and the next.
+    numbers_first: u64,
+    numbers: AtomicU64,
+    lists: [List; LISTS as usize],
+    /// The parent's, if this process is a fork.
+    before: Option<&'static Registry>,
+}
+
+/// The registry of this process, or of the one that it was forked from.
+static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
+impl Handle {
+    pub(super) fn of_pointer(pointer: *const ClientHandle) -> Self {
+        Self::Pointer(pointer.addr() as u64)
+    }
+
+    /// The client behind it, which stays alive until the call is over even if another thread releases it.
+    pub(super) fn find(self) -> Result<Arc<Session>, Failure> {
+        let registry = Registry::current();
+        let list = registry.list(self).read().unwrap_or_else(PoisonError::into_inner);
+        list.get(&self.key()).cloned().ok_or_else(|| registry.unknown(self))
+    }
+
+    /// Takes the client out: the handle is dead from now on.
+    pub(super) fn remove(self) -> Result<Arc<Session>, Failure> {
+        let registry = Registry::current();
+        let mut list = registry.list(self).write().unwrap_or_else(PoisonError::into_inner);
+        list.remove(&self.key()).ok_or_else(|| registry.unknown(self))
+    }
+
+    fn key(self) -> u64 {
+        match self {
+            Self::Pointer(bits) => bits,
+            // A negative number is never given, and becomes one that no list has.
+            Self::Number(number) => u64::try_from(number).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Gives a client a pointer handle.
+pub(super) fn give_pointer(session: Session) -> *mut ClientHandle {
+    let registry = Registry::current();
+    let bits = registry.scramble(registry.pointers.fetch_add(1, Ordering::Relaxed));
+    registry.insert(Handle::Pointer(bits), session);
+    let address = usize::try_from(bits).expect("a pointer is 64 bits");
+    ptr::without_provenance_mut(address)
+}
+
+/// Gives a client the next number, from zero.
+pub(super) fn give_number(session: Session) -> Result<c_int, Failure> {
+    let registry = Registry::current();
+    let count = registry.numbers.fetch_add(1, Ordering::Relaxed);
+    let number = c_int::try_from(count).map_err(|_| Failure::call("every client number was given already"))?;
+    registry.insert(Handle::Number(number), session);
+    Ok(number)
+}
+
+impl Registry {
+    fn current() -> &'static Self {
+        let process = std::process::id();
+        loop {
+            let seen = CURRENT.load(Ordering::Acquire);
+            // SAFETY: what CURRENT points to was leaked by this function, so it lives until the process ends.
+            let known: Option<&'static Self> = unsafe { seen.as_ref() };
+            if let Some(known) = known.filter(|known| known.process == process) {
+                return known;
+            }
+            let fresh = Box::into_raw(Box::new(Self::new(process, known)));
+            let placed = CURRENT.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire);
+            if placed.is_err() {
+                // SAFETY: another thread was first, so nobody else has seen this one.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+    }
+
+    fn new(process: u32, before: Option<&'static Self>) -> Self {
+        let numbers_first = before.map_or(0, |before| before.numbers.load(Ordering::Relaxed));
+        Self {
+            process,
+            key: RandomState::new().hash_one(process) & !POINTER_BIT,
+            pointers: AtomicU64::new(0),
+            numbers_first,
+            numbers: AtomicU64::new(numbers_first),
+            lists: std::array::from_fn(|_| List::default()),
+            before,
+        }
+    }
+
+    fn insert(&self, handle: Handle, session: Session) {
+        let mut list = self.list(handle).write().unwrap_or_else(PoisonError::into_inner);
+        list.insert(handle.key(), Arc::new(session));
+    }
+
+    fn list(&self, handle: Handle) -> &List {
+        let index = usize::try_from(handle.key() % LISTS).expect("it is below LISTS");
+        &self.lists[index]
+    }
+
+    fn scramble(&self, count: u64) -> u64 {
+        (count ^ self.key).wrapping_mul(SPREAD) | POINTER_BIT
+    }
+
+    /// Whether this process gave the pointer handle at some time.
+    fn gave(&self, bits: u64) -> bool {
+        let count = (bits.wrapping_mul(GATHER) ^ self.key) & !POINTER_BIT;
+        bits & POINTER_BIT != 0 && count < self.pointers.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with a handle that is not in its list.
+    fn unknown(&self, handle: Handle) -> Failure {
+        let released = "client was released already; expected one that is alive";
+        let forked = "client was made before a fork; the child process makes a client of its own";
+        match handle {
+            Handle::Pointer(0) => Failure::call("client is NULL; expected what paddle_new_pserver_client returned"),
+            Handle::Pointer(bits) if self.gave(bits) => Failure::call(released),
+            Handle::Pointer(bits) if self.parents().any(|parent| parent.gave(bits)) => Failure::call(forked),
+            Handle::Number(_) if handle.key() < self.numbers_first => Failure::call(forked),
+            Handle::Number(_) if handle.key() < self.numbers.load(Ordering::Relaxed) => Failure::call(released),
+            Handle::Pointer(bits) => Failure::call(format!("client {bits:#x} was never given by this library")),
+            Handle::Number(number) => Failure::call(format!("client {number} was never given by this library")),
+        }
+    }
+
+    fn parents(&self) -> impl Iterator<Item = &'static Self> {
+        std::iter::successors(self.before, |parent| parent.before)
+    }
+}
+
+/// The number whose product with `odd` is one, by Newton's iteration: each step doubles the bits that are right.
+const fn inverse(odd: u64) -> u64 {
+    let mut guess = odd;
+    let mut step = 0;
+    while step < 5 {
+        guess = guess.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(guess)));
+        step += 1;
+    }
+    assert!(odd.wrapping_mul(guess) == 1, "five steps from three right bits are enough for 64");
+    guess
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, ClientOptions};
+    use pserver_core::wire::Address;
+
+    fn session() -> Session {
+        let address = Address::parse("tcp://127.0.0.1:9").expect("it is an address");
+        Session::new(Client::new(ClientOptions::new(address)).expect("a client connects later"), false)
+    }
+
+    fn check(outcome: Result<Arc<Session>, Failure>, expected: &str) {
+        let text = outcome.err().expect("the handle is not alive").to_string();
+        assert!(text.contains(expected), "{text}; expected {expected}");
+    }
+
+    #[test]
+    fn a_pointer_handle_lives_until_it_is_released_and_never_again() {
+        let pointer = give_pointer(session());
+        let handle = Handle::of_pointer(pointer);
+        assert!(pointer.addr() as u64 & POINTER_BIT != 0, "no program has memory there");
+        handle.find().expect("it is alive");
+        handle.remove().expect("it is alive");
+        check(handle.find(), "released already");
+        check(handle.remove(), "released already");
+        assert_ne!(give_pointer(session()), pointer);
+        check(handle.find(), "released already");
+    }
+
+    #[test]
+    fn a_number_lives_until_it_is_released_and_never_again() {
+        let number = give_number(session()).expect("there are many");
+        Handle::Number(number).remove().expect("it is alive");
+        check(Handle::Number(number).find(), "released already");
+        check(Handle::Number(c_int::MAX).find(), "never given");
+        check(Handle::Number(-1).find(), "never given");
+        check(Handle::Number(c_int::MIN).remove(), "never given");
+    }
+
+    #[test]
+    fn what_never_was_a_handle_is_told_from_what_was() {
+        give_pointer(session());
+        check(Handle::Pointer(0).find(), "NULL");
+        for bits in [1, 0x7fff_0000_1234, POINTER_BIT, POINTER_BIT | 1, u64::MAX] {
+            check(Handle::Pointer(bits).find(), "never given");
+        }
+    }
+
+    #[test]
+    fn a_registry_knows_its_own_handles_and_those_of_before_a_fork() {
+        let parent: &'static Registry = Box::leak(Box::new(Registry::new(1, None)));
+        parent.pointers.store(5, Ordering::Relaxed);
+        parent.numbers.store(3, Ordering::Relaxed);
+        let child = Registry::new(2, Some(parent));
+        let text = |handle| child.unknown(handle).to_string();
+        assert!(text(Handle::Pointer(parent.scramble(4))).contains("before a fork"));
+        assert!(text(Handle::Pointer(parent.scramble(5))).contains("never given"));
+        assert!(text(Handle::Number(2)).contains("before a fork"));
+        assert!(text(Handle::Number(3)).contains("never given"));
+        assert_eq!((0..5).filter(|count| child.gave(parent.scramble(*count))).count(), 0);
+    }
+}

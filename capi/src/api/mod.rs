@@ -1,0 +1,26 @@
+//! The C boundary: four editions of one interface, as thin faces over one checked client.
+//!
+//! A face checks every pointer, calls one function of [`crate::client`], and writes outputs only when that
+//! succeeded. Panics and failures stop in `guard`, which keeps the text that `paddle_last_error` gives.
+//!
+//! Not here: what a call does ([`crate::client`]), where a job is found ([`crate::environment`]), the headers
+//! (`capi/include`, made from these files by `capi/tests/header.rs`).
+//!
+//! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients that C can only
+//! name), `places` (where parameters go), then the faces: [`shared`] by all editions, [`batch`] by 2 and 3,
+//! [`edition1`], [`edition2`], [`edition3`], [`go`].
+
+pub mod batch;
+pub mod edition1;
+pub mod edition2;
+pub mod edition3;
+pub mod go;
+pub mod shared;
+pub mod sys;
+
+mod allocation;
+mod checked;
+mod guard;
+mod handles;
+mod places;
+mod session;

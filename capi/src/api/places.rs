@@ -1,0 +1,188 @@
+//! Where fetched parameters go: the caller's memory, or memory of the library's that becomes the caller's.
+
+use std::ffi::{c_int, c_void};
+
+use pserver_core::error::Failure;
+
+use super::allocation::Allocation;
+use super::checked::Room;
+use crate::client::{Client, Facts, Given, Wanted};
+
+/// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
+pub(super) struct Places<'call>(Vec<Place<'call>>);
+
+struct Place<'call> {
+    name: &'call str,
+    element_type: c_int,
+    bytes: usize,
+    memory: Memory,
+}
+
+enum Memory {
+    Theirs(Room),
+    Ours(Allocation),
+}
+
+/// What one parameter's outputs become when the call has succeeded.
+pub(super) struct Filled {
+    pub(super) element_type: c_int,
+    pub(super) content: *mut c_void,
+    pub(super) content_len: c_int,
+}
+
+impl<'call> Places<'call> {
+    /// Measures a place for each name. Where there is no room, memory is allocated.
+    pub(super) fn measure(
+        client: &Client,
+        wanted: &[(&'call str, Option<Room>)],
+        given: &[Given<'_>],
+    ) -> Result<Self, Failure> {
+        let place = |(name, room): &(&'call str, Option<Room>)| Place::measure(client, name, *room);
+        let places: Vec<_> = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        refuse_overlaps(&places, given)?;
+        Ok(Self(places))
+    }
+
+    /// The places as the client takes them.
+    pub(super) fn wanted(&mut self) -> Vec<Wanted<'_>> {
+        self.0.iter_mut().map(Place::wanted).collect()
+    }
+
+    /// What the caller gets, in order. Memory of the library's is the caller's from now on.
+    pub(super) fn hand_over(self) -> impl Iterator<Item = Filled> {
+        self.0.into_iter().map(|place| Filled {
+            element_type: place.element_type,
+            content_len: c_int::try_from(place.bytes).expect("it was measured"),
+            content: match place.memory {
+                Memory::Theirs(room) => room.start.as_ptr().cast(),
+                Memory::Ours(allocation) => allocation.give(),
+            },
+        })
+    }
+
+    /// Whether a place's room is exactly as long as its parameter.
+    pub(super) fn refuse_inexact(&self) -> Result<(), Failure> {
+        let inexact = self.0.iter().find_map(|place| match place.memory {
+            Memory::Theirs(room) if room.bytes != place.bytes => Some((place.name, room.bytes, place.bytes)),
+            Memory::Theirs(_) | Memory::Ours(_) => None,
+        });
+        inexact.map_or(Ok(()), |(name, found, expected)| {
+            Err(Failure::call(format!(
+                "parameter \"{name}\": content_len is {found} bytes; expected exactly its length, {expected} bytes"
+            )))
+        })
+    }
+}
+
+impl<'call> Place<'call> {
+    fn measure(client: &Client, name: &'call str, room: Option<Room>) -> Result<Self, Failure> {
+        let Facts { element_type, bytes, .. } = client.describe(name)?;
+        let fits = c_int::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = fits.ok_or_else(|| {
+            let most = c_int::MAX;
+            Failure::call(format!("parameter \"{name}\" has {bytes} bytes; expected at most {most}, as content_len is an int"))
+        })?;
+        let memory = match room {
+            Some(room) if room.bytes < bytes => {
+                return Err(Failure::call(format!(
+                    "parameter \"{name}\": content has room for {} bytes (content_len); expected room for its {bytes} bytes",
+                    room.bytes
+                )));
+            }
+            Some(room) => Memory::Theirs(room),
+            None => Memory::Ours(Allocation::zeroed(bytes)?),
+        };
+        Ok(Self { name, element_type: c_int::from(element_type.number()), bytes, memory })
+    }
+
+    fn wanted(&mut self) -> Wanted<'_> {
+        let content = match &mut self.memory {
+            Memory::Theirs(room) => room.bytes_mut(self.bytes),
+            Memory::Ours(allocation) => allocation.bytes_mut(),
+        };
+        Wanted { name: self.name, content }
+    }
+}
+
+/// Refuses rooms that overlap another room or something that is sent.
+fn refuse_overlaps(places: &[Place<'_>], given: &[Given<'_>]) -> Result<(), Failure> {
+    let rooms = places.iter().filter_map(|place| match &place.memory {
+        Memory::Theirs(room) => Some(Span::new(room.start.addr().get(), place.bytes, place.name, true)),
+        Memory::Ours(_) => None,
+    });
+    let sent = given.iter().map(|one| Span::new(one.content.as_ptr().addr(), one.content.len(), one.name, false));
+    let mut spans: Vec<Span<'_>> = rooms.chain(sent).collect();
+    spans.sort_unstable_by_key(|span| span.start);
+    let overlap = first_overlap(&spans);
+    overlap.map_or(Ok(()), |(one, other)| {
+        Err(Failure::call(format!(
+            "the contents of \"{}\" and \"{}\" overlap; expected memory of its own for each parameter that is fetched",
+            one.name, other.name
+        )))
+    })
+}
+
+/// Some bytes of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span<'a> {
+    start: usize,
+    end: usize,
+    name: &'a str,
+    is_room: bool,
+}
+
+impl<'a> Span<'a> {
+    fn new(start: usize, bytes: usize, name: &'a str, is_room: bool) -> Self {
+        Self { start, end: start.saturating_add(bytes), name, is_room }
+    }
+}
+
+/// The first of the sorted spans that begins within an earlier one, unless both are only read.
+fn first_overlap<'a>(spans: &[Span<'a>]) -> Option<(Span<'a>, Span<'a>)> {
+    let mut furthest: Option<Span<'a>> = None;
+    let mut furthest_room: Option<Span<'a>> = None;
+    for span in spans {
+        let before = if span.is_room { furthest } else { furthest_room };
+        if let Some(before) = before.filter(|before| span.start < before.end) {
+            return Some((before, *span));
+        }
+        let further = |known: Option<Span<'a>>| known.filter(|known| span.end <= known.end).or(Some(*span));
+        furthest = further(furthest);
+        if span.is_room {
+            furthest_room = further(furthest_room);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spans as `start..end`, with a `w` before those that are written to.
+    fn check(spans: &[&str], overlaps: bool) {
+        let span = |text: &&'static str| {
+            let (start, end) = text.trim_start_matches('w').split_once("..").expect("start..end");
+            let number = |text: &str| text.parse::<usize>().expect("a number");
+            Span::new(number(start), number(end) - number(start), text, text.starts_with('w'))
+        };
+        let spans: Vec<&'static str> = spans.iter().map(|text| &*text.to_string().leak()).collect();
+        let mut spans: Vec<_> = spans.iter().map(span).collect();
+        spans.sort_unstable_by_key(|span| span.start);
+        assert_eq!(first_overlap(&spans).is_some(), overlaps, "{spans:?}");
+    }
+
+    #[test]
+    fn memory_that_is_written_to_overlaps_nothing() {
+        check(&[], false);
+        check(&["w0..4", "w4..8", "8..12"], false);
+        check(&["0..8", "0..8", "4..12"], false);
+        check(&["w0..4", "w0..4"], true);
+        check(&["w0..8", "4..6"], true);
+        check(&["0..8", "w4..6"], true);
+        check(&["w0..100", "10..20", "20..30"], true);
+        check(&["0..100", "10..20", "w90..95"], true);
+        check(&["0..10", "w10..20", "0..4", "19..20"], true);
+        check(&["w0..10", "10..40", "20..30", "w40..50"], false);
+    }
+}

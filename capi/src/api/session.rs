@@ -1,0 +1,69 @@
+//! What a handle stands for: one client, and what an edition's calls leave unsaid.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+
+use crate::client::Client;
+use crate::environment::{Surroundings, find};
+
+/// A client behind a handle.
+pub(super) struct Session {
+    pub(super) client: Client,
+    /// Whether it offers to initialise the parameters. Only edition go can say no.
+    pub(super) offers: bool,
+    /// The lengths that edition 1's calls do not carry.
+    declared: Mutex<BTreeMap<String, Declared>>,
+}
+
+#[derive(Clone, Copy)]
+struct Declared {
+    element_type: ElementType,
+    bytes: usize,
+}
+
+impl Session {
+    pub(super) fn new(client: Client, offers: bool) -> Self {
+        Self { client, offers, declared: Mutex::default() }
+    }
+
+    /// A client with these options, and for the rest what the process's environment says.
+    pub(super) fn open(options: &str, offers: bool) -> Result<Self, Failure> {
+        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let file = |path: &str| {
+            let read = std::fs::read_to_string(path);
+            read.map_err(|error| Failure::call(format!("the file {path} (from PSERVER_CONFIG): {error}")))
+        };
+        let found = find(options, &Surroundings { variable: &variable, file: &file })?;
+        if found.is_verbose {
+            found.choices.iter().for_each(|choice| eprintln!("libpaddle_pserver: {choice}"));
+        }
+        Ok(Self::new(Client::new(found.options)?, offers))
+    }
+
+    /// Notes a parameter's type and its length in bytes.
+    pub(super) fn declare(&self, name: &str, element_type: ElementType, bytes: usize) {
+        let mut declared = self.declared.lock().unwrap_or_else(PoisonError::into_inner);
+        declared.insert(name.to_owned(), Declared { element_type, bytes });
+    }
+
+    /// The length in bytes of a parameter that was declared with this type.
+    pub(super) fn declared(&self, name: &str, element_type: ElementType) -> Result<usize, Failure> {
+        let declared = self.declared.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = declared.get(name).ok_or_else(|| {
+            Failure::call(format!(
+                "parameter \"{name}\": its length is not known, as calls of edition 1 carry none; \
+                 expected paddle_declare_param before this call"
+            ))
+        })?;
+        if known.element_type != element_type {
+            let expected = known.element_type;
+            return Err(Failure::call(format!(
+                "parameter \"{name}\": element type {element_type}; expected {expected}, as it was declared"
+            )));
+        }
+        Ok(known.bytes)
+    }
+}

@@ -1,0 +1,109 @@
+//! What every edition of `paddle_pserver.h` has.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use super::guard::{guard, last, meaning};
+use super::handles::{Handle, give_pointer};
+use super::session::Session;
+use super::sys::ClientHandle;
+use super::allocation;
+
+/// @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
+/// (docs/CAPI.md says in which order), and connects with its first call.
+///
+/// @return the client, which paddle_pserver_client_release releases; NULL when a setting is wrong.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_new_pserver_client() -> *mut ClientHandle {
+    guard("paddle_new_pserver_client", ptr::null_mut(), |_| Ok(give_pointer(Session::open("", true)?)))
+}
+
+/// @brief Makes a client with options that win over the environment.
+///
+/// @param options name=value pairs with spaces between: coordinator=tcp://host:port (server 0), trainer=3 (the
+/// rank), deadline=30s (of each call; ms, s, m or h), reader=yes (only fetches). NULL gives none.
+/// @return the client, which paddle_pserver_client_release releases; NULL when a setting is wrong.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_new_pserver_client_with(options: *const c_char) -> *mut ClientHandle {
+    guard("paddle_new_pserver_client_with", ptr::null_mut(), |call| {
+        let options = if options.is_null() { "" } else { call.options(options, "options")? };
+        Ok(give_pointer(Session::open(options, true)?))
+    })
+}
+
+/// @brief Releases a client: closes its connections once no call of another thread uses them.
+///
+/// It does not wait, and does not leave the job: the servers go on waiting for this trainer's gradients until
+/// another process takes its rank. A trainer that is finished calls paddle_leave first. NULL is nothing to release.
+/// Releasing what is no client changes only paddle_last_error.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_pserver_client_release(client: *mut ClientHandle) {
+    if client.is_null() {
+        return;
+    }
+    guard("paddle_pserver_client_release", (), |_| Handle::of_pointer(client).remove().map(drop));
+}
+
+/// @brief Saves all parameters as one model, on the machine of server 0.
+///
+/// @param path where, below the server's model directory.
+/// @return 0 if successful, otherwise -1. A model that is there already is replaced only by a whole one.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_save_model(client: *mut ClientHandle, path: *const c_char) -> c_int {
+    guard("paddle_save_model", -1, |call| {
+        Handle::of_pointer(client).find()?.client.save_model(call.path(path)?).map(|_| 0)
+    })
+}
+
+/// @brief Tells the servers that this trainer is finished, so that the others do not wait for it any more.
+///
+/// @return 0 if successful, otherwise -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_leave(client: *mut ClientHandle) -> c_int {
+    guard("paddle_leave", -1, |_| Handle::of_pointer(client).find()?.client.leave().map(|()| 0))
+}
+
+/// @brief This trainer's rank, from 0. It joins the job if no call has done so yet.
+///
+/// @return the rank, or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_trainer_id(client: *mut ClientHandle) -> c_int {
+    guard("paddle_trainer_id", -1, |_| {
+        let trainer = Handle::of_pointer(client).find()?.client.trainer()?;
+        // A reader has the rank of nobody.
+        Ok(c_int::try_from(trainer).unwrap_or(-1))
+    })
+}
+
+/// @brief Frees memory that this library allocated for its caller. NULL is nothing to free.
+///
+/// Freeing anything else, or twice, changes only paddle_last_error.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_free(memory: *mut c_void) {
+    guard("paddle_free", (), |_| allocation::take_back(memory));
+}
+
+/// @brief Why this thread's last failing call failed: which argument, what was found, what was expected.
+///
+/// @return the text, which ends with a NUL and is the library's; empty if no call of this thread has failed. It
+/// stays as it is until the thread's next failing call, or its end.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_last_error() -> *const c_char {
+    last()
+}
+
+/// @brief What a returned status means in general. paddle_last_error says what happened.
+///
+/// @return a text that ends with a NUL and lives as long as the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_strerror(status: c_int) -> *const c_char {
+    meaning(status).as_ptr()
+}
+
+/// @brief The library's version, such as "0.1.0".
+///
+/// @return a text that ends with a NUL and lives as long as the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

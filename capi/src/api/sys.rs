@@ -1,0 +1,26 @@
+//! The C types. Every value of theirs is a claim until `checked` has looked at it.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// One connection to the parameter servers; a program only ever holds pointers to it.
+pub struct ClientHandle;
+
+/// The number of an element type.
+pub type ElementTypeNumber = c_int;
+
+/// One named tensor, or the gradient of one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Parameter {
+    /// 1 to 1024 bytes of UTF-8 without control characters, then a NUL.
+    pub name: *mut c_char,
+    /// The type of the elements.
+    pub element_type: ElementTypeNumber,
+    /// The elements, in the byte order of this machine.
+    pub content: *mut c_void,
+    /// The length of content in bytes.
+    pub content_len: c_int,
+}
+
+/// A gradient looks like its parameter.
+pub type Gradient = Parameter;
