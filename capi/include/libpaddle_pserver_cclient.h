@@ -9,7 +9,7 @@
  * call succeeds. Memory: the caller owns all of it, and the library does not use it after a call. Threads: any
  * function may be called from any thread at any time. Lengths are in bytes. docs/CAPI.md has the rest.
  *
- * Made from capi/src/api by `cargo ci header`; changes belong there.
+ * Made from capi/src/api by capi/tests/header.rs; changes belong there.
  */
 #ifndef LIBPADDLE_PSERVER_CCLIENT_H
 #define LIBPADDLE_PSERVER_CCLIENT_H

@@ -22,7 +22,7 @@
  *
  * Lengths are in bytes, and content is in the byte order of this machine. docs/CAPI.md has the rest.
  *
- * Made from capi/src/api by `cargo ci header`; changes belong there.
+ * Made from capi/src/api by capi/tests/header.rs; changes belong there.
  */
 #ifndef PADDLE_PSERVER_H
 #define PADDLE_PSERVER_H

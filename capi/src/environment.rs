@@ -1,11 +1,11 @@
 //! How a trainer finds its job: from a call's options, the environment, a file, or the defaults.
 //!
-//! | setting | options and file | environment, the first that is set and not empty | default |
-//! | --- | --- | --- | --- |
-//! | server 0 | `coordinator` | `PSERVER_COORDINATOR`; `PADDLE_PSERVER_IPS` with `PADDLE_PSERVER_PORT`; `DMLC_PS_ROOT_URI` with `DMLC_PS_ROOT_PORT` | `tcp://127.0.0.1:7164` |
-//! | rank | `trainer` | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, `RANK`, `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` | the lowest free one |
-//! | time of a call | `deadline` | `PSERVER_DEADLINE` | `60s` |
-//! | only pulls | `reader` | `PSERVER_READER` | `no` |
+//! | setting | environment, the first that is set and not empty | default |
+//! | --- | --- | --- |
+//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, the first of `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
+//! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
+//! | `deadline` of a call | `PSERVER_DEADLINE` | `60s` |
+//! | `reader`, who only pulls | `PSERVER_READER` | `no` |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
 //! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader.
@@ -308,7 +308,14 @@ mod tests {
 
     #[test]
     fn ranks_come_from_launchers_in_one_order() {
-        let all = ["PSERVER_TRAINER=1", "PADDLE_TRAINER_ID=2", "RANK=3", "SLURM_PROCID=4", "OMPI_COMM_WORLD_RANK=5", "PMI_RANK=6"];
+        let all = [
+            "PSERVER_TRAINER=1",
+            "PADDLE_TRAINER_ID=2",
+            "RANK=3",
+            "SLURM_PROCID=4",
+            "OMPI_COMM_WORLD_RANK=5",
+            "PMI_RANK=6",
+        ];
         for (first, variable) in all.iter().enumerate() {
             let (name, rank) = variable.split_once('=').expect("it has a value");
             check("", &all[first..], "", Ok(&format!("trainer = {rank} (from {name})")));

@@ -3,10 +3,13 @@
 //! Not here: how a chunk is summed (`pserver_kernels`), moved (`pserver_transport`) or decided upon
 //! (`pserver_core`). This package assembles: it chooses a transport and kernels, and runs threads.
 //!
-//! Read in this order: [`client`] (a trainer's calls), [`node`] (a server's threads), [`settings`] (what an
+//! Read in this order: [`client`] (a trainer's calls), [`api`] (their C faces), [`environment`] (how a trainer finds
+//! its job), [`node`] (a server's threads), [`settings`] (what an
 //! operator may say), [`quickstart`] (the main job).
 
+pub mod api;
 pub mod client;
+pub mod environment;
 pub mod node;
 pub mod quickstart;
 pub mod settings;

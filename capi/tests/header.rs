@@ -1,6 +1,6 @@
 //! The C headers: made from the Rust declarations, checked in, compared.
 //!
-//! `cargo ci header` writes them, by running this test with `PSERVER_HEADERS=write`.
+//! `PSERVER_HEADERS=write cargo test --package pserver --test header` writes them.
 
 use std::path::{Path, PathBuf};
 
@@ -53,7 +53,11 @@ fn check(path: &Path, text: &str) {
     let found = std::fs::read_to_string(path).unwrap_or_default();
     let differs = found.lines().zip(text.lines()).position(|(found, expected)| found != expected);
     let line = differs.unwrap_or(found.lines().count().min(text.lines().count())) + 1;
-    assert!(found == text, "{} differs from the Rust code at line {line}; cargo ci header writes it", path.display());
+    assert!(
+        found == text,
+        "{} differs from the Rust code at line {line}; PSERVER_HEADERS=write writes it",
+        path.display()
+    );
 }
 
 #[test]

@@ -9,10 +9,7 @@ use pserver_core::error::Failure;
 /// A cache line: what every allocation starts on.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(
-    #[expect(dead_code, reason = "the bytes are reached through the start of all lines")]
-    [u8; LINE_BYTES],
-);
+struct Line(#[expect(dead_code, reason = "the bytes are reached through the start of all lines")] [u8; LINE_BYTES]);
 
 const LINE_BYTES: usize = 64;
 

@@ -31,7 +31,11 @@ pub extern "C" fn paddle_begin_init_params(client: *mut ClientHandle, pserver_co
 /// @param config_len their number, at most 65536.
 /// @return as paddle_begin_init_params.
 #[unsafe(no_mangle)]
-pub extern "C" fn paddle_begin_init_params_n(client: *mut ClientHandle, config: *const c_void, config_len: usize) -> c_int {
+pub extern "C" fn paddle_begin_init_params_n(
+    client: *mut ClientHandle,
+    config: *const c_void,
+    config_len: usize,
+) -> c_int {
     guard("paddle_begin_init_params_n", -1, |call| {
         begin(client, &call.settings_bytes(config, i64::try_from(config_len).unwrap_or(i64::MAX))?)
     })
@@ -145,7 +149,8 @@ fn rooms<'call>(
     names: &[&'call str],
 ) -> Result<Vec<(&'call str, Option<Room>)>, Failure> {
     let claims = call.array(dst.cast_const(), len, "dst")?;
-    let room = |(name, claim): (&&'call str, &Parameter)| Ok((*name, Room::of(claim.content, claim.content_len, name)?));
+    let room =
+        |(name, claim): (&&'call str, &Parameter)| Ok((*name, Room::of(claim.content, claim.content_len, name)?));
     names.iter().zip(claims).map(room).collect()
 }
 

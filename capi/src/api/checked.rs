@@ -103,7 +103,12 @@ impl Call {
     }
 
     /// An array of gradients or values, at least one.
-    pub(super) fn parameters(&self, pointer: *const Parameter, len: c_int, what: &str) -> Result<Vec<Given<'_>>, Failure> {
+    pub(super) fn parameters(
+        &self,
+        pointer: *const Parameter,
+        len: c_int,
+        what: &str,
+    ) -> Result<Vec<Given<'_>>, Failure> {
         let claims = self.array(pointer, at_least_one(len, what)?, what)?.iter().enumerate();
         claims.map(|(index, claim)| self.parameter(claim, &format!("{what}[{index}]"))).collect()
     }
@@ -159,8 +164,9 @@ impl Call {
 
     fn utf8(&self, pointer: *const c_char, what: &str, most: usize) -> Result<&str, Failure> {
         let bytes = self.text(pointer, what, most)?;
-        str::from_utf8(bytes)
-            .map_err(|error| Failure::call(format!("{what}: not UTF-8 at byte {}; expected UTF-8", error.valid_up_to())))
+        str::from_utf8(bytes).map_err(|error| {
+            Failure::call(format!("{what}: not UTF-8 at byte {}; expected UTF-8", error.valid_up_to()))
+        })
     }
 
     /// The bytes before the NUL, of which there are at most `most`.

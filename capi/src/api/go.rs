@@ -47,7 +47,9 @@ pub extern "C" fn paddle_new_pserver_client_go(addrs: *mut c_char, selected: GoI
         let addresses = call.options(addrs, "addrs")?;
         let first = addresses.split(',').next().unwrap_or_default().trim();
         if first.is_empty() || first.contains(char::is_whitespace) {
-            return Err(Failure::call(format!("addrs: \"{addresses}\"; expected host:port,host:port with server 0 first")));
+            return Err(Failure::call(format!(
+                "addrs: \"{addresses}\"; expected host:port,host:port with server 0 first"
+            )));
         }
         give_number(Session::open(&format!("coordinator={first}"), selected != 0)?)
     })
@@ -165,9 +167,7 @@ pub extern "C" fn paddle_get_params_go(client: GoClient, dst: *mut *mut GoParame
 /// @return PSERVER_OK or PSERVER_ERROR.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_save_model_go(client: GoClient, path: *mut c_char) -> c_int {
-    guard("paddle_save_model", -1, |call| {
-        Handle::Number(client).find()?.client.save_model(call.path(path)?).map(|_| 0)
-    })
+    guard("paddle_save_model", -1, |call| Handle::Number(client).find()?.client.save_model(call.path(path)?).map(|_| 0))
 }
 
 /// What an array of pointers points to.

@@ -70,11 +70,11 @@ mod tests {
         check(|_| Err(Failure::call("no")), -1, "paddle_test: no");
         check(|_| Ok(0), 0, "paddle_test: no");
         check(|_| Err(Failure::call("a\0b")), -1, "paddle_test: a?b");
-        check(|_| panic!("at the disco"), -1, "paddle_test: a bug in libpaddle_pserver, please report it: at the disco");
         check(
-            |_| panic!("{}", 7),
+            |_| panic!("at the disco"),
             -1,
-            "paddle_test: a bug in libpaddle_pserver, please report it: 7",
+            "paddle_test: a bug in libpaddle_pserver, please report it: at the disco",
         );
+        check(|_| panic!("{}", 7), -1, "paddle_test: a bug in libpaddle_pserver, please report it: 7");
     }
 }

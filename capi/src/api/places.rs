@@ -80,7 +80,9 @@ impl<'call> Place<'call> {
         let fits = c_int::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = fits.ok_or_else(|| {
             let most = c_int::MAX;
-            Failure::call(format!("parameter \"{name}\" has {bytes} bytes; expected at most {most}, as content_len is an int"))
+            Failure::call(format!(
+                "parameter \"{name}\" has {bytes} bytes; expected at most {most}, as content_len is an int"
+            ))
         })?;
         let memory = match room {
             Some(room) if room.bytes < bytes => {

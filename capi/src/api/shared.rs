@@ -3,11 +3,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
+use super::allocation;
 use super::guard::{guard, last, meaning};
 use super::handles::{Handle, give_pointer};
 use super::session::Session;
 use super::sys::ClientHandle;
-use super::allocation;
 
 /// @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
 /// (docs/CAPI.md says in which order), and connects with its first call.

@@ -1,0 +1,206 @@
+//! C programs against the real library and real servers, plainly and under valgrind.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// A server process, which ends when this value does.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+/// How a program is linked.
+#[derive(Clone, Copy)]
+enum Link {
+    Shared,
+    Static,
+}
+
+/// The compiler of a program.
+#[derive(Clone, Copy)]
+enum Language {
+    C,
+    Cpp,
+}
+
+impl Server {
+    fn start(folder: &Path, more: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_pserver"))
+            .args(["serve", "--until-stdin-closes", "--bind", "tcp://127.0.0.1:0", "--trainers", "1"])
+            .args(["--optimizer", "optimizer: SGD const_lr { learning_rate: 0.1 }", "--model-dir"])
+            .arg(folder)
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("it is piped")).read_line(&mut line).expect("the server speaks");
+        let address = line.trim().strip_prefix("ready ").expect("the server says where it is ready").to_owned();
+        Self { process, address }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn sources() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A library that was built beside this test.
+fn library(name: &str) -> PathBuf {
+    let program = std::env::current_exe().expect("a test has a path");
+    let mut folders = program.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    folders.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} was not built beside {}", program.display()))
+}
+
+/// Compiles a program without any warning, and links it.
+fn compile(folder: &Path, source: &str, language: Language, link: Link) -> PathBuf {
+    let program = folder.join("program");
+    let (compiler, standard) = match language {
+        Language::C => ("cc", ["-std=c99", "-xc"]),
+        Language::Cpp => ("g++", ["-std=c++11", "-xc++"]),
+    };
+    let mut command = Command::new(compiler);
+    command.args(standard).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g", "-I"]);
+    command.arg(sources().join("include")).arg(sources().join(source)).arg("-xnone").arg("-o").arg(&program);
+    match link {
+        Link::Shared => {
+            // Programs ask for the name with the version, as they would after an installation.
+            let installed = folder.join("libpaddle_pserver.so.1");
+            std::os::unix::fs::symlink(library("libpaddle_pserver.so"), &installed).expect("a link can be made");
+            command.arg(&installed).arg(format!("-Wl,-rpath,{}", folder.display())).arg("-lpthread");
+        }
+        Link::Static => {
+            command.arg(library("libpaddle_pserver.a")).args(["-lpthread", "-ldl", "-lm"]);
+        }
+    }
+    succeeded(&command.output().expect("there is a compiler"), source);
+    program
+}
+
+fn succeeded(output: &Output, what: &str) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{what}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr));
+}
+
+/// Runs a program against fresh servers, with nothing in its environment but where they are.
+fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, folder: &Path) {
+    let first = Server::start(folder, &["--shards", "2", "--servers", "2"]);
+    let second = start_second(folder, &first.address);
+    command.env_clear().env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");
+    command.args(argument(&first.address));
+    succeeded(&command.output().expect("the program starts"), source);
+    drop((first, second));
+}
+
+/// The second server says that it is ready once it has registered with the first.
+fn start_second(folder: &Path, coordinator: &str) -> Server {
+    Server::start(folder, &["--servers", "2", "--index", "1", "--coordinator", coordinator])
+}
+
+fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
+    let folder = TempDir::new().expect("there is room");
+    let program = compile(folder.path(), source, language, link);
+    run(Command::new(&program), source, &argument, folder.path());
+    if matches!(link, Link::Static) {
+        return;
+    }
+    if !has_valgrind() {
+        skip(&format!("{source} under valgrind: valgrind is not installed"));
+        return;
+    }
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect"]);
+    command.arg(&program);
+    // The shell's PATH is not in the environment that programs get, and valgrind finds its tools by itself.
+    run(command, &format!("valgrind {source}"), &argument, folder.path());
+}
+
+fn has_valgrind() -> bool {
+    Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Says loudly what was not checked.
+fn skip(what: &str) {
+    assert!(std::env::var_os("PSERVER_REQUIRE").is_none(), "PSERVER_REQUIRE is set, and yet: {what}");
+    println!("SKIPPED: {what}");
+    if let Some(path) = std::env::var_os("PSERVER_SKIP_REPORT") {
+        let report = std::fs::File::options().append(true).create(true).open(path);
+        writeln!(report.expect("the report can be opened"), "SKIPPED: {what}").expect("the report can be written");
+    }
+}
+
+fn nothing(_: &str) -> Option<String> {
+    None
+}
+
+#[test]
+fn edition_1_trains() {
+    check("tests/c/edition1.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_2_trains() {
+    check("tests/c/edition2.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_3_trains() {
+    check("tests/c/edition3.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_3_trains_from_cpp_and_from_the_static_library() {
+    check("tests/c/edition3.c", Language::Cpp, Link::Static, nothing);
+}
+
+#[test]
+fn a_program_for_paddles_own_library_trains() {
+    let addresses = |address: &str| Some(address.trim_start_matches("tcp://").to_owned());
+    check("tests/c/go.c", Language::C, Link::Shared, addresses);
+}
+
+#[test]
+fn bad_input_gets_a_status_and_a_text_and_never_a_crash() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let address = silent.local_addr().expect("it is bound");
+    check("tests/c/bad_input.c", Language::C, Link::Shared, |_| Some(format!("tcp://{address}")));
+}
+
+#[test]
+fn threads_share_a_client() {
+    check("tests/c/threads.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn a_child_process_makes_a_client_of_its_own() {
+    let options = |address: &str| Some(format!("reader=yes coordinator={address}"));
+    check("tests/c/fork.c", Language::C, Link::Shared, options);
+}
+
+#[test]
+fn the_example_trains() {
+    check("examples/trainer.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn the_shared_library_exports_our_names_only() {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library("libpaddle_pserver.so")).output();
+    let output = output.expect("there is nm");
+    succeeded(&output, "nm");
+    let text = String::from_utf8(output.stdout).expect("names are ASCII");
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let foreign: Vec<&&str> = names.iter().filter(|name| !name.starts_with("paddle_")).collect();
+    assert!(foreign.is_empty(), "{foreign:?}");
+    assert!(names.contains(&"paddle_send_grads") && names.contains(&"paddle_send_grads_go"), "{names:?}");
+}
