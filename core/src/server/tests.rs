@@ -1,0 +1,9 @@
+//! The sessions of a server, played against by peers whose frames are built by hand.
+
+mod coordinating;
+mod gate;
+mod modes;
+mod restart;
+mod rounds;
+mod script;
+mod stage;

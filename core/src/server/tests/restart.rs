@@ -1,0 +1,342 @@
+//! A shard that is killed and comes back is the shard that was never killed: same values, states and versions, bit
+//! by bit, whatever moment the kill chose and however far a checkpoint was.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::stage::{Parcel, Plan, Stage};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::{Float32, Float64, Int64};
+use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
+use crate::wire::{Flags, Frame, Kind};
+
+const DIRECTORY: &str = "server-0/shard-0";
+const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
+const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
+const ADD: &str = "algorithm: \"add\"";
+
+/// Chunks that step alone, chunks that step together, and a chunk of integers.
+fn plan(mode: Mode, trainers: u32) -> Plan {
+    Plan::new(mode, Merge::Mean, trainers)
+        .with("a", Float32, 1027, ADAM)
+        .with("g", Float32, 2050, CLIPPED)
+        .with("n", Int64, 3, ADD)
+        .with("d", Float64, 2, "optimizer: SGD")
+}
+
+/// Numbers from a seed.
+struct Luck(u64);
+
+impl Luck {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn payload(&mut self, plan: &Plan, id: ChunkId) -> Vec<u8> {
+        let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
+        let mut real = || (self.below(20_001) as f64 - 10_000.0) / 1.0e4;
+        let elements = u64::from(bytes) / plan.element_type(id).bytes();
+        let one = |_| match plan.element_type(id) {
+            Float32 => (real() as f32).to_le_bytes().to_vec(),
+            Float64 => real().to_le_bytes().to_vec(),
+            _ => whole(real()).to_le_bytes().to_vec(),
+        };
+        (0..elements).flat_map(one).collect()
+    }
+}
+
+fn whole(real: f64) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "the number is small")]
+    let integer = (real * 1.0e4) as i64;
+    integer
+}
+
+/// What a run does, so that a failure prints it.
+#[derive(Clone, Debug)]
+struct Course {
+    mode: Mode,
+    trainers: u32,
+    moves: usize,
+    seed: u64,
+    /// Of a hundred moves, how many are followed by a kill, begin a checkpoint, or are a change of who takes part.
+    kills: u64,
+    checkpoints: u64,
+    changes: u64,
+    sync: bool,
+}
+
+/// Two shards that get the same frames: one in peace, one that is killed again and again.
+struct Pair {
+    course: Course,
+    luck: Luck,
+    peace: Stage,
+    trouble: Stage,
+    storage: InMemory,
+    number: u64,
+    /// What was sent to the shard in trouble and is not known to be answered, in order.
+    unanswered: Vec<(u32, Parcel)>,
+    /// The round that each trainer pushes next for each chunk.
+    rounds: Vec<Vec<u64>>,
+    is_away: Vec<bool>,
+    /// The second half of a push that travels in two frames.
+    rest: Vec<Option<Parcel>>,
+}
+
+impl Pair {
+    fn new(course: Course) -> Self {
+        let plan = plan(course.mode, course.trainers);
+        let storage = InMemory::new();
+        let mut trouble = Stage::empty(plan.clone());
+        restore(&mut trouble, &storage, course.sync);
+        trouble.initialise();
+        let chunks = plan.chunks().len();
+        let trainers = course.trainers as usize;
+        Self {
+            luck: Luck(course.seed),
+            peace: Stage::serving(plan),
+            trouble,
+            storage,
+            number: 0,
+            unanswered: Vec::new(),
+            rounds: vec![vec![1; chunks]; trainers],
+            is_away: vec![false; trainers],
+            rest: (0..trainers).map(|_| None).collect(),
+            course,
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..self.course.moves {
+            let trainer = u32::try_from(self.luck.below(self.course.trainers.into())).expect("few");
+            if self.luck.below(100) < self.course.changes {
+                self.change(trainer);
+            } else if !self.is_away[trainer as usize] {
+                self.act(trainer);
+            }
+            if self.luck.below(100) < self.course.checkpoints && !self.trouble.shard.is_checkpointing() {
+                self.number += 1;
+                let storage: Arc<dyn Storage> = Arc::new(self.storage.clone());
+                let begun = self.trouble.shard.begin_checkpoint(&storage, DIRECTORY, self.number);
+                assert!(begun.expect("the disk is well"), "the shard serves");
+            }
+            self.save_a_little();
+            if self.luck.below(100) < self.course.kills {
+                self.kill();
+            }
+        }
+        self.kill();
+    }
+
+    /// The two are alike but for frames that are on their way.
+    fn check(&self) {
+        assert_eq!(self.peace.contents().len(), self.trouble.contents().len());
+        for (peace, trouble) in self.peace.contents().iter().zip(self.trouble.contents()) {
+            assert_eq!((peace.0, peace.1), (trouble.0, trouble.1), "the same chunk at the same version");
+            assert_eq!(peace.2, trouble.2, "the value of {:?} at version {}", peace.0, peace.1);
+            assert_eq!(peace.3, trouble.3, "the states of {:?} at version {}", peace.0, peace.1);
+        }
+    }
+
+    fn act(&mut self, trainer: u32) {
+        let parcel = match self.rest[trainer as usize].take() {
+            Some(rest) => rest,
+            None if self.luck.below(10) == 0 => self.set(trainer),
+            None => match self.push(trainer) {
+                Some(parcel) => parcel,
+                None => return,
+            },
+        };
+        self.send(trainer, parcel);
+    }
+
+    fn set(&mut self, trainer: u32) -> Parcel {
+        let plan = self.peace.plan.clone();
+        let chunks = plan.chunks();
+        let id = chunks[self.luck.below(chunks.len() as u64) as usize].0;
+        let head = self.peace.call(Kind::Set, trainer);
+        let payload = self.luck.payload(&plan, id);
+        Parcel::new(head, vec![(id, 0, plan.element_type(id), payload)])
+    }
+
+    /// A push of some parameters, each whole; the second half of it may come later.
+    fn push(&mut self, trainer: u32) -> Option<Parcel> {
+        let plan = self.peace.plan.clone();
+        let contents = self.peace.contents();
+        let wanted = 1 + self.luck.below(15);
+        let rounds = &mut self.rounds[trainer as usize];
+        let mut entries = Vec::new();
+        for (place, (id, version, ..)) in contents.iter().enumerate() {
+            // Chunks of one parameter are at one version or may be apart by who is ahead: each has its own round.
+            let may = self.course.mode != Mode::Sync || rounds[place] <= version.0 + 2;
+            if wanted & (1 << id.parameter.0) != 0 && may {
+                entries.push((*id, rounds[place], self.luck.payload(&plan, *id)));
+                rounds[place] += 1;
+            }
+        }
+        if entries.is_empty() {
+            return None;
+        }
+        let second = entries.split_off(1 + self.luck.below(entries.len() as u64) as usize);
+        let wants = self.luck.below(2) == 0;
+        let first = self.peace.push(trainer, entries, wants);
+        if !second.is_empty() {
+            let mut head = first.frame.head;
+            head.request = Ticket(head.request.0 + 1_000_000);
+            let typed = second.into_iter().map(|(id, round, bytes)| (id, round, plan.element_type(id), bytes));
+            self.rest[trainer as usize] = Some(Parcel::new(head, typed.collect()));
+        }
+        Some(first)
+    }
+
+    /// A trainer leaves, or a new life of it begins.
+    fn change(&mut self, trainer: u32) {
+        let at = trainer as usize;
+        let others = self.is_away.iter().enumerate().filter(|(other, away)| *other != at && !**away).count();
+        if !self.is_away[at] && others > 0 && self.luck.below(2) == 0 && self.rest[at].is_none() {
+            let head = self.peace.call(Kind::Leave, trainer);
+            self.send(trainer, Parcel { frame: Frame::bare(head), body: Vec::new() });
+            self.is_away[at] = true;
+            return;
+        }
+        self.is_away[at] = false;
+        self.rest[at] = None;
+        self.unanswered.retain(|(other, _)| *other != trainer);
+        let incarnation = Incarnation(self.peace.actors[&trainer].incarnation.0 + 1);
+        self.peace.connect(trainer, incarnation);
+        self.trouble.connect(trainer, incarnation);
+        // A new life begins where the versions are.
+        let versions = self.peace.contents();
+        self.rounds[at] = versions.iter().map(|(_, version, ..)| version.0 + 1).collect();
+    }
+
+    fn send(&mut self, trainer: u32, parcel: Parcel) {
+        self.peace.answers.clear();
+        self.peace.deliver(trainer, &parcel);
+        let is_refused = !self.peace.errors().is_empty();
+        self.unanswered.push((trainer, parcel.clone()));
+        if self.luck.below(100) < self.course.kills {
+            // The frame is lost on the way, or begins to land, when the shard is killed.
+            if self.luck.below(2) == 0 && !parcel.body.is_empty() {
+                let peer = self.trouble.actors[&trainer].peer;
+                drop(self.trouble.land(peer, &parcel));
+            }
+            self.restart();
+        } else {
+            self.trouble.deliver(trainer, &parcel);
+        }
+        self.note_answers();
+        if is_refused {
+            // What is refused is not asked again; both shards said so.
+            assert_eq!(self.peace.errors(), self.trouble.errors());
+            self.unanswered.retain(|(_, one)| one.frame.head != parcel.frame.head);
+            self.trouble.answers.clear();
+        }
+    }
+
+    /// Strikes out what was answered; some answers are lost with the next kill all the same.
+    fn note_answers(&mut self) {
+        for answer in std::mem::take(&mut self.trouble.answers) {
+            if matches!(answer.frame.head.kind, Kind::Error | Kind::Refused) {
+                self.trouble.answers.push(answer);
+                continue;
+            }
+            for (_, one) in &mut self.unanswered {
+                let (asked, answered) = (&one.frame.head, &answer.frame.head);
+                if (asked.request, asked.trainer) == (answered.request, answered.trainer) && self.luck.below(4) > 0 {
+                    one.frame.head.flags = Flags::default();
+                    one.frame.head.request = Ticket(0);
+                }
+            }
+        }
+        self.unanswered.retain(|(_, one)| one.frame.head.request != Ticket(0));
+    }
+
+    fn save_a_little(&mut self) {
+        let bytes = 1 + self.luck.below(6000);
+        if let Some(writer) = self.trouble.shard.continue_checkpoint(bytes).expect("the disk is well") {
+            writer.finish().expect("the disk is well");
+            self.trouble.shard.retain_journal(&self.storage, DIRECTORY).expect("the disk is well");
+        }
+    }
+
+    fn kill(&mut self) {
+        self.restart();
+        self.note_answers();
+        self.trouble.answers.clear();
+        self.check();
+    }
+
+    fn restart(&mut self) {
+        let mut stage = Stage::empty(self.peace.plan.clone());
+        if self.course.sync {
+            self.storage.crash();
+        }
+        let restored = restore(&mut stage, &self.storage, self.course.sync);
+        if let Some(number) = restored {
+            self.number = self.number.max(number);
+        }
+        assert_eq!(stage.shard.generation(), Generation(1), "the shard serves again");
+        std::mem::swap(&mut self.trouble, &mut stage);
+        for (trainer, actor) in stage.actors {
+            self.trouble.connect(trainer, actor.incarnation);
+        }
+        self.trouble.answers.clear();
+        for (trainer, parcel) in self.unanswered.clone() {
+            self.trouble.deliver(trainer, &parcel);
+        }
+    }
+}
+
+fn restore(stage: &mut Stage, storage: &InMemory, sync: bool) -> Option<u64> {
+    let storage: Arc<dyn Storage> = Arc::new(storage.clone());
+    let restored = stage.shard.restore(&storage, DIRECTORY, sync).expect("what was kept can be read");
+    assert_eq!(restored.fell_back, Vec::<String>::new());
+    restored.checkpoint
+}
+
+fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
+    let rates = (0u64..20, 0u64..60, any::<bool>());
+    (mode, 1u32..4, 5usize..70, any::<u64>(), rates).prop_map(move |(mode, trainers, moves, seed, rates)| {
+        let (kills, checkpoints, sync) = rates;
+        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync }
+    })
+}
+
+proptest! {
+    #[test]
+    fn rounds_survive_every_kill(course in course(Just(Mode::Sync), 0)) {
+        Pair::new(course).run();
+    }
+
+    #[test]
+    fn rounds_survive_with_trainers_that_come_and_go(course in course(Just(Mode::Sync), 15)) {
+        Pair::new(course).run();
+    }
+
+    #[test]
+    fn gradients_applied_one_by_one_survive_every_kill(course in course(Just(Mode::Async), 0)) {
+        Pair::new(course).run();
+    }
+
+    #[test]
+    fn gradients_applied_one_by_one_survive_with_trainers_that_come_and_go(course in course(Just(Mode::Async), 15)) {
+        Pair::new(course).run();
+    }
+
+    #[test]
+    fn differences_and_bounded_staleness_survive_every_kill(
+        course in course(prop_oneof![Just(Mode::Delta), (1u32..4).prop_map(|bound| Mode::Staleness { bound })], 0)
+    ) {
+        Pair::new(course).run();
+    }
+}

@@ -1,0 +1,381 @@
+//! A shard on a stage: trainers with connections, frames by hand, and answers in words.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost::Message;
+
+use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
+use crate::dtype::ElementType;
+use crate::ids::{
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
+    Version,
+};
+use crate::partition::{Declaration, DeclarationMessage, Name};
+use crate::port::{Event, Incoming, Outgoing, Plain, Submit};
+use crate::server::{Output, Shard, ShardOptions};
+use crate::time::Now;
+use crate::wire::{
+    Entry, ErrorMessage, FinishMessage, Flags, Frame, Head, HelloMessage, InitMessage, JobMessage, Kind, PushMessage,
+};
+
+pub(super) const CHUNK_BYTES: u32 = 4096;
+pub(super) const EPOCH: Epoch = Epoch(7);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A job: its settings and its parameters.
+#[derive(Clone)]
+pub(super) struct Plan {
+    pub(super) mode: Mode,
+    pub(super) merge: Merge,
+    pub(super) trainers: u32,
+    pub(super) parameters: Vec<Parameter>,
+}
+
+#[derive(Clone)]
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    pub(super) element_type: ElementType,
+    pub(super) elements: u64,
+    pub(super) config: &'static str,
+}
+
+impl Plan {
+    pub(super) fn new(mode: Mode, merge: Merge, trainers: u32) -> Self {
+        Self { mode, merge, trainers, parameters: Vec::new() }
+    }
+
+    pub(super) fn with(
+        mut self,
+        name: &'static str,
+        element_type: ElementType,
+        elements: u64,
+        config: &'static str,
+    ) -> Self {
+        self.parameters.push(Parameter { name, element_type, elements, config });
+        self
+    }
+
+    pub(super) fn job(&self) -> JobMessage {
+        let (mode, staleness) = self.mode.numbers();
+        let merge = self.merge.number();
+        JobMessage { mode, staleness, merge, trainers: self.trainers, chunk_bytes: CHUNK_BYTES }
+    }
+
+    /// Every chunk and its bytes.
+    pub(super) fn chunks(&self) -> Vec<(ChunkId, u32)> {
+        let all = (0..).zip(&self.parameters).flat_map(|(index, one)| {
+            let bytes = one.elements * one.element_type.bytes();
+            (0..bytes.div_ceil(CHUNK_BYTES.into())).map(move |chunk| {
+                let left = (bytes - chunk * u64::from(CHUNK_BYTES)).min(CHUNK_BYTES.into());
+                (id(index, chunk), u32::try_from(left).expect("a chunk is small"))
+            })
+        });
+        all.collect()
+    }
+
+    pub(super) fn element_type(&self, id: ChunkId) -> ElementType {
+        self.parameters[id.parameter.0 as usize].element_type
+    }
+
+    pub(super) fn init(&self, index: u32) -> InitMessage {
+        let one = &self.parameters[index as usize];
+        let settings = OptimizerSettings::from_text(one.config).expect("the test's configuration is valid");
+        let rule = settings.rule.expect("the test's configuration has a rule");
+        let declaration = Declaration {
+            name: Name::new(one.name.as_bytes()).expect("the test's name is valid"),
+            element_type: one.element_type,
+            bytes: one.elements * one.element_type.bytes(),
+            shape: vec![one.elements],
+            whole: !rule.is_element_wise(),
+            config: ParameterConfig { rule }.encode(),
+        };
+        let declaration = Some(DeclarationMessage::from(&declaration));
+        InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }
+    }
+
+    /// The words for a chunk: `w` is the first of parameter w, `w.1` the second.
+    pub(super) fn words(&self, id: ChunkId) -> String {
+        let name = self.parameters.get(id.parameter.0 as usize).map_or("?", |one| one.name);
+        if id.chunk.0 == 0 { name.to_owned() } else { format!("{name}.{}", id.chunk) }
+    }
+}
+
+pub(super) fn id(parameter: u32, chunk: u64) -> ChunkId {
+    ChunkId { parameter: ParameterIndex(parameter), chunk: ChunkIndex(chunk) }
+}
+
+/// A frame and its payloads.
+#[derive(Clone)]
+pub(super) struct Parcel {
+    pub(super) frame: Frame,
+    pub(super) body: Vec<Vec<u8>>,
+}
+
+impl Parcel {
+    pub(super) fn new(head: Head, entries: Vec<(ChunkId, u64, ElementType, Vec<u8>)>) -> Self {
+        let mut frame = Frame::bare(head);
+        let mut body = Vec::new();
+        for (id, round, element_type, payload) in entries {
+            frame.entries.push(Entry::with_payload(id, Round(round), element_type, &payload));
+            if !payload.is_empty() {
+                body.push(payload);
+            }
+        }
+        Self { frame, body }
+    }
+
+    pub(super) fn rate(mut self, rate: Option<f64>) -> Self {
+        self.frame.control = PushMessage { rate }.encode_to_vec();
+        self
+    }
+}
+
+/// One trainer as it was last heard.
+#[derive(Clone, Copy)]
+pub(super) struct Actor {
+    pub(super) peer: PeerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) sequence: u64,
+}
+
+/// An answer.
+#[derive(Clone, PartialEq)]
+pub(super) struct Answer {
+    pub(super) peer: PeerId,
+    pub(super) frame: Frame,
+    pub(super) body: Vec<Vec<u8>>,
+}
+
+/// What a shard holds, to compare bit by bit.
+pub(super) type Contents = Vec<(ChunkId, Version, Vec<u8>, Vec<Vec<u8>>)>;
+
+/// A shard and those who talk to it.
+pub(super) struct Stage {
+    pub(super) plan: Plan,
+    pub(super) shard: Shard,
+    pub(super) now: Now,
+    pub(super) answers: Vec<Answer>,
+    pub(super) closed: Vec<PeerId>,
+    pub(super) generation: Generation,
+    /// While it is set, payloads that were sent stay with the transport.
+    pub(super) holds: bool,
+    pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
+    pub(super) actors: BTreeMap<u32, Actor>,
+    peers: u64,
+    tickets: u64,
+}
+
+impl Stage {
+    /// A shard that nobody has talked to.
+    pub(super) fn empty(plan: Plan) -> Self {
+        let options = ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT };
+        Self {
+            plan,
+            shard: Shard::new(options, Box::new(Plain)),
+            now: Now(1000),
+            answers: Vec::new(),
+            closed: Vec::new(),
+            generation: Generation(1),
+            holds: false,
+            held: Vec::new(),
+            actors: BTreeMap::new(),
+            peers: 0,
+            tickets: 0,
+        }
+    }
+
+    /// A shard whose parameters are initialised, every element zero, with every trainer connected.
+    pub(super) fn serving(plan: Plan) -> Self {
+        let mut stage = Self::empty(plan);
+        stage.initialise();
+        stage
+    }
+
+    pub(super) fn initialise(&mut self) {
+        for trainer in 0..self.plan.trainers {
+            self.connect(trainer, Incarnation(1));
+        }
+        for index in 0..u32::try_from(self.plan.parameters.len()).expect("few") {
+            let parcel = self.init(index, None);
+            self.deliver(0, &parcel);
+        }
+        let chunks = self.plan.chunks().len() as u64;
+        let parcel = self.finish(chunks);
+        self.deliver(0, &parcel);
+        assert_eq!(self.shard.generation(), self.generation, "{:?}", self.errors());
+        self.answers.clear();
+    }
+
+    /// The frame that brings a parameter's chunks, or only those named.
+    pub(super) fn init(&mut self, index: u32, only: Option<&[u64]>) -> Parcel {
+        let head = self.head(Kind::Init, 0);
+        let chunks = self.plan.chunks().into_iter().filter(|(id, _)| {
+            id.parameter.0 == index && only.is_none_or(|only| only.contains(&id.chunk.0))
+        });
+        let element_type = self.plan.parameters[index as usize].element_type;
+        let entries = chunks.map(|(id, bytes)| (id, 0, element_type, vec![0; bytes as usize])).collect();
+        let mut parcel = Parcel::new(head, entries);
+        parcel.frame.control = self.plan.init(index).encode_to_vec();
+        parcel
+    }
+
+    pub(super) fn finish(&mut self, chunks: u64) -> Parcel {
+        let message = FinishMessage { chunks, job: Some(self.plan.job()) };
+        let head = self.head(Kind::Finish, 0);
+        Parcel { frame: Frame::with_control(head, &message), body: Vec::new() }
+    }
+
+    /// A head of the next request of `trainer`, without a new sequence.
+    pub(super) fn head(&mut self, kind: Kind, trainer: u32) -> Head {
+        self.tickets += 1;
+        let actor = self.actors[&trainer];
+        Head {
+            epoch: EPOCH,
+            trainer: TrainerId(trainer),
+            incarnation: actor.incarnation,
+            sequence: Sequence(actor.sequence),
+            request: Ticket(self.tickets),
+            generation: self.generation,
+            ..Head::new(kind)
+        }
+    }
+
+    /// A head of the next mutating call of `trainer`.
+    pub(super) fn call(&mut self, kind: Kind, trainer: u32) -> Head {
+        self.actors.get_mut(&trainer).expect("the trainer is connected").sequence += 1;
+        self.head(kind, trainer)
+    }
+
+    pub(super) fn push(&mut self, trainer: u32, entries: Vec<(ChunkId, u64, Vec<u8>)>, wants_value: bool) -> Parcel {
+        let mut head = self.call(Kind::Push, trainer);
+        if wants_value {
+            head.flags = Flags::WANT_VALUE;
+        }
+        let plan = self.plan.clone();
+        let typed = entries.into_iter().map(|(id, round, bytes)| (id, round, plan.element_type(id), bytes));
+        Parcel::new(head, typed.collect())
+    }
+
+    pub(super) fn connect(&mut self, trainer: u32, incarnation: Incarnation) {
+        self.peers += 1;
+        let peer = PeerId(self.peers);
+        let sequence = self.actors.get(&trainer).filter(|actor| actor.incarnation == incarnation);
+        let sequence = sequence.map_or(0, |actor| actor.sequence);
+        self.actors.insert(trainer, Actor { peer, incarnation, sequence });
+        self.event(Event::Accepted { peer, origin: format!("trainer {trainer}") });
+        let head = Head { epoch: EPOCH, ..self.head(Kind::Hello, trainer) };
+        let frame = Frame::with_control(head, &HelloMessage::default());
+        self.event(Event::Landed { peer, frame, body: Vec::new() });
+    }
+
+    /// Sends a frame over the connection of `trainer`.
+    pub(super) fn deliver(&mut self, trainer: u32, parcel: &Parcel) {
+        self.deliver_from(self.actors[&trainer].peer, parcel);
+    }
+
+    pub(super) fn deliver_from(&mut self, peer: PeerId, parcel: &Parcel) {
+        let frame = parcel.frame.clone();
+        if parcel.body.is_empty() {
+            self.event(Event::Landed { peer, frame, body: Vec::new() });
+            return;
+        }
+        let body = self.land(peer, parcel);
+        self.event(Event::Landed { peer, frame, body });
+    }
+
+    /// The first half of a delivery: the places that the shard gives, filled.
+    pub(super) fn land(&mut self, peer: PeerId, parcel: &Parcel) -> Vec<Incoming> {
+        let mut out = Vec::new();
+        self.shard.handle(self.now, Event::Head { peer, frame: parcel.frame.clone() }, &mut out);
+        let mut places = Vec::new();
+        for output in out {
+            match output {
+                Output::Submit(Submit::Land { into, .. }) => places = into,
+                _ => panic!("the answer to a head is where its payloads go"),
+            }
+        }
+        assert_eq!(places.len(), parcel.body.len(), "one place for every payload");
+        for (place, payload) in places.iter_mut().zip(&parcel.body) {
+            assert_eq!(place.len() as usize, payload.len(), "a place has its payload's length");
+            if !matches!(place, Incoming::Discard { .. }) {
+                place.bytes_mut().copy_from_slice(payload);
+            }
+        }
+        places
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.shard.handle(self.now, event, &mut out);
+        self.outputs(out);
+    }
+
+    /// Lets the transport finish what it holds.
+    pub(super) fn release(&mut self) {
+        self.holds = false;
+        for (peer, body) in std::mem::take(&mut self.held) {
+            self.event(Event::Sent { peer, ticket: Ticket(0), body });
+        }
+    }
+
+    pub(super) fn wait(&mut self, time: Duration) {
+        self.now = self.now + time;
+        if self.shard.deadline().is_some_and(|deadline| deadline <= self.now) {
+            let mut out = Vec::new();
+            self.shard.expire(self.now, &mut out);
+            self.outputs(out);
+        }
+        assert!(self.shard.deadline().is_none_or(|deadline| self.now < deadline), "what is over was ended");
+    }
+
+    fn outputs(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Submit(Submit::Send { peer, frame, body, .. }) => {
+                    let payloads = body.iter().map(|one| one.bytes().to_vec()).collect();
+                    check_payloads(&frame, &body);
+                    self.answers.push(Answer { peer, frame, body: payloads });
+                    if self.holds {
+                        self.held.push((peer, body));
+                    } else {
+                        self.event(Event::Sent { peer, ticket: Ticket(0), body });
+                    }
+                }
+                Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
+                Output::Close(peer) => {
+                    self.closed.push(peer);
+                    let gone = Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() };
+                    self.event(gone);
+                }
+            }
+        }
+    }
+
+    pub(super) fn errors(&self) -> Vec<String> {
+        let refusals = self.answers.iter().filter(|one| matches!(one.frame.head.kind, Kind::Error | Kind::Refused));
+        let text = |one: &Answer| ErrorMessage::decode(one.frame.control.as_slice()).expect("it parses").text;
+        refusals.map(text).collect()
+    }
+
+    pub(super) fn contents(&self) -> Contents {
+        contents(&self.shard)
+    }
+}
+
+pub(super) fn contents(shard: &Shard) -> Contents {
+    let mut contents = Contents::new();
+    shard.visit(&mut |id, version, value, states| {
+        contents.push((id, version, value.to_vec(), states.iter().map(|state| state.to_vec()).collect()));
+    });
+    contents
+}
+
+fn check_payloads(frame: &Frame, body: &[Outgoing]) {
+    let lengths = frame.entries.iter().enumerate().filter(|(_, entry)| entry.bytes > 0);
+    assert_eq!(lengths.clone().count(), body.len(), "one payload for every entry that has one");
+    for ((index, entry), one) in lengths.zip(body) {
+        assert_eq!(entry.bytes as usize, one.bytes().len(), "a payload has its entry's length");
+        frame.check_payload(index, one.bytes()).expect("the checksum is that of the payload");
+    }
+}
