@@ -54,13 +54,15 @@ impl ShardNode {
         if start.settings.journal == Journal::Off {
             shard.stop_journal();
         }
+        let interval = start.settings.checkpoint_interval;
         let disk = Disk {
             storage: Arc::clone(storage),
             directory,
-            interval: start.settings.checkpoint_interval,
+            interval,
             number: restored.checkpoint.unwrap_or(0),
             saved: if restored.checkpoint.is_some() { shard.generation() } else { Generation(0) },
-            due: None,
+            // A shard that comes back with a checkpoint takes its next one like any other.
+            due: restored.checkpoint.map(|_| start.now() + interval),
             finishing: None,
         };
         Ok(Self { shard, disk: Some(disk) })
