@@ -149,8 +149,11 @@ impl Shard {
             return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken"));
         };
         let mut written = 0;
+        // Chunks that step together are written together, as of one round: a restart could not close a round that
+        // only some of them have seen. They lie side by side, because a parameter is initialised in one go.
+        let mut together = None;
         while let Some(id) = checkpoint.writer.next() {
-            if written >= bytes {
+            if written >= bytes && together != Some(id.parameter) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -163,6 +166,7 @@ impl Shard {
             let place = serving.table.place(id);
             let place = place.ok_or_else(|| Failure::call("the parameters were initialised anew meanwhile"))?;
             written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
+            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
