@@ -21,10 +21,12 @@ use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::Epoch;
 use pserver_core::port::Transport;
+use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, ServerEntry};
 use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
 
 use coordinating::CoordinatorNode;
+use registration::Registered;
 use session::{Control, Running};
 use sharding::ShardNode;
 
@@ -36,6 +38,10 @@ pub struct Server {
     stop: Stop,
     listener: Option<JoinHandle<Result<(), Failure>>>,
     sessions: Vec<Running>,
+    /// How many sessions come before the shards: the coordinator's, in server 0.
+    first_shard: usize,
+    /// Dropping it ends the registration of a server other than 0.
+    _registered: Option<Registered>,
 }
 
 /// What every part of a server needs at start.
@@ -59,18 +65,20 @@ impl Server {
         let mut sessions = Vec::new();
         let mut lanes = Vec::new();
         let stop = Stop::new();
-        let epoch = if start.settings.index == 0 {
+        let (epoch, registered) = if start.settings.index == 0 {
             let transport = TcpTransport::new(TcpOptions::default())?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
             let node = CoordinatorNode::new(&start, control.clone())?;
             let epoch = node.epoch();
             sessions.push(Running::spawn("pserver-coordinator", node, transport, control, start.clock)?);
-            epoch
+            (epoch, None)
         } else {
             lanes.push(None);
-            registration::register(&start)?
+            let (epoch, registered) = registration::register(&start)?;
+            (epoch, Some(registered))
         };
+        let first_shard = sessions.len();
         for shard in 0..start.settings.shards {
             let transport = TcpTransport::new(TcpOptions::default())?;
             lanes.push(Some(transport.adopter()));
@@ -83,7 +91,7 @@ impl Server {
             .name("pserver-accept".to_owned())
             .spawn(move || listener.run(lanes, stop_listener))
             .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { address, stop, listener: Some(listener), sessions })
+        Ok(Self { address, stop, listener: Some(listener), sessions, first_shard, _registered: registered })
     }
 
     /// Where trainers find it.
@@ -112,9 +120,11 @@ impl Server {
         if let Some(listener) = self.listener.take() {
             ended = session::join(listener);
         }
-        // Shards first: while they finish, the coordinator still answers.
-        for running in self.sessions.drain(..).rev() {
-            ended = ended.and(running.stop());
+        // Shards first, all at once: while they finish, the coordinator still answers.
+        let shards = self.sessions.split_off(self.sessions.len().min(self.first_shard));
+        for sessions in [shards, std::mem::take(&mut self.sessions)] {
+            sessions.iter().for_each(Running::stop);
+            ended = sessions.into_iter().map(Running::join).fold(ended, Result::and);
         }
         ended
     }
@@ -144,6 +154,10 @@ impl Start {
     fn default_config(&self) -> Result<Vec<u8>, Failure> {
         let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
         Ok(ParameterConfig { rule }.encode())
+    }
+
+    fn now(&self) -> Now {
+        Now(u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     fn entry(&self) -> ServerEntry {

@@ -82,8 +82,12 @@ impl Running {
         self.thread.is_finished()
     }
 
-    pub(super) fn stop(self) -> Result<(), Failure> {
+    /// Asks the session to stop; [`Running::join`] waits until it has.
+    pub(super) fn stop(&self) {
         self.control.stop();
+    }
+
+    pub(super) fn join(self) -> Result<(), Failure> {
         join(self.thread)
     }
 }

@@ -60,13 +60,15 @@ impl ShardNode {
         if start.settings.journal == Journal::Off {
             shard.stop_journal();
         }
+        let interval = start.settings.checkpoint_interval;
         let disk = Disk {
             storage: Arc::clone(storage),
             directory,
-            interval: start.settings.checkpoint_interval,
+            interval,
             number: restored.checkpoint.unwrap_or(0),
             saved: if restored.checkpoint.is_some() { shard.generation() } else { Generation(0) },
-            due: None,
+            // A shard that comes back with a checkpoint takes its next one like any other.
+            due: restored.checkpoint.map(|_| start.now() + interval),
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
             finishing: None,
         };
@@ -117,9 +119,7 @@ impl Disk {
             return false;
         }
         let first = generation != self.saved;
-        // A restored shard has a checkpoint already, and its clock starts with the first turn.
-        let next = *self.due.get_or_insert(now + self.interval);
-        let due = next <= now || shard.journal_position() >= self.due_at;
+        let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
         if !(first || due) {
             return false;
         }

@@ -15,11 +15,16 @@ pub(crate) struct Tensor {
     pub(crate) elements: usize,
     /// Its optimizer message in protobuf's text form.
     pub(crate) settings: String,
+    pub(crate) begins_at_zero: bool,
 }
 
 impl Tensor {
     pub(crate) fn new(name: &str, element_type: ElementType, elements: usize, settings: &str) -> Self {
-        Self { name: name.to_owned(), element_type, elements, settings: settings.to_owned() }
+        Self { name: name.to_owned(), element_type, elements, settings: settings.to_owned(), begins_at_zero: false }
+    }
+
+    pub(crate) fn from_zero(self) -> Self {
+        Self { begins_at_zero: true, ..self }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -28,7 +33,7 @@ impl Tensor {
 
     /// The value before the first round.
     pub(crate) fn initial(&self) -> Vec<u8> {
-        self.filled(0)
+        if self.begins_at_zero { vec![0; self.bytes()] } else { self.filled(0) }
     }
 
     /// What `trainer` computes in `round`, whichever process it runs in.

@@ -158,12 +158,11 @@ impl Shard {
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
         let mut written = 0;
-        let mut last = None;
+        // Chunks that step together are written together, as of one round: a restart could not close a round that
+        // only some of them have seen. They lie side by side, because a parameter is initialised in one go.
+        let mut together = None;
         while let Some(id) = checkpoint.writer.next() {
-            // Chunks that step together are written together: of different versions they would never step again.
-            let is_torn = last == Some(id.parameter) && !serving.table.held(id).rule.is_element_wise();
-            last = Some(id.parameter);
-            if written >= bytes && !is_torn {
+            if written >= bytes && together != Some(id.parameter) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -176,6 +175,7 @@ impl Shard {
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
             written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
+            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }

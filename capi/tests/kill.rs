@@ -1,0 +1,285 @@
+//! Servers that are killed (SIGKILL) and started again lose no gradient and apply none twice. Ten kills run by
+//! default, a hundred with `PSERVER_FULL=1`.
+
+mod cluster;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use cluster::job::{Job, Local, client, client_with, folder, reader};
+use cluster::kept::Kept;
+use cluster::luck::Luck;
+use cluster::process::Processes;
+use cluster::skip::is_full;
+use cluster::training::{Tensor, begin, declare, given, pull, push, push_pull};
+use paddle_pserver::client::Client;
+use pserver_core::config::OptimizerSettings;
+use pserver_core::dtype::ElementType::{Float32, Float64};
+use tempfile::TempDir;
+
+const TRAINERS: u32 = 3;
+/// How long a test waits for something that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn kills() -> usize {
+    if is_full() { 100 } else { 10 }
+}
+
+fn job(folder: &TempDir, mode: &'static str) -> Job {
+    let job = Job::new(2, TRAINERS).with_checkpoints(folder.path());
+    let job = job.with("--journal", "on").with("--checkpoint-interval-seconds", 1);
+    Job { mode, shards: 2, ..job }
+}
+
+fn tensors(optimizer: &str) -> Vec<Tensor> {
+    vec![
+        Tensor::new("tiny", Float32, 3, optimizer),
+        Tensor::new("several chunks", Float32, 5 * 8192 + 77, optimizer),
+        Tensor::new("wide", Float64, 9001, optimizer),
+    ]
+}
+
+/// Kills servers, each time after so many of the trainers' reports, sometimes twice in a row.
+fn harass(processes: &mut Processes, reports: &mpsc::Receiver<()>, luck: &mut Luck) {
+    for _ in 0..kills() {
+        while reports.try_recv().is_ok() {}
+        for _ in 0..luck.below(12) {
+            reports.recv_timeout(PATIENCE).expect("training goes on");
+        }
+        // Not only between two calls: somewhere in the time that a call takes.
+        let moment = Duration::from_micros(luck.next() % 3000);
+        let begun = Instant::now();
+        while begun.elapsed() < moment {
+            std::hint::spin_loop();
+        }
+        let server = luck.below(processes.running.len());
+        for _ in 0..=usize::from(luck.below(4) == 0) {
+            processes.kill(server);
+            processes.start_again(server);
+        }
+    }
+}
+
+/// Pushes ones for some tensors, and counts for each the pushes that were acknowledged.
+fn count_up(client: &Client, tensors: &[Tensor], pushed: &[AtomicU64], luck: &mut Luck) {
+    let ones: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.constant(-1.0)).collect();
+    let first = luck.below(tensors.len());
+    let last = first + luck.below(tensors.len() - first);
+    client.push(&given(&tensors[first..=last], &ones[first..=last]), None).expect("a gradient is taken");
+    for count in &pushed[first..=last] {
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn element(tensor: &Tensor, bytes: &[u8]) -> f64 {
+    match tensor.element_type {
+        Float64 => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
+        _ => f32::from_le_bytes(bytes.try_into().expect("four bytes")).into(),
+    }
+}
+
+/// Every element is what it was at first and one more for every push.
+fn check_conserved(tensor: &Tensor, value: &[u8], pushed: u64) {
+    let width = usize::try_from(tensor.element_type.bytes()).expect("an element is short");
+    let pushed = f64::from(u32::try_from(pushed).expect("a test does not push as often"));
+    for (at, element_bytes) in value.chunks(width).enumerate() {
+        let found = element(tensor, element_bytes);
+        assert!(found == pushed, "\"{}\" element {at}: {found} after {pushed} pushes of one", tensor.name);
+    }
+}
+
+#[test]
+fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
+    let mut luck = Luck::of("conservation");
+    let folder = folder();
+    let mut processes = Processes::start(job(&folder, "async"));
+    let coordinator = processes.coordinator();
+    let one = |tensor: Tensor| tensor.from_zero();
+    let tensors: Vec<Tensor> = tensors("const_lr { learning_rate: 1.0 }").into_iter().map(one).collect();
+    let pushed: Vec<AtomicU64> = tensors.iter().map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let (report, reports) = mpsc::channel();
+        for trainer in 0..TRAINERS {
+            let (coordinator, tensors, pushed, stop) = (&coordinator, &tensors, &pushed, &stop);
+            let (report, mut luck) = (report.clone(), Luck::new(luck.next()));
+            scope.spawn(move || {
+                let client = client(coordinator, trainer);
+                begin(&client, tensors).expect("the tensors are initialised");
+                while !stop.load(Ordering::Acquire) {
+                    count_up(&client, tensors, pushed, &mut luck);
+                    // Nobody listens any more once the last server was killed.
+                    let _ = report.send(());
+                }
+            });
+        }
+        drop(report);
+        harass(&mut processes, &reports, &mut luck);
+        stop.store(true, Ordering::Release);
+    });
+    let values = pull(&reader(&coordinator), &tensors).expect("the servers are there");
+    let counts: Vec<u64> = pushed.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    for ((tensor, value), count) in tensors.iter().zip(&values).zip(&counts) {
+        check_conserved(tensor, value, *count);
+    }
+    println!("conservation: {} kills in {:.1} s, pushes {counts:?}", kills(), begun.elapsed().as_secs_f64());
+    processes.terminate();
+}
+
+/// What `rounds` rounds give when nobody is killed.
+fn undisturbed(tensors: &[Tensor], rounds: u64) -> Kept {
+    let folder = folder();
+    let job = Job::new(1, TRAINERS).with_checkpoints(folder.path());
+    let servers = Local::start(&job);
+    let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
+    for client in &clients {
+        begin(client, tensors).expect("the tensors are initialised");
+    }
+    for round in 1..=rounds {
+        for (trainer, client) in (0..).zip(&clients) {
+            push(client, tensors, trainer, round).expect("a gradient is taken");
+        }
+    }
+    servers.stop();
+    Kept::read(folder.path(), &job, tensors)
+}
+
+#[test]
+fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
+    let mut luck = Luck::of("digest under kills");
+    let folder = folder();
+    let job = job(&folder, "sync");
+    let mut processes = Processes::start(job.clone());
+    let coordinator = processes.coordinator();
+    let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
+    let mut tensors = tensors(adam);
+    tensors.push(Tensor::new("clipped", Float32, 3 * 8192 + 5, &format!("{adam} clip_norm: 1.5")));
+    // The last round; nobody knows it until the last server was killed.
+    let last = AtomicU64::new(u64::MAX);
+    let latest = AtomicU64::new(0);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let (report, reports) = mpsc::channel();
+        for trainer in 0..TRAINERS {
+            let (coordinator, tensors, last, latest) = (&coordinator, &tensors, &last, &latest);
+            let report = report.clone();
+            scope.spawn(move || {
+                let client = client(coordinator, trainer);
+                begin(&client, tensors).expect("the tensors are initialised");
+                for round in 1.. {
+                    latest.fetch_max(round, Ordering::SeqCst);
+                    if last.load(Ordering::SeqCst) < round {
+                        return;
+                    }
+                    push_pull(&client, tensors, trainer, round).expect("a round is closed");
+                    // Nobody listens any more once the last server was killed.
+                    let _ = report.send(());
+                }
+            });
+        }
+        drop(report);
+        harass(&mut processes, &reports, &mut luck);
+        // Somebody may be about to push for the latest round, and then everybody has to.
+        last.store(latest.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    processes.terminate();
+    let rounds = last.into_inner();
+    let (disturbed, expected) = (Kept::read(folder.path(), &job, &tensors), undisturbed(&tensors, rounds));
+    let difference = expected.difference(&disturbed).unwrap_or_default();
+    assert_eq!(disturbed.digest(), expected.digest(), "after {rounds} rounds: {difference}");
+    println!("digest under kills: {} kills in {seconds:.1} s, {rounds} rounds, digest {}", kills(), expected.digest());
+}
+
+/// Kills a server while the first trainer declares tensors, and all three get through.
+fn check_killed_while_initialising(server: usize, declared_before: usize) {
+    let folder = folder();
+    let mut processes = Processes::start(job(&folder, "sync"));
+    let coordinator = processes.coordinator();
+    let tensors = tensors("const_lr { learning_rate: 0.1 }");
+    let first = client(&coordinator, 0);
+    assert!(first.begin_init(&OptimizerSettings::default()).expect("somebody is chosen"));
+    for tensor in &tensors[..declared_before] {
+        declare(&first, tensor).expect("a tensor is declared");
+    }
+    processes.kill(server);
+    std::thread::scope(|scope| {
+        let others = [1, 2].map(|trainer| {
+            let (coordinator, tensors) = (&coordinator, &tensors);
+            scope.spawn(move || begin(&client(coordinator, trainer), tensors))
+        });
+        processes.start_again(server);
+        let finished = tensors[declared_before..].iter().try_for_each(|tensor| declare(&first, tensor));
+        let finished = finished.and_then(|()| first.finish_init()).is_ok() || begin(&first, &tensors).is_ok_and(|it| it);
+        let others = others.map(|one| one.join().expect("it does not panic").expect("it is initialised"));
+        let finishers = others.into_iter().chain([finished]).filter(|finished| *finished).count();
+        assert_eq!(finishers, 1, "server {server} killed after {declared_before} tensors");
+    });
+    let values = pull(&reader(&coordinator), &tensors).expect("the tensors are there");
+    assert!(tensors.iter().zip(values).all(|(tensor, value)| tensor.initial() == value));
+    processes.terminate();
+}
+
+#[test]
+fn a_server_that_is_killed_during_initialisation_holds_nothing_up() {
+    for server in [0, 1] {
+        for declared_before in 0..=3 {
+            check_killed_while_initialising(server, declared_before);
+        }
+    }
+}
+
+/// The greatest number of a checkpoint in a shard's folder.
+fn newest_checkpoint(shard: &Path) -> u64 {
+    let names = std::fs::read_dir(shard).expect("the folder is there").map_while(Result::ok);
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let numbers = names.filter(|name| name.ends_with(".json")).filter_map(|name| {
+        name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
+    });
+    numbers.max().unwrap_or(0)
+}
+
+#[test]
+fn checkpoints_go_on_after_a_recovery() {
+    let folder = folder();
+    let mut processes = Processes::start(Job { trainers: 1, ..job(&folder, "sync") });
+    let client = client(&processes.coordinator(), 0);
+    let tensors = tensors("const_lr { learning_rate: 0.1 }");
+    begin(&client, &tensors).expect("the tensors are initialised");
+    let shards = ["server-0/shard-0", "server-0/shard-1", "server-1/shard-0", "server-1/shard-1"];
+    let shards = shards.map(|shard| folder.path().join(shard));
+    let mut round = 0;
+    let mut train_until = |above: u64| {
+        let begun = Instant::now();
+        while shards.iter().any(|shard| newest_checkpoint(shard) <= above) {
+            assert!(begun.elapsed() < PATIENCE, "no checkpoint above {above} within {PATIENCE:?}");
+            round += 1;
+            push_pull(&client, &tensors, 0, round).expect("a round is closed");
+        }
+        shards.iter().map(|shard| newest_checkpoint(shard)).max().expect("there are shards")
+    };
+    let before = train_until(0);
+    for server in [0, 1] {
+        processes.kill(server);
+        processes.start_again(server);
+    }
+    train_until(before + 1);
+    processes.terminate();
+}
+
+#[test]
+fn a_trainer_joins_after_the_coordinator_was_killed() {
+    let folder = folder();
+    let mut processes = Processes::start(job(&folder, "async"));
+    let tensors = tensors("const_lr { learning_rate: 0.1 }");
+    begin(&client(&processes.coordinator(), 0), &tensors).expect("the tensors are initialised");
+    processes.kill(0);
+    processes.start_again(0);
+    let late = client_with(&processes.coordinator(), 1, Duration::from_secs(20));
+    assert!(!begin(&late, &tensors).expect("server 1 is still there, and need not register again"));
+    pull(&late, &tensors).expect("the tensors are there");
+    processes.terminate();
+}

@@ -1,0 +1,159 @@
+//! A checkpoint that is taken while rounds close, and the restart after it, of one shard without a server around it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pserver_core::checkpoint::Storage;
+use pserver_core::checkpoint::storage::InMemory;
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::dtype::ElementType::Float32;
+use pserver_core::ids::{
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
+};
+use pserver_core::partition::{Declaration, DeclarationMessage, Name};
+use pserver_core::port::{Event, Submit};
+use pserver_core::server::{Output, Shard, ShardOptions};
+use pserver_core::time::Now;
+use pserver_core::wire::{
+    Entry, FinishMessage, Frame, Head, HelloMessage, InitMessage, JobMessage, Kind, PushMessage, Role,
+};
+use pserver_kernels::cpu::Cpu;
+
+const PEER: PeerId = PeerId(1);
+const CHUNK_BYTES: u32 = 4096;
+const CHUNKS: u64 = 3;
+const DIRECTORY: &str = "shard";
+
+/// A shard, and the one trainer it has.
+struct World {
+    shard: Shard,
+    requests: u64,
+}
+
+impl World {
+    /// A shard with what is in `storage`, and the trainer's connection.
+    fn restored(storage: &Arc<dyn Storage>) -> Self {
+        let options = ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60) };
+        let mut shard = Shard::new(options, Box::new(Cpu));
+        shard.restore(storage, DIRECTORY, false).expect("what was written can be read");
+        let mut world = Self { shard, requests: 0 };
+        world.shard.handle(Now(0), Event::Accepted { peer: PEER, origin: "a test".to_owned() }, &mut Vec::new());
+        let hello = HelloMessage { role: Role::Trainer.into(), host: String::new(), process: 0 };
+        world.send(Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
+        world
+    }
+
+    /// Puts a frame of the trainer through the shard's door; it must not be refused.
+    fn send(&mut self, mut frame: Frame, payload: &[&[u8]]) {
+        self.requests += 1;
+        frame.head = Head {
+            epoch: Epoch(1),
+            trainer: TrainerId(0),
+            incarnation: Incarnation(1),
+            generation: Generation(1),
+            request: Ticket(self.requests),
+            ..frame.head
+        };
+        let mut out = Vec::new();
+        let mut body = Vec::new();
+        if !payload.is_empty() {
+            self.shard.handle(Now(0), Event::Head { peer: PEER, frame: frame.clone() }, &mut out);
+            let Some(Output::Submit(Submit::Land { into, .. })) = out.pop() else { panic!("a payload has a place") };
+            body = into;
+        }
+        for (place, bytes) in body.iter_mut().zip(payload) {
+            place.bytes_mut().copy_from_slice(bytes);
+        }
+        self.shard.handle(Now(0), Event::Landed { peer: PEER, frame, body }, &mut out);
+        for output in out {
+            if let Output::Submit(Submit::Send { frame, .. }) = output {
+                let text = String::from_utf8_lossy(&frame.control);
+                assert!(!matches!(frame.head.kind, Kind::Error | Kind::Refused), "refused: {text}");
+            }
+        }
+    }
+
+    fn initialise(&mut self, optimizer: &str) {
+        let rule = OptimizerSettings::from_text(optimizer).expect("it is an optimizer").rule.expect("it has a rule");
+        let declaration = Declaration {
+            name: Name::new(b"weights").expect("it is a name"),
+            element_type: Float32,
+            bytes: CHUNKS * u64::from(CHUNK_BYTES),
+            shape: vec![CHUNKS * u64::from(CHUNK_BYTES) / 4],
+            whole: !rule.is_element_wise(),
+            config: ParameterConfig { rule }.encode(),
+        };
+        let declaration = Some(DeclarationMessage::from(&declaration));
+        let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };
+        for chunk in 0..CHUNKS {
+            let value = chunk_of(chunk, 0);
+            let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
+            frame.entries.push(Entry::with_payload(id(chunk), Round(0), Float32, &value));
+            self.send(frame, &[&value]);
+        }
+        let job = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 1, chunk_bytes: CHUNK_BYTES };
+        let message = FinishMessage { chunks: CHUNKS, job: Some(job) };
+        self.send(Frame::with_control(Head::new(Kind::Finish), &message), &[]);
+    }
+
+    fn push(&mut self, round: u64) {
+        let gradients: Vec<Vec<u8>> = (0..CHUNKS).map(|chunk| chunk_of(chunk, round)).collect();
+        let head = Head { sequence: Sequence(round), ..Head::new(Kind::Push) };
+        let mut frame = Frame::with_control(head, &PushMessage { rate: None });
+        let entry = |(chunk, bytes)| Entry::with_payload(id(chunk), Round(round), Float32, bytes);
+        frame.entries = (0..).zip(gradients.iter().map(Vec::as_slice)).map(entry).collect();
+        let payload: Vec<&[u8]> = gradients.iter().map(Vec::as_slice).collect();
+        self.send(frame, &payload);
+    }
+
+    /// Versions, values and states.
+    fn contents(&self) -> Vec<(u64, Vec<u8>, Vec<Vec<u8>>)> {
+        let mut contents = Vec::new();
+        self.shard.visit(&mut |_, version, value, states| {
+            contents.push((version.0, value.to_vec(), states.iter().map(|state| state.to_vec()).collect()));
+        });
+        contents
+    }
+}
+
+fn id(chunk: u64) -> ChunkId {
+    ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(chunk) }
+}
+
+fn chunk_of(chunk: u64, round: u64) -> Vec<u8> {
+    let number = |element: u32| f64::from(element).mul_add(0.37, f64::from(u32::try_from(chunk + 7 * round).expect("few")));
+    #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
+    (0..CHUNK_BYTES / 4).flat_map(|element| (number(element).sin() as f32).to_le_bytes()).collect()
+}
+
+/// A round closes after a checkpoint has written so many bytes; a shard that restarts from it goes on as if nothing
+/// had happened.
+fn check(optimizer: &str, bytes_before_the_round: u64) {
+    let storage: Arc<dyn Storage> = Arc::new(InMemory::new());
+    let mut world = World::restored(&storage);
+    world.initialise(optimizer);
+    world.push(1);
+    assert!(world.shard.begin_checkpoint(&storage, DIRECTORY, 1).expect("memory takes it"));
+    let early = world.shard.continue_checkpoint(bytes_before_the_round).expect("memory takes it");
+    world.push(2);
+    let late = || world.shard.continue_checkpoint(u64::MAX).expect("memory takes it");
+    early.or_else(late).expect("all is written").finish().expect("memory takes it");
+
+    let mut again = World::restored(&storage);
+    assert!(again.contents() == world.contents(), "{optimizer}: as it was, {bytes_before_the_round} bytes in");
+    for round in 3..5 {
+        world.push(round);
+        again.push(round);
+        assert!(again.contents() == world.contents(), "{optimizer}: round {round}, {bytes_before_the_round} bytes in");
+    }
+}
+
+#[test]
+fn a_round_that_closes_in_the_middle_of_a_checkpoint_survives_a_restart() {
+    for optimizer in ["optimizer: Adam adam { }", "optimizer: Adam adam { } clip_norm: 0.5"] {
+        for chunks in 0..=CHUNKS {
+            // Adam has two states beside each value.
+            check(optimizer, 1 + chunks * 3 * u64::from(CHUNK_BYTES));
+        }
+    }
+}
