@@ -32,7 +32,7 @@ pub struct ServeArgs {
     /// Where to listen; port 0 takes a free one [default: tcp://127.0.0.1:7164].
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
-    /// Where others reach this server, when that is not where it listens.
+    /// Where others reach this server, when that is not where it listens; bind to 0.0.0.0 needs it.
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
     /// Where server 0 is reached; every other server needs it.

@@ -12,6 +12,7 @@ mod sources;
 mod tests;
 mod values;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -169,6 +170,7 @@ impl Settings {
         let bounded = matches!(self.mode, Mode::Staleness { .. });
         let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
         let open = !self.bind.is_loopback() && !self.insecure;
+        let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
         let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
         [
@@ -182,6 +184,11 @@ impl Settings {
                 "off, or a checkpoint_dir with it".to_owned(),
             ),
             (open, "bind", "a loopback address, or insecure = true to let anybody join".to_owned()),
+            (
+                everywhere && self.advertise.is_none(),
+                "advertise",
+                "the address at which others reach this server, as bind is every address of this machine".to_owned(),
+            ),
             (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
         ]
         .into_iter()

@@ -189,6 +189,11 @@ fn values_that_contradict_each_other_are_refused() {
             "--bind 10.0.0.1:7",
             "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, or insecure = true to let anybody join",
         ),
+        (
+            "--bind [::]:7 --insecure",
+            "advertise (from default) is \"\"; expected the address at which others reach this server, as bind is every \
+             address of this machine",
+        ),
     ];
     for (flags, expected) in table {
         check_refused(flags, "", "", &format!("WRONG {expected}"));
