@@ -2,7 +2,7 @@
 //!
 //! | setting | environment, the first that is set and not empty | default |
 //! | --- | --- | --- |
-//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, the first of `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
+//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
 //! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `60s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
