@@ -2,7 +2,7 @@
 //!
 //! | setting | environment, the first that is set and not empty | default |
 //! | --- | --- | --- |
-//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, the first of `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
+//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
 //! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `60s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
@@ -131,14 +131,14 @@ impl<'a> Places<'a> {
         names.iter().find_map(named)
     }
 
-    fn from_file(&self, setting: &'static str) -> Option<Claim> {
+    fn in_file(&self, setting: &'static str) -> Option<Claim> {
         let text = self.file.get(setting)?.clone();
         Some(Claim { setting, text, origin: self.path.clone() })
     }
 
     fn plain(&self, setting: &'static str, variables: &[&str], default: &str) -> Claim {
         let said = self.option(setting).or_else(|| self.first_variable(setting, variables));
-        said.or_else(|| self.from_file(setting)).unwrap_or_else(|| Claim {
+        said.or_else(|| self.in_file(setting)).unwrap_or_else(|| Claim {
             setting,
             text: default.to_owned(),
             origin: "default".to_owned(),
@@ -172,7 +172,7 @@ impl<'a> Places<'a> {
         const LAUNCHERS: [&str; 6] =
             ["PSERVER_TRAINER", "PADDLE_TRAINER_ID", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
         let launched = || self.first_variable("trainer", &LAUNCHERS).filter(|_| !is_reader);
-        self.option("trainer").or_else(launched).or_else(|| self.from_file("trainer").filter(|_| !is_reader))
+        self.option("trainer").or_else(launched).or_else(|| self.in_file("trainer").filter(|_| !is_reader))
     }
 }
 

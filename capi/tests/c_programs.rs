@@ -121,6 +121,7 @@ fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -
     }
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect"]);
+    command.arg("--show-leak-kinds=definite,indirect");
     command.arg(&program);
     // The shell's PATH is not in the environment that programs get, and valgrind finds its tools by itself.
     run(command, &format!("valgrind {source}"), &argument, folder.path());

@@ -219,7 +219,8 @@ pub(super) fn length(len: c_int, name: &str, element_type: ElementType) -> Resul
     let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
     bytes.ok_or_else(|| {
         Failure::call(format!(
-            "parameter \"{name}\": content_len {len}; expected a multiple of {each} bytes above 0, as it is {element_type}"
+            "parameter \"{name}\": content_len {len}; expected a multiple of {each} bytes above 0, as it is \
+             {element_type}"
         ))
     })
 }

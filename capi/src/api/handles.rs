@@ -24,7 +24,7 @@ const POINTER_BIT: u64 = 1 << 63;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 const GATHER: u64 = inverse(SPREAD);
 /// Lists under locks of their own, so that threads with different clients seldom meet.
-const LISTS: u64 = 16;
+const LISTS: usize = 16;
 
 /// A handle as C gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ struct Registry {
     /// The first number that this process gives, and the next.
     numbers_first: u64,
     numbers: AtomicU64,
-    lists: [List; LISTS as usize],
+    lists: [List; LISTS],
     /// The parent's, if this process is a fork.
     before: Option<&'static Registry>,
 }
@@ -138,7 +138,7 @@ impl Registry {
     }
 
     fn list(&self, handle: Handle) -> &List {
-        let index = usize::try_from(handle.key() % LISTS).expect("it is below LISTS");
+        let index = usize::try_from(handle.key() % LISTS as u64).expect("it is below LISTS");
         &self.lists[index]
     }
 

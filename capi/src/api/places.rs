@@ -87,7 +87,8 @@ impl<'call> Place<'call> {
         let memory = match room {
             Some(room) if room.bytes < bytes => {
                 return Err(Failure::call(format!(
-                    "parameter \"{name}\": content has room for {} bytes (content_len); expected room for its {bytes} bytes",
+                    "parameter \"{name}\": content has room for {} bytes (content_len); expected room for its \
+                     {bytes} bytes",
                     room.bytes
                 )));
             }

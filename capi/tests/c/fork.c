@@ -53,7 +53,9 @@ int main(int argc, char **argv) {
   CHECK(process >= 0);
   if (process == 0) {
     child(client, argv[1]);
-    return 0;
+    /* The parent's threads are not here, so valgrind would call what only they held lost: another program ends it. */
+    execl("/bin/true", "true", (char *)NULL);
+    return 1;
   }
   CHECK(waitpid(process, &status, 0) == process);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
