@@ -53,10 +53,8 @@ fn sums(criterion: &mut Criterion) {
     let payloads: Vec<Vec<u8>> = (0..8).map(|trainer| gradient(trainer, CHUNK)).collect();
     let mut into = vec![0; CHUNK];
     for count in [2, 8] {
-        let gradients: Vec<Gradient<'_>> = payloads[..count]
-            .iter()
-            .map(|bytes| Gradient { bytes, element_type: ElementType::Float32 })
-            .collect();
+        let gradients: Vec<Gradient<'_>> =
+            payloads[..count].iter().map(|bytes| Gradient { bytes, element_type: ElementType::Float32 }).collect();
         group.throughput(Throughput::Bytes((count * CHUNK) as u64));
         group.bench_function(format!("{count} gradients of a chunk"), |bencher| {
             bencher.iter(|| Cpu.sum(ElementType::Float32, black_box(&mut into), &gradients));

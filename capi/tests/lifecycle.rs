@@ -238,8 +238,7 @@ fn a_server_that_says_nothing_is_named_when_the_deadline_passes() {
 }
 
 fn start_trainers(servers: &Local, tensors: &[Tensor], deadline: Duration) -> Vec<Client> {
-    let clients: Vec<Client> =
-        (0..3).map(|trainer| client_with(&servers.coordinator(), trainer, deadline)).collect();
+    let clients: Vec<Client> = (0..3).map(|trainer| client_with(&servers.coordinator(), trainer, deadline)).collect();
     for client in &clients {
         begin(client, tensors).expect("the tensors are initialised");
     }
@@ -372,7 +371,8 @@ fn python_opens_a_model_and_finds_the_rows_of_an_embedding_together() {
     for (number, rows) in rows.into_iter().enumerate() {
         let value: Vec<u8> = (0..rows * 3).flat_map(|at| f32::from(at).to_le_bytes()).collect();
         let settings = OptimizerSettings::default();
-        client.init_param(&format!("emb:sparse-{number}"), Float32, &[rows.into(), 3], &value, &settings)
+        client
+            .init_param(&format!("emb:sparse-{number}"), Float32, &[rows.into(), 3], &value, &settings)
             .expect("a part of an embedding is declared");
     }
     client.init_param("bias", Float64, &[1], &1.0_f64.to_le_bytes(), &OptimizerSettings::default()).expect("declared");

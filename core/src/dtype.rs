@@ -40,9 +40,7 @@ impl ElementType {
     /// The type with this number, if there is one.
     #[must_use]
     pub fn from_number(number: i64) -> Option<Self> {
-        usize::try_from(number)
-            .ok()
-            .and_then(|index| Self::ALL.get(index).copied())
+        usize::try_from(number).ok().and_then(|index| Self::ALL.get(index).copied())
     }
 
     /// The number of this type in the C API and on the wire.
@@ -64,10 +62,7 @@ impl ElementType {
     /// Whether an optimizer may work on it; the integers are stored, sent, set and summed only.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(
-            self,
-            Self::Float32 | Self::Float64 | Self::Float16 | Self::Bfloat16
-        )
+        matches!(self, Self::Float32 | Self::Float64 | Self::Float16 | Self::Bfloat16)
     }
 
     /// Whether a parameter may have this type. Halves are for gradients on the wire.
@@ -80,8 +75,7 @@ impl ElementType {
     #[must_use]
     pub fn is_gradient_for(self, parameter: Self) -> bool {
         self == parameter
-            || (matches!(self, Self::Float16 | Self::Bfloat16)
-                && matches!(parameter, Self::Float32 | Self::Float64))
+            || (matches!(self, Self::Float16 | Self::Bfloat16) && matches!(parameter, Self::Float32 | Self::Float64))
     }
 
     /// Its name, as configuration, errors and tools write it.

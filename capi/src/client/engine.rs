@@ -182,11 +182,8 @@ impl Engine {
     /// The deadline has passed: says who did not answer, and gets every parcel back before the caller's memory is
     /// the caller's again.
     fn give_up(&mut self, deadline: Duration, what: &str) -> Refusal {
-        let text = format!(
-            "{what}: no answer within {:.1} s from {}",
-            deadline.as_secs_f64(),
-            self.requests.outstanding()
-        );
+        let text =
+            format!("{what}: no answer within {:.1} s from {}", deadline.as_secs_f64(), self.requests.outstanding());
         self.queue.clear();
         self.requests.abandon(&mut self.out);
         let end = self.now() + ABANDON;

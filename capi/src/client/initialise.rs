@@ -209,8 +209,7 @@ impl State {
             Some(rule) => rule.clone(),
             None => default_rule(&draft.default_config, element_type)?,
         };
-        rule.validate_for(element_type)
-            .map_err(|failure| Failure::call(format!("parameter \"{name}\": {failure}")))?;
+        rule.validate_for(element_type).map_err(|failure| Failure::call(format!("parameter \"{name}\": {failure}")))?;
         Ok(Declaration {
             name: Name::new(name.as_bytes())?,
             element_type,
@@ -234,9 +233,7 @@ impl State {
         let done = lend(|book| {
             let tickets: Vec<_> = init_frames(job, parameter, chunk_bytes, content, book)
                 .into_iter()
-                .map(|(lane, frame, payload)| {
-                    engine.ask(lane, frame, RequestBody { payload, into: Vec::new() })
-                })
+                .map(|(lane, frame, payload)| engine.ask(lane, frame, RequestBody { payload, into: Vec::new() }))
                 .collect();
             engine.finish(&tickets, deadline, &what)
         });
@@ -340,11 +337,11 @@ fn default_rule(config: &[u8], element_type: ElementType) -> Result<Rule, Failur
 }
 
 pub(crate) fn answer(control: &[u8]) -> Result<Answer, Failure> {
-    let answer = ControlAnswer::decode(control).map_err(|error| Failure::call(format!("the coordinator's answer: {error}")))?;
+    let answer =
+        ControlAnswer::decode(control).map_err(|error| Failure::call(format!("the coordinator's answer: {error}")))?;
     answer.answer.ok_or_else(|| Failure::call("the coordinator's answer is empty"))
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Failure {
     Failure::call(format!("the coordinator answered with something else than was asked: {answer:?}"))
 }
-

@@ -115,11 +115,7 @@ impl State {
     pub(super) fn facts(&self, name: &str) -> Result<Facts, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let declaration = job.parameter(name)?.declaration();
-        Ok(Facts {
-            element_type: declaration.element_type,
-            bytes: declaration.bytes,
-            shape: declaration.shape.clone(),
-        })
+        Ok(Facts { element_type: declaration.element_type, bytes: declaration.bytes, shape: declaration.shape.clone() })
     }
 }
 
@@ -129,4 +125,3 @@ fn topology(message: &TopologyMessage) -> Result<Topology, Failure> {
     });
     Topology::new(shards.collect::<Result<Vec<_>, _>>()?)
 }
-

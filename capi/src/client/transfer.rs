@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prost::Message;
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::config::Mode;
 use pserver_core::error::Failure;
@@ -13,7 +14,6 @@ use pserver_core::port::Outgoing;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
-use prost::Message;
 
 use super::engine::Engine;
 use super::initialise::{answer, unexpected};
@@ -36,7 +36,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::push`] and [`Client::pull`].
-    pub fn push_pull(&self, gradients: &[Given<'_>], rate: Option<f64>, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
+    pub fn push_pull(
+        &self,
+        gradients: &[Given<'_>],
+        rate: Option<f64>,
+        into: &mut [Wanted<'_>],
+    ) -> Result<(), Failure> {
         let alike = gradients.len() == into.len()
             && gradients.iter().zip(into.iter()).all(|(given, wanted)| given.name == wanted.name);
         if !alike {
@@ -199,7 +204,8 @@ impl State {
             }
             let asked = ask_all(engine, sequence, packer.frames());
             let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-            engine.finish(&tickets, deadline, &naming("sending gradients of", gradients.iter().map(|one| one.name)))
+            engine
+                .finish(&tickets, deadline, &naming("sending gradients of", gradients.iter().map(|one| one.name)))
                 .map_err(Failure::from)
         });
         pushed?;
@@ -298,7 +304,8 @@ impl State {
             }
             let asked = ask_all(engine, sequence, packer.frames());
             let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-            engine.finish(&tickets, deadline, &naming("setting", values.iter().map(|one| one.name)))
+            engine
+                .finish(&tickets, deadline, &naming("setting", values.iter().map(|one| one.name)))
                 .map_err(Failure::from)
         })?;
         let job = self.job.as_mut().expect("the job is ready");
@@ -378,10 +385,7 @@ fn check_given(job: &Job, given: &Given<'_>, is_gradient: bool) -> Result<(), Fa
     let declaration = job.parameter(given.name)?.declaration();
     let (found, declared) = (given.element_type, declaration.element_type);
     if found != declared && !(is_gradient && found.is_gradient_for(declared)) {
-        return Err(Failure::call(format!(
-            "parameter \"{}\": element type {found}; expected {declared}",
-            given.name
-        )));
+        return Err(Failure::call(format!("parameter \"{}\": element type {found}; expected {declared}", given.name)));
     }
     let expected = declaration.bytes / declared.bytes() * found.bytes();
     if bytes(given.content.len()) == expected {
@@ -429,4 +433,3 @@ fn naming<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> String {
 fn bytes(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)
 }
-

@@ -52,15 +52,8 @@ impl CoordinatorNode {
         let saving = Saving { coordinator: start.address.clone(), root: start.settings.model_dir.clone() };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();
-        let node = Self {
-            coordinator,
-            storage: start.storage.clone(),
-            saving,
-            control,
-            done,
-            saved,
-            outputs: Vec::new(),
-        };
+        let node =
+            Self { coordinator, storage: start.storage.clone(), saving, control, done, saved, outputs: Vec::new() };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
         node.keep(&node.coordinator.kept())?;
         Ok(node)

@@ -12,8 +12,8 @@ use pserver_core::server::{Output, Shard, ShardOptions};
 use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
-use super::session::Session;
 use super::Start;
+use super::session::Session;
 use crate::settings::Journal;
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.

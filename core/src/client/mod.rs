@@ -124,7 +124,11 @@ impl Client {
             epoch: identity.epoch,
             trainer: identity.trainer,
             incarnation: identity.incarnation,
-            generation: if frame.head.generation == Generation(0) { identity.generation } else { frame.head.generation },
+            generation: if frame.head.generation == Generation(0) {
+                identity.generation
+            } else {
+                frame.head.generation
+            },
             request: ticket,
             ..frame.head
         };
@@ -254,7 +258,8 @@ impl Client {
     /// What is not answered, by whom and why, for the text of a deadline.
     #[must_use]
     pub fn outstanding(&self) -> String {
-        let lanes: Vec<String> = self.lanes.iter().filter(|lane| !lane.requests.is_empty()).map(Lane::describe).collect();
+        let lanes: Vec<String> =
+            self.lanes.iter().filter(|lane| !lane.requests.is_empty()).map(Lane::describe).collect();
         lanes.join("; ")
     }
 
@@ -320,4 +325,3 @@ impl Refused {
         Self { code: message.code(), text: message.text }
     }
 }
-

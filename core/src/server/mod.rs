@@ -21,7 +21,6 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput, Member};
 pub use shard::{Output, Shard, ShardOptions};
 pub use snapshot::{Checkpointing, Restored, ShardStatus};

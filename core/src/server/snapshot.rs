@@ -14,7 +14,9 @@ use super::chunk::{Chunk, Heard, Mark};
 use super::gate::Table;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
-use crate::checkpoint::{ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay};
+use crate::checkpoint::{
+    ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
+};
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, Version};
 use crate::wire::{FinishMessage, InitMessage, JobMessage};
@@ -57,11 +59,7 @@ pub struct ShardStatus {
 
 impl fmt::Display for ShardStatus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "{} chunks, {} bytes, versions {} to {}",
-            self.chunks, self.bytes, self.slowest, self.fastest
-        )
+        write!(formatter, "{} chunks, {} bytes, versions {} to {}", self.chunks, self.bytes, self.slowest, self.fastest)
     }
 }
 
@@ -96,7 +94,9 @@ impl Shard {
             restored.checkpoint = Some(loaded.number);
             restored.fell_back = loaded.fell_back;
             from = loaded.journal_from;
-            self.restore_about(about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?)?;
+            self.restore_about(
+                about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?,
+            )?;
         }
         let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
         restored.records = replayed.records;
@@ -119,7 +119,12 @@ impl Shard {
     ///
     /// # Errors
     /// When the disk refuses; what was saved before stays.
-    pub fn begin_checkpoint(&mut self, storage: &Arc<dyn Storage>, directory: &str, number: u64) -> Result<bool, Failure> {
+    pub fn begin_checkpoint(
+        &mut self,
+        storage: &Arc<dyn Storage>,
+        directory: &str,
+        number: u64,
+    ) -> Result<bool, Failure> {
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
@@ -230,7 +235,10 @@ impl Shard {
         };
         let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
         let held = table.parameters.get(&record.id.parameter).ok_or_else(|| damaged("its parameter is unknown"))?;
-        let entry = crate::wire::Entry { bytes, ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type()) };
+        let entry = crate::wire::Entry {
+            bytes,
+            ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type())
+        };
         let mut value = self.pool.take(bytes)?;
         value.bytes_mut()[..record.value.len()].copy_from_slice(record.value);
         table.fill(&entry, value);
@@ -271,12 +279,8 @@ impl Job {
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
-    let about = ChunkLayout {
-        id: ABOUT,
-        element_type: crate::dtype::ElementType::Uint32,
-        value_bytes: 0,
-        states: Vec::new(),
-    };
+    let about =
+        ChunkLayout { id: ABOUT, element_type: crate::dtype::ElementType::Uint32, value_bytes: 0, states: Vec::new() };
     let chunks = in_order(&serving.table).map(|chunk| {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));
