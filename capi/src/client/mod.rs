@@ -38,8 +38,8 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// A trainer of the job at `coordinator`, with a deadline of 120 s: twice what a server lets a round take, so that it
-    /// is the server who says which trainer is missing.
+    /// A trainer of the job at `coordinator`, with a deadline of 120 s: twice what a server lets a round take, so
+    /// that it is the server who says which trainer is missing.
     #[must_use]
     pub fn new(coordinator: Address) -> Self {
         Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(120) }

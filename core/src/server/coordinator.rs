@@ -397,7 +397,6 @@ impl Coordinator {
     ) -> Result<(), Refusal> {
         let entry = register.entry.ok_or_else(|| Refusal::invalid("a registration without an address"))?;
         self.register(register.server, entry).map_err(|failure| Refusal::invalid(failure.to_string()))?;
-        out.push(self.keep());
         answer(replies, peer, head, Answer::Joined(self.joined(NO_TRAINER)));
         self.admit(replies, out);
         Ok(())
@@ -592,7 +591,6 @@ impl Coordinator {
             pages,
             job,
             incarnations: self.members.iter().map(|member| member.incarnation.0).collect(),
-            servers: self.servers.iter().map(|server| server.clone().unwrap_or_default()).collect(),
             left: self.members.iter().map(|member| member.left).collect(),
         };
         kept.encode_to_vec()
@@ -606,9 +604,6 @@ impl Coordinator {
         self.granted = Generation(kept.granted);
         for (member, incarnation) in self.members.iter_mut().zip(&kept.incarnations) {
             member.incarnation = Incarnation(*incarnation);
-        }
-        for (server, entry) in self.servers.iter_mut().zip(kept.servers) {
-            *server = Some(entry).filter(|entry| !entry.address.is_empty());
         }
         for (member, left) in self.members.iter_mut().zip(&kept.left) {
             member.left = *left;
@@ -657,10 +652,6 @@ struct KeptMessage {
     job: Option<JobMessage>,
     #[prost(uint32, repeated, tag = "6")]
     incarnations: Vec<u32>,
-    /// Where each server was: they do not report again because this one was restarted. One without an address
-    /// had not reported.
-    #[prost(message, repeated, tag = "7")]
-    servers: Vec<ServerEntry>,
-    #[prost(bool, repeated, tag = "8")]
+    #[prost(bool, repeated, tag = "7")]
     left: Vec<bool>,
 }
