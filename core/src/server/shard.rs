@@ -272,7 +272,7 @@ impl Shard {
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
-        self.check_state(frame)
+        self.check_state(frame, u64::MAX)
     }
 
     fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
@@ -285,13 +285,13 @@ impl Shard {
 
     /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
     /// superseded since was not when its frame was accepted.
-    fn check_state(&self, frame: &Frame) -> Result<(), Refusal> {
+    fn check_state(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
         let head = &frame.head;
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 check_rate(frame)?;
-                serving.check_push(frame)
+                serving.check_push(frame, position)
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
@@ -457,7 +457,7 @@ impl Shard {
         // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
         let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
         // A frame that was refused when it was written is refused again, for the same reason.
-        if self.check_state(&frame).is_err() {
+        if self.check_state(&frame, position).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();

@@ -10,14 +10,15 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::chunk::{Chunk, Heard, Mark};
+use super::chunk::{Chunk, Heard, Mark, Open, Restoring};
 use super::gate::Table;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay};
 use crate::error::Failure;
-use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, Version};
-use crate::wire::{FinishMessage, InitMessage, JobMessage};
+use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
+use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
+use crate::wire::{FinishMessage, Frame, Head, InitMessage, JobMessage, Kind};
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
@@ -100,7 +101,13 @@ impl Shard {
         }
         let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
         restored.records = replayed.records;
-        self.journal = Some(Journal::open(Arc::clone(storage), directory, sync)?);
+        let mut journal = Journal::open(Arc::clone(storage), directory, sync)?;
+        if let Phase::Serving(serving) = &mut self.phase {
+            let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
+            pad(&mut journal, restored.map(|restored| restored.position).max().unwrap_or(0))?;
+            serving.replayed();
+        }
+        self.journal = Some(journal);
         Ok(restored)
     }
 
@@ -169,7 +176,8 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
+            let position = self.journal.as_ref().map_or(self.unwritten, Journal::position);
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
         }
         Ok(Some(checkpoint.writer))
     }
@@ -236,6 +244,8 @@ impl Shard {
         }
         chunk.version = record.version;
         chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        let open = marks.open.iter().map(OpenMessage::to_open).collect();
+        chunk.restored = Some(Restoring { position: marks.position, open });
         Ok(())
     }
 
@@ -264,6 +274,19 @@ impl Job {
     }
 }
 
+/// Brings a journal that lost its tail with the host to where the checkpoint saw it, with records that mean nothing:
+/// a position that a chunk counts as past is not given to a frame that is new.
+fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
+    let nothing = Frame::bare(Head::new(Kind::Pull)).encode();
+    while journal.position() < position {
+        let missing = position - journal.position();
+        let bytes = missing.min(u64::from(FRAME_PAYLOAD_BYTES_MAX));
+        let padding = vec![0; usize::try_from(bytes).expect("a payload's length fits an address")];
+        journal.append(&[&nothing, &padding])?;
+    }
+    Ok(())
+}
+
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
     let about = ChunkLayout {
         id: ABOUT,
@@ -286,8 +309,10 @@ fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
     table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|place| &table.chunks[*place]))
 }
 
-fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk) -> Result<u64, Failure> {
-    let marks = MarksMessage { heard: chunk.heard.iter().map(HeardMessage::of).collect() }.encode_to_vec();
+fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
+    let heard = chunk.heard.iter().map(HeardMessage::of).collect();
+    let open = chunk.round.open().map(OpenMessage::of).collect();
+    let marks = MarksMessage { heard, position, open }.encode_to_vec();
     let bytes = chunk.bytes as usize;
     let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
     writer.push(ChunkRecord {
@@ -331,6 +356,36 @@ struct AboutMessage {
 struct MarksMessage {
     #[prost(message, repeated, tag = "1")]
     heard: Vec<HeardMessage>,
+    /// Where the journal was when the chunk was written.
+    #[prost(uint64, tag = "2")]
+    position: u64,
+    #[prost(message, repeated, tag = "3")]
+    open: Vec<OpenMessage>,
+}
+
+/// A contribution that is not in the value yet.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct OpenMessage {
+    #[prost(uint32, tag = "1")]
+    trainer: u32,
+    #[prost(uint32, tag = "2")]
+    incarnation: u32,
+    #[prost(uint64, tag = "3")]
+    sequence: u64,
+    #[prost(bool, tag = "4")]
+    is_ahead: bool,
+}
+
+impl OpenMessage {
+    fn of(open: Open) -> Self {
+        let Open { trainer, call, is_ahead } = open;
+        Self { trainer: trainer.0, incarnation: call.incarnation.0, sequence: call.sequence.0, is_ahead }
+    }
+
+    fn to_open(&self) -> Open {
+        let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
+        Open { trainer: TrainerId(self.trainer), call, is_ahead: self.is_ahead }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
