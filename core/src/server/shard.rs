@@ -18,7 +18,7 @@ use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
-    ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
+    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
     WelcomeMessage,
 };
 
@@ -384,7 +384,8 @@ impl Shard {
         let table = match &mut self.phase {
             // What was finished under this generation is finished: the frame was sent twice.
             Phase::Serving(serving) if serving.table.generation == generation => {
-                frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, *entry));
+                let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
+                frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, bare(entry)));
                 return Ok(());
             }
             Phase::Filling(table) if table.generation == generation => table,
@@ -393,8 +394,7 @@ impl Shard {
         table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
         for (entry, lease) in frame.entries.iter().zip(leases) {
             table.fill(entry, lease);
-            let bare = crate::wire::Entry::bare(entry.id, entry.round, entry.element_type);
-            replies.done(peer, &frame.head, bare);
+            replies.done(peer, &frame.head, Entry::bare(entry.id, entry.round, entry.element_type));
         }
         Ok(())
     }
