@@ -47,6 +47,23 @@ pub(super) struct Waiter {
     pub(super) since: Now,
 }
 
+/// What a checkpoint says of a chunk's contributions that were not yet in the value. Their payloads are in the
+/// journal, among much that is in the value already or came to nothing.
+pub(super) struct Restoring {
+    /// Where the journal was when the chunk was written; what comes from there on is new to it.
+    pub(super) position: u64,
+    pub(super) open: Vec<Open>,
+}
+
+/// A contribution to a chunk, without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Open {
+    pub(super) trainer: TrainerId,
+    pub(super) call: Mark,
+    /// Whether it waits for its round.
+    pub(super) is_ahead: bool,
+}
+
 /// A piece of a parameter.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
@@ -56,6 +73,8 @@ pub(super) struct Chunk {
     pub(super) round: Round,
     pub(super) waiters: Vec<Waiter>,
     pub(super) states: Vec<Lease>,
+    /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
+    pub(super) restored: Option<Restoring>,
     value: Arc<Lease>,
     checksum: Option<u32>,
 }
@@ -70,6 +89,7 @@ impl Chunk {
             round: Round::default(),
             waiters: Vec::new(),
             states: Vec::new(),
+            restored: None,
             value: Arc::new(value),
             checksum: None,
         }
@@ -121,6 +141,18 @@ impl Chunk {
             self.value = Arc::new(fresh);
         }
         Ok(())
+    }
+
+    /// Whether a frame at `position` of the journal is older than this chunk's restored state.
+    pub(super) fn is_before_restored(&self, position: u64) -> bool {
+        self.restored.as_ref().is_some_and(|restored| position < restored.position)
+    }
+
+    /// What a checkpoint said of a contribution, while its chunk is restored.
+    pub(super) fn open_in_checkpoint(&self, head: &Head) -> Option<Open> {
+        let call = Mark { incarnation: head.incarnation, sequence: head.sequence };
+        let open = self.restored.iter().flat_map(|restored| &restored.open);
+        open.copied().find(|one| one.trainer == head.trainer && one.call == call)
     }
 
     /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease.

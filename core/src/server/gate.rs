@@ -137,8 +137,8 @@ impl Table {
         self.held(entry.id).check_whole(entry)
     }
 
-    /// Checks an entry that brings a gradient; halves are shorter than the chunk they are for.
-    pub(super) fn check_gradient(&self, entry: &Entry) -> Result<(), Refusal> {
+    /// Checks an entry that brings a gradient and gives its chunk's place; halves are shorter than their chunk.
+    pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
         let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
         let held = self.held(entry.id);
         if !entry.element_type.is_gradient_for(held.element_type()) {
@@ -150,7 +150,7 @@ impl Table {
             )));
         }
         let elements = u64::from(self.chunks[place].bytes) / held.element_type().bytes();
-        check_length(held, entry, elements * entry.element_type.bytes())
+        check_length(held, entry, elements * entry.element_type.bytes()).map(|()| place)
     }
 
     /// Puts an initial value in its place; the last one sent counts.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::chunk::{Mark, Open};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -94,6 +95,17 @@ impl Round {
 
     pub(super) fn is_empty(&self) -> bool {
         self.contributions.is_empty()
+    }
+
+    /// The contributions that are not yet in the value.
+    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
+        let open = |one: &Contribution, is_ahead| Open {
+            trainer: one.trainer,
+            call: Mark { incarnation: one.incarnation, sequence: one.sequence },
+            is_ahead,
+        };
+        let entered = self.contributions.values().map(move |one| open(one, false));
+        entered.chain(self.ahead.values().map(move |one| open(one, true)))
     }
 
     /// The oldest journal position that is not yet in the value.

@@ -79,13 +79,20 @@ impl Serving {
     }
 
     /// Checks a push before anything is landed or applied, so that nothing is half-applied.
-    pub(super) fn check_push(&self, frame: &Frame) -> Result<(), Refusal> {
+    pub(super) fn check_push(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
-            self.table.check_gradient(entry)?;
-            self.verdict(&frame.head, entry)?;
+            let place = self.table.check_gradient(entry)?;
+            if !self.table.chunks[place].is_before_restored(position) {
+                self.verdict(&frame.head, entry)?;
+            }
         }
         Ok(())
+    }
+
+    /// The replay of the journal is over: what comes now is new to every chunk.
+    pub(super) fn replayed(&mut self) {
+        self.table.chunks.iter_mut().for_each(|chunk| chunk.restored = None);
     }
 
     /// Checks a frame that replaces values.
@@ -97,7 +104,7 @@ impl Serving {
     /// Applies a push that was checked; `body` holds one lease for each entry.
     pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
         let trainer = frame.head.trainer;
-        self.take_back(&frame.head);
+        self.take_back(cx.position, &frame.head);
         self.supersede(frame);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let contribution = Contribution {
@@ -147,7 +154,7 @@ impl Serving {
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.disown(head.trainer);
         for place in 0..self.table.chunks.len() {
-            if self.job.mode != Mode::Sync {
+            if self.job.mode != Mode::Sync && !self.table.chunks[place].is_before_restored(cx.position) {
                 // Who waited behind the trainer that left, or for it to catch up, waits no more.
                 self.admit(cx, place);
             }
@@ -264,6 +271,10 @@ impl Serving {
     fn push_entry(&mut self, cx: &mut Context<'_>, entry: &Entry, contribution: Contribution) {
         let (head, peer) = (contribution.head, contribution.peer);
         let place = self.table.place(entry.id).expect("the entry was checked");
+        if self.table.chunks[place].is_before_restored(cx.position) {
+            self.put_again(cx, place, contribution);
+            return;
+        }
         match self.verdict(&head, entry).expect("the entry was checked") {
             Verdict::Applied(version) => self.answer_push(cx, place, &head, peer, version),
             Verdict::Contributed => {
@@ -280,6 +291,26 @@ impl Serving {
             }
             Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
         }
+    }
+
+    /// Puts a contribution from the journal where it was when the checkpoint wrote its chunk. One that was in the
+    /// value by then, or had come to nothing, is dropped.
+    fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
+        let chunk = &mut self.table.chunks[place];
+        let is_there = chunk.round.open().any(|one| one.trainer == contribution.trainer && {
+            let Mark { incarnation, sequence } = one.call;
+            (incarnation, sequence) == (contribution.incarnation, contribution.sequence)
+        });
+        match chunk.open_in_checkpoint(&contribution.head) {
+            Some(open) if !is_there && open.is_ahead => chunk.round.add_ahead(contribution),
+            Some(_) if !is_there => self.enter(cx, place, contribution),
+            _ => {}
+        }
+    }
+
+    /// Whether a chunk, or the group it is in, is older in the journal than in the checkpoint it came from.
+    fn is_before_restored(&self, cx: &Context<'_>, place: usize) -> bool {
+        self.table.chunks[place].is_before_restored(cx.position)
     }
 
     fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
@@ -323,7 +354,7 @@ impl Serving {
 
     /// Closes the chunk's round, and the ones after it, as far as what is there allows.
     fn advance(&mut self, cx: &mut Context<'_>, place: usize) {
-        loop {
+        while !self.is_before_restored(cx, place) {
             let id = self.table.chunks[place].id;
             let whole = !self.table.held(id).rule.is_element_wise();
             let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
@@ -481,7 +512,7 @@ impl Serving {
     }
 
     /// A newer life of a trainer that had left takes part again.
-    fn take_back(&mut self, head: &Head) {
+    fn take_back(&mut self, position: u64, head: &Head) {
         let left = &mut self.left[head.trainer.0 as usize];
         if left.is_none_or(|left| head.incarnation <= left) {
             return;
@@ -491,7 +522,7 @@ impl Serving {
         for place in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[place];
             let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
-            if chunk.heard(head.trainer).push.incarnation < head.incarnation {
+            if !chunk.is_before_restored(position) {
                 let heard = self.table.chunks[place].heard_mut(head.trainer);
                 heard.clock = heard.clock.max(others.unwrap_or(0));
             }

@@ -18,7 +18,7 @@ use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
-    ErrorCode, ErrorMessage, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage,
+    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
     WelcomeMessage,
 };
 
@@ -265,7 +265,7 @@ impl Shard {
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
-        self.check_state(frame)
+        self.check_state(frame, u64::MAX)
     }
 
     fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
@@ -278,13 +278,13 @@ impl Shard {
 
     /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
     /// superseded since was not when its frame was accepted.
-    fn check_state(&self, frame: &Frame) -> Result<(), Refusal> {
+    fn check_state(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
         let head = &frame.head;
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 check_rate(frame)?;
-                serving.check_push(frame)
+                serving.check_push(frame, position)
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
@@ -371,7 +371,8 @@ impl Shard {
         let table = match &mut self.phase {
             // What was finished under this generation is finished: the frame was sent twice.
             Phase::Serving(serving) if serving.table.generation == generation => {
-                frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, *entry));
+                let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
+                frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, bare(entry)));
                 return Ok(());
             }
             Phase::Filling(table) if table.generation == generation => table,
@@ -380,8 +381,7 @@ impl Shard {
         table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
         for (entry, lease) in frame.entries.iter().zip(leases) {
             table.fill(entry, lease);
-            let bare = crate::wire::Entry::bare(entry.id, entry.round, entry.element_type);
-            replies.done(peer, &frame.head, bare);
+            replies.done(peer, &frame.head, Entry::bare(entry.id, entry.round, entry.element_type));
         }
         Ok(())
     }
@@ -444,7 +444,7 @@ impl Shard {
         // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
         let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
         // A frame that was refused when it was written is refused again, for the same reason.
-        if self.check_state(&frame).is_err() {
+        if self.check_state(&frame, position).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::chunk::{Chunk, Heard, Mark};
+use super::chunk::{Chunk, Heard, Mark, Open, Restoring};
 use super::gate::Table;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
@@ -18,8 +18,9 @@ use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
 };
 use crate::error::Failure;
-use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, Version};
-use crate::wire::{FinishMessage, InitMessage, JobMessage};
+use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
+use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
+use crate::wire::{FinishMessage, Frame, Head, InitMessage, JobMessage, Kind};
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
@@ -100,7 +101,13 @@ impl Shard {
         }
         let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
         restored.records = replayed.records;
-        self.journal = Some(Journal::open(Arc::clone(storage), directory, sync)?);
+        let mut journal = Journal::open(Arc::clone(storage), directory, sync)?;
+        if let Phase::Serving(serving) = &mut self.phase {
+            let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
+            pad(&mut journal, restored.map(|restored| restored.position).max().unwrap_or(0))?;
+            serving.replayed();
+        }
+        self.journal = Some(journal);
         Ok(restored)
     }
 
@@ -179,8 +186,8 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place])?;
-            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
+            let position = self.journal.as_ref().map_or(self.unwritten, Journal::position);
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
         }
         Ok(Some(checkpoint.writer))
     }
@@ -249,7 +256,9 @@ impl Shard {
             chunk.states.push(state);
         }
         chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(Heard::from).collect();
+        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        let open = marks.open.iter().map(OpenMessage::to_open).collect();
+        chunk.restored = Some(Restoring { position: marks.position, open });
         Ok(())
     }
 
@@ -278,6 +287,19 @@ impl Job {
     }
 }
 
+/// Brings a journal that lost its tail with the host to where the checkpoint saw it, with records that mean nothing:
+/// a position that a chunk counts as past is not given to a frame that is new.
+fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
+    let nothing = Frame::bare(Head::new(Kind::Pull)).encode();
+    while journal.position() < position {
+        let missing = position - journal.position();
+        let bytes = missing.min(u64::from(FRAME_PAYLOAD_BYTES_MAX));
+        let padding = vec![0; usize::try_from(bytes).expect("a payload's length fits an address")];
+        journal.append(&[&nothing, &padding])?;
+    }
+    Ok(())
+}
+
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
     let about =
         ChunkLayout { id: ABOUT, element_type: crate::dtype::ElementType::Uint32, value_bytes: 0, states: Vec::new() };
@@ -296,8 +318,10 @@ fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
     table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|place| &table.chunks[*place]))
 }
 
-fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk) -> Result<u64, Failure> {
-    let marks = MarksMessage { heard: chunk.heard.iter().map(HeardMessage::of).collect() }.encode_to_vec();
+fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
+    let heard = chunk.heard.iter().map(HeardMessage::of).collect();
+    let open = chunk.round.open().map(OpenMessage::of).collect();
+    let marks = MarksMessage { heard, position, open }.encode_to_vec();
     let bytes = chunk.bytes as usize;
     let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
     writer.push(ChunkRecord {
@@ -341,6 +365,36 @@ struct AboutMessage {
 struct MarksMessage {
     #[prost(message, repeated, tag = "1")]
     heard: Vec<HeardMessage>,
+    /// Where the journal was when the chunk was written.
+    #[prost(uint64, tag = "2")]
+    position: u64,
+    #[prost(message, repeated, tag = "3")]
+    open: Vec<OpenMessage>,
+}
+
+/// A contribution that is not in the value yet.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct OpenMessage {
+    #[prost(uint32, tag = "1")]
+    trainer: u32,
+    #[prost(uint32, tag = "2")]
+    incarnation: u32,
+    #[prost(uint64, tag = "3")]
+    sequence: u64,
+    #[prost(bool, tag = "4")]
+    is_ahead: bool,
+}
+
+impl OpenMessage {
+    fn of(open: Open) -> Self {
+        let Open { trainer, call, is_ahead } = open;
+        Self { trainer: trainer.0, incarnation: call.incarnation.0, sequence: call.sequence.0, is_ahead }
+    }
+
+    fn to_open(&self) -> Open {
+        let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
+        Open { trainer: TrainerId(self.trainer), call, is_ahead: self.is_ahead }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]

@@ -1,1 +1,354 @@
+//! The coordinator: one initialiser at a time, ranks, servers, and what a restart keeps.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost::Message;
+
+use crate::dtype::ElementType;
+use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, Ticket, TrainerId};
+use crate::partition::{Catalogue, Declaration, Name, Topology};
+use crate::port::{Event, Submit};
+use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, Output};
+use crate::time::Now;
+use crate::wire::answer::Answer;
+use crate::wire::request::{Commit, Request};
+use crate::wire::{
+    CatalogueRequest, ControlAnswer, ControlRequest, ErrorMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest,
+    Kind, RegisterRequest, ServerEntry,
+};
+
+const JOB: JobMessage = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 3, chunk_bytes: 4096 };
+
+/// Somebody's connection and who they say they are.
+#[derive(Clone, Copy)]
+struct Caller {
+    peer: PeerId,
+    trainer: TrainerId,
+    incarnation: Incarnation,
+}
+
+struct Desk {
+    coordinator: Coordinator,
+    now: Now,
+    peers: u64,
+    callers: BTreeMap<String, Caller>,
+    answers: Vec<String>,
+    kept: Vec<u8>,
+}
+
+fn options() -> CoordinatorOptions {
+    let lease = Duration::from_secs(20);
+    CoordinatorOptions { epoch: Epoch(7), servers: 2, job: JOB, default_config: Vec::new(), lease }
+}
+
+/// The pages of a catalogue of two parameters, each a page of its own.
+fn pages() -> Vec<Vec<u8>> {
+    let topology = Topology::new(vec![1, 2]).expect("valid");
+    let mut catalogue = Catalogue::new(topology, 4096).expect("valid");
+    for name in ["w", "x"] {
+        let declaration = Declaration {
+            name: Name::new(name.as_bytes()).expect("valid"),
+            element_type: ElementType::Float32,
+            bytes: 8,
+            shape: vec![2],
+            whole: false,
+            config: Vec::new(),
+        };
+        catalogue.declare(declaration).expect("valid");
+    }
+    catalogue.pages(1).iter().map(Message::encode_to_vec).collect()
+}
+
+impl Desk {
+    fn new(recalled: Option<&[u8]>) -> Self {
+        let coordinator = Coordinator::new(options(), recalled).expect("it starts");
+        let kept = recalled.map(<[u8]>::to_vec).unwrap_or_default();
+        Self { coordinator, now: Now(0), peers: 0, callers: BTreeMap::new(), answers: Vec::new(), kept }
+    }
+
+    fn event(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.coordinator.handle(self.now, event, &mut out);
+        self.outputs(out);
+    }
+
+    fn outputs(&mut self, out: Vec<CoordinatorOutput>) {
+        for output in out {
+            match output {
+                CoordinatorOutput::Session(Output::Submit(Submit::Send { peer, frame, .. })) => self.note(peer, &frame),
+                CoordinatorOutput::Session(Output::Submit(Submit::Land { .. })) => {}
+                CoordinatorOutput::Session(Output::Close(peer)) => {
+                    let text = format!("{} closed", self.name(peer));
+                    self.answers.push(text);
+                }
+                CoordinatorOutput::Keep(bytes) => self.kept = bytes,
+                CoordinatorOutput::Save { path, .. } => self.answers.push(format!("save {path}")),
+            }
+        }
+    }
+
+    fn name(&self, peer: PeerId) -> String {
+        self.callers.iter().find(|(_, caller)| caller.peer == peer).map_or("?".into(), |(name, _)| name.clone())
+    }
+
+    fn note(&mut self, peer: PeerId, frame: &Frame) {
+        let name = self.name(peer);
+        let text = match frame.head.kind {
+            Kind::Welcome => return,
+            Kind::Error | Kind::Refused => {
+                let message = ErrorMessage::decode(frame.control.as_slice()).expect("it parses");
+                format!("{:?}: {}", message.code(), message.text)
+            }
+            _ => match ControlAnswer::decode(frame.control.as_slice()).expect("it parses").answer.expect("there") {
+                Answer::Done(_) => "done".into(),
+                Answer::Granted(generation) => format!("granted {generation}"),
+                Answer::Initialised(done) => format!("initialised {} pages {}", done.generation, done.pages),
+                Answer::Page(page) => format!("page of {} bytes", page.len()),
+                Answer::Saved(saved) => format!("saved {}", saved.path),
+                Answer::Joined(joined) => {
+                    let caller = self.callers.get_mut(&name).expect("known");
+                    caller.trainer = TrainerId(joined.trainer);
+                    caller.incarnation = Incarnation(joined.incarnation);
+                    format!("joined {}.{} epoch {}", joined.trainer as i32, joined.incarnation, joined.epoch)
+                }
+            },
+        };
+        self.answers.push(format!("{name} {text}"));
+    }
+
+    fn dial(&mut self, name: &str) {
+        self.peers += 1;
+        let peer = PeerId(self.peers);
+        let stranger = Caller { peer, trainer: NO_TRAINER, incarnation: Incarnation(0) };
+        let caller = *self.callers.entry(name.to_owned()).and_modify(|one| one.peer = peer).or_insert(stranger);
+        self.event(Event::Accepted { peer, origin: name.to_owned() });
+        let head = Head { trainer: caller.trainer, incarnation: caller.incarnation, ..Head::new(Kind::Hello) };
+        let frame = Frame::with_control(head, &HelloMessage::default());
+        self.event(Event::Landed { peer, frame, body: Vec::new() });
+    }
+
+    fn ask(&mut self, name: &str, request: Request) {
+        if !self.callers.contains_key(name) {
+            self.dial(name);
+        }
+        let caller = self.callers[name];
+        let head = Head {
+            trainer: caller.trainer,
+            incarnation: caller.incarnation,
+            request: Ticket(1),
+            ..Head::new(Kind::Control)
+        };
+        let frame = Frame::with_control(head, &ControlRequest { request: Some(request) });
+        self.event(Event::Landed { peer: caller.peer, frame, body: Vec::new() });
+    }
+
+    fn step(&mut self, command: &str) {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let number = |at: usize| words.get(at).and_then(|word| word.parse::<u32>().ok());
+        let server = |index: u32, shards: u32| RegisterRequest {
+            server: index,
+            entry: Some(ServerEntry { address: format!("tcp://s{index}:1"), shards }),
+        };
+        match words[0] {
+            "servers" => {
+                self.ask("s0", Request::Register(server(0, 1)));
+                self.ask("s1", Request::Register(server(1, 2)));
+                self.answers.clear();
+            }
+            "register" => self.ask(words[1], Request::Register(server(number(2).expect("n"), number(3).expect("n")))),
+            "dial" => self.dial(words[1]),
+            "gone" => {
+                let peer = self.callers[words[1]].peer;
+                self.event(Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled: Vec::new() });
+            }
+            "join" => self.ask(words[1], Request::Join(JoinRequest { trainer: number(2), incarnation: 0 })),
+            "begin" => self.ask(words[1], Request::Begin(true)),
+            "watch" => self.ask(words[1], Request::Begin(false)),
+            "beat" => self.ask(words[1], Request::Heartbeat(true)),
+            "leave" => self.ask(words[1], Request::Leave(true)),
+            "page" => self.ask(words[1], Request::Catalogue(CatalogueRequest { page: number(2).expect("n") })),
+            "save" => self.ask(words[1], Request::Save(words[2].to_owned())),
+            "commit" => {
+                let page = number(3).expect("a page") as usize;
+                let last = page + 1 == pages().len();
+                let generation = number(2).expect("a generation");
+                let commit = Commit { generation, page: pages()[page].clone(), last, job: Some(JOB) };
+                self.ask(words[1], Request::Commit(commit));
+            }
+            "wait" => {
+                self.now = self.now + Duration::from_millis(number(1).expect("a time").into());
+                let mut out = Vec::new();
+                if self.coordinator.deadline().is_some_and(|deadline| deadline <= self.now) {
+                    self.coordinator.expire(self.now, &mut out);
+                }
+                self.outputs(out);
+            }
+            "restart" => {
+                let (callers, peers) = (std::mem::take(&mut self.callers), self.peers);
+                *self = Self { callers, peers, ..Self::new(Some(&self.kept)) };
+            }
+            other => panic!("{other} is no command"),
+        }
+    }
+}
+
+/// Runs lines of `command -> answers`; what is expected is the beginning of each answer.
+fn check(script: &str) {
+    let mut desk = Desk::new(None);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (command, expected) = line.split_once("->").unwrap_or((line, ""));
+        desk.answers.clear();
+        desk.step(command.trim());
+        let expected: Vec<&str> = expected.split('&').map(str::trim).filter(|one| !one.is_empty()).collect();
+        let fits = expected.len() == desk.answers.len()
+            && expected.iter().zip(&desk.answers).all(|(expected, found)| found.starts_with(expected));
+        assert!(fits, "{line}\nfound: {:?}\nin:\n{script}", desk.answers);
+    }
+}
+
+const START: &str = "servers\n join a -> a joined 0.1 epoch 7\n join b -> b joined 1.1\n join c -> c joined 2.1\n";
+
+fn check_started(script: &str) {
+    check(&format!("{START}{script}"));
+}
+
+#[test]
+fn one_of_many_is_chosen_and_the_others_learn_the_end() {
+    check_started(
+        "begin b -> b granted 1
+         begin a ->
+         begin c ->
+         watch r ->
+         page a 0 -> a NotInitialised
+         commit b 1 0 -> b done
+         commit b 1 1 -> b done & a initialised 1 pages 2 & c initialised 1 pages 2 & r initialised 1
+         begin c -> c initialised 1 pages 2
+         page a 1 -> a page of
+         page a 2 -> a Invalid: page 2 of a catalogue of 2 pages",
+    );
+}
+
+#[test]
+fn who_is_silent_gives_way() {
+    check_started(
+        "begin a -> a granted 1
+         begin b ->
+         wait 19999 ->
+         wait 1 -> b granted 2
+         commit a 1 0 -> a InitialisationLost: generation 1 was superseded
+         commit a 2 0 -> a InitialisationLost
+         commit b 2 0 -> b done
+         commit b 2 1 -> b done",
+    );
+}
+
+#[test]
+fn who_is_heard_from_keeps_its_turn() {
+    check_started(
+        "begin a -> a granted 1
+         begin b ->
+         wait 15000 ->
+         beat a -> a done
+         wait 15000 ->
+         beat a -> a done
+         wait 20000 -> b granted 2",
+    );
+}
+
+#[test]
+fn a_lost_connection_leaves_a_part_of_the_lease() {
+    check_started("begin a -> a granted 1\n begin b ->\n gone a ->\n wait 4999 ->\n wait 1 -> b granted 2");
+    check_started("begin a -> a granted 1\n begin b ->\n gone a ->\n dial a ->\n wait 19999 ->\n wait 1 -> b granted 2");
+    check_started("begin a -> a granted 1\n begin b ->\n dial a ->\n begin a -> a granted 2\n commit a 1 0 -> a Init");
+}
+
+#[test]
+fn who_waits_on_a_new_connection_does_not_wait_on_the_old_one() {
+    check_started("begin a -> a granted 1\n begin b ->\n dial b ->\n begin b ->\n wait 20000 -> b granted 2");
+}
+
+#[test]
+fn a_page_that_is_sent_twice_counts_once() {
+    check_started(
+        "begin a -> a granted 1
+         commit a 1 0 -> a done
+         dial a ->
+         commit a 1 0 -> a done
+         commit a 1 1 -> a done
+         commit a 1 1 -> a done
+         begin b -> b initialised 1 pages 2",
+    );
+    check_started("begin a -> a granted 1\n commit a 1 1 -> a InitialisationLost");
+}
+
+#[test]
+fn ranks_are_asked_for_or_given() {
+    check(
+        "servers
+         join a 2 -> a joined 2.1
+         join b -> b joined 0.1
+         join c -> c joined 1.1
+         join d -> d Invalid: all 3 ranks of this job are taken
+         join d 3 -> d Invalid: trainer 3: this job has 3 trainers, numbered from 0
+         join d 2 -> d joined 2.2
+         beat a -> a Fenced: trainer 2 incarnation 1 was superseded by incarnation 2
+         leave a -> a Fenced
+         dial a -> a Fenced & a closed
+         leave b -> b done
+         join e -> e joined 0.2
+         leave s0 -> s0 Invalid: only a trainer can leave",
+    );
+}
+
+#[test]
+fn who_joins_waits_for_all_servers() {
+    check(
+        "join a ->
+         register s0 0 1 -> s0 joined
+         join b ->
+         register s2 2 1 -> s2 Invalid: server index 2: this job has 2 servers, numbered from 0
+         register s1 1 2 -> s1 joined & a joined 0.1 & b joined 1.1
+         register s1 1 3 -> s1 Invalid: server 1 had 2 shards and comes back with 3
+         register s1 1 2 -> s1 joined",
+    );
+}
+
+#[test]
+fn a_restart_keeps_epoch_lives_and_catalogue() {
+    check_started(
+        "begin a -> a granted 1
+         commit a 1 0 -> a done
+         restart
+         dial a ->
+         servers
+         commit a 1 1 -> a InitialisationLost
+         begin a -> a granted 2
+         commit a 2 0 -> a done
+         commit a 2 1 -> a done
+         leave b ->
+         dial b
+         leave b -> b done
+         restart
+         servers
+         dial c
+         join c 2 -> c joined 2.2 epoch 7
+         register s1 1 5 -> s1 Invalid: server 1 had 2 shards and comes back with 5
+         join d -> d joined 1.2
+         begin d -> d initialised 2 pages 2
+         page d 0 -> d page of",
+    );
+}
+
+#[test]
+fn another_number_of_servers_is_refused() {
+    let mut desk = Desk::new(None);
+    desk.step("servers");
+    for command in ["join a", "begin a", "commit a 1 0", "commit a 1 1"] {
+        desk.step(command);
+    }
+    assert_eq!(desk.coordinator.generation(), Generation(1));
+    let refused = Coordinator::new(CoordinatorOptions { servers: 3, ..options() }, Some(&desk.kept)).err();
+    let text = refused.expect("it is refused").to_string();
+    assert_eq!(text, "this job was initialised on 2 servers and is started with 3");
+}

@@ -313,6 +313,8 @@ fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Valu
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn rounds_survive_every_kill(course in course(Just(Mode::Sync), 0)) {
         Pair::new(course).run();
