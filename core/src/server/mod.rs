@@ -23,4 +23,4 @@ mod tests;
 
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput, Member};
 pub use shard::{Output, Shard, ShardOptions};
-pub use snapshot::{Checkpointing, Restored, ShardStatus};
+pub use snapshot::{Checkpointing, Restored, ShardStatus, Visit};

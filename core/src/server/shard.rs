@@ -18,7 +18,7 @@ use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
-    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
+    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage,
     WelcomeMessage,
 };
 

@@ -43,6 +43,9 @@ pub struct Restored {
     pub records: u64,
 }
 
+/// What is shown of each chunk: its name, version, value and state tensors.
+pub type Visit<'a> = dyn FnMut(ChunkId, Version, &[u8], &[&[u8]]) + 'a;
+
 /// What a shard holds, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStatus {
@@ -186,8 +189,8 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            let position = self.journal.as_ref().map_or(self.unwritten, Journal::position);
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], self.journal_position())?;
+            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
@@ -206,7 +209,7 @@ impl Shard {
 
     /// The values and states of every chunk in the order of their names, for a digest that does not depend on
     /// how parameters were cut.
-    pub fn visit(&self, visit: &mut dyn FnMut(ChunkId, Version, &[u8], &[&[u8]])) {
+    pub fn visit(&self, visit: &mut Visit<'_>) {
         let Phase::Serving(serving) = &self.phase else {
             return;
         };
@@ -256,7 +259,7 @@ impl Shard {
             chunk.states.push(state);
         }
         chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
+        chunk.heard = marks.heard.iter().map(Heard::from).collect();
         let open = marks.open.iter().map(OpenMessage::to_open).collect();
         chunk.restored = Some(Restoring { position: marks.position, open });
         Ok(())

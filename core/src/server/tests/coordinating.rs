@@ -259,7 +259,9 @@ fn who_is_heard_from_keeps_its_turn() {
 #[test]
 fn a_lost_connection_leaves_a_part_of_the_lease() {
     check_started("begin a -> a granted 1\n begin b ->\n gone a ->\n wait 4999 ->\n wait 1 -> b granted 2");
-    check_started("begin a -> a granted 1\n begin b ->\n gone a ->\n dial a ->\n wait 19999 ->\n wait 1 -> b granted 2");
+    check_started(
+        "begin a -> a granted 1\n begin b ->\n gone a ->\n dial a ->\n wait 19999 ->\n wait 1 -> b granted 2",
+    );
     check_started("begin a -> a granted 1\n begin b ->\n dial a ->\n begin a -> a granted 2\n commit a 1 0 -> a Init");
 }
 
