@@ -194,12 +194,12 @@ impl Serving {
             .map(|trainer| trainer.to_string())
             .collect();
         format!(
-            "parameter \"{}\" chunk {}: version {} was not reached within {} s; it is at version {} and round {} \
+            "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
              waits for trainer {}",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             waiter.version,
-            limit.as_secs(),
+            limit.as_secs_f64(),
             chunk.version,
             chunk.version.0 + 1,
             missing.join(", ")
