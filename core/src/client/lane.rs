@@ -73,7 +73,12 @@ impl Lane {
             LaneState::Up { .. } => "connected",
         };
         let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(", {reason}"));
-        format!("{} at {}: {} requests without an answer ({state}{reason})", self.name, self.address, self.requests.len())
+        format!(
+            "{} at {}: {} requests without an answer ({state}{reason})",
+            self.name,
+            self.address,
+            self.requests.len()
+        )
     }
 
     /// The connection is accepted: everything that is not answered goes out, in order.

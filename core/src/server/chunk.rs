@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::pool::Pool;
 use super::round::Round;
+use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{Gradient, Rule, Step};
 use crate::port::{Kernels, Update};
-use crate::dtype::ElementType;
 use crate::time::Now;
 use crate::wire::{Head, payload_checksum};
 

@@ -216,7 +216,13 @@ impl Coordinator {
     }
 
     /// Answers who asked for a model to be saved.
-    pub fn saved(&mut self, peer: PeerId, head: &Head, saved: Result<Saved, Failure>, out: &mut Vec<CoordinatorOutput>) {
+    pub fn saved(
+        &mut self,
+        peer: PeerId,
+        head: &Head,
+        saved: Result<Saved, Failure>,
+        out: &mut Vec<CoordinatorOutput>,
+    ) {
         let mut replies = Replies::default();
         match saved {
             Ok(saved) => answer(&mut replies, peer, head, Answer::Saved(saved)),
@@ -440,9 +446,11 @@ impl Coordinator {
         let free = |member: &Member| member.incarnation == Incarnation(0) || member.left;
         let rank = match join.trainer {
             Some(rank) => rank,
-            None => self.members.iter().position(free).and_then(|rank| u32::try_from(rank).ok()).ok_or_else(|| {
-                Refusal::invalid(format!("all {} ranks of this job are taken", self.members.len()))
-            })?,
+            None => {
+                self.members.iter().position(free).and_then(|rank| u32::try_from(rank).ok()).ok_or_else(|| {
+                    Refusal::invalid(format!("all {} ranks of this job are taken", self.members.len()))
+                })?
+            }
         };
         let trainer = TrainerId(rank);
         let origin = self.peers.get(&peer).map(|peer| peer.origin.clone()).unwrap_or_default();
@@ -501,9 +509,10 @@ impl Coordinator {
             Election::Open | Election::Committed { .. } => None,
         };
         let who = |peer: &PeerId| self.peers.get(peer).and_then(|one| one.who);
-        let chosen = self.begins.iter().position(|(peer, _, offers)| {
-            *offers && who(peer).is_some() && (holder.is_none() || who(peer) == holder)
-        });
+        let chosen = self
+            .begins
+            .iter()
+            .position(|(peer, _, offers)| *offers && who(peer).is_some() && (holder.is_none() || who(peer) == holder));
         let Some(chosen) = chosen else { return };
         let (peer, head, _) = self.begins.remove(chosen);
         let Some(trainer) = self.peers.get(&peer).and_then(|one| one.who) else { return };

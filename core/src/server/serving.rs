@@ -297,9 +297,11 @@ impl Serving {
     /// value by then, or had come to nothing, is dropped.
     fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[place];
-        let is_there = chunk.round.open().any(|one| one.trainer == contribution.trainer && {
-            let Mark { incarnation, sequence } = one.call;
-            (incarnation, sequence) == (contribution.incarnation, contribution.sequence)
+        let is_there = chunk.round.open().any(|one| {
+            one.trainer == contribution.trainer && {
+                let Mark { incarnation, sequence } = one.call;
+                (incarnation, sequence) == (contribution.incarnation, contribution.sequence)
+            }
         });
         match chunk.open_in_checkpoint(&contribution.head) {
             Some(open) if !is_there && open.is_ahead => chunk.round.add_ahead(contribution),

@@ -18,7 +18,7 @@ use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
-    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, Head, HEADER_BYTES, InitMessage, Kind, Prefix, PushMessage,
+    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage,
     WelcomeMessage,
 };
 
@@ -186,14 +186,7 @@ impl Shard {
         replies.flush(|peer| self.peers.contains_key(&peer), out);
     }
 
-    fn refuse(
-        &mut self,
-        peer: PeerId,
-        head: &Head,
-        refusal: &Refusal,
-        replies: &mut Replies,
-        out: &mut Vec<Output>,
-    ) {
+    fn refuse(&mut self, peer: PeerId, head: &Head, refusal: &Refusal, replies: &mut Replies, out: &mut Vec<Output>) {
         let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
         tracing::warn!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
         if !ends {
@@ -373,13 +366,7 @@ impl Shard {
         Ok(())
     }
 
-    fn init(
-        &mut self,
-        peer: PeerId,
-        frame: &Frame,
-        leases: Vec<Lease>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
+    fn init(&mut self, peer: PeerId, frame: &Frame, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
         let generation = frame.head.generation;
         let table = match &mut self.phase {
             // What was finished under this generation is finished: the frame was sent twice.
@@ -493,7 +480,9 @@ impl Job {
             return Err(Refusal::invalid(format!("{} trainers; expected 1 to {TRAINERS_MAX}", job.trainers)));
         }
         if mode == (Mode::Staleness { bound: 0 }) {
-            return Err(Refusal::invalid("a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode Sync"));
+            return Err(Refusal::invalid(
+                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode Sync",
+            ));
         }
         Ok(Self { mode, merge, trainers: job.trainers })
     }
@@ -511,7 +500,8 @@ fn check_rate(frame: &Frame) -> Result<(), Refusal> {
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {
-    let text = format!("this shard holds {found} chunks, the initialiser sent {expected}: begin the initialisation anew");
+    let text =
+        format!("this shard holds {found} chunks, the initialiser sent {expected}: begin the initialisation anew");
     Refusal::new(ErrorCode::InitialisationLost, text)
 }
 
@@ -529,7 +519,8 @@ fn budget(table: &Table, job: &Job) -> Budget {
     let mut budget = Budget::new();
     for (class, (chunks, states)) in counts {
         // In flight each trainer has at most one frame that lands, on one connection.
-        let landing = trainers * chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
+        let landing =
+            trainers * chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
         budget.line("optimizer state", class, states);
         budget.line("gradients that land", class, landing);
         budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);

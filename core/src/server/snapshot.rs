@@ -14,7 +14,9 @@ use super::chunk::{Chunk, Heard, Mark, Open, Restoring};
 use super::gate::Table;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
-use crate::checkpoint::{ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay};
+use crate::checkpoint::{
+    ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
+};
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
 use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
@@ -58,11 +60,7 @@ pub struct ShardStatus {
 
 impl fmt::Display for ShardStatus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "{} chunks, {} bytes, versions {} to {}",
-            self.chunks, self.bytes, self.slowest, self.fastest
-        )
+        write!(formatter, "{} chunks, {} bytes, versions {} to {}", self.chunks, self.bytes, self.slowest, self.fastest)
     }
 }
 
@@ -97,7 +95,9 @@ impl Shard {
             restored.checkpoint = Some(loaded.number);
             restored.fell_back = loaded.fell_back;
             from = loaded.journal_from;
-            self.restore_about(about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?)?;
+            self.restore_about(
+                about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?,
+            )?;
         }
         let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
         restored.records = replayed.records;
@@ -120,7 +120,12 @@ impl Shard {
     ///
     /// # Errors
     /// When the disk refuses; what was saved before stays.
-    pub fn begin_checkpoint(&mut self, storage: &Arc<dyn Storage>, directory: &str, number: u64) -> Result<bool, Failure> {
+    pub fn begin_checkpoint(
+        &mut self,
+        storage: &Arc<dyn Storage>,
+        directory: &str,
+        number: u64,
+    ) -> Result<bool, Failure> {
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
@@ -232,7 +237,10 @@ impl Shard {
         };
         let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
         let held = table.parameters.get(&record.id.parameter).ok_or_else(|| damaged("its parameter is unknown"))?;
-        let entry = crate::wire::Entry { bytes, ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type()) };
+        let entry = crate::wire::Entry {
+            bytes,
+            ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type())
+        };
         let mut value = self.pool.take(bytes)?;
         value.bytes_mut()[..record.value.len()].copy_from_slice(record.value);
         table.fill(&entry, value);
@@ -288,12 +296,8 @@ fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
-    let about = ChunkLayout {
-        id: ABOUT,
-        element_type: crate::dtype::ElementType::Uint32,
-        value_bytes: 0,
-        states: Vec::new(),
-    };
+    let about =
+        ChunkLayout { id: ABOUT, element_type: crate::dtype::ElementType::Uint32, value_bytes: 0, states: Vec::new() };
     let chunks = in_order(&serving.table).map(|chunk| {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));

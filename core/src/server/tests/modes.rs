@@ -36,7 +36,8 @@ fn each_gradient_is_applied_as_it_comes() {
 #[test]
 fn differences_are_added_and_nothing_else() {
     let adam = "optimizer: Adam adam {}";
-    let delta = |merge| Plan::new(Mode::Delta, merge, 2).with("w", Float32, 1, adam).with("n", Int64, 1, "algorithm: \"add\"");
+    let delta =
+        |merge| Plan::new(Mode::Delta, merge, 2).with("w", Float32, 1, adam).with("n", Int64, 1, "algorithm: \"add\"");
     check(delta(Merge::Mean), "push+ 0 0 w=3 n=3 -> 0 value w@1=1.5 n@1=3\n push+ 1 0 w=-1 n=1 -> 1 value w@2=1 n@2=4");
     check(delta(Merge::Sum), "push+ 0 0 w=3 n=3 -> 0 value w@1=3 n@1=3");
 }
@@ -113,9 +114,9 @@ fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
     let rule = OptimizerSettings::from_text(CLIPPED).expect("valid").rule.expect("there");
     let bytes = trainers[0].len() * 4;
     let (mut value, mut state, mut sum) = (vec![0; bytes], vec![0; bytes], vec![0; bytes]);
-    let payloads: Vec<Vec<u8>> = trainers.iter().map(|one| one.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-    let gradients: Vec<Gradient<'_>> =
-        payloads.iter().map(|bytes| Gradient { bytes, element_type: Float32 }).collect();
+    let payloads: Vec<Vec<u8>> =
+        trainers.iter().map(|one| one.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+    let gradients: Vec<Gradient<'_>> = payloads.iter().map(|bytes| Gradient { bytes, element_type: Float32 }).collect();
     for version in 1..=rounds as u64 {
         crate::optim::sum(Float32, &mut sum, &gradients);
         let norm = Some(square_sum(Float32, &sum).sqrt() * scale);

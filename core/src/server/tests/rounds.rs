@@ -285,7 +285,8 @@ fn a_chunk_of_another_shard_is_refused_and_stops_nothing() {
     let parcel = stage.finish(1);
     stage.deliver(0, &parcel);
     let refused = "0 error Invalid: this shard holds no chunk 1 of parameter 0";
-    Script::new(stage).run(&format!("set 0 w.1=1 -> {refused}\n push 0 1 w.1=1 -> {refused}\n pull 0 0 w.1 -> {refused}"));
+    Script::new(stage)
+        .run(&format!("set 0 w.1=1 -> {refused}\n push 0 1 w.1=1 -> {refused}\n pull 0 0 w.1 -> {refused}"));
 }
 
 #[test]
@@ -387,9 +388,8 @@ fn bits_after(trainers: u32, order: &[u32]) -> Vec<u8> {
 
 fn permutations(items: &[u32]) -> Vec<Vec<u32>> {
     let Some((first, rest)) = items.split_first() else { return vec![Vec::new()] };
-    let insert = |shorter: Vec<u32>| {
-        (0..=shorter.len()).map(move |at| [&shorter[..at], &[*first], &shorter[at..]].concat())
-    };
+    let insert =
+        |shorter: Vec<u32>| (0..=shorter.len()).map(move |at| [&shorter[..at], &[*first], &shorter[at..]].concat());
     permutations(rest).into_iter().flat_map(insert).collect()
 }
 

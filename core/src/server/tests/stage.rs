@@ -210,9 +210,11 @@ impl Stage {
     /// The frame that brings a parameter's chunks, or only those named.
     pub(super) fn init(&mut self, index: u32, only: Option<&[u64]>) -> Parcel {
         let head = self.head(Kind::Init, 0);
-        let chunks = self.plan.chunks().into_iter().filter(|(id, _)| {
-            id.parameter.0 == index && only.is_none_or(|only| only.contains(&id.chunk.0))
-        });
+        let chunks = self
+            .plan
+            .chunks()
+            .into_iter()
+            .filter(|(id, _)| id.parameter.0 == index && only.is_none_or(|only| only.contains(&id.chunk.0)));
         let element_type = self.plan.parameters[index as usize].element_type;
         let entries = chunks.map(|(id, bytes)| (id, 0, element_type, vec![0; bytes as usize])).collect();
         let mut parcel = Parcel::new(head, entries);
