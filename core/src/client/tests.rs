@@ -1,1 +1,370 @@
+//! A client between a caller that lends and a transport that may fail at any moment. Every test ends inside
+//! [`lend`], which aborts the process when a loan has not come home.
 
+use std::time::Duration;
+
+use prost::Message;
+
+use super::{Client, Identity, LaneId, Output, RequestBody};
+use crate::dtype::ElementType::Float32;
+use crate::ids::{
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
+};
+use crate::memory::lend;
+use crate::port::{Event, Incoming, Outgoing, Submit};
+use crate::time::Now;
+use crate::wire::{Address, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind, Role, WelcomeMessage};
+
+/// A client and a transport that keeps what it is given until the script says otherwise.
+struct Line {
+    client: Client,
+    now: Now,
+    lane: LaneId,
+    peers: u64,
+    peer: Option<PeerId>,
+    /// Frames that were submitted and whose parcels are still with the transport.
+    sending: Vec<(Ticket, Frame, Vec<Outgoing>)>,
+    log: Vec<String>,
+}
+
+fn id(chunk: u64) -> ChunkId {
+    ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(chunk) }
+}
+
+impl Line {
+    fn new() -> Self {
+        let stranger = Identity::stranger(Role::Trainer, "host".into(), 1);
+        let identity = Identity {
+            trainer: TrainerId(3),
+            incarnation: Incarnation(2),
+            epoch: Epoch(7),
+            generation: Generation(1),
+            ..stranger
+        };
+        let mut client = Client::new(identity);
+        let lane = client.add_lane(Address::parse("loopback://there:1").expect("valid"), 1, "shard 0".into());
+        Self { client, now: Now(0), lane, peers: 0, peer: None, sending: Vec::new(), log: Vec::new() }
+    }
+
+    fn connected() -> Self {
+        let mut line = Self::new();
+        line.drive();
+        line
+    }
+
+    fn drive(&mut self) {
+        let mut out = Vec::new();
+        self.client.drive(self.now, &mut out);
+        self.outputs(out);
+    }
+
+    fn wait(&mut self, millis: u64) {
+        self.now = self.now + Duration::from_millis(millis);
+        if self.client.deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.drive();
+        }
+    }
+
+    fn outputs(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Submit(Submit::Send { ticket, frame, body, .. }) => {
+                    self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
+                    self.sending.push((ticket, frame, body));
+                }
+                Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
+                Output::Connect { lane, .. } => {
+                    self.peers += 1;
+                    let peer = PeerId(self.peers);
+                    self.peer = Some(peer);
+                    let mut out = Vec::new();
+                    self.client.connecting(lane, peer, &mut out);
+                    self.outputs(out);
+                }
+                Output::Close(_) => self.log.push("close".into()),
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.client.handle(self.now, event, &mut out);
+        self.outputs(out);
+    }
+
+    fn peer(&self) -> PeerId {
+        self.peer.expect("it is connected")
+    }
+
+    fn welcome(&mut self) {
+        let frame = Frame::with_control(Head::new(Kind::Welcome), &WelcomeMessage::default());
+        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+    }
+
+    /// The transport has sent everything.
+    fn sent(&mut self) {
+        for (ticket, _, body) in std::mem::take(&mut self.sending) {
+            self.event(Event::Sent { peer: self.peer(), ticket, body });
+        }
+    }
+
+    /// The connection ends, with a payload half landed or not.
+    fn gone(&mut self, unfilled: Vec<Incoming>) {
+        let unsent = std::mem::take(&mut self.sending).into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
+        self.event(Event::Gone { peer: self.peer(), reason: "cut".into(), unsent, unfilled });
+    }
+
+    fn ask(&mut self, kind: Kind, chunks: &[u64], body: RequestBody) -> Ticket {
+        let entries = chunks.iter().map(|chunk| Entry::bare(id(*chunk), Round(1), Float32)).collect();
+        let frame = Frame { entries, ..Frame::bare(Head::new(kind)) };
+        let mut out = Vec::new();
+        let ticket = self.client.ask(self.lane, frame, body, &mut out);
+        self.outputs(out);
+        self.drive();
+        ticket
+    }
+
+    fn done(&mut self, ticket: Ticket, chunks: &[(u64, u64)]) {
+        let head = Head { request: ticket, ..Head::new(Kind::Done) };
+        let entries = chunks.iter().map(|(chunk, round)| Entry::bare(id(*chunk), Round(*round), Float32)).collect();
+        let frame = Frame { entries, ..Frame::bare(head) };
+        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+    }
+
+    fn error(&mut self, ticket: Ticket, kind: Kind, code: ErrorCode) {
+        let message = ErrorMessage { code: code.into(), text: format!("{code:?}") };
+        let frame = Frame::with_control(Head { request: ticket, ..Head::new(kind) }, &message);
+        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+    }
+
+    /// Values begin to arrive; gives the frame and the places, filled with the chunk's number.
+    fn begin_values(&mut self, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, Vec<Incoming>) {
+        let head = Head { request: ticket, ..Head::new(Kind::Value) };
+        let entry = |(chunk, bytes): &(u64, u32)| Entry { bytes: *bytes, ..Entry::bare(id(*chunk), Round(5), Float32) };
+        let frame = Frame { entries: values.iter().map(entry).collect(), ..Frame::bare(head) };
+        let mut out = Vec::new();
+        self.client.handle(self.now, Event::Head { peer: self.peer(), frame: frame.clone() }, &mut out);
+        let Some(Output::Submit(Submit::Land { mut into, .. })) = out.pop() else { panic!("a head has places") };
+        assert_eq!(into.len(), values.iter().filter(|(_, bytes)| *bytes > 0).count());
+        for (place, (chunk, _)) in into.iter_mut().zip(values.iter().filter(|(_, bytes)| *bytes > 0)) {
+            place.bytes_mut().fill(u8::try_from(*chunk).expect("small"));
+        }
+        (frame, into)
+    }
+
+    fn values(&mut self, ticket: Ticket, values: &[(u64, u32)]) {
+        let (frame, body) = self.begin_values(ticket, values);
+        self.event(Event::Landed { peer: self.peer(), frame, body });
+    }
+
+    fn log(&mut self) -> String {
+        std::mem::take(&mut self.log).join(", ")
+    }
+
+    fn versions(&mut self, ticket: Ticket) -> Option<Vec<u64>> {
+        let finished = self.client.take(ticket)?.expect("it was answered");
+        Some(finished.versions.into_iter().map(|Version(version)| version).collect())
+    }
+}
+
+#[test]
+fn requests_are_sent_again_in_order_after_a_reconnect() {
+    let gradient = [1; 8];
+    lend(|book| {
+        let mut line = Line::connected();
+        assert_eq!(line.log(), "", "a lane connects when it is used");
+        let push = |line: &mut Line| {
+            let payload = vec![Outgoing::Loan(book.read(&gradient))];
+            line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() })
+        };
+        let (first, second) = (push(&mut line), push(&mut line));
+        assert_eq!(line.log(), "hello 0", "nothing goes before the welcome");
+        line.welcome();
+        let third = push(&mut line);
+        assert_eq!(line.log(), "push 1, push 2, push 3");
+        line.gone(Vec::new());
+        line.wait(19);
+        assert_eq!(line.log(), "");
+        line.wait(1);
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 1, push 2, push 3");
+        line.done(second, &[(0, 2)]);
+        assert_eq!(line.versions(second), None, "its payload is still with the transport");
+        line.sent();
+        assert_eq!(line.versions(second), Some(vec![2]));
+        line.gone(Vec::new());
+        line.wait(1000);
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 1, push 3");
+        line.sent();
+        line.done(third, &[(0, 3)]);
+        line.done(first, &[(0, 1)]);
+        assert_eq!((line.versions(first), line.versions(third)), (Some(vec![1]), Some(vec![3])));
+        assert!(!line.client.is_busy());
+    });
+}
+
+#[test]
+fn entries_count_once_however_often_they_are_answered() {
+    let mut line = Line::connected();
+    let ticket = line.ask(Kind::Set, &[0, 1, 0], RequestBody::default());
+    line.welcome();
+    line.sent();
+    line.done(ticket, &[(1, 4)]);
+    line.done(ticket, &[(1, 9), (7, 1)]);
+    line.gone(Vec::new());
+    line.wait(20);
+    line.welcome();
+    line.sent();
+    line.done(ticket, &[(1, 4), (0, 5)]);
+    assert_eq!(line.versions(ticket), None);
+    line.done(ticket, &[(0, 5)]);
+    assert_eq!(line.versions(ticket), Some(vec![5, 4, 5]), "each of two entries of one chunk has its answer");
+}
+
+#[test]
+fn values_land_in_their_places() {
+    let mut memory = [9u8; 12];
+    let (first, rest) = memory.split_at_mut(4);
+    let (second, third) = rest.split_at_mut(4);
+    lend(|book| {
+        let mut line = Line::connected();
+        let into = vec![book.write(first), book.write(second), book.write(third)];
+        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { payload: Vec::new(), into });
+        line.welcome();
+        line.sent();
+        line.values(ticket, &[(3, 4)]);
+        line.done(ticket, &[(1, 1)]);
+        line.values(ticket, &[(2, 8)]);
+        assert_eq!(line.versions(ticket), None, "an acknowledgement is no value, nor is one that does not fit");
+        let (_, unfilled) = line.begin_values(ticket, &[(1, 4), (3, 4), (8, 4)]);
+        line.gone(unfilled);
+        line.wait(20);
+        line.welcome();
+        line.sent();
+        line.values(ticket, &[(1, 4), (2, 4), (3, 4)]);
+        assert_eq!(line.versions(ticket), Some(vec![5, 5, 5]));
+        line.values(ticket, &[(1, 4)]);
+    });
+    assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+}
+
+#[test]
+fn a_stranger_gives_one_place_for_each_payload() {
+    let mut line = Line::connected();
+    line.ask(Kind::Pull, &[1], RequestBody::default());
+    line.welcome();
+    line.gone(Vec::new());
+    let (_, places) = line.begin_values(Ticket(1), &[(1, 0), (2, 4)]);
+    assert!(matches!(places[..], [Incoming::Discard { bytes: 4 }]));
+}
+
+#[test]
+fn a_busy_server_is_asked_again_after_a_pause() {
+    let mut line = Line::connected();
+    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
+    line.welcome();
+    line.sent();
+    line.log();
+    line.error(ticket, Kind::Error, ErrorCode::Busy);
+    assert_eq!(line.client.deadline(), Some(Now(20)));
+    line.wait(19);
+    assert_eq!(line.log(), "");
+    line.wait(1);
+    assert_eq!(line.log(), "push 1");
+    assert_eq!(line.client.deadline(), None);
+    line.sent();
+    line.error(ticket, Kind::Error, ErrorCode::Busy);
+    line.gone(Vec::new());
+    line.wait(30);
+    line.log();
+    assert_eq!(line.client.deadline(), None, "a request that waits for a connection does not ask to be driven");
+    line.welcome();
+    line.sent();
+    line.done(ticket, &[(0, 1)]);
+    assert_eq!(line.versions(ticket), Some(vec![1]));
+}
+
+#[test]
+fn who_is_superseded_is_told_and_who_is_refused_otherwise_tries_again() {
+    let gradient = [1; 8];
+    lend(|book| {
+        let mut line = Line::connected();
+        let payload = vec![Outgoing::Loan(book.read(&gradient))];
+        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
+        line.gone(Vec::new());
+        assert!(line.client.outstanding().contains("shard 0 at loopback://there:1: 1 requests without an answer"));
+        assert!(line.client.outstanding().contains("Invalid"), "{}", line.client.outstanding());
+        line.wait(20);
+        assert_eq!(line.log(), "hello 0, close, hello 0");
+        line.error(Ticket(0), Kind::Refused, ErrorCode::Fenced);
+        line.gone(Vec::new());
+        let refused = line.client.take(ticket).expect("it is over").expect_err("it was refused");
+        assert_eq!(refused.code, ErrorCode::Fenced);
+        assert!(!line.client.is_busy());
+    });
+}
+
+#[test]
+fn a_refused_request_ends_when_its_payload_is_home() {
+    let gradient = [1; 8];
+    lend(|book| {
+        let mut line = Line::connected();
+        let payload = vec![Outgoing::Loan(book.read(&gradient))];
+        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        line.welcome();
+        line.error(ticket, Kind::Error, ErrorCode::Invalid);
+        assert!(line.client.take(ticket).is_none());
+        line.gone(Vec::new());
+        assert_eq!(line.client.take(ticket).expect("it is over").expect_err("refused").code, ErrorCode::Invalid);
+        assert!(!line.client.is_busy());
+    });
+}
+
+#[test]
+fn what_is_abandoned_comes_home_and_is_forgotten() {
+    let gradient = [1; 8];
+    let mut value = [0; 4];
+    lend(|book| {
+        let mut line = Line::connected();
+        let payload = vec![Outgoing::Loan(book.read(&gradient))];
+        line.ask(Kind::Push, &[0], RequestBody { payload, into: vec![book.write(&mut value)] });
+        line.welcome();
+        let (_, unfilled) = line.begin_values(Ticket(1), &[(0, 4)]);
+        line.log();
+        let mut out = Vec::new();
+        line.client.abandon(&mut out);
+        line.outputs(out);
+        assert_eq!(line.log(), "close");
+        assert!(!line.client.forget(), "its parcels are with the transport");
+        line.gone(unfilled);
+        assert!(line.client.forget());
+    });
+}
+
+#[test]
+fn an_address_that_cannot_be_reached_is_named() {
+    let mut line = Line::new();
+    let mut out = Vec::new();
+    line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
+    line.client.drive(line.now, &mut out);
+    assert!(matches!(out[..], [Output::Connect { .. }]));
+    line.client.unreachable(line.now, line.lane, &crate::error::Failure::call("no such host"));
+    assert!(line.client.outstanding().ends_with("(not connected, no such host)"), "{}", line.client.outstanding());
+    assert_eq!(line.client.deadline(), Some(Now(20)));
+    assert!(line.client.forget());
+}
+
+#[test]
+fn an_answer_without_entries_brings_its_message() {
+    let mut line = Line::connected();
+    let ticket = line.ask(Kind::Control, &[], RequestBody::default());
+    line.welcome();
+    line.sent();
+    let message = ErrorMessage { code: 0, text: "hello".into() };
+    let frame = Frame::with_control(Head { request: ticket, ..Head::new(Kind::Answer) }, &message);
+    line.event(Event::Landed { peer: line.peer(), frame, body: Vec::new() });
+    let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
+    assert_eq!(ErrorMessage::decode(finished.control.as_slice()).expect("it parses"), message);
+}

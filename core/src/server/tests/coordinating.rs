@@ -185,7 +185,8 @@ impl Desk {
                 self.outputs(out);
             }
             "restart" => {
-                let (callers, peers) = (std::mem::take(&mut self.callers), self.peers);
+                let (mut callers, peers) = (std::mem::take(&mut self.callers), self.peers);
+                callers.retain(|name, _| !name.starts_with('s'));
                 *self = Self { callers, peers, ..Self::new(Some(&self.kept)) };
             }
             other => panic!("{other} is no command"),
