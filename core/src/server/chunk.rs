@@ -47,9 +47,6 @@ pub(super) struct Waiter {
     pub(super) since: Now,
 }
 
-impl Waiter {
-}
-
 /// A piece of a parameter.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
@@ -100,6 +97,11 @@ impl Chunk {
     pub(super) fn set_value(&mut self, value: Lease) {
         self.value = Arc::new(value);
         self.checksum = None;
+    }
+
+    /// Since when somebody waits for a version, or with a gradient for its round.
+    pub(super) fn waits_since(&self) -> Option<Now> {
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
     }
 
     /// What this chunk remembers of `trainer`.

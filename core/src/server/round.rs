@@ -13,6 +13,7 @@ use crate::ids::{Incarnation, PeerId, Sequence, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::Kernels;
+use crate::time::Now;
 use crate::wire::Head;
 
 /// From so many contributions in a row on, their sum replaces them while the round waits for the rest: memory
@@ -34,6 +35,8 @@ pub(super) struct Contribution {
     /// Who sent it, to answer when it is admitted or applied.
     pub(super) peer: PeerId,
     pub(super) head: Head,
+    /// Since when it waits for its round, if it is one ahead; nothing once its sender was told who is missing.
+    pub(super) since: Option<Now>,
 }
 
 impl Contribution {
@@ -94,6 +97,22 @@ impl Round {
 
     pub(super) fn is_empty(&self) -> bool {
         self.contributions.is_empty()
+    }
+
+    /// Since when the oldest contribution waits whose sender was not told yet.
+    pub(super) fn waits_since(&self) -> Option<Now> {
+        self.ahead.values().filter_map(|one| one.since).min()
+    }
+
+    /// Whom to tell that a contribution has waited since `since` or longer; it goes on waiting, and they are told once.
+    pub(super) fn take_overdue(&mut self, since: Now) -> Vec<(PeerId, Head)> {
+        let overdue = self.ahead.values_mut().filter(|one| one.since.is_some_and(|waits| waits <= since));
+        overdue
+            .map(|one| {
+                one.since = None;
+                (one.peer, one.head)
+            })
+            .collect()
     }
 
     /// The oldest journal position that is not yet in the value.

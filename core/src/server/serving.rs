@@ -112,6 +112,7 @@ impl Serving {
                 position: cx.position,
                 peer: cx.peer,
                 head: frame.head,
+                since: Some(cx.now),
             };
             self.push_entry(cx, entry, contribution);
         }
@@ -173,10 +174,13 @@ impl Serving {
             let chunk = &mut self.table.chunks[place];
             let (expired, rest) = chunk.waiters.drain(..).partition(|waiter| waiter.since <= since);
             chunk.waiters = rest;
-            if let Some(oldest) = chunk.waiters.iter().map(|waiter| waiter.since).min() {
+            let mut expired: Vec<Waiter> = expired;
+            let version = Version(chunk.version.0 + 1);
+            let overdue = chunk.round.take_overdue(since).into_iter();
+            expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since }));
+            if let Some(oldest) = chunk.waits_since() {
                 self.waits.push_back((oldest, place));
             }
-            let expired: Vec<Waiter> = expired;
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
@@ -186,11 +190,7 @@ impl Serving {
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
         let chunk = &self.table.chunks[place];
-        let missing: Vec<String> = self
-            .active()
-            .filter(|trainer| chunk.round.contribution(*trainer).is_none())
-            .map(|trainer| trainer.to_string())
-            .collect();
+        let missing: Vec<String> = self.missing(chunk).iter().map(TrainerId::to_string).collect();
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {} s; it is at version {} and round {} \
              waits for trainer {}",
@@ -202,6 +202,19 @@ impl Serving {
             chunk.version.0 + 1,
             missing.join(", ")
         )
+    }
+
+    /// For whom the chunk's round waits.
+    fn missing(&self, chunk: &Chunk) -> Vec<TrainerId> {
+        let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
+        match self.job.mode {
+            Mode::Sync => self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect(),
+            Mode::Staleness { .. } => {
+                let slowest = self.active().map(|trainer| clock(&trainer)).min();
+                self.active().filter(|trainer| Some(clock(trainer)) == slowest).collect()
+            }
+            Mode::Async | Mode::Delta => self.table.held(chunk.id).group.owner.into_iter().collect(),
+        }
     }
 
     fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
@@ -276,14 +289,18 @@ impl Serving {
                 self.answer_push(cx, place, &head, peer, version);
             }
             Verdict::Waits => {
+                self.note_wait(cx.now, place);
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
-                (waiting.peer, waiting.head) = (peer, head);
+                (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
             }
             Verdict::Enter => {
                 self.enter(cx, place, contribution);
                 self.advance(cx, place);
             }
-            Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
+            Verdict::Wait => {
+                self.note_wait(cx.now, place);
+                self.table.chunks[place].round.add_ahead(contribution);
+            }
         }
     }
 
@@ -317,10 +334,16 @@ impl Serving {
             cx.replies.value(peer, head, value_entry(chunk, element_type), chunk.value());
             return;
         }
-        if chunk.waiters.is_empty() {
-            self.waits.push_back((cx.now, place));
+        self.note_wait(cx.now, place);
+        let waiter = Waiter { peer, head: *head, version, since: cx.now };
+        self.table.chunks[place].waiters.push(waiter);
+    }
+
+    /// Somebody is about to wait for a chunk: notes it, unless somebody does already.
+    fn note_wait(&mut self, now: Now, place: usize) {
+        if self.table.chunks[place].waits_since().is_none() {
+            self.waits.push_back((now, place));
         }
-        chunk.waiters.push(Waiter { peer, head: *head, version, since: cx.now });
     }
 
     /// Closes the chunk's round, and the ones after it, as far as what is there allows.
@@ -438,7 +461,7 @@ impl Serving {
         for waiter in ready {
             cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk, element_type), chunk.value());
         }
-        while self.waits.front().is_some_and(|(_, one)| self.table.chunks[*one].waiters.is_empty()) {
+        while self.waits.front().is_some_and(|(_, one)| self.table.chunks[*one].waits_since().is_none()) {
             self.waits.pop_front();
         }
     }
