@@ -90,9 +90,10 @@ impl Round {
         self.ahead.remove(&trainer)
     }
 
-    /// Forgets what `trainer` contributed to the open round.
-    pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.contributions.remove(&trainer)
+    /// Forgets what `trainer` contributed to the open round, and what of its waits.
+    pub(super) fn withdraw(&mut self, trainer: TrainerId) {
+        self.contributions.remove(&trainer);
+        self.ahead.remove(&trainer);
     }
 
     pub(super) fn is_empty(&self) -> bool {

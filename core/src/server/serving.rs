@@ -100,6 +100,8 @@ impl Serving {
         if self.left[trainer.0 as usize].is_some_and(|left| left < frame.head.incarnation) {
             self.left[trainer.0 as usize] = None;
         }
+        // An earlier life of the trainer will not send the rest of what it had begun.
+        self.disown(cx, trainer, |begun| begun < frame.head.incarnation);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let contribution = Contribution {
                 trainer,
@@ -147,7 +149,7 @@ impl Serving {
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
-        self.disown(head.trainer);
+        self.disown(cx, head.trainer, |_| true);
         for place in 0..self.table.chunks.len() {
             self.advance(cx, place);
         }
@@ -491,14 +493,23 @@ impl Serving {
         admitted
     }
 
-    /// A trainer that leaves in the middle of a push takes its unfinished rounds with it.
-    fn disown(&mut self, trainer: TrainerId) {
+    /// A trainer that will not finish a push takes what it has sent of it out of the others' way, where chunks step
+    /// together and one trainer after the other.
+    fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_given_up: impl Fn(Incarnation) -> bool) {
+        let chunks = &self.table.chunks;
+        let begun = |place: &usize| chunks[*place].round.contribution(trainer).is_some_and(|one| is_given_up(one.incarnation));
         let owned = self.table.parameters.values_mut().filter(|held| held.group.owner == Some(trainer));
-        for held in owned.filter(|held| !held.rule.is_element_wise()) {
+        let mut freed = Vec::new();
+        for held in owned.filter(|held| held.group.chunks.iter().any(begun)) {
             held.group.owner = None;
-            for place in &held.group.chunks {
+            freed.push(held.group.chunks.clone());
+        }
+        for places in freed {
+            for place in &places {
                 self.table.chunks[*place].round.withdraw(trainer);
             }
+            self.admit_group(cx, self.table.chunks[places[0]].id);
+            self.advance(cx, places[0]);
         }
     }
 }
