@@ -110,7 +110,11 @@ fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
     let servers = Local::start(&job);
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
     for (index, client) in clients.iter().enumerate() {
-        assert_eq!(begin(client, tensors).expect("the tensors are initialised"), index == 0, "the first one asks first");
+        assert_eq!(
+            begin(client, tensors).expect("the tensors are initialised"),
+            index == 0,
+            "the first one asks first"
+        );
     }
     match layout.order {
         Order::Shuffled(seed) => shuffled(&clients, tensors, &mut Luck::new(seed)),

@@ -34,11 +34,16 @@ const LEASE: Duration = Duration::from_millis(200);
 enum Stage {
     Waits,
     /// It was chosen under this generation and has so many steps before it.
-    Initialises { generation: u32, steps: usize },
+    Initialises {
+        generation: u32,
+        steps: usize,
+    },
     /// Its connection is gone.
     Killed,
     /// It was chosen under this generation and says nothing any more; later it wakes and goes on.
-    Stunned { generation: u32 },
+    Stunned {
+        generation: u32,
+    },
     Finished,
     Lost,
 }
@@ -55,8 +60,7 @@ struct Simulation {
 impl Simulation {
     fn new() -> Self {
         let job = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: TRAINERS, chunk_bytes: 4096 };
-        let options =
-            CoordinatorOptions { epoch: Epoch(1), servers: 1, job, default_config: Vec::new(), lease: LEASE };
+        let options = CoordinatorOptions { epoch: Epoch(1), servers: 1, job, default_config: Vec::new(), lease: LEASE };
         let mut coordinator = Coordinator::new(options, None).expect("nothing was kept");
         let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1 };
         coordinator.register(0, server).expect("there is a server 0");

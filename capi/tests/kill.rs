@@ -104,7 +104,7 @@ fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
     let folder = folder();
     let mut processes = Processes::start(job(&folder, "async"));
     let coordinator = processes.coordinator();
-    let one = |tensor: Tensor| tensor.from_zero();
+    let one = |tensor: Tensor| tensor.zeroed();
     let tensors: Vec<Tensor> = tensors("const_lr { learning_rate: 1.0 }").into_iter().map(one).collect();
     let pushed: Vec<AtomicU64> = tensors.iter().map(|_| AtomicU64::new(0)).collect();
     let stop = AtomicBool::new(false);
@@ -221,7 +221,8 @@ fn check_killed_while_initialising(server: usize, declared_before: usize) {
         });
         processes.start_again(server);
         let finished = tensors[declared_before..].iter().try_for_each(|tensor| declare(&first, tensor));
-        let finished = finished.and_then(|()| first.finish_init()).is_ok() || begin(&first, &tensors).is_ok_and(|it| it);
+        let finished =
+            finished.and_then(|()| first.finish_init()).is_ok() || begin(&first, &tensors).is_ok_and(|it| it);
         let others = others.map(|one| one.join().expect("it does not panic").expect("it is initialised"));
         let finishers = others.into_iter().chain([finished]).filter(|finished| *finished).count();
         assert_eq!(finishers, 1, "server {server} killed after {declared_before} tensors");
@@ -244,9 +245,9 @@ fn a_server_that_is_killed_during_initialisation_holds_nothing_up() {
 fn newest_checkpoint(shard: &Path) -> u64 {
     let names = std::fs::read_dir(shard).expect("the folder is there").map_while(Result::ok);
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let numbers = names.filter(|name| name.ends_with(".json")).filter_map(|name| {
-        name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
-    });
+    let numbers = names
+        .filter(|name| name.ends_with(".json"))
+        .filter_map(|name| name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok());
     numbers.max().unwrap_or(0)
 }
 

@@ -94,7 +94,7 @@ fn a_parameter_of_3_gib_comes_back_whole() {
 /// Seconds that a round of push and pull takes, the best of a few.
 fn seconds_of_a_round(count: usize, elements: usize) -> f64 {
     let tensors: Vec<Tensor> =
-        (0..count).map(|number| Tensor::new(&format!("tensor {number}"), Float32, elements, "").from_zero()).collect();
+        (0..count).map(|number| Tensor::new(&format!("tensor {number}"), Float32, elements, "").zeroed()).collect();
     let process = start(&Job { chunk_bytes: 1024 * 1024, ..Job::new(1, 1) });
     let client = client(&process.address, 0);
     begin(&client, &tensors).expect("the tensors are initialised");

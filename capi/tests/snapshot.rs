@@ -146,7 +146,8 @@ fn id(chunk: u64) -> ChunkId {
 }
 
 fn chunk_of(chunk: u64, round: u64) -> Vec<u8> {
-    let number = |element: u32| f64::from(element).mul_add(0.37, f64::from(u32::try_from(chunk + 7 * round).expect("few")));
+    let number =
+        |element: u32| f64::from(element).mul_add(0.37, f64::from(u32::try_from(chunk + 7 * round).expect("few")));
     #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
     (0..CHUNK_BYTES / 4).flat_map(|element| (number(element).sin() as f32).to_le_bytes()).collect()
 }

@@ -40,7 +40,7 @@ impl ShardNode {
     /// A shard, with what an earlier process left.
     pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
         let options = ShardOptions { epoch, round_timeout: start.settings.round_timeout };
-        let mut shard = Shard::new(options, Box::new(Cpu::default()));
+        let mut shard = Shard::new(options, Box::new(Cpu));
         let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);
         let sync = start.settings.journal == Journal::Sync;

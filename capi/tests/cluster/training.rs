@@ -23,7 +23,7 @@ impl Tensor {
         Self { name: name.to_owned(), element_type, elements, settings: settings.to_owned(), begins_at_zero: false }
     }
 
-    pub(crate) fn from_zero(self) -> Self {
+    pub(crate) fn zeroed(self) -> Self {
         Self { begins_at_zero: true, ..self }
     }
 
