@@ -75,10 +75,9 @@ fn compile(folder: &Path, source: &str, language: Language, link: Link) -> PathB
     command.arg(sources().join("include")).arg(sources().join(source)).arg("-xnone").arg("-o").arg(&program);
     match link {
         Link::Shared => {
-            // Programs ask for the name with the version, as they would after an installation.
-            let installed = folder.join("libpaddle_pserver.so.1");
-            std::os::unix::fs::symlink(library("libpaddle_pserver.so"), &installed).expect("a link can be made");
-            command.arg(&installed).arg(format!("-Wl,-rpath,{}", folder.display())).arg("-lpthread");
+            let built = library("libpaddle_pserver.so");
+            let place = built.parent().expect("a file is in a folder").display().to_string();
+            command.arg(format!("-L{place}")).arg("-lpaddle_pserver").arg(format!("-Wl,-rpath,{place}"));
         }
         Link::Static => {
             command.arg(library("libpaddle_pserver.a")).args(["-lpthread", "-ldl", "-lm"]);

@@ -1,4 +1,5 @@
-//! A checkpoint that is taken while rounds close, and the restart after it, of one shard without a server around it.
+//! One shard without a server around it: a checkpoint that is taken while rounds close and the restart after it, and
+//! a trainer that dies in the middle of a push.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,37 +20,58 @@ use pserver_core::wire::{
 };
 use pserver_kernels::cpu::Cpu;
 
-const PEER: PeerId = PeerId(1);
+const FIRST: Who = Who { trainer: 0, incarnation: 1 };
 const CHUNK_BYTES: u32 = 4096;
 const CHUNKS: u64 = 3;
 const DIRECTORY: &str = "shard";
 
-/// A shard, and the one trainer it has.
+/// A shard, and what its trainers were answered.
 struct World {
     shard: Shard,
     requests: u64,
+    /// The chunks of pushes that were acknowledged.
+    acknowledged: usize,
+}
+
+/// One life of a trainer.
+#[derive(Clone, Copy)]
+struct Who {
+    trainer: u32,
+    incarnation: u32,
+}
+
+impl Who {
+    fn peer(self) -> PeerId {
+        PeerId(u64::from(self.trainer) * 16 + u64::from(self.incarnation))
+    }
 }
 
 impl World {
-    /// A shard with what is in `storage`, and the trainer's connection.
+    /// A shard with what is in `storage`, and the first trainer's connection.
     fn restored(storage: &Arc<dyn Storage>) -> Self {
         let options = ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60) };
         let mut shard = Shard::new(options, Box::new(Cpu));
         shard.restore(storage, DIRECTORY, false).expect("what was written can be read");
-        let mut world = Self { shard, requests: 0 };
-        world.shard.handle(Now(0), Event::Accepted { peer: PEER, origin: "a test".to_owned() }, &mut Vec::new());
-        let hello = HelloMessage { role: Role::Trainer.into(), host: String::new(), process: 0 };
-        world.send(Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
+        let mut world = Self { shard, requests: 0, acknowledged: 0 };
+        world.connect(FIRST);
         world
     }
 
-    /// Puts a frame of the trainer through the shard's door; it must not be refused.
-    fn send(&mut self, mut frame: Frame, payload: &[&[u8]]) {
+    fn connect(&mut self, who: Who) {
+        let accepted = Event::Accepted { peer: who.peer(), origin: "a test".to_owned() };
+        self.shard.handle(Now(0), accepted, &mut Vec::new());
+        let hello = HelloMessage { role: Role::Trainer.into(), host: String::new(), process: 0 };
+        self.send(who, Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
+    }
+
+    /// Puts a frame of a trainer through the shard's door; it must not be refused.
+    fn send(&mut self, who: Who, mut frame: Frame, payload: &[&[u8]]) {
+        let peer = who.peer();
         self.requests += 1;
         frame.head = Head {
             epoch: Epoch(1),
-            trainer: TrainerId(0),
-            incarnation: Incarnation(1),
+            trainer: TrainerId(who.trainer),
+            incarnation: Incarnation(who.incarnation),
             generation: Generation(1),
             request: Ticket(self.requests),
             ..frame.head
@@ -57,23 +79,24 @@ impl World {
         let mut out = Vec::new();
         let mut body = Vec::new();
         if !payload.is_empty() {
-            self.shard.handle(Now(0), Event::Head { peer: PEER, frame: frame.clone() }, &mut out);
+            self.shard.handle(Now(0), Event::Head { peer, frame: frame.clone() }, &mut out);
             let Some(Output::Submit(Submit::Land { into, .. })) = out.pop() else { panic!("a payload has a place") };
             body = into;
         }
         for (place, bytes) in body.iter_mut().zip(payload) {
             place.bytes_mut().copy_from_slice(bytes);
         }
-        self.shard.handle(Now(0), Event::Landed { peer: PEER, frame, body }, &mut out);
+        self.shard.handle(Now(0), Event::Landed { peer, frame, body }, &mut out);
         for output in out {
             if let Output::Submit(Submit::Send { frame, .. }) = output {
                 let text = String::from_utf8_lossy(&frame.control);
                 assert!(!matches!(frame.head.kind, Kind::Error | Kind::Refused), "refused: {text}");
+                self.acknowledged += if frame.head.kind == Kind::Done { frame.entries.len() } else { 0 };
             }
         }
     }
 
-    fn initialise(&mut self, optimizer: &str) {
+    fn initialise(&mut self, optimizer: &str, mode: u32, trainers: u32) {
         let rule = OptimizerSettings::from_text(optimizer).expect("it is an optimizer").rule.expect("it has a rule");
         let declaration = Declaration {
             name: Name::new(b"weights").expect("it is a name"),
@@ -89,21 +112,23 @@ impl World {
             let value = chunk_of(chunk, 0);
             let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
             frame.entries.push(Entry::with_payload(id(chunk), Round(0), Float32, &value));
-            self.send(frame, &[&value]);
+            self.send(FIRST, frame, &[&value]);
         }
-        let job = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 1, chunk_bytes: CHUNK_BYTES };
+        let job = JobMessage { mode, staleness: 0, merge: 0, trainers, chunk_bytes: CHUNK_BYTES };
         let message = FinishMessage { chunks: CHUNKS, job: Some(job) };
-        self.send(Frame::with_control(Head::new(Kind::Finish), &message), &[]);
+        self.send(FIRST, Frame::with_control(Head::new(Kind::Finish), &message), &[]);
+        self.acknowledged = 0;
     }
 
-    fn push(&mut self, round: u64) {
-        let gradients: Vec<Vec<u8>> = (0..CHUNKS).map(|chunk| chunk_of(chunk, round)).collect();
+    /// Pushes the gradients of the first so many chunks.
+    fn push(&mut self, who: Who, round: u64, chunks: u64) {
+        let gradients: Vec<Vec<u8>> = (0..chunks).map(|chunk| chunk_of(chunk, round)).collect();
         let head = Head { sequence: Sequence(round), ..Head::new(Kind::Push) };
         let mut frame = Frame::with_control(head, &PushMessage { rate: None });
         let entry = |(chunk, bytes)| Entry::with_payload(id(chunk), Round(round), Float32, bytes);
         frame.entries = (0..).zip(gradients.iter().map(Vec::as_slice)).map(entry).collect();
         let payload: Vec<&[u8]> = gradients.iter().map(Vec::as_slice).collect();
-        self.send(frame, &payload);
+        self.send(who, frame, &payload);
     }
 
     /// Versions, values and states.
@@ -132,19 +157,19 @@ fn chunk_of(chunk: u64, round: u64) -> Vec<u8> {
 fn check(optimizer: &str, bytes_before_the_round: u64) {
     let storage: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut world = World::restored(&storage);
-    world.initialise(optimizer);
-    world.push(1);
+    world.initialise(optimizer, 0, 1);
+    world.push(FIRST, 1, CHUNKS);
     assert!(world.shard.begin_checkpoint(&storage, DIRECTORY, 1).expect("memory takes it"));
     let early = world.shard.continue_checkpoint(bytes_before_the_round).expect("memory takes it");
-    world.push(2);
+    world.push(FIRST, 2, CHUNKS);
     let late = || world.shard.continue_checkpoint(u64::MAX).expect("memory takes it");
     early.or_else(late).expect("all is written").finish().expect("memory takes it");
 
     let mut again = World::restored(&storage);
     assert!(again.contents() == world.contents(), "{optimizer}: as it was, {bytes_before_the_round} bytes in");
     for round in 3..5 {
-        world.push(round);
-        again.push(round);
+        world.push(FIRST, round, CHUNKS);
+        again.push(FIRST, round, CHUNKS);
         assert!(again.contents() == world.contents(), "{optimizer}: round {round}, {bytes_before_the_round} bytes in");
     }
 }
@@ -157,4 +182,38 @@ fn a_round_that_closes_in_the_middle_of_a_checkpoint_survives_a_restart() {
             check(optimizer, 1 + chunks * 3 * u64::from(CHUNK_BYTES));
         }
     }
+}
+
+/// A trainer has sent a part of a gradient whose chunks step together, and dies or leaves; what it sent does not
+/// hold up the others, and does not mix with what comes later.
+fn check_unfinished_push(end: impl Fn(&mut World)) {
+    let clipped = "optimizer: Adam adam { } clip_norm: 0.5";
+    let start = || {
+        let mut world = World::restored(&(Arc::new(InMemory::new()) as Arc<dyn Storage>));
+        // Every gradient is a round of its own.
+        world.initialise(clipped, 1, 2);
+        world
+    };
+    let (other, successor) = (Who { trainer: 1, incarnation: 1 }, Who { trainer: 0, incarnation: 2 });
+    let mut expected = start();
+    expected.connect(other);
+    expected.push(other, 7, CHUNKS);
+    expected.connect(successor);
+    expected.push(successor, 9, CHUNKS);
+
+    let mut world = start();
+    world.connect(other);
+    world.push(FIRST, 1, 1);
+    world.push(other, 7, CHUNKS);
+    end(&mut world);
+    world.connect(successor);
+    world.push(successor, 9, CHUNKS);
+    assert!(world.contents() == expected.contents(), "what was not finished is not in the value");
+    assert_eq!(world.acknowledged, expected.acknowledged + 1, "nobody waits any more");
+}
+
+#[test]
+fn a_push_that_its_trainer_does_not_finish_holds_nobody_up() {
+    check_unfinished_push(|_| {});
+    check_unfinished_push(|world| world.send(FIRST, Frame::bare(Head::new(Kind::Leave)), &[]));
 }

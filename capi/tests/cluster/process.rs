@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -171,14 +171,16 @@ impl Processes {
     }
 }
 
+/// What this test program has given out.
+static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
 /// Ports that nobody listens on. They lie below those that the system gives to connections: a trainer that
 /// connects again and again to a port of that range, where nobody listens, at last connects to itself, and then
 /// the server that starts again finds its port taken.
 pub(crate) fn free_ports(count: usize) -> Vec<u16> {
     let mut luck = Luck::new(u64::from(std::process::id()) << 20 | u64::try_from(count).expect("few"));
     let mut held = Vec::new();
-    static TAKEN: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     while held.len() < count {
         let port = u16::try_from(10_000 + luck.below(20_000)).expect("below 65536");
         if let (false, Ok(listener)) = (taken.contains(&port), TcpListener::bind(("127.0.0.1", port))) {

@@ -23,7 +23,7 @@ impl Tensor {
         Self { name: name.to_owned(), element_type, elements, settings: settings.to_owned(), begins_at_zero: false }
     }
 
-    pub(crate) fn from_zero(self) -> Self {
+    pub(crate) fn zeroed(self) -> Self {
         Self { begins_at_zero: true, ..self }
     }
 
@@ -43,18 +43,23 @@ impl Tensor {
 
     /// The same number everywhere.
     pub(crate) fn constant(&self, number: f32) -> Vec<u8> {
-        self.each(|| f64::from(number))
+        self.each(|| number.into())
     }
 
+    /// Numbers of every magnitude between -1 and 1, so that their sum depends on the order in which it is made.
     fn filled(&self, salt: u64) -> Vec<u8> {
         let name = self.name.bytes().fold(salt, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
         let mut luck = Luck::new(name);
-        // Between -1 and 1, with 24 bits, so that it is the same number in either type.
-        self.each(move || f64::from(u32::try_from(luck.next() >> 40).expect("24 bits")) / f64::from(1 << 23) - 1.0)
+        self.each(move || {
+            let (high, low) = (luck.next() >> 32, luck.next() >> 32);
+            let word = |word: u64| f64::from(u32::try_from(word).expect("32 bits"));
+            let fraction = (word(high) + word(low) / f64::from(1_u32 << 31) / 2.0) / f64::from(1_u32 << 31) - 1.0;
+            fraction / f64::from(1_u32 << (high % 20))
+        })
     }
 
     fn each(&self, mut number: impl FnMut() -> f64) -> Vec<u8> {
-        #[expect(clippy::cast_possible_truncation, reason = "the numbers have 24 bits")]
+        #[expect(clippy::cast_possible_truncation, reason = "the nearest one will do")]
         let single = |number: f64| (number as f32).to_le_bytes();
         match self.element_type {
             ElementType::Float64 => (0..self.elements).flat_map(|_| number().to_le_bytes()).collect(),

@@ -119,6 +119,11 @@ impl Chunk {
         self.checksum = None;
     }
 
+    /// Since when somebody waits for a version, or with a gradient for its round.
+    pub(super) fn waits_since(&self) -> Option<Now> {
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
+    }
+
     /// What this chunk remembers of `trainer`.
     pub(super) fn heard_mut(&mut self, trainer: TrainerId) -> &mut Heard {
         let index = trainer.0 as usize;

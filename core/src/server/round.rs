@@ -14,6 +14,7 @@ use crate::ids::{Incarnation, PeerId, Sequence, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::Kernels;
+use crate::time::Now;
 use crate::wire::Head;
 
 /// From so many contributions in a row on, their sum replaces them while the round waits for the rest: memory
@@ -35,6 +36,8 @@ pub(super) struct Contribution {
     /// Who sent it, to answer when it is admitted or applied.
     pub(super) peer: PeerId,
     pub(super) head: Head,
+    /// Since when it waits for its round, if it is one ahead; nothing once its sender was told who is missing.
+    pub(super) since: Option<Now>,
 }
 
 impl Contribution {
@@ -88,9 +91,10 @@ impl Round {
         self.ahead.remove(&trainer)
     }
 
-    /// Forgets what `trainer` contributed to the open round.
-    pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.contributions.remove(&trainer)
+    /// Forgets what `trainer` contributed to the open round, and what of its waits.
+    pub(super) fn withdraw(&mut self, trainer: TrainerId) {
+        self.contributions.remove(&trainer);
+        self.ahead.remove(&trainer);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -106,6 +110,21 @@ impl Round {
         };
         let entered = self.contributions.values().map(move |one| open(one, false));
         entered.chain(self.ahead.values().map(move |one| open(one, true)))
+    }
+
+    /// Since when the oldest contribution waits whose sender was not told yet.
+    pub(super) fn waits_since(&self) -> Option<Now> {
+        self.ahead.values().filter_map(|one| one.since).min()
+    }
+
+    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once.
+    pub(super) fn take_overdue(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
+        let overdue = self.ahead.values_mut().filter(|one| one.since.is_some_and(&is_overdue));
+        let tell = |one: &mut Contribution| {
+            one.since = None;
+            (one.peer, one.head)
+        };
+        overdue.map(tell).collect()
     }
 
     /// The oldest journal position that is not yet in the value.

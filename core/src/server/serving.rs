@@ -105,7 +105,8 @@ impl Serving {
     pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
         let trainer = frame.head.trainer;
         self.take_back(cx.position, &frame.head);
-        self.supersede(frame);
+        // An earlier life of the trainer will not send the rest of what it had begun.
+        self.disown(cx, trainer, |begun| begun < frame.head.incarnation);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let contribution = Contribution {
                 trainer,
@@ -118,6 +119,7 @@ impl Serving {
                 position: cx.position,
                 peer: cx.peer,
                 head: frame.head,
+                since: Some(cx.now),
             };
             self.push_entry(cx, entry, contribution);
         }
@@ -152,7 +154,7 @@ impl Serving {
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
-        self.disown(head.trainer);
+        self.disown(cx, head.trainer, |_| true);
         for place in 0..self.table.chunks.len() {
             if self.job.mode != Mode::Sync && !self.table.chunks[place].is_before_restored(cx.position) {
                 // Who waited behind the trainer that left, or for it to catch up, waits no more.
@@ -179,7 +181,14 @@ impl Serving {
     /// Ends the waits that are older than `limit`, naming who is missing.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
         while let Some((_, place)) = self.waits.first().copied().filter(|(since, _)| *since + limit <= cx.now) {
-            for waiter in self.take_waiters(place, |waiter| waiter.since + limit <= cx.now) {
+            let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
+            let before = self.table.chunks[place].waits_since();
+            let chunk = &mut self.table.chunks[place];
+            let version = Version(chunk.version.0 + 1);
+            let overdue = chunk.round.take_overdue(|since| since + limit <= cx.now).into_iter();
+            expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now }));
+            self.note_waits(place, before);
+            for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
             }
@@ -188,11 +197,7 @@ impl Serving {
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
         let chunk = &self.table.chunks[place];
-        let missing: Vec<String> = self
-            .active()
-            .filter(|trainer| chunk.round.contribution(*trainer).is_none())
-            .map(|trainer| trainer.to_string())
-            .collect();
+        let missing: Vec<String> = self.missing(chunk).iter().map(TrainerId::to_string).collect();
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
              waits for trainer {}",
@@ -204,6 +209,19 @@ impl Serving {
             chunk.version.0 + 1,
             missing.join(", ")
         )
+    }
+
+    /// For whom the chunk's round waits.
+    fn missing(&self, chunk: &Chunk) -> Vec<TrainerId> {
+        let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
+        match self.job.mode {
+            Mode::Sync => self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect(),
+            Mode::Staleness { .. } => {
+                let slowest = self.active().map(|trainer| clock(&trainer)).min();
+                self.active().filter(|trainer| Some(clock(trainer)) == slowest).collect()
+            }
+            Mode::Async | Mode::Delta => self.table.held(chunk.id).group.owner.into_iter().collect(),
+        }
     }
 
     fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
@@ -282,14 +300,20 @@ impl Serving {
                 self.answer_push(cx, place, &head, peer, version);
             }
             Verdict::Waits => {
+                let before = self.table.chunks[place].waits_since();
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
-                (waiting.peer, waiting.head) = (peer, head);
+                (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
+                self.note_waits(place, before);
             }
             Verdict::Enter => {
                 self.enter(cx, place, contribution);
                 self.advance(cx, place);
             }
-            Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
+            Verdict::Wait => {
+                let before = self.table.chunks[place].waits_since();
+                self.table.chunks[place].round.add_ahead(contribution);
+                self.note_waits(place, before);
+            }
         }
     }
 
@@ -348,10 +372,24 @@ impl Serving {
         if peer == NOBODY {
             return;
         }
-        if chunk.waiters.is_empty() {
-            self.waits.insert((cx.now, place));
+        let before = self.table.chunks[place].waits_since();
+        let waiter = Waiter { peer, head: *head, version, since: cx.now };
+        self.table.chunks[place].waiters.push(waiter);
+        self.note_waits(place, before);
+    }
+
+    /// Keeps the list of waits true to a chunk whose oldest wait was `before`.
+    fn note_waits(&mut self, place: usize, before: Option<Now>) {
+        let after = self.table.chunks[place].waits_since();
+        if before == after {
+            return;
         }
-        chunk.waiters.push(Waiter { peer, head: *head, version, since: cx.now });
+        if let Some(before) = before {
+            self.waits.remove(&(before, place));
+        }
+        if let Some(after) = after {
+            self.waits.insert((after, place));
+        }
     }
 
     /// Closes the chunk's round, and the ones after it, as far as what is there allows.
@@ -471,14 +509,11 @@ impl Serving {
 
     /// Takes the waiters of a chunk that `is_over` names, in the order of asking.
     fn take_waiters(&mut self, place: usize, is_over: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        let before = self.table.chunks[place].waits_since();
         let chunk = &mut self.table.chunks[place];
-        let before = chunk.waiters.first().map(|first| (first.since, place));
         let (over, rest) = chunk.waiters.drain(..).partition(is_over);
         chunk.waiters = rest;
-        if let Some(before) = before {
-            self.waits.remove(&before);
-        }
-        self.waits.extend(chunk.waiters.first().map(|first| (first.since, place)));
+        self.note_waits(place, before);
         over
     }
 
@@ -495,7 +530,9 @@ impl Serving {
             let chunk = &self.table.chunks[place];
             let held = self.table.held(chunk.id);
             if self.job.mode == Mode::Sync || self.may_enter(chunk, held, trainer) {
+                let before = self.table.chunks[place].waits_since();
                 let contribution = self.table.chunks[place].round.take_ahead(trainer).expect("it waits");
+                self.note_waits(place, before);
                 self.enter(cx, place, contribution);
                 admitted = true;
             }
@@ -531,33 +568,27 @@ impl Serving {
         }
     }
 
-    /// An earlier life of a trainer that ended in the middle of a push takes its unfinished rounds with it, or its
-    /// pieces would be mixed with those of this one.
-    fn supersede(&mut self, frame: &Frame) {
-        if self.job.mode == Mode::Sync {
-            return;
-        }
-        let trainer = frame.head.trainer;
-        for entry in &frame.entries {
-            let held = self.table.parameters.get_mut(&entry.id.parameter).expect("the entry was checked");
-            let chunks = &mut self.table.chunks;
-            let open = |place: &usize| chunks[*place].round.contribution(trainer).map(|one| one.incarnation);
-            let is_older = held.group.chunks.iter().find_map(open).is_some_and(|one| one < frame.head.incarnation);
-            if held.group.owner == Some(trainer) && is_older {
-                held.group.owner = None;
-                held.group.chunks.iter().for_each(|place| drop(chunks[*place].round.withdraw(trainer)));
-            }
-        }
-    }
-
-    /// A trainer that leaves in the middle of a push takes its unfinished rounds with it.
-    fn disown(&mut self, trainer: TrainerId) {
+    /// A trainer that will not finish a push takes what it has sent of it out of the others' way, where chunks step
+    /// together and one trainer after the other.
+    fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_given_up: impl Fn(Incarnation) -> bool) {
+        let chunks = &self.table.chunks;
+        let begun = |place: &usize| chunks[*place].round.contribution(trainer).is_some_and(|one| is_given_up(one.incarnation));
         let owned = self.table.parameters.values_mut().filter(|held| held.group.owner == Some(trainer));
-        for held in owned.filter(|held| !held.rule.is_element_wise()) {
+        let mut freed = Vec::new();
+        for held in owned.filter(|held| held.group.chunks.iter().any(begun)) {
             held.group.owner = None;
-            for place in &held.group.chunks {
+            freed.push(held.group.chunks.clone());
+        }
+        for places in freed {
+            for place in &places {
+                let before = self.table.chunks[*place].waits_since();
                 self.table.chunks[*place].round.withdraw(trainer);
+                self.note_waits(*place, before);
             }
+            if !self.table.chunks[places[0]].is_before_restored(cx.position) {
+                self.admit_group(cx, self.table.chunks[places[0]].id);
+            }
+            self.advance(cx, places[0]);
         }
     }
 }
