@@ -572,7 +572,8 @@ impl Serving {
     /// together and one trainer after the other.
     fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_given_up: impl Fn(Incarnation) -> bool) {
         let chunks = &self.table.chunks;
-        let begun = |place: &usize| chunks[*place].round.contribution(trainer).is_some_and(|one| is_given_up(one.incarnation));
+        let begun =
+            |place: &usize| chunks[*place].round.contribution(trainer).is_some_and(|one| is_given_up(one.incarnation));
         let owned = self.table.parameters.values_mut().filter(|held| held.group.owner == Some(trainer));
         let mut freed = Vec::new();
         for held in owned.filter(|held| held.group.chunks.iter().any(begun)) {
