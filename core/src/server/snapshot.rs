@@ -201,6 +201,7 @@ impl Shard {
 
     /// The values and states of every chunk in the order of their names, for a digest that does not depend on
     /// how parameters were cut.
+    #[expect(clippy::type_complexity, reason = "a name for it would say less than its arguments do")]
     pub fn visit(&self, visit: &mut dyn FnMut(ChunkId, Version, &[u8], &[&[u8]])) {
         let Phase::Serving(serving) = &self.phase else {
             return;
@@ -251,8 +252,8 @@ impl Shard {
             chunk.states.push(state);
         }
         chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(HeardMessage::to_heard).collect();
-        let open = marks.open.iter().map(OpenMessage::to_open).collect();
+        chunk.heard = marks.heard.into_iter().map(HeardMessage::heard).collect();
+        let open = marks.open.into_iter().map(OpenMessage::open).collect();
         chunk.restored = Some(Restoring { position: marks.position, open });
         Ok(())
     }
@@ -386,7 +387,7 @@ impl OpenMessage {
         Self { trainer: trainer.0, incarnation: call.incarnation.0, sequence: call.sequence.0, is_ahead }
     }
 
-    fn to_open(&self) -> Open {
+    fn open(self) -> Open {
         let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
         Open { trainer: TrainerId(self.trainer), call, is_ahead: self.is_ahead }
     }
@@ -417,7 +418,7 @@ impl HeardMessage {
         }
     }
 
-    fn to_heard(&self) -> Heard {
+    fn heard(self) -> Heard {
         let mark = |incarnation, sequence| Mark { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
         Heard {
             push: mark(self.push_incarnation, self.push_sequence),
