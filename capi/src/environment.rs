@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
 //! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
-//! | `deadline` of a call | `PSERVER_DEADLINE` | `60s` |
+//! | `deadline` of a call | `PSERVER_DEADLINE` | `120s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
@@ -89,7 +89,7 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
         return Err(coordinator.refused("port 0; expected the port of server 0"));
     }
     let trainer = places.trainer(is_reader);
-    let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "60s");
+    let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "120s");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = tcp://127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
-                        deadline = 60s (default); reader = no (default)";
+                        deadline = 120s (default); reader = no (default)";
         check("", &[], "", Ok(expected));
     }
 

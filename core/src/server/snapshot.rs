@@ -260,7 +260,7 @@ impl Shard {
         }
         chunk.version = record.version;
         chunk.heard = marks.heard.iter().map(Heard::from).collect();
-        let open = marks.open.iter().map(OpenMessage::opened).collect();
+        let open = marks.open.into_iter().map(OpenMessage::open).collect();
         chunk.restored = Some(Restoring { position: marks.position, open });
         Ok(())
     }
@@ -394,7 +394,7 @@ impl OpenMessage {
         Self { trainer: trainer.0, incarnation: call.incarnation.0, sequence: call.sequence.0, is_ahead }
     }
 
-    fn opened(&self) -> Open {
+    fn open(self) -> Open {
         let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
         Open { trainer: TrainerId(self.trainer), call, is_ahead: self.is_ahead }
     }

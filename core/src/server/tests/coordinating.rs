@@ -110,7 +110,7 @@ impl Desk {
                     let caller = self.callers.get_mut(&name).expect("known");
                     caller.trainer = TrainerId(joined.trainer);
                     caller.incarnation = Incarnation(joined.incarnation);
-                    format!("joined {}.{} epoch {}", joined.trainer.cast_signed(), joined.incarnation, joined.epoch)
+                    format!("joined {}.{} epoch {}", joined.trainer, joined.incarnation, joined.epoch)
                 }
             },
         };

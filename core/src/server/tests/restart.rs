@@ -42,23 +42,21 @@ impl Luck {
         self.next() % bound
     }
 
+    fn index(&mut self, count: usize) -> usize {
+        usize::try_from(self.below(count as u64)).expect("it is below a count")
+    }
+
     fn payload(&mut self, plan: &Plan, id: ChunkId) -> Vec<u8> {
         let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
-        let mut real = || (self.below(20_001) as f64 - 10_000.0) / 1.0e4;
+        let mut number = || i16::try_from(self.below(20_001)).expect("it is small") - 10_000;
         let elements = u64::from(bytes) / plan.element_type(id).bytes();
         let one = |_| match plan.element_type(id) {
-            Float32 => (real() as f32).to_le_bytes().to_vec(),
-            Float64 => real().to_le_bytes().to_vec(),
-            _ => whole(real()).to_le_bytes().to_vec(),
+            Float32 => (f32::from(number()) / 1.0e4).to_le_bytes().to_vec(),
+            Float64 => (f64::from(number()) / 1.0e4).to_le_bytes().to_vec(),
+            _ => i64::from(number()).to_le_bytes().to_vec(),
         };
         (0..elements).flat_map(one).collect()
     }
-}
-
-fn whole(real: f64) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "the number is small")]
-    let integer = (real * 1.0e4) as i64;
-    integer
 }
 
 /// What a run does, so that a failure prints it.
@@ -162,7 +160,7 @@ impl Pair {
     fn set(&mut self, trainer: u32) -> Parcel {
         let plan = self.peace.plan.clone();
         let chunks = plan.chunks();
-        let id = chunks[self.luck.below(chunks.len() as u64) as usize].0;
+        let id = chunks[self.luck.index(chunks.len())].0;
         let head = self.peace.call(Kind::Set, trainer);
         let payload = self.luck.payload(&plan, id);
         Parcel::new(head, vec![(id, 0, plan.element_type(id), payload)])
@@ -186,7 +184,7 @@ impl Pair {
         if entries.is_empty() {
             return None;
         }
-        let second = entries.split_off(1 + self.luck.below(entries.len() as u64) as usize);
+        let second = entries.split_off(1 + self.luck.index(entries.len()));
         let wants = self.luck.below(2) == 0;
         let first = self.peace.push(trainer, entries, wants);
         if !second.is_empty() {

@@ -124,7 +124,7 @@ fn a_wait_that_ends_names_who_is_missing() {
          pull 1 1 w ->
          wait 59999 ->
          pull 0 1 w ->
-         wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached within 60 s; \
+         wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached within 60.0 s; \
 it is at version 0 and round 1 waits for trainer 0, 2
          wait 59998 ->
          wait 1 -> 0 error Deadline: * waits for trainer 0, 2
