@@ -66,7 +66,8 @@ pub struct ServeArgs {
     /// The folder that saved models stay in [default: models].
     #[arg(long, value_name = "FOLDER")]
     pub model_dir: Option<String>,
-    /// Seconds a round may wait for its last gradient, from 0.1 [default: 300].
+    /// Seconds a round may wait for its last gradient, from 0.1; less than a trainer's deadline, so that it is the
+    /// server who says which trainer is missing [default: 60].
     #[arg(long, value_name = "SECONDS")]
     pub round_timeout_seconds: Option<String>,
     /// Seconds the initialising trainer may be silent, from 0.1 [default: 10].
@@ -119,7 +120,7 @@ impl ServeArgs {
             ("checkpoint_interval_seconds", "600", &self.checkpoint_interval_seconds),
             ("journal", "off", &self.journal),
             ("model_dir", "models", &self.model_dir),
-            ("round_timeout_seconds", "300", &self.round_timeout_seconds),
+            ("round_timeout_seconds", "60", &self.round_timeout_seconds),
             ("lease_seconds", "10", &self.lease_seconds),
             ("insecure", "false", &self.insecure),
             ("log_level", "info", &self.log_level),

@@ -11,7 +11,7 @@ use super::pool::Pool;
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::Contribution;
 use crate::config::{Merge, Mode};
-use crate::ids::{ChunkId, Incarnation, PeerId, Round, TrainerId, Version};
+use crate::ids::{ChunkId, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{self, Algorithm, Rule, Step};
 use crate::port::Kernels;
@@ -105,9 +105,10 @@ impl Serving {
     pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
         let trainer = frame.head.trainer;
         self.take_back(cx.position, &frame.head);
-        // An earlier life of the trainer will not send the rest of what it had begun.
-        self.disown(cx, trainer, |begun| begun < frame.head.incarnation);
         for (entry, lease) in frame.entries.iter().zip(body) {
+            if self.is_begun_by_earlier_life(entry.id, &frame.head) {
+                self.disown(cx, trainer, entry.id.parameter);
+            }
             let contribution = Contribution {
                 trainer,
                 incarnation: frame.head.incarnation,
@@ -154,7 +155,10 @@ impl Serving {
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
-        self.disown(cx, head.trainer, |_| true);
+        let owned = self.table.parameters.iter().filter(|(_, held)| held.group.owner == Some(head.trainer));
+        for parameter in owned.map(|(index, _)| *index).collect::<Vec<_>>() {
+            self.disown(cx, head.trainer, parameter);
+        }
         for place in 0..self.table.chunks.len() {
             if self.job.mode != Mode::Sync && !self.table.chunks[place].is_before_restored(cx.position) {
                 // Who waited behind the trainer that left, or for it to catch up, waits no more.
@@ -568,29 +572,29 @@ impl Serving {
         }
     }
 
-    /// A trainer that will not finish a push takes what it has sent of it out of the others' way, where chunks step
-    /// together and one trainer after the other.
-    fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_given_up: impl Fn(Incarnation) -> bool) {
-        let chunks = &self.table.chunks;
-        let begun =
-            |place: &usize| chunks[*place].round.contribution(trainer).is_some_and(|one| is_given_up(one.incarnation));
-        let owned = self.table.parameters.values_mut().filter(|held| held.group.owner == Some(trainer));
-        let mut freed = Vec::new();
-        for held in owned.filter(|held| held.group.chunks.iter().any(begun)) {
-            held.group.owner = None;
-            freed.push(held.group.chunks.clone());
+    /// Whether an earlier life of the trainer, which will not send the rest, has begun a push to these chunks that
+    /// step together.
+    fn is_begun_by_earlier_life(&self, id: ChunkId, head: &Head) -> bool {
+        let group = &self.table.held(id).group;
+        let begun = |place: &usize| self.table.chunks[*place].round.contribution(head.trainer);
+        group.owner == Some(head.trainer)
+            && group.chunks.iter().find_map(begun).is_some_and(|one| one.incarnation < head.incarnation)
+    }
+
+    /// Takes what a trainer has sent of a push that it will not finish out of the others' way.
+    fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, parameter: ParameterIndex) {
+        let held = self.table.parameters.get_mut(&parameter).expect("the parameter is held");
+        held.group.owner = None;
+        let places = held.group.chunks.clone();
+        for place in &places {
+            let before = self.table.chunks[*place].waits_since();
+            self.table.chunks[*place].round.withdraw(trainer);
+            self.note_waits(*place, before);
         }
-        for places in freed {
-            for place in &places {
-                let before = self.table.chunks[*place].waits_since();
-                self.table.chunks[*place].round.withdraw(trainer);
-                self.note_waits(*place, before);
-            }
-            if !self.table.chunks[places[0]].is_before_restored(cx.position) {
-                self.admit_group(cx, self.table.chunks[places[0]].id);
-            }
-            self.advance(cx, places[0]);
+        if !self.table.chunks[places[0]].is_before_restored(cx.position) {
+            self.admit_group(cx, self.table.chunks[places[0]].id);
         }
+        self.advance(cx, places[0]);
     }
 }
 
