@@ -127,10 +127,8 @@ fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
 
 fn log_to_stderr(settings: &Settings) {
     let level = format!("{:?}", settings.log_level).to_lowercase();
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(level))
-        .with_writer(std::io::stderr)
-        .with_ansi(false);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(EnvFilter::new(level)).with_writer(std::io::stderr).with_ansi(false);
     match settings.log_format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),

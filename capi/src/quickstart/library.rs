@@ -52,10 +52,8 @@ impl ParameterClient for Library {
     }
 
     fn pull(&mut self, into: &mut [(&str, &mut [f32])]) -> Result<()> {
-        let mut all: Vec<Wanted<'_>> = into
-            .iter_mut()
-            .map(|(name, values)| Wanted { name, content: bytemuck::cast_slice_mut(values) })
-            .collect();
+        let mut all: Vec<Wanted<'_>> =
+            into.iter_mut().map(|(name, values)| Wanted { name, content: bytemuck::cast_slice_mut(values) }).collect();
         Ok(self.client.pull(&mut all)?)
     }
 

@@ -191,8 +191,8 @@ fn values_that_contradict_each_other_are_refused() {
         ),
         (
             "--bind [::]:7 --insecure",
-            "advertise (from default) is \"\"; expected the address at which others reach this server, as bind is every \
-             address of this machine",
+            "advertise (from default) is \"\"; expected the address at which others reach this server, as bind is \
+             every address of this machine",
         ),
     ];
     for (flags, expected) in table {
