@@ -212,6 +212,8 @@ fn ready_fd_gets_one_line_and_is_closed() {
 fn accuracy(mode: &str) -> f64 {
     let folder = TempDir::new().unwrap();
     let mut command = pserver("quickstart");
+    // A setting for another job, which alone would be refused.
+    command.env("PSERVER_JOURNAL", "on");
     let ended = run(command.args(["--json", "--mode", mode, "--model-dir"]).arg(folder.path()));
     assert!(ended.status.success(), "{mode}: {ended:?}");
     assert_eq!(ended.errors, "", "there is no progress for those who are no terminal");

@@ -108,7 +108,7 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
 fn start_servers(family: &mut Family, args: &Args, plan: &Plan, program: &Path) -> Result<String> {
     let mut coordinator: Option<String> = None;
     for index in 0..args.servers {
-        let mut command = Command::new(program);
+        let mut command = unconfigured(program);
         let optimizer = optimizer_text(args.optimizer, plan.rate);
         command
             .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
@@ -125,6 +125,15 @@ fn start_servers(family: &mut Family, args: &Args, plan: &Plan, program: &Path) 
         coordinator.get_or_insert(address);
     }
     coordinator.context("a job has at least one server")
+}
+
+/// A child without the settings that the environment has for another job.
+fn unconfigured(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
+        command.env_remove(name);
+    }
+    command
 }
 
 /// The address in a server's line `ready ADDRESS`.
@@ -152,7 +161,7 @@ fn start_trainers(
     program: &Path,
 ) -> Result<Vec<Member>> {
     let start = |trainer: u32| {
-        let mut command = Command::new(program);
+        let mut command = unconfigured(program);
         command
             .args(["quickstart-trainer", "--coordinator", coordinator])
             .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
