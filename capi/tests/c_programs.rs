@@ -178,6 +178,16 @@ fn bad_input_gets_a_status_and_a_text_and_never_a_crash() {
 }
 
 #[test]
+fn no_pointer_of_edition_1_may_be_null() {
+    check("tests/c/bad_input_edition1.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn no_pointer_of_edition_2_may_be_null() {
+    check("tests/c/bad_input_edition2.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
 fn threads_share_a_client() {
     check("tests/c/threads.c", Language::C, Link::Shared, nothing);
 }

@@ -287,7 +287,7 @@ fn a_lost_trainer_is_named_and_its_successor_goes_on() {
     drop(clients.pop());
     for refusal in together(&clients, |trainer, client| push_pull(client, &tensors, trainer, 2)) {
         let refusal = refusal.expect_err("the round cannot be closed").to_string();
-        check_text(&refusal, &["waits for trainer 2", "within 1 s", "round 2"]);
+        check_text(&refusal, &["waits for trainer 2", "within 1.0 s", "round 2"]);
     }
     clients.push(client(&servers.coordinator(), 2));
     assert!(!begin(&clients[2], &tensors).expect("the tensors are there"));
@@ -312,7 +312,7 @@ fn a_lost_trainer_is_named_to_those_who_only_push() {
     });
     for refusal in refusals {
         let refusal = refusal.expect_err("the first round cannot be closed").to_string();
-        check_text(&refusal, &["waits for trainer 2", "within 1 s", "round 1"]);
+        check_text(&refusal, &["waits for trainer 2", "within 1.0 s", "round 1"]);
     }
     clients.push(client(&servers.coordinator(), 2));
     assert!(!begin(&clients[2], &tensors).expect("the tensors are there"));

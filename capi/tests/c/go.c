@@ -63,6 +63,11 @@ int main(int argc, char **argv) {
   REFUSED(paddle_send_grads(client, grads, 0), "at least one");
   grads[1] = NULL;
   REFUSED(paddle_send_grads(client, grads, 2), "grads[1] is NULL");
+  REFUSED(paddle_send_grads(client, NULL, 1), "grads is NULL");
+  REFUSED(paddle_get_params(client, NULL, 1), "dst is NULL");
+  REFUSED(paddle_save_model(client, NULL), "path is NULL");
+  REFUSED(paddle_init_param(client, second, NULL, 5), "configuration is NULL");
+  REFUSED(paddle_new_etcd_pserver_client(NULL), "NULL");
   REFUSED(paddle_new_pserver_client(NULL, 1), "addrs is NULL");
   REFUSED(paddle_new_pserver_client((char *)"", 1), "expected host:port");
   REFUSED(paddle_new_pserver_client((char *)"nonsense", 1), "coordinator");
@@ -73,5 +78,14 @@ int main(int argc, char **argv) {
   paddle_pserver_client_release(client);
   paddle_pserver_client_release(client);
   REFUSED(paddle_begin_init_params(client), "released already");
+  first.content = (unsigned char *)a;
+  first.content_len = sizeof a;
+  grads[1] = grads[0];
+  params[0] = params[1];
+  REFUSED(paddle_init_param(client, first, config, sizeof config), "released already");
+  REFUSED(paddle_finish_init_params(client), "released already");
+  REFUSED(paddle_send_grads(client, grads, 1), "released already");
+  REFUSED(paddle_get_params(client, params, 1), "released already");
+  REFUSED(paddle_save_model(client, (char *)"go"), "released already");
   return 0;
 }
