@@ -1,5 +1,6 @@
 //! The coordinator with its disk, and the thread that saves models for it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -29,6 +30,8 @@ pub(super) struct CoordinatorNode {
     done: Sender<Outcome>,
     saved: Receiver<Outcome>,
     outputs: Vec<CoordinatorOutput>,
+    /// What is not carried out yet, because the disk refused what comes first.
+    waiting: VecDeque<CoordinatorOutput>,
 }
 
 /// The end of one save: who asked, and what came of it.
@@ -52,8 +55,16 @@ impl CoordinatorNode {
         let saving = Saving { coordinator: start.address.clone(), root: start.settings.model_dir.clone() };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();
-        let node =
-            Self { coordinator, storage: start.storage.clone(), saving, control, done, saved, outputs: Vec::new() };
+        let node = Self {
+            coordinator,
+            storage: start.storage.clone(),
+            saving,
+            control,
+            done,
+            saved,
+            outputs: Vec::new(),
+            waiting: VecDeque::new(),
+        };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
         node.keep(&node.coordinator.kept())?;
         Ok(node)
@@ -63,16 +74,24 @@ impl CoordinatorNode {
         self.coordinator.epoch()
     }
 
-    /// Does what the coordinator wants, in its order: what is kept is on disk before what follows is sent.
-    fn carry_out(&mut self, out: &mut Vec<Output>) -> Result<(), Failure> {
-        for output in std::mem::take(&mut self.outputs) {
+    /// Does what the coordinator wants, in its order: what is kept is on disk before what follows is sent. While the
+    /// disk refuses, what follows waits and is tried again; steps that run need none of it.
+    fn carry_out(&mut self, out: &mut Vec<Output>) {
+        self.waiting.extend(self.outputs.drain(..));
+        while let Some(output) = self.waiting.pop_front() {
             match output {
                 CoordinatorOutput::Session(output) => out.push(output),
-                CoordinatorOutput::Keep(bytes) => self.keep(&bytes)?,
                 CoordinatorOutput::Save { peer, head, path } => self.save(peer, head, path),
+                CoordinatorOutput::Keep(bytes) => {
+                    let kept = self.keep(&bytes);
+                    if let Err(failure) = kept {
+                        tracing::error!("nobody can join or initialise while the disk refuses: {failure}");
+                        self.waiting.push_front(CoordinatorOutput::Keep(bytes));
+                        return;
+                    }
+                }
             }
         }
-        Ok(())
     }
 
     fn keep(&self, bytes: &[u8]) -> Result<(), Failure> {
@@ -104,7 +123,8 @@ impl CoordinatorNode {
 impl Session for CoordinatorNode {
     fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) -> Result<(), Failure> {
         self.coordinator.handle(now, event, &mut self.outputs);
-        self.carry_out(out)
+        self.carry_out(out);
+        Ok(())
     }
 
     fn work(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
@@ -114,7 +134,7 @@ impl Session for CoordinatorNode {
         if self.coordinator.deadline().is_some_and(|deadline| deadline <= now) {
             self.coordinator.expire(now, &mut self.outputs);
         }
-        self.carry_out(out)?;
+        self.carry_out(out);
         Ok(false)
     }
 

@@ -204,7 +204,12 @@ fn soft_threshold(value: f64, threshold: f64) -> f64 {
     if value.abs() <= threshold { 0.0_f64.copysign(value) } else { value - threshold.copysign(value) }
 }
 
-fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: &[Gradient<'_>]) {
+/// Checks that gradients are for a parameter: of a type that may be sent for it, and as long as it is. Every kernel
+/// begins with it.
+///
+/// # Panics
+/// When they are not: whoever admits gradients to a round has checked them.
+pub fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: &[Gradient<'_>]) {
     let elements = elements(element_type, parameter);
     for gradient in gradients {
         let found = gradient.element_type;

@@ -43,6 +43,12 @@ impl Held {
         let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
         let rule = ParameterConfig::decode(&declaration.config).map_err(invalid)?.rule;
         rule.validate_for(declaration.element_type).map_err(invalid)?;
+        if !rule.is_element_wise() && !declaration.whole {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{}\": its rule needs the whole gradient, and the parameter is not declared whole",
+                declaration.name.as_str()
+            )));
+        }
         let chunk_bytes = message.chunk_bytes;
         let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
         if !chunk_bytes.is_power_of_two() || !limits.contains(&chunk_bytes) {

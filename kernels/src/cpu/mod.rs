@@ -20,7 +20,7 @@ mod tests;
 
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
-use pserver_core::optim::{Algorithm, Gradient};
+use pserver_core::optim::{Algorithm, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
 
 use element::{Element, Real};
@@ -99,21 +99,6 @@ fn assert_update_fits(update: &Update<'_>) {
         "{} was let through for {element_type}",
         rule.algorithm.name()
     );
-}
-
-fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: &[Gradient<'_>]) {
-    let elements = elements(element_type, parameter);
-    for gradient in gradients {
-        let found = gradient.element_type;
-        assert!(found.is_gradient_for(element_type), "a gradient of {found} does not fit {element_type}");
-        assert_eq!(self::elements(found, gradient.bytes), elements, "a gradient is as long as its parameter");
-    }
-}
-
-fn elements(element_type: ElementType, bytes: &[u8]) -> u64 {
-    let length = bytes.len() as u64;
-    assert!(length.is_multiple_of(element_type.bytes()), "{length} bytes are not whole elements of {element_type}");
-    length / element_type.bytes()
 }
 
 fn refuse_half(element_type: ElementType) -> ! {

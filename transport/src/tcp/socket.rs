@@ -69,6 +69,11 @@ pub(super) fn origin(number: impl Display) -> String {
 
 async fn connect_to(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpStream> {
     let stream = open(number, options)?.connect(number).await?;
+    // On loopback, a port that nobody listens on may be given to the very socket that tries to reach it, and TCP then
+    // connects it to itself.
+    if stream.local_addr()? == number {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+    }
     configure(&stream, options)?;
     Ok(stream)
 }
