@@ -213,7 +213,7 @@ impl Client {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
                     Some(lane) => lane.land(&frame),
-                    None => nowhere(&frame),
+                    None => Incoming::nowhere(&frame),
                 };
                 out.push(Output::Submit(Submit::Land { peer, into }));
             }
@@ -311,12 +311,6 @@ impl Client {
             self.finished.insert(ticket, request.finish());
         }
     }
-}
-
-/// A place that forgets, for every entry with a payload.
-fn nowhere(frame: &Frame) -> Vec<Incoming> {
-    let lengths = frame.entries.iter().map(|entry| entry.bytes);
-    lengths.filter(|bytes| *bytes > 0).map(|bytes| Incoming::Discard { bytes }).collect()
 }
 
 impl Refused {

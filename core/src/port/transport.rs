@@ -62,6 +62,13 @@ pub enum Incoming {
 }
 
 impl Incoming {
+    /// The places that forget a frame's payloads, one for every entry that has one.
+    #[must_use]
+    pub fn nowhere(frame: &Frame) -> Vec<Self> {
+        let lengths = frame.entries.iter().map(|entry| entry.bytes);
+        lengths.filter(|bytes| *bytes > 0).map(|bytes| Self::Discard { bytes }).collect()
+    }
+
     /// How many bytes it takes.
     #[must_use]
     pub fn len(&self) -> u32 {

@@ -14,16 +14,23 @@ use crate::time::Now;
 use crate::wire::{Head, payload_checksum};
 
 /// What was last applied of one trainer's. Anything not newer is a duplicate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// The order of the fields is the order of calls: by life, and then by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark {
     pub(super) incarnation: Incarnation,
     pub(super) sequence: Sequence,
 }
 
 impl Mark {
+    /// The call that a frame is of.
+    pub(super) fn of(head: &Head) -> Self {
+        Self { incarnation: head.incarnation, sequence: head.sequence }
+    }
+
     /// Whether a call was already applied.
-    pub(super) fn covers(&self, incarnation: Incarnation, sequence: Sequence) -> bool {
-        (incarnation, sequence) <= (self.incarnation, self.sequence)
+    pub(super) fn covers(self, call: Self) -> bool {
+        call <= self
     }
 }
 
@@ -155,7 +162,7 @@ impl Chunk {
 
     /// What a checkpoint said of a contribution, while its chunk is restored.
     pub(super) fn open_in_checkpoint(&self, head: &Head) -> Option<Open> {
-        let call = Mark { incarnation: head.incarnation, sequence: head.sequence };
+        let call = Mark::of(head);
         let open = self.restored.iter().flat_map(|restored| &restored.open);
         open.copied().find(|one| one.trainer == head.trainer && one.call == call)
     }

@@ -23,8 +23,8 @@ use crate::time::Now;
 use crate::wire::answer::{Answer, Initialised, Saved};
 use crate::wire::request::{Commit, Request};
 use crate::wire::{
-    ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest, Joined,
-    Kind, RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
+    ControlAnswer, ControlRequest, ErrorCode, Frame, Head, HelloMessage, JobMessage, JoinRequest, Joined, Kind,
+    RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
 };
 
 /// What the coordinator is told at start.
@@ -178,9 +178,7 @@ impl Coordinator {
                 self.peers.insert(peer, Peer { origin, is_welcome: false, who: None, incarnation: Incarnation(0) });
             }
             Event::Head { peer, frame } => {
-                let discard = |bytes| Incoming::Discard { bytes };
-                let into = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0).map(discard);
-                let land = Submit::Land { peer, into: into.collect() };
+                let land = Submit::Land { peer, into: Incoming::nowhere(&frame) };
                 out.push(CoordinatorOutput::Session(Output::Submit(land)));
             }
             Event::Landed { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
@@ -256,8 +254,7 @@ impl Coordinator {
             replies.error(peer, &frame.head, &refusal);
             return;
         }
-        let message = ErrorMessage { code: refusal.code.into(), text: refusal.text };
-        replies.whole(peer, Frame::with_control(frame.head.answer(Kind::Refused), &message));
+        replies.refused(peer, &frame.head, &refusal);
         self.flush(replies, out);
         out.push(CoordinatorOutput::Session(Output::Close(peer)));
     }
@@ -265,8 +262,7 @@ impl Coordinator {
     fn hello(&mut self, now: Now, peer: PeerId, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.epoch != Epoch(0) && head.epoch != self.epoch {
-            let text = format!("epoch {} is not this job's, which is {}", head.epoch, self.epoch);
-            return Err(Refusal::new(ErrorCode::Fenced, text));
+            return Err(Refusal::other_epoch(head.epoch, self.epoch));
         }
         let hello = HelloMessage::decode(frame.control.as_slice())
             .map_err(|error| Refusal::invalid(format!("the hello does not parse: {error}")))?;
@@ -289,17 +285,13 @@ impl Coordinator {
             return Err(self.no_such_rank(trainer));
         };
         if incarnation < member.incarnation {
-            let text = format!(
-                "trainer {trainer} incarnation {incarnation} was superseded by incarnation {}",
-                member.incarnation
-            );
-            return Err(Refusal::new(ErrorCode::Fenced, text));
+            return Err(Refusal::superseded(trainer, incarnation, member.incarnation));
         }
         Ok(())
     }
 
     fn no_such_rank(&self, trainer: TrainerId) -> Refusal {
-        Refusal::invalid(format!("trainer {trainer}: this job has {} trainers, numbered from 0", self.members.len()))
+        Refusal::no_such_trainer(trainer, self.members.len())
     }
 
     fn heard(&mut self, now: Now, trainer: Option<TrainerId>) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shard::Output;
-use crate::ids::{PeerId, Ticket};
+use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use crate::memory::Lease;
 use crate::port::{Outgoing, Submit};
@@ -15,7 +15,16 @@ pub(super) const NOBODY: PeerId = PeerId(u64::MAX);
 /// The answers of one event.
 #[derive(Default)]
 pub(super) struct Replies {
-    frames: Vec<(PeerId, Frame, Vec<Outgoing>)>,
+    frames: Vec<Reply>,
+}
+
+/// A frame that may still take entries.
+struct Reply {
+    peer: PeerId,
+    frame: Frame,
+    body: Vec<Outgoing>,
+    /// The payloads' bytes so far.
+    payload_bytes: u32,
 }
 
 impl Replies {
@@ -37,20 +46,24 @@ impl Replies {
 
     /// Refuses a request: all of it, or what is not answered yet.
     pub(super) fn error(&mut self, peer: PeerId, head: &Head, refusal: &Refusal) {
-        let message = ErrorMessage { code: refusal.code.into(), text: refusal.text.clone() };
-        self.whole(peer, Frame::with_control(head.answer(Kind::Error), &message));
+        self.whole(peer, refusal.frame(head.answer(Kind::Error)));
+    }
+
+    /// Refuses a connection; whoever refuses it ends it when this has left.
+    pub(super) fn refused(&mut self, peer: PeerId, head: &Head, refusal: &Refusal) {
+        self.whole(peer, refusal.frame(head.answer(Kind::Refused)));
     }
 
     /// Sends a frame of one's own.
     pub(super) fn whole(&mut self, peer: PeerId, frame: Frame) {
         if peer != NOBODY {
-            self.frames.push((peer, frame, Vec::new()));
+            self.frames.push(Reply { peer, frame, body: Vec::new(), payload_bytes: 0 });
         }
     }
 
     /// Hands everything to the transport, but for peers that are gone.
     pub(super) fn flush(&mut self, is_known: impl Fn(PeerId) -> bool, out: &mut Vec<Output>) {
-        for (peer, frame, body) in self.frames.drain(..).filter(|(peer, ..)| is_known(*peer)) {
+        for Reply { peer, frame, body, .. } in self.frames.drain(..).filter(|reply| is_known(reply.peer)) {
             out.push(Output::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body }));
         }
     }
@@ -59,18 +72,19 @@ impl Replies {
         if peer == NOBODY {
             return;
         }
-        let fits = self.frames.last().is_some_and(|(last, frame, _)| {
-            *last == peer
-                && frame.head == head
-                && frame.entries.len() < FRAME_ENTRIES_MAX as usize
-                && frame.payload_bytes() + u64::from(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX.into()
+        let fits = self.frames.last().is_some_and(|last| {
+            last.peer == peer
+                && last.frame.head == head
+                && last.frame.entries.len() < FRAME_ENTRIES_MAX as usize
+                && last.payload_bytes.saturating_add(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX
         });
         if !fits {
-            self.frames.push((peer, Frame::bare(head), Vec::new()));
+            self.whole(peer, Frame::bare(head));
         }
-        let (_, frame, body) = self.frames.last_mut().expect("a frame was just added");
-        frame.entries.push(entry);
-        body.extend(payload);
+        let reply = self.frames.last_mut().expect("a frame was just added");
+        reply.payload_bytes += entry.bytes;
+        reply.frame.entries.push(entry);
+        reply.body.extend(payload);
     }
 }
 
@@ -88,5 +102,25 @@ impl Refusal {
 
     pub(super) fn invalid(text: impl Into<String>) -> Self {
         Self::new(ErrorCode::Invalid, text)
+    }
+
+    /// A frame or a hello of another life of the job.
+    pub(super) fn other_epoch(found: Epoch, ours: Epoch) -> Self {
+        Self::new(ErrorCode::Fenced, format!("epoch {found} is not this job's, which is {ours}"))
+    }
+
+    /// A life of a trainer after which there was a newer one.
+    pub(super) fn superseded(trainer: TrainerId, found: Incarnation, known: Incarnation) -> Self {
+        let text = format!("trainer {trainer} incarnation {found} was superseded by incarnation {known}");
+        Self::new(ErrorCode::Fenced, text)
+    }
+
+    /// A rank that the job does not have.
+    pub(super) fn no_such_trainer(trainer: TrainerId, trainers: usize) -> Self {
+        Self::invalid(format!("trainer {trainer}: this job has {trainers} trainers, numbered from 0"))
+    }
+
+    fn frame(&self, head: Head) -> Frame {
+        Frame::with_control(head, &ErrorMessage { code: self.code.into(), text: self.text.clone() })
     }
 }

@@ -10,7 +10,7 @@ use super::chunk::{Mark, Open};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{Incarnation, PeerId, Sequence, TrainerId};
+use crate::ids::{PeerId, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::Kernels;
@@ -24,8 +24,7 @@ const FOLD_AT: usize = 4;
 /// One trainer's gradient for one round of one chunk.
 pub(super) struct Contribution {
     pub(super) trainer: TrainerId,
-    pub(super) incarnation: Incarnation,
-    pub(super) sequence: Sequence,
+    pub(super) call: Mark,
     pub(super) rate: Option<f64>,
     pub(super) element_type: ElementType,
     pub(super) bytes: u32,
@@ -47,7 +46,7 @@ impl Contribution {
     }
 
     pub(super) fn is_same_call(&self, head: &Head) -> bool {
-        self.incarnation == head.incarnation && self.sequence == head.sequence
+        self.call == Mark::of(head)
     }
 }
 
@@ -103,11 +102,7 @@ impl Round {
 
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let open = |one: &Contribution, is_ahead| Open {
-            trainer: one.trainer,
-            call: Mark { incarnation: one.incarnation, sequence: one.sequence },
-            is_ahead,
-        };
+        let open = |one: &Contribution, is_ahead| Open { trainer: one.trainer, call: one.call, is_ahead };
         let entered = self.contributions.values().map(move |one| open(one, false));
         entered.chain(self.ahead.values().map(move |one| open(one, true)))
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::chunk::{Chunk, Mark, Waiter, Work};
+use super::chunk::{Chunk, Mark, Open, Waiter, Work};
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::reply::{NOBODY, Refusal, Replies};
@@ -111,8 +111,7 @@ impl Serving {
             }
             let contribution = Contribution {
                 trainer,
-                incarnation: frame.head.incarnation,
-                sequence: frame.head.sequence,
+                call: Mark::of(&frame.head),
                 rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
@@ -128,12 +127,12 @@ impl Serving {
 
     /// Replaces values; a value that was already set is left alone.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
-        let mark = Mark { incarnation: frame.head.incarnation, sequence: frame.head.sequence };
+        let mark = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
             let chunk = &mut self.table.chunks[place];
             let heard = chunk.heard_mut(frame.head.trainer);
-            if !heard.set.covers(mark.incarnation, mark.sequence) {
+            if !heard.set.covers(mark) {
                 heard.set = mark;
                 chunk.set_value(lease);
             }
@@ -160,7 +159,7 @@ impl Serving {
             self.disown(cx, head.trainer, parameter);
         }
         for place in 0..self.table.chunks.len() {
-            if self.job.mode != Mode::Sync && !self.table.chunks[place].is_before_restored(cx.position) {
+            if self.job.mode != Mode::Sync && !self.is_before_restored(cx, place) {
                 // Who waited behind the trainer that left, or for it to catch up, waits no more.
                 self.admit(cx, place);
             }
@@ -239,17 +238,14 @@ impl Serving {
         if head.trainer.0 < self.job.trainers {
             return Ok(());
         }
-        Err(Refusal::invalid(format!(
-            "trainer {}: this job has {} trainers, numbered from 0",
-            head.trainer, self.job.trainers
-        )))
+        Err(Refusal::no_such_trainer(head.trainer, self.left.len()))
     }
 
     fn verdict(&self, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
         let place = self.table.place(entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.table.chunks[place];
         let held = self.table.held(entry.id);
-        if chunk.heard(head.trainer).push.covers(head.incarnation, head.sequence) {
+        if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
             return Ok(Verdict::Applied(chunk.version));
         }
         if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
@@ -293,7 +289,7 @@ impl Serving {
     fn push_entry(&mut self, cx: &mut Context<'_>, entry: &Entry, contribution: Contribution) {
         let (head, peer) = (contribution.head, contribution.peer);
         let place = self.table.place(entry.id).expect("the entry was checked");
-        if self.table.chunks[place].is_before_restored(cx.position) {
+        if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
             return;
         }
@@ -325,12 +321,8 @@ impl Serving {
     /// value by then, or had come to nothing, is dropped.
     fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[place];
-        let is_there = chunk.round.open().any(|one| {
-            one.trainer == contribution.trainer && {
-                let Mark { incarnation, sequence } = one.call;
-                (incarnation, sequence) == (contribution.incarnation, contribution.sequence)
-            }
-        });
+        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.call);
+        let is_there = chunk.round.open().any(is_it);
         match chunk.open_in_checkpoint(&contribution.head) {
             Some(open) if !is_there && open.is_ahead => chunk.round.add_ahead(contribution),
             Some(_) if !is_there => self.enter(cx, place, contribution),
@@ -338,7 +330,7 @@ impl Serving {
         }
     }
 
-    /// Whether a chunk, or the group it is in, is older in the journal than in the checkpoint it came from.
+    /// Whether the frame at hand is older than a chunk that came from a checkpoint.
     fn is_before_restored(&self, cx: &Context<'_>, place: usize) -> bool {
         self.table.chunks[place].is_before_restored(cx.position)
     }
@@ -491,7 +483,7 @@ impl Serving {
         }
         for one in chunk.round.close() {
             let heard = chunk.heard_mut(one.trainer);
-            heard.push = Mark { incarnation: one.incarnation, sequence: one.sequence };
+            heard.push = one.call;
             heard.clock += 1;
         }
         self.answer_waiters(cx, place);
@@ -578,7 +570,7 @@ impl Serving {
         let group = &self.table.held(id).group;
         let begun = |place: &usize| self.table.chunks[*place].round.contribution(head.trainer);
         group.owner == Some(head.trainer)
-            && group.chunks.iter().find_map(begun).is_some_and(|one| one.incarnation < head.incarnation)
+            && group.chunks.iter().find_map(begun).is_some_and(|one| one.call.incarnation < head.incarnation)
     }
 
     /// Takes what a trainer has sent of a push that it will not finish out of the others' way.
@@ -591,7 +583,7 @@ impl Serving {
             self.table.chunks[*place].round.withdraw(trainer);
             self.note_waits(*place, before);
         }
-        if !self.table.chunks[places[0]].is_before_restored(cx.position) {
+        if !self.is_before_restored(cx, places[0]) {
             self.admit_group(cx, self.table.chunks[places[0]].id);
         }
         self.advance(cx, places[0]);

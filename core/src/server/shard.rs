@@ -18,8 +18,7 @@ use crate::optim::Range;
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
-    Entry, ErrorCode, ErrorMessage, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage,
-    WelcomeMessage,
+    Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
 };
 
 /// What a shard is told at start.
@@ -154,9 +153,7 @@ impl Shard {
     fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
         let checked = self.check(peer, frame).and_then(|()| self.places(frame));
         let refusal = checked.as_ref().err().cloned();
-        let with_payload = frame.entries.iter().filter(|entry| entry.bytes > 0);
-        let nowhere = || with_payload.map(|entry| Incoming::Discard { bytes: entry.bytes }).collect();
-        let into = checked.unwrap_or_else(|_| nowhere());
+        let into = checked.unwrap_or_else(|_| Incoming::nowhere(frame));
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.refusal = refusal;
         }
@@ -193,8 +190,7 @@ impl Shard {
             replies.error(peer, head, refusal);
             return;
         }
-        let message = ErrorMessage { code: refusal.code.into(), text: refusal.text.clone() };
-        replies.whole(peer, Frame::with_control(head.answer(Kind::Refused), &message));
+        replies.refused(peer, head, refusal);
         replies.flush(|peer| self.peers.contains_key(&peer), out);
         out.push(Output::Close(peer));
     }
@@ -235,11 +231,7 @@ impl Shard {
         }
         let known = &mut self.known[index];
         if who.incarnation < *known {
-            let text = format!(
-                "trainer {} incarnation {} was superseded by incarnation {known}",
-                who.trainer, who.incarnation
-            );
-            return Err(Refusal::new(ErrorCode::Fenced, text));
+            return Err(Refusal::superseded(who.trainer, who.incarnation, *known));
         }
         *known = who.incarnation;
         Ok(())
@@ -272,8 +264,7 @@ impl Shard {
         if head.epoch == self.options.epoch || (is_hello && head.epoch == Epoch(0)) {
             return Ok(());
         }
-        let text = format!("epoch {} is not this job's, which is {}", head.epoch, self.options.epoch);
-        Err(Refusal::new(ErrorCode::Fenced, text))
+        Err(Refusal::other_epoch(head.epoch, self.options.epoch))
     }
 
     /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
@@ -368,10 +359,10 @@ impl Shard {
 
     fn init(&mut self, peer: PeerId, frame: &Frame, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
         let generation = frame.head.generation;
+        let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
         let table = match &mut self.phase {
             // What was finished under this generation is finished: the frame was sent twice.
             Phase::Serving(serving) if serving.table.generation == generation => {
-                let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
                 frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, bare(entry)));
                 return Ok(());
             }
@@ -381,7 +372,7 @@ impl Shard {
         table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
         for (entry, lease) in frame.entries.iter().zip(leases) {
             table.fill(entry, lease);
-            replies.done(peer, &frame.head, Entry::bare(entry.id, entry.round, entry.element_type));
+            replies.done(peer, &frame.head, bare(entry));
         }
         Ok(())
     }
