@@ -34,19 +34,6 @@ pub(crate) struct Engine {
     beats: Vec<Ticket>,
 }
 
-/// Why a call did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub(super) code: ErrorCode,
-    pub(super) text: String,
-}
-
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Self::Call(refusal.text)
-    }
-}
-
 impl Engine {
     pub(crate) fn new(coordinator: &Address, role: Role) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
@@ -83,7 +70,7 @@ impl Engine {
     }
 
     /// Asks the coordinator and waits for the answer's control message.
-    pub(crate) fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refusal> {
+    pub(crate) fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refused> {
         let message = ControlRequest { request: Some(request) };
         let frame = Frame::with_control(Head::new(Kind::Control), &message);
         let ticket = self.ask(self.control, frame, RequestBody::default());
@@ -97,7 +84,7 @@ impl Engine {
         tickets: &[Ticket],
         deadline: Duration,
         what: &str,
-    ) -> Result<Vec<Finished>, Refusal> {
+    ) -> Result<Vec<Finished>, Refused> {
         let end = self.now() + deadline;
         let mut finished = Vec::with_capacity(tickets.len());
         let mut refused: Option<Refused> = None;
@@ -120,7 +107,7 @@ impl Engine {
             self.turn(left.min(WAIT_LONGEST))?;
         }
         match refused {
-            Some(one) => Err(Refusal { code: one.code, text: format!("{what}: {}", one.text) }),
+            Some(one) => Err(Refused { code: one.code, text: format!("{what}: {}", one.text) }),
             None => Ok(finished),
         }
     }
@@ -141,8 +128,8 @@ impl Engine {
     }
 
     /// One turn: everything that can move moves, then the transport waits for at most `wait`.
-    pub(super) fn turn(&mut self, wait: Duration) -> Result<(), Refusal> {
-        let broken = |failure: Failure| Refusal { code: ErrorCode::Invalid, text: failure.to_string() };
+    pub(super) fn turn(&mut self, wait: Duration) -> Result<(), Refused> {
+        let broken = |failure: Failure| Refused { code: ErrorCode::Invalid, text: failure.to_string() };
         self.beat();
         let now = self.now();
         self.requests.drive(now, &mut self.out);
@@ -162,26 +149,29 @@ impl Engine {
     }
 
     fn carry_out(&mut self, now: Now) {
-        let mut index = 0;
-        let mut out = std::mem::take(&mut self.out);
-        while index < out.len() {
-            match std::mem::replace(&mut out[index], Output::Close(pserver_core::ids::PeerId(u64::MAX))) {
-                Output::Submit(submit) => self.queue.push_back(submit),
-                Output::Close(peer) => self.transport.close(peer),
-                Output::Connect { lane, address } => match self.transport.connect(&address) {
-                    Ok(peer) => self.requests.connecting(lane, peer, &mut out),
-                    Err(failure) => self.requests.unreachable(now, lane, &failure),
-                },
+        while !self.out.is_empty() {
+            let mut out = std::mem::take(&mut self.out);
+            for output in out.drain(..) {
+                match output {
+                    Output::Submit(submit) => self.queue.push_back(submit),
+                    Output::Close(peer) => self.transport.close(peer),
+                    Output::Connect { lane, address } => match self.transport.connect(&address) {
+                        Ok(peer) => self.requests.connecting(lane, peer, &mut self.out),
+                        Err(failure) => self.requests.unreachable(now, lane, &failure),
+                    },
+                }
             }
-            index += 1;
+            if self.out.is_empty() {
+                // Nothing followed: the room is kept for the next turn.
+                self.out = out;
+                return;
+            }
         }
-        out.clear();
-        self.out = out;
     }
 
     /// The deadline has passed: says who did not answer, and gets every parcel back before the caller's memory is
     /// the caller's again.
-    fn give_up(&mut self, deadline: Duration, what: &str) -> Refusal {
+    fn give_up(&mut self, deadline: Duration, what: &str) -> Refused {
         let text =
             format!("{what}: no answer within {:.1} s from {}", deadline.as_secs_f64(), self.requests.outstanding());
         self.queue.clear();
@@ -192,7 +182,7 @@ impl Engine {
             broken = self.turn_quietly().is_err();
         }
         assert!(self.requests.forget(), "the transport gives every parcel back when its connection ends");
-        Refusal { code: ErrorCode::Deadline, text }
+        Refused { code: ErrorCode::Deadline, text }
     }
 
     /// A turn that opens no connections.

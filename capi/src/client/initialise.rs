@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use prost::Message;
-use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::client::{LaneId, Refused, RequestBody};
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -20,7 +20,6 @@ use pserver_core::wire::{
     Kind,
 };
 
-use super::engine::Refusal;
 use super::job::{Draft, Job, Phase};
 use super::{Client, State};
 
@@ -261,7 +260,7 @@ impl State {
         Ok(())
     }
 
-    fn finish_shards(&mut self, settings: JobMessage) -> Result<(), Refusal> {
+    fn finish_shards(&mut self, settings: JobMessage) -> Result<(), Refused> {
         let job = self.job.as_ref().expect("it was joined");
         let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
         let mut counts: BTreeMap<Place, u64> = BTreeMap::new();
@@ -280,7 +279,7 @@ impl State {
         self.engine.finish(&tickets, self.options.deadline, "finishing the initialisation").map(|_| ())
     }
 
-    fn commit(&mut self, settings: JobMessage, pages: &[CataloguePage]) -> Result<(), Refusal> {
+    fn commit(&mut self, settings: JobMessage, pages: &[CataloguePage]) -> Result<(), Refused> {
         let generation = self.engine.identity().generation.0;
         for (number, page) in pages.iter().enumerate() {
             let last = number + 1 == pages.len();
@@ -291,12 +290,12 @@ impl State {
     }
 
     /// What was declared is void; the trainer begins anew or gives up.
-    fn initialisation_failed(&mut self, refusal: Refusal) -> Failure {
+    fn initialisation_failed(&mut self, refused: Refused) -> Failure {
         self.engine.holds_lease = false;
         if let Some(job) = &mut self.job {
             job.phase = Phase::Joined;
         }
-        refusal.into()
+        refused.into()
     }
 }
 

@@ -99,7 +99,12 @@ impl Job {
                 catalogue.len()
             ))
         })?;
-        Ok(catalogue.parameter(index).expect("the index was just found"))
+        Ok(self.chosen(index))
+    }
+
+    /// A parameter that a name was found to stand for.
+    pub(super) fn chosen(&self, index: ParameterIndex) -> &Parameter {
+        self.catalogue().parameter(index).expect("the index came from this catalogue")
     }
 
     pub(super) fn round(&self, parameter: ParameterIndex) -> Option<Round> {

@@ -1,9 +1,10 @@
 //! Gradients, values, models: what trainers do all day.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::client::{Finished, LaneId, RequestBody};
 use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ParameterIndex, Round, Sequence, Ticket};
@@ -176,74 +177,74 @@ fn ask_all(engine: &mut Engine, sequence: Sequence, frames: Vec<(LaneId, Packed)
     frames.into_iter().map(ask).collect()
 }
 
+/// Waits until everything that was asked is answered.
+fn finish_all(engine: &mut Engine, asked: &[Asked], deadline: Duration, what: &str) -> Result<Vec<Finished>, Failure> {
+    let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
+    Ok(engine.finish(&tickets, deadline, what)?)
+}
+
 impl State {
     fn push(&mut self, gradients: &[Given<'_>], rate: Option<f64>, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
         check_rate(rate)?;
         let job = self.job.as_ref().expect("the job is ready");
-        gradients.iter().try_for_each(|given| check_given(job, given, true))?;
-        check_once(gradients.iter().map(|given| given.name))?;
-        check_wanted(job, into)?;
-        self.know_rounds(gradients)?;
+        let chosen = choose_given(job, gradients, true)?;
+        choose_wanted(job, into)?;
+        self.know_rounds(&chosen)?;
         let job = self.job.as_ref().expect("the job is ready");
         let sequence = Sequence(job.sequence + 1);
         let counts_rounds = job.mode() == Mode::Sync;
+        let what = naming("sending gradients of", gradients.iter().map(|one| one.name));
         let (engine, deadline) = (&mut self.engine, self.options.deadline);
-        let pushed = lend(|book| {
+        lend(|book| {
             let mut packer = Packer::new(job, Kind::Push);
             packer.control = PushMessage { rate }.encode_to_vec();
             if !into.is_empty() {
                 packer.flags = Flags::WANT_VALUE;
             }
             let mut places = into.iter_mut();
-            for given in gradients {
-                let parameter = job.parameter(given.name)?;
-                let next = job.round(parameter.index()).map_or(0, |round| round.0 + 1);
+            for (given, index) in gradients.iter().zip(&chosen) {
+                let next = job.round(*index).map_or(0, |round| round.0 + 1);
                 let round = Round(if counts_rounds { next } else { 0 });
                 let place = places.next().map(|wanted| &mut *wanted.content);
-                add_gradient(&mut packer, parameter, given, round, place, book);
+                add_gradient(&mut packer, job.chosen(*index), given, round, place, book);
             }
             let asked = ask_all(engine, sequence, packer.frames());
-            let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-            engine
-                .finish(&tickets, deadline, &naming("sending gradients of", gradients.iter().map(|one| one.name)))
-                .map_err(Failure::from)
-        });
-        pushed?;
-        self.pushed(gradients, into);
+            finish_all(engine, &asked, deadline, &what)
+        })?;
+        self.pushed(&chosen);
+        self.moved.sent += gradients.iter().map(|given| bytes(given.content.len())).sum::<u64>();
+        self.moved.received += into.iter().map(|wanted| bytes(wanted.content.len())).sum::<u64>();
         Ok(())
     }
 
     /// Notes what was acknowledged: the call's number and each parameter's round are used up.
-    fn pushed(&mut self, gradients: &[Given<'_>], into: &[Wanted<'_>]) {
+    fn pushed(&mut self, chosen: &[ParameterIndex]) {
         let job = self.job.as_mut().expect("the job is ready");
         job.sequence += 1;
-        for given in gradients {
-            let index = job.parameter(given.name).expect("it was pushed").index();
-            let next = job.round(index).map_or(1, |round| round.0 + 1);
-            job.set_round(index, Round(next));
-            self.moved.sent += bytes(given.content.len());
+        for index in chosen {
+            let next = job.round(*index).map_or(1, |round| round.0 + 1);
+            job.set_round(*index, Round(next));
         }
-        self.moved.received += into.iter().map(|wanted| bytes(wanted.content.len())).sum::<u64>();
     }
 
     fn pull(&mut self, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
         let job = self.job.as_ref().expect("the job is ready");
-        check_wanted(job, into)?;
+        let chosen = choose_wanted(job, into)?;
         let counts_rounds = job.mode() == Mode::Sync;
         let what = naming("fetching", into.iter().map(|one| one.name));
         let (engine, deadline) = (&mut self.engine, self.options.deadline);
         let received: u64 = into.iter().map(|wanted| bytes(wanted.content.len())).sum();
         let versions = lend(|book| {
             let mut packer = Packer::new(job, Kind::Pull);
-            for wanted in into.iter_mut() {
-                let parameter = job.parameter(wanted.name)?;
-                let least = job.round(parameter.index()).filter(|_| counts_rounds).unwrap_or_default();
+            for (wanted, index) in into.iter_mut().zip(&chosen) {
+                let parameter = job.chosen(*index);
+                let least = job.round(*index).filter(|_| counts_rounds).unwrap_or_default();
                 let element_type = parameter.declaration().element_type;
                 let mut rest = &mut *wanted.content;
                 for (chunk, span) in parameter.chunks() {
                     let (place, after) = rest.split_at_mut(span.bytes as usize);
                     rest = after;
-                    let id = ChunkId { parameter: parameter.index(), chunk };
+                    let id = ChunkId { parameter: *index, chunk };
                     packer.add(parameter, Entry::bare(id, least, element_type), None, Some(book.write(place)));
                 }
             }
@@ -256,21 +257,18 @@ impl State {
     }
 
     /// In sync mode a trainer that has not pulled yet asks how far the parameters are before it pushes.
-    fn know_rounds(&mut self, gradients: &[Given<'_>]) -> Result<(), Failure> {
+    fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         if job.mode() != Mode::Sync {
             return Ok(());
         }
         let (engine, deadline) = (&mut self.engine, self.options.deadline);
         let mut packer = Packer::new(job, Kind::Pull);
-        for given in gradients {
-            let parameter = job.parameter(given.name)?;
-            if job.round(parameter.index()).is_some() {
-                continue;
-            }
+        for index in chosen.iter().filter(|index| job.round(**index).is_none()) {
+            let parameter = job.chosen(*index);
             let element_type = parameter.declaration().element_type;
             for (chunk, _) in parameter.chunks() {
-                let id = ChunkId { parameter: parameter.index(), chunk };
+                let id = ChunkId { parameter: *index, chunk };
                 packer.add(parameter, Entry::bare(id, Round(0), element_type), None, None);
             }
         }
@@ -292,21 +290,17 @@ impl State {
 
     fn set(&mut self, values: &[Given<'_>]) -> Result<(), Failure> {
         let job = self.job.as_ref().expect("the job is ready");
-        values.iter().try_for_each(|given| check_given(job, given, false))?;
-        check_once(values.iter().map(|given| given.name))?;
+        let chosen = choose_given(job, values, false)?;
         let sequence = Sequence(job.sequence + 1);
+        let what = naming("setting", values.iter().map(|one| one.name));
         let (engine, deadline) = (&mut self.engine, self.options.deadline);
         lend(|book| {
             let mut packer = Packer::new(job, Kind::Set);
-            for given in values {
-                let parameter = job.parameter(given.name)?;
-                add_gradient(&mut packer, parameter, given, Round(0), None, book);
+            for (given, index) in values.iter().zip(&chosen) {
+                add_gradient(&mut packer, job.chosen(*index), given, Round(0), None, book);
             }
             let asked = ask_all(engine, sequence, packer.frames());
-            let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-            engine
-                .finish(&tickets, deadline, &naming("setting", values.iter().map(|one| one.name)))
-                .map_err(Failure::from)
+            finish_all(engine, &asked, deadline, &what)
         })?;
         let job = self.job.as_mut().expect("the job is ready");
         job.sequence += 1;
@@ -356,11 +350,10 @@ fn add_gradient<'env>(
 fn least_versions(
     engine: &mut Engine,
     asked: &[Asked],
-    deadline: std::time::Duration,
+    deadline: Duration,
     what: &str,
 ) -> Result<BTreeMap<ParameterIndex, u64>, Failure> {
-    let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-    let finished = engine.finish(&tickets, deadline, what)?;
+    let finished = finish_all(engine, asked, deadline, what)?;
     let mut versions = BTreeMap::new();
     for (one, finished) in asked.iter().zip(&finished) {
         for (parameter, version) in one.parameters.iter().zip(&finished.versions) {
@@ -380,9 +373,19 @@ fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-/// Checks everything about a gradient or value before any of the call is sent.
-fn check_given(job: &Job, given: &Given<'_>, is_gradient: bool) -> Result<(), Failure> {
-    let declaration = job.parameter(given.name)?.declaration();
+/// Checks everything about gradients or values before any of the call is sent; says which parameters they are for.
+fn choose_given(job: &Job, all: &[Given<'_>], is_gradient: bool) -> Result<Vec<ParameterIndex>, Failure> {
+    let check = |given: &Given<'_>| {
+        let parameter = job.parameter(given.name)?;
+        check_given(parameter, given, is_gradient).map(|()| parameter.index())
+    };
+    let chosen = all.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    check_once(job, &chosen)?;
+    Ok(chosen)
+}
+
+fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> Result<(), Failure> {
+    let declaration = parameter.declaration();
     let (found, declared) = (given.element_type, declaration.element_type);
     if found != declared && !(is_gradient && found.is_gradient_for(declared)) {
         return Err(Failure::call(format!("parameter \"{}\": element type {found}; expected {declared}", given.name)));
@@ -398,28 +401,34 @@ fn check_given(job: &Job, given: &Given<'_>, is_gradient: bool) -> Result<(), Fa
     )))
 }
 
-fn check_once<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
-    let mut seen = BTreeSet::new();
-    for name in names {
-        if !seen.insert(name) {
-            return Err(Failure::call(format!("parameter \"{name}\" is in one call twice")));
+/// Checks every place for a value; says which parameters they are for.
+fn choose_wanted(job: &Job, into: &[Wanted<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
+    let check = |wanted: &Wanted<'_>| {
+        let parameter = job.parameter(wanted.name)?;
+        let expected = parameter.declaration().bytes;
+        if bytes(wanted.content.len()) == expected {
+            return Ok(parameter.index());
         }
-    }
-    Ok(())
+        Err(Failure::call(format!(
+            "parameter \"{}\": a place of {} bytes; expected {expected}",
+            wanted.name,
+            wanted.content.len()
+        )))
+    };
+    let chosen = into.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    check_once(job, &chosen)?;
+    Ok(chosen)
 }
 
-fn check_wanted(job: &Job, into: &[Wanted<'_>]) -> Result<(), Failure> {
-    for wanted in into {
-        let expected = job.parameter(wanted.name)?.declaration().bytes;
-        if bytes(wanted.content.len()) != expected {
-            return Err(Failure::call(format!(
-                "parameter \"{}\": a place of {} bytes; expected {expected}",
-                wanted.name,
-                wanted.content.len()
-            )));
+fn check_once(job: &Job, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+    let mut seen = BTreeSet::new();
+    match chosen.iter().find(|index| !seen.insert(**index)) {
+        None => Ok(()),
+        Some(twice) => {
+            let name = job.chosen(*twice).declaration().name.as_str();
+            Err(Failure::call(format!("parameter \"{name}\" is in one call twice")))
         }
     }
-    check_once(into.iter().map(|wanted| wanted.name))
 }
 
 fn naming<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> String {

@@ -24,18 +24,19 @@ pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
     let client = Client::new(ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) })?;
-    let tensors = client.names()?.into_iter().map(|name| {
+    let (mut tensors, mut lengths) = (Vec::new(), Vec::new());
+    for name in client.names()? {
         let facts = client.describe(&name)?;
-        Ok(ModelTensor { name, element_type: facts.element_type, shape: facts.shape })
-    });
-    let tensors = tensors.collect::<Result<Vec<_>, Failure>>()?;
+        lengths.push(facts.bytes);
+        tensors.push(ModelTensor { name, element_type: facts.element_type, shape: facts.shape });
+    }
     let plan = plan_model(&tensors)?;
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut writer = ModelWriter::create(storage, &path, &plan, &metadata)?;
     let mut buffer = Vec::new();
     for part in plan.iter().flat_map(|output| &output.parts) {
         let name = &tensors[*part].name;
-        let bytes = usize::try_from(client.describe(name)?.bytes)
+        let bytes = usize::try_from(lengths[*part])
             .map_err(|_| Failure::call(format!("parameter \"{name}\" is too long for this machine")))?;
         buffer.resize(bytes, 0);
         client.pull(&mut [Wanted { name, content: &mut buffer }])?;

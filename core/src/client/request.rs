@@ -1,5 +1,6 @@
 //! A request: what is sent, where its answer goes, and how far it is.
 
+use crate::error::Failure;
 use crate::ids::{PeerId, Version};
 use crate::memory::LoanIn;
 use crate::port::{Outgoing, Submit};
@@ -31,6 +32,12 @@ pub struct Refused {
     pub code: ErrorCode,
     /// What a person should read.
     pub text: String,
+}
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Self {
+        Self::Call(refused.text)
+    }
 }
 
 pub(super) struct Request {
