@@ -9,6 +9,7 @@
 //! must do); [`server`] and [`client`] (who talks to whom, and when).
 
 pub mod checkpoint;
+pub mod checksum;
 pub mod client;
 pub mod config;
 pub mod dtype;

@@ -1,5 +1,6 @@
 //! Payloads and the entries they belong to.
 
+use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, Incoming, Outgoing, Submit};
 use pserver_core::wire::{Entry, Frame, WireError};
@@ -14,6 +15,8 @@ pub(crate) struct Landing {
     place: usize,
     /// Bytes of it that are there.
     filled: usize,
+    /// Their checksum.
+    sum: u32,
     remaining: u64,
 }
 
@@ -25,7 +28,7 @@ impl Landing {
     pub(crate) fn new(frame: Frame, places: Vec<Incoming>) -> Self {
         assert_lengths(&frame, places.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
-        Self { frame, places, entry: 0, place: 0, filled: 0, remaining }
+        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, remaining }
     }
 
     /// Payload bytes that are not there yet.
@@ -69,8 +72,13 @@ impl Landing {
     pub(crate) fn fill(&mut self, mut bytes: usize) -> Result<(), WireError> {
         self.remaining -= bytes as u64;
         while bytes > 0 {
-            let room = self.places[self.place].len() as usize - self.filled;
+            let place = &self.places[self.place];
+            let room = place.len() as usize - self.filled;
             let step = room.min(bytes);
+            if !matches!(place, Incoming::Discard { .. }) {
+                // What has just arrived is still in cache.
+                self.sum = append(self.sum, &place.bytes()[self.filled..self.filled + step]);
+            }
             self.filled += step;
             bytes -= step;
             if step == room {
@@ -85,26 +93,32 @@ impl Landing {
         (self.frame, self.places)
     }
 
-    /// Checks the place that was filled, while it is still in cache, and goes on to the next.
+    /// Checks the place that was filled, and goes on to the next.
     fn finish_place(&mut self) -> Result<(), WireError> {
         while self.frame.entries[self.entry].bytes == 0 {
             self.entry += 1;
         }
-        let place = &self.places[self.place];
-        if !matches!(place, Incoming::Discard { .. }) {
-            self.frame.check_payload(self.entry, place.bytes())?;
+        if !matches!(self.places[self.place], Incoming::Discard { .. }) {
+            self.frame.check_payload(self.entry, self.sum)?;
         }
         self.entry += 1;
         self.place += 1;
-        self.filled = 0;
+        (self.filled, self.sum) = (0, 0);
         Ok(())
     }
 }
 
 /// Stops when `body` is not what the entries of `frame` say: the session counts.
 pub(crate) fn assert_body(frame: &Frame, body: &[Outgoing]) {
-    let lengths = body.iter().map(|parcel| u32::try_from(parcel.bytes().len()).expect("a payload's length is 32 bits"));
-    assert_lengths(frame, lengths, "send");
+    assert_lengths(frame, body.iter().map(Outgoing::len), "send");
+}
+
+/// Writes the checksums of the payloads into their entries, but for those that are there already.
+pub(crate) fn seal(frame: &mut Frame, body: &[Outgoing]) {
+    let entries = frame.entries.iter_mut().filter(|entry| entry.bytes > 0);
+    for (entry, parcel) in entries.zip(body).filter(|(entry, _)| entry.checksum == 0) {
+        entry.checksum = parcel.checksum();
+    }
 }
 
 /// The end of a connection that holds no parcels.

@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use prost::Message;
+use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget};
@@ -147,6 +148,7 @@ fn hello(lane: u64) -> Frame {
 fn push(payload: &[u8]) -> Frame {
     let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
     let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
+    let entry = Entry { checksum: checksum(payload), ..entry };
     Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
 }
 
@@ -154,9 +156,9 @@ fn push(payload: &[u8]) -> Frame {
 fn changed(frame: &Frame, at: usize, change: &[u8]) -> Vec<u8> {
     let mut bytes = frame.encode();
     bytes[at..at + change.len()].copy_from_slice(change);
-    let rest = crc32c::crc32c(&bytes[HEADER_BYTES..]);
+    let rest = checksum(&bytes[HEADER_BYTES..]);
     bytes[56..60].copy_from_slice(&rest.to_le_bytes());
-    let header = crc32c::crc32c(&bytes[..60]);
+    let header = checksum(&bytes[..60]);
     bytes[60..64].copy_from_slice(&header.to_le_bytes());
     bytes
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::source::Source;
 use super::storage::{Storage, Writer, join};
+use crate::checksum::{append, checksum};
 use crate::error::Failure;
 use crate::limits::JOURNAL_RECORD_BYTES_MAX;
 
@@ -72,7 +73,7 @@ impl Journal {
         if self.segment.is_none() {
             self.begin_segment()?;
         }
-        let checksum = parts.iter().fold(seed(self.position, length), |sum, part| crc32c::crc32c_append(sum, part));
+        let checksum = parts.iter().fold(seed(self.position, length), |sum, part| append(sum, part));
         let (length, checksum) = (length.to_le_bytes(), checksum.to_le_bytes());
         let record: Vec<&[u8]> = [&length[..], &checksum[..]].into_iter().chain(parts.iter().copied()).collect();
         let writer = &mut self.segment.as_mut().expect("a segment has begun").writer;
@@ -271,7 +272,7 @@ impl Scan {
         }
         self.payload.resize(usize::try_from(length).expect("an address has 64 bits"), 0);
         self.source.take(&mut self.payload)?;
-        if crc32c::crc32c_append(seed(position, length), &self.payload) == checksum {
+        if append(seed(position, length), &self.payload) == checksum {
             return Ok(Found::Record);
         }
         let after = Some(position + RECORD_HEADER_BYTES + u64::from(length));
@@ -306,7 +307,7 @@ fn begin_anew(storage: &dyn Storage, directory: &str, position: u64) -> Result<(
 /// The checksum covers position and length too, so that neither a page of zeros nor a record of another place is
 /// taken for one.
 fn seed(position: u64, length: u32) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&position.to_le_bytes()), &length.to_le_bytes())
+    append(checksum(&position.to_le_bytes()), &length.to_le_bytes())
 }
 
 fn segment_name(start: u64) -> String {

@@ -36,6 +36,7 @@ mod arena;
 mod budget;
 mod free;
 mod loan;
+mod value;
 
 #[cfg(test)]
 mod tests;
@@ -43,3 +44,4 @@ mod tests;
 pub use arena::{Arena, Lease, Usage};
 pub use budget::{Budget, Line};
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
+pub use value::Value;

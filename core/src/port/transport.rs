@@ -13,20 +13,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
-use crate::memory::{Lease, LoanIn, LoanOut};
+use crate::memory::{Lease, LoanIn, LoanOut, Value};
 use crate::wire::{Address, Frame};
 
 /// A payload on its way out.
 pub enum Outgoing {
-    /// The first `bytes` of a chunk that others may be reading too.
-    Chunk {
-        /// The chunk.
-        chunk: Arc<Lease>,
-        /// How many of its bytes.
-        bytes: u32,
-    },
+    /// A chunk that others may be reading too.
+    Value(Arc<Value>),
     /// The caller's own memory.
     Loan(LoanOut),
 }
@@ -36,8 +32,32 @@ impl Outgoing {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Chunk { chunk, bytes } => &chunk.bytes()[..*bytes as usize],
+            Self::Value(value) => value.bytes(),
             Self::Loan(loan) => loan.bytes(),
+        }
+    }
+
+    /// The payload's length.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        match self {
+            Self::Value(value) => value.len(),
+            Self::Loan(loan) => loan.len(),
+        }
+    }
+
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The payload's checksum; of a chunk it is reckoned once, however often it is sent.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        match self {
+            Self::Value(value) => value.checksum(),
+            Self::Loan(loan) => checksum(loan.bytes()),
         }
     }
 }

@@ -7,11 +7,11 @@ use super::round::Round;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
-use crate::memory::Lease;
+use crate::memory::{Lease, Value};
 use crate::optim::{Gradient, Rule, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
-use crate::wire::{Head, payload_checksum};
+use crate::wire::Head;
 
 /// What was last applied of one trainer's. Anything not newer is a duplicate.
 ///
@@ -82,8 +82,7 @@ pub(super) struct Chunk {
     pub(super) states: Vec<Lease>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Restoring>,
-    value: Arc<Lease>,
-    checksum: Option<u32>,
+    value: Arc<Value>,
 }
 
 impl Chunk {
@@ -97,33 +96,23 @@ impl Chunk {
             waiters: Vec::new(),
             states: Vec::new(),
             restored: None,
-            value: Arc::new(value),
-            checksum: None,
+            value: Arc::new(Value::new(value, bytes)),
         }
     }
 
     /// The value as it is now; whoever holds it keeps this version.
-    pub(super) fn value(&self) -> Arc<Lease> {
+    pub(super) fn value(&self) -> Arc<Value> {
         Arc::clone(&self.value)
     }
 
     /// The value's bytes.
     pub(super) fn value_bytes(&self) -> &[u8] {
-        &self.value.bytes()[..self.bytes as usize]
-    }
-
-    /// The checksum of the value, computed once for each version however many read it.
-    pub(super) fn checksum(&mut self) -> u32 {
-        if self.checksum.is_none() {
-            self.checksum = Some(payload_checksum(self.value_bytes()));
-        }
-        self.checksum.expect("it was just computed")
+        self.value.bytes()
     }
 
     /// Replaces the value. The version counts updates and stays.
     pub(super) fn set_value(&mut self, value: Lease) {
-        self.value = Arc::new(value);
-        self.checksum = None;
+        self.value = Arc::new(Value::new(value, self.bytes));
     }
 
     /// Since when somebody waits for a version, or with a gradient for its round.
@@ -150,7 +139,7 @@ impl Chunk {
         if Arc::get_mut(&mut self.value).is_none() {
             let mut fresh = pool.take(self.bytes)?;
             fresh.bytes_mut()[..self.bytes as usize].copy_from_slice(self.value_bytes());
-            self.value = Arc::new(fresh);
+            self.value = Arc::new(Value::new(fresh, self.bytes));
         }
         Ok(())
     }
@@ -184,12 +173,11 @@ impl Chunk {
             rule: work.rule,
             coefficients: &work.rule.coefficients(&step),
             element_type: work.element_type,
-            parameter: &mut value.bytes_mut()[..bytes],
+            parameter: value.bytes_mut(),
             states: &mut states,
             gradients,
         });
         self.version.0 += 1;
-        self.checksum = None;
         Ok(())
     }
 }

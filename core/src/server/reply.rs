@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::shard::Output;
 use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
-use crate::memory::Lease;
+use crate::memory::Value;
 use crate::port::{Outgoing, Submit};
 use crate::wire::{Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 
@@ -39,9 +39,8 @@ impl Replies {
     }
 
     /// Answers one entry with a value.
-    pub(super) fn value(&mut self, peer: PeerId, head: &Head, entry: Entry, chunk: Arc<Lease>) {
-        let bytes = entry.bytes;
-        self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Chunk { chunk, bytes }));
+    pub(super) fn value(&mut self, peer: PeerId, head: &Head, entry: Entry, value: Arc<Value>) {
+        self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Value(value)));
     }
 
     /// Refuses a request: all of it, or what is not answered yet.

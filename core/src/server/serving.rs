@@ -615,7 +615,6 @@ fn version_entry(chunk: &Chunk, element_type: crate::dtype::ElementType) -> Entr
     Entry::bare(chunk.id, Round(chunk.version.0), element_type)
 }
 
-fn value_entry(chunk: &mut Chunk, element_type: crate::dtype::ElementType) -> Entry {
-    let checksum = chunk.checksum();
-    Entry { bytes: chunk.bytes, checksum, ..version_entry(chunk, element_type) }
+fn value_entry(chunk: &Chunk, element_type: crate::dtype::ElementType) -> Entry {
+    Entry { bytes: chunk.bytes, ..version_entry(chunk, element_type) }
 }

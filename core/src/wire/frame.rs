@@ -17,7 +17,8 @@ pub struct Entry {
     pub round: Round,
     /// Payload bytes of this entry; zero where the frame has none for it.
     pub bytes: u32,
-    /// CRC32C of the payload bytes.
+    /// CRC32C of the payload bytes. Zero on its way into a transport: one that checks payloads reckons it as the
+    /// frame leaves.
     pub checksum: u32,
     /// The type of the payload's elements.
     pub element_type: ElementType,
@@ -40,7 +41,7 @@ impl Entry {
     #[must_use]
     pub fn with_payload(id: ChunkId, round: Round, element_type: ElementType, payload: &[u8]) -> Self {
         let bytes = u32::try_from(payload.len()).expect("a chunk's length is 32 bits");
-        Self { id, round, bytes, checksum: payload_checksum(payload), element_type }
+        Self { id, round, bytes, checksum: 0, element_type }
     }
 
     fn encode(&self, into: &mut Vec<u8>) {
@@ -144,24 +145,17 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Checks the payload of entry `index` against its checksum.
+    /// Compares `found`, the checksum of the payload of entry `index` as it arrived, with the one that was sent.
     ///
     /// # Errors
     /// When the bytes were changed on the way.
-    pub fn check_payload(&self, index: usize, payload: &[u8]) -> Result<(), WireError> {
+    pub fn check_payload(&self, index: usize, found: u32) -> Result<(), WireError> {
         let expected = self.entries[index].checksum;
-        let found = payload_checksum(payload);
         if found == expected {
             return Ok(());
         }
         Err(WireError::Checksum { part: "payload", found, expected })
     }
-}
-
-/// The checksum of a payload, as entries carry it.
-#[must_use]
-pub fn payload_checksum(payload: &[u8]) -> u32 {
-    crc32c::crc32c(payload)
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

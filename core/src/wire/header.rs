@@ -5,6 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{Entry, Frame};
+use crate::checksum::checksum;
 use crate::ids::{Epoch, Generation, Incarnation, Sequence, Ticket, TrainerId};
 use crate::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, HELLO_CONTROL_BYTES_MAX};
 
@@ -204,7 +205,7 @@ impl Prefix {
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
         let raw = RawHeader::ref_from_bytes(bytes).expect("the array has the header's size and no alignment");
         raw.check_origin()?;
-        let found = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        let found = checksum(&bytes[..CHECKED_BYTES]);
         let expected = raw.header_checksum.get();
         if found != expected {
             return Err(WireError::Checksum { part: "header", found, expected });
@@ -240,7 +241,7 @@ impl Prefix {
     /// When `rest` is not [`Prefix::rest_bytes`] long: the transport counts, not the peer.
     pub fn finish(&self, rest: &[u8]) -> Result<Frame, WireError> {
         assert_eq!(rest.len(), self.rest_bytes(), "the transport reads as much as the header says");
-        let found = crc32c::crc32c(rest);
+        let found = checksum(rest);
         if found != self.rest_checksum {
             return Err(WireError::Checksum { part: "entries", found, expected: self.rest_checksum });
         }
@@ -264,10 +265,10 @@ pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u
         entries: entries.into(),
         control: control.into(),
         reserved: 0.into(),
-        rest_checksum: crc32c::crc32c(rest).into(),
+        rest_checksum: checksum(rest).into(),
         header_checksum: 0.into(),
     };
-    raw.header_checksum = crc32c::crc32c(&raw.as_bytes()[..CHECKED_BYTES]).into();
+    raw.header_checksum = checksum(&raw.as_bytes()[..CHECKED_BYTES]).into();
     let mut bytes = [0; HEADER_BYTES];
     bytes.copy_from_slice(raw.as_bytes());
     bytes

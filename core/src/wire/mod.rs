@@ -19,5 +19,5 @@ pub use control::{
     JobMessage, JoinRequest, Joined, PushMessage, RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage,
     answer, request,
 };
-pub use frame::{Entry, Frame, payload_checksum};
+pub use frame::{Entry, Frame};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, Prefix, WIRE_VERSION, WireError};

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::checksum::checksum;
 use crate::dtype::ElementType;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, Round, Sequence, Ticket, TrainerId,
@@ -21,7 +22,9 @@ fn example() -> Frame {
         generation: Generation(1),
     };
     let id = ChunkId { parameter: ParameterIndex(5), chunk: ChunkIndex(6) };
-    let entry = Entry::with_payload(id, Round(7), ElementType::Float32, &1.0_f32.to_le_bytes());
+    let payload = 1.0_f32.to_le_bytes();
+    let bare = Entry::with_payload(id, Round(7), ElementType::Float32, &payload);
+    let entry = Entry { checksum: checksum(&payload), ..bare };
     Frame { head, entries: vec![entry], control: vec![0xaa, 0xbb] }
 }
 
@@ -33,9 +36,9 @@ fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
 
 /// Makes the checksums hold again after a change.
 fn reseal(bytes: &mut [u8]) {
-    let rest = crc32c::crc32c(&bytes[64..]);
+    let rest = checksum(&bytes[64..]);
     bytes[56..60].copy_from_slice(&rest.to_le_bytes());
-    let header = crc32c::crc32c(&bytes[..60]);
+    let header = checksum(&bytes[..60]);
     bytes[60..64].copy_from_slice(&header.to_le_bytes());
 }
 
@@ -116,8 +119,8 @@ fn payloads_together_are_bounded() {
 #[test]
 fn a_changed_payload_is_refused() {
     let frame = example();
-    assert_eq!(frame.check_payload(0, &1.0_f32.to_le_bytes()), Ok(()));
-    let refusal = frame.check_payload(0, &2.0_f32.to_le_bytes()).expect_err("changed");
+    assert_eq!(frame.check_payload(0, checksum(&1.0_f32.to_le_bytes())), Ok(()));
+    let refusal = frame.check_payload(0, checksum(&2.0_f32.to_le_bytes())).expect_err("changed");
     assert!(refusal.to_string().starts_with("checksum of the payload is 0x"), "{refusal}");
 }
 
@@ -230,7 +233,7 @@ proptest! {
         let bytes = bytes.as_flattened_mut();
         if ours {
             bytes[..5].copy_from_slice(b"PSRV\x01");
-            let sum = crc32c::crc32c(&bytes[..60]);
+            let sum = checksum(&bytes[..60]);
             bytes[60..].copy_from_slice(&sum.to_le_bytes());
         }
         if let Ok(prefix) = Prefix::decode(bytes.first_chunk().expect("64 bytes")) {

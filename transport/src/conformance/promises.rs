@@ -222,7 +222,7 @@ fn changed_payload(world: &mut World) {
     let (near, far) = world.connect();
     let payload = bytes(100_000, 1);
     let mut frame = push(1, &[&payload]);
-    frame.entries[0].checksum ^= 1;
+    frame.entries[0].checksum = 0x0bad_5eed;
     let chunk = world.near.lease(&payload);
     world.near.send(near, &frame, vec![outgoing(&chunk)]);
     world.until("both are gone", |world| world.near.gone(near).is_some() && world.far.gone(far).is_some());
@@ -249,8 +249,8 @@ fn nobody_there(world: &mut World) {
     assert!(error.to_string().contains(&foreign.to_string()), "{error}");
 }
 
-fn outgoing(chunk: &Arc<pserver_core::memory::Lease>) -> Outgoing {
-    Outgoing::Chunk { chunk: Arc::clone(chunk), bytes: chunk.len() }
+fn outgoing(chunk: &Arc<pserver_core::memory::Value>) -> Outgoing {
+    Outgoing::Value(Arc::clone(chunk))
 }
 
 /// Submits a push of these payloads, from chunks.

@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Sequence, Ticket};
-use pserver_core::memory::{Arena, Budget, Lease};
+use pserver_core::memory::{Arena, Budget, Value};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
 
@@ -148,11 +149,11 @@ impl Side {
         lengths.map(place).collect()
     }
 
-    pub(super) fn lease(&self, bytes: &[u8]) -> Arc<Lease> {
+    pub(super) fn lease(&self, bytes: &[u8]) -> Arc<Value> {
         let length = u32::try_from(bytes.len()).expect("a chunk");
         let mut lease = self.arena.take(length).expect("the suite's budget");
         lease.bytes_mut().copy_from_slice(bytes);
-        Arc::new(lease)
+        Arc::new(Value::new(lease, length))
     }
 
     pub(super) fn accepted(&self) -> BTreeSet<PeerId> {
@@ -207,11 +208,12 @@ impl Side {
                     let places = self.places(&frame);
                     self.land(peer, places);
                 }
-                Seen::Head(peer, frame)
+                Seen::Head(peer, as_sent(frame))
             }
             Event::Landed { peer, frame, body } => {
                 self.places_out -= body.len();
-                Seen::Landed(peer, frame, body.iter().map(|place| place.bytes().to_vec()).collect())
+                self.check_sums(&frame, &body);
+                Seen::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
             }
             Event::Sent { peer, ticket, body } => {
                 self.parcels_out -= body.len();
@@ -225,6 +227,21 @@ impl Side {
         };
         self.seen.push(seen);
     }
+
+    /// A transport that checks payloads has written their checksums into the entries.
+    fn check_sums(&self, frame: &Frame, body: &[Incoming]) {
+        let checks = self.transport.as_ref().is_some_and(|transport| transport.capabilities().checks_payload);
+        let entries = frame.entries.iter().filter(|entry| checks && entry.bytes > 0);
+        for (entry, place) in entries.zip(body).filter(|(_, place)| !place.bytes().is_empty()) {
+            assert_eq!(entry.checksum, checksum(place.bytes()), "the checksum of {:?}", entry.id);
+        }
+    }
+}
+
+/// A frame as it was handed over: what was sent without checksums is compared without them.
+fn as_sent(mut frame: Frame) -> Frame {
+    frame.entries.iter_mut().for_each(|entry| entry.checksum = 0);
+    frame
 }
 
 impl std::fmt::Debug for Side {

@@ -17,7 +17,7 @@ use pserver_core::wire::{Address, ErrorCode, Scheme};
 use bell::Bell;
 use link::{End, Shipment};
 
-use crate::payload::{Landing, assert_body, gone, returned};
+use crate::payload::{Landing, assert_body, gone, returned, seal};
 use crate::refusal::refusal;
 
 /// How long a connection that is being closed waits for what was sent to land.
@@ -148,8 +148,9 @@ impl LoopbackTransport {
             return None;
         };
         match work {
-            Submit::Send { peer: id, ticket, frame, body } => {
+            Submit::Send { peer: id, ticket, mut frame, body } => {
                 assert_body(&frame, &body);
+                seal(&mut frame, &body);
                 let shipment = Shipment { ticket: Some(ticket), frame, body };
                 let left = peer.end.send(shipment)?;
                 Some(Submit::Send { peer: id, ticket, frame: left.frame, body: left.body })

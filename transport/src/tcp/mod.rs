@@ -243,7 +243,7 @@ impl TcpTransport {
                     return Some(Submit::Send { peer: id, ticket, frame, body });
                 }
                 assert_body(&frame, &body);
-                peer.send(ticket, &frame, body);
+                peer.send(ticket, frame, body);
             }
             Submit::Land { into, .. } => {
                 peer.land(into);

@@ -104,7 +104,7 @@ impl Peer {
     }
 
     /// Queues a frame; one for a connection that is ending comes back with its end.
-    pub(super) fn send(&mut self, ticket: Ticket, frame: &Frame, body: Vec<Outgoing>) {
+    pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
         if self.ending.is_some() {
             self.unsent.push((ticket, body));
         } else {
@@ -205,7 +205,7 @@ impl Peer {
     fn refuse(&mut self, reason: &str) -> Turn {
         tracing::warn!(peer = self.id.0, reason, "connection refused");
         self.unsent = self.writer.take_unbegun();
-        self.writer.push(None, &refusal(ErrorCode::Invalid, reason), Vec::new());
+        self.writer.push(None, refusal(ErrorCode::Invalid, reason), Vec::new());
         self.end(reason);
         Turn::Again
     }

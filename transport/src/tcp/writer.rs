@@ -11,21 +11,30 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::{Pause, SLICES_MAX, TURN_BYTES};
+use crate::payload::seal;
+
+/// One call writes at least this much if there is as much: more would only be sealed before it can leave.
+const CALL_BYTES: usize = 512 * 1024;
 
 /// The frames that have not left yet.
 #[derive(Default)]
 pub(super) struct Writer {
     queue: VecDeque<Shipment>,
+    /// How many frames at the front of the queue are sealed.
+    sealed: usize,
     /// The slice of the first frame that goes next: zero is its head, `k` is payload `k - 1`.
     slice: usize,
     /// Bytes of that slice that have left.
     offset: usize,
 }
 
-/// One frame: the encoded head, and the payloads in their owners' memory.
+/// One frame, and the payloads in their owners' memory.
 struct Shipment {
     /// None for a refusal, which nobody submitted.
     ticket: Option<Ticket>,
+    frame: Frame,
+    /// The encoded head, once the frame is sealed: just before it leaves, so that a payload is in cache when the
+    /// system copies it, and so that no frame waits for the checksums of those behind it.
     head: Vec<u8>,
     body: Vec<Outgoing>,
 }
@@ -41,6 +50,15 @@ impl Shipment {
             payload => self.body[payload - 1].bytes(),
         }
     }
+
+    fn length(&self) -> usize {
+        self.head.len() + self.body.iter().map(|parcel| parcel.len() as usize).sum::<usize>()
+    }
+
+    fn seal(&mut self) {
+        seal(&mut self.frame, &self.body);
+        self.head = self.frame.encode();
+    }
 }
 
 impl Writer {
@@ -50,9 +68,8 @@ impl Writer {
     }
 
     /// Adds a frame to the end.
-    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
-        let head = frame.encode();
-        self.queue.push_back(Shipment { ticket, head, body });
+    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+        self.queue.push_back(Shipment { ticket, frame, head: Vec::new(), body });
     }
 
     /// Writes until nothing is left, the socket takes no more, or the turn is over.
@@ -80,18 +97,20 @@ impl Writer {
     /// Gives back the frames that have not begun to leave.
     pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
         let begun = usize::from(self.slice > 0 || self.offset > 0);
+        self.sealed = begun;
         returned(self.queue.drain(begun..))
     }
 
     /// Gives back every frame that has not left whole.
     pub(super) fn take_all(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
-        (self.slice, self.offset) = (0, 0);
+        (self.slice, self.offset, self.sealed) = (0, 0, 0);
         returned(self.queue.drain(..))
     }
 
     /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket
     /// is full.
-    fn write(&self, stream: &TcpStream) -> io::Result<(usize, bool)> {
+    fn write(&mut self, stream: &TcpStream) -> io::Result<(usize, bool)> {
+        self.seal();
         let slices = self.gather();
         let asked: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut written = None;
@@ -108,10 +127,29 @@ impl Writer {
         }
     }
 
+    /// Seals as many frames as one call should write.
+    fn seal(&mut self) {
+        let mut bytes = self.queue.iter().take(self.sealed).map(Shipment::length).sum::<usize>() - self.gone();
+        while bytes < CALL_BYTES
+            && let Some(next) = self.queue.get_mut(self.sealed)
+        {
+            next.seal();
+            bytes += next.length();
+            self.sealed += 1;
+        }
+    }
+
+    /// Bytes of the first frame that have left.
+    fn gone(&self) -> usize {
+        let first = self.queue.front().into_iter();
+        self.offset + first.flat_map(|first| (0..self.slice).map(|slice| first.bytes(slice).len())).sum::<usize>()
+    }
+
     fn gather(&self) -> Vec<IoSlice<'_>> {
-        let count: usize = self.queue.iter().map(Shipment::slices).sum();
+        let sealed = || self.queue.iter().take(self.sealed);
+        let count: usize = sealed().map(Shipment::slices).sum();
         let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
-        let all = self.queue.iter().flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
+        let all = sealed().flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
         slices.extend(all.skip(self.slice).take(SLICES_MAX).map(IoSlice::new));
         if let (Some(first), Some(shipment)) = (slices.first_mut(), self.queue.front()) {
             *first = IoSlice::new(&shipment.bytes(self.slice)[self.offset..]);
@@ -120,7 +158,10 @@ impl Writer {
     }
 
     fn consume(&mut self, mut bytes: usize, peer: PeerId, events: &mut Vec<Event>) {
-        while let Some(first) = self.queue.front() {
+        // Only what is sealed has a length.
+        while self.sealed > 0
+            && let Some(first) = self.queue.front()
+        {
             let left = first.bytes(self.slice).len() - self.offset;
             if bytes < left {
                 self.offset += bytes;
@@ -130,6 +171,7 @@ impl Writer {
             (self.slice, self.offset) = (self.slice + 1, 0);
             if self.slice == first.slices() {
                 self.slice = 0;
+                self.sealed -= 1;
                 let Shipment { ticket, body, .. } = self.queue.pop_front().expect("it was just looked at");
                 events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
             }

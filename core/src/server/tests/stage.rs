@@ -374,10 +374,9 @@ pub(super) fn contents(shard: &Shard) -> Contents {
 }
 
 fn check_payloads(frame: &Frame, body: &[Outgoing]) {
-    let lengths = frame.entries.iter().enumerate().filter(|(_, entry)| entry.bytes > 0);
+    let lengths = frame.entries.iter().filter(|entry| entry.bytes > 0);
     assert_eq!(lengths.clone().count(), body.len(), "one payload for every entry that has one");
-    for ((index, entry), one) in lengths.zip(body) {
+    for (entry, one) in lengths.zip(body) {
         assert_eq!(entry.bytes as usize, one.bytes().len(), "a payload has its entry's length");
-        frame.check_payload(index, one.bytes()).expect("the checksum is that of the payload");
     }
 }

@@ -1,0 +1,55 @@
+//! CRC32C, the one checksum of frames, payloads and journal records.
+//!
+//! Files that people open carry a digest (`blake3`) instead; a CRC finds accidents, not intent.
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+/// The state that stands for no bytes, xor the checksum of no bytes: what a CRC32C is turned over by at its end.
+const INVERTED: u64 = 0xffff_ffff;
+
+/// The CRC32C of `bytes`; zero for none.
+#[must_use]
+pub fn checksum(bytes: &[u8]) -> u32 {
+    narrow(crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes))
+}
+
+/// The CRC32C of some bytes and `bytes` after them, where `sum` is that of the first ones.
+#[must_use]
+pub fn append(sum: u32, bytes: &[u8]) -> u32 {
+    if sum == 0 {
+        // No bytes so far, or bytes that come to the same.
+        return checksum(bytes);
+    }
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(sum) ^ INVERTED);
+    digest.update(bytes);
+    narrow(digest.finalize())
+}
+
+fn narrow(sum: u64) -> u32 {
+    u32::try_from(sum).expect("a CRC32C has 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{append, checksum};
+
+    /// The vectors of RFC 3720, B.4.
+    #[test]
+    fn it_is_the_crc_of_the_standard() {
+        let check = |bytes: &[u8], expected| assert_eq!(checksum(bytes), expected, "{bytes:?}");
+        check(&[], 0);
+        check(&[0; 32], 0x8a91_36aa);
+        check(&[0xff; 32], 0x62a8_ab43);
+        check(&(0..32).collect::<Vec<u8>>(), 0x46dd_794e);
+        check(b"123456789", 0xe306_9283);
+    }
+
+    #[test]
+    fn a_checksum_goes_on_where_it_stopped() {
+        let bytes: Vec<u8> = (0..10_000_u32).map(|at| u8::try_from(at * 7 % 251).expect("it is below 251")).collect();
+        for cut in [0, 1, 7, 63, 64, 65, 255, 256, 4096, 9_999, 10_000] {
+            let (first, second) = bytes.split_at(cut);
+            assert_eq!(append(checksum(first), second), checksum(&bytes), "cut at {cut}");
+        }
+    }
+}
