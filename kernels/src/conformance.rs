@@ -1,6 +1,6 @@
 //! What every implementation of [`Kernels`] must keep, in one suite.
 //!
-//! - A sum, and an update of integers or by [`Algorithm::Add`], has the bits of [`pserver_core::optim`].
+//! - A sum, and an update of integers or by an algorithm that is exact, has the bits of [`pserver_core::optim`].
 //! - Every other update is within [`TOLERANCE_ULPS`] of it, as [`worst`] measures.
 //! - Bits do not depend on where a buffer is cut or on how it is aligned.
 //! - Nothing outside the buffers is written.
@@ -66,7 +66,8 @@ pub fn worst(kernels: &mut dyn Kernels) -> Worst {
         for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
             for gradient_type in ElementType::ALL.into_iter().filter(|found| found.is_gradient_for(element_type)) {
                 check_sum(kernels, shape, element_type, gradient_type);
-                check_add(kernels, shape, element_type, gradient_type);
+                check_exact(kernels, &Algorithm::Add, shape, element_type, gradient_type);
+                check_exact(kernels, &Algorithm::Sum, shape, element_type, gradient_type);
             }
         }
         for element_type in [ElementType::Float32, ElementType::Float64] {
@@ -187,8 +188,14 @@ fn check_sum(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType,
     assert_same(element_type, found.get(), &expected, case);
 }
 
-fn check_add(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, gradient_type: ElementType) {
-    let rule = Rule { algorithm: Algorithm::Add, ..Rule::default() };
+fn check_exact(
+    kernels: &mut dyn Kernels,
+    algorithm: &Algorithm,
+    shape: Shape,
+    element_type: ElementType,
+    gradient_type: ElementType,
+) {
+    let rule = Rule { algorithm: algorithm.clone(), ..Rule::default() };
     let coefficients = rule.coefficients(&Step { version: Version(1), rate: None, norm: None, scale: 1.0 / 3.0 });
     let tensors = Tensors {
         element_type,
@@ -201,7 +208,8 @@ fn check_add(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType,
     let mut expected = tensors.parameter.clone();
     let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
     optim::update(&rule, &coefficients, element_type, &mut expected, &mut [], &views(&held, gradient_type));
-    assert_same(element_type, &found[0], &expected, || format!("add of {gradient_type} to {element_type}: {shape:?}"));
+    let case = || format!("{} of {gradient_type} to {element_type}: {shape:?}", algorithm.name());
+    assert_same(element_type, &found[0], &expected, case);
 }
 
 fn check_update(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, rule: &Rule, worst: &mut Worst) {

@@ -3,7 +3,7 @@
 use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, Incoming, Outgoing, Submit};
-use pserver_core::wire::{Entry, Frame, WireError};
+use pserver_core::wire::{Entry, Flags, Frame, WireError};
 
 /// A frame whose payload is on its way into its places.
 pub(crate) struct Landing {
@@ -15,8 +15,9 @@ pub(crate) struct Landing {
     place: usize,
     /// Bytes of it that are there.
     filled: usize,
-    /// Their checksum.
+    /// Their checksum, where payloads are checked.
     sum: u32,
+    checks: bool,
     remaining: u64,
 }
 
@@ -28,7 +29,8 @@ impl Landing {
     pub(crate) fn new(frame: Frame, places: Vec<Incoming>) -> Self {
         assert_lengths(&frame, places.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
-        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, remaining }
+        let checks = !frame.head.flags.contains(Flags::UNCHECKED);
+        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, checks, remaining }
     }
 
     /// Payload bytes that are not there yet.
@@ -75,7 +77,7 @@ impl Landing {
             let place = &self.places[self.place];
             let room = place.len() as usize - self.filled;
             let step = room.min(bytes);
-            if !matches!(place, Incoming::Discard { .. }) {
+            if self.checks && !matches!(place, Incoming::Discard { .. }) {
                 // What has just arrived is still in cache.
                 self.sum = append(self.sum, &place.bytes()[self.filled..self.filled + step]);
             }
@@ -98,7 +100,7 @@ impl Landing {
         while self.frame.entries[self.entry].bytes == 0 {
             self.entry += 1;
         }
-        if !matches!(self.places[self.place], Incoming::Discard { .. }) {
+        if self.checks && !matches!(self.places[self.place], Incoming::Discard { .. }) {
             self.frame.check_payload(self.entry, self.sum)?;
         }
         self.entry += 1;

@@ -5,7 +5,7 @@ use std::thread;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
-use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use pserver_transport::tcp::{Checks, Listener, Stop, TcpOptions, TcpTransport};
 
 /// Ends a listener and waits for its thread.
 struct Listening(Stop, Option<thread::JoinHandle<()>>);
@@ -48,13 +48,19 @@ fn tcp_keeps_every_promise() {
 }
 
 #[test]
-fn tcp_keeps_every_promise_by_name() {
-    conformance::check(|| tcp("localhost", &TcpOptions::default()));
+fn tcp_keeps_every_promise_by_name_and_with_checksums() {
+    let options = TcpOptions { checks: Checks::Always, ..TcpOptions::default() };
+    conformance::check(|| tcp("localhost", &options));
 }
 
 #[test]
 fn tcp_keeps_every_promise_with_small_buffers() {
     let small = Some(16 * 1024);
-    let options = TcpOptions { send_buffer_bytes: small, receive_buffer_bytes: small, ..TcpOptions::default() };
+    let options = TcpOptions {
+        send_buffer_bytes: small,
+        receive_buffer_bytes: small,
+        checks: Checks::Always,
+        ..TcpOptions::default()
+    };
     conformance::check(|| tcp("[::1]", &options));
 }

@@ -15,8 +15,8 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget};
 use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
-use pserver_core::wire::{Address, Entry, ErrorMessage, Frame, HEADER_BYTES, Head, Kind, Prefix};
-use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix};
+use pserver_transport::tcp::{Checks, Listener, Stop, TcpOptions, TcpTransport};
 
 /// A lane that lands what comes and answers every push.
 struct Server {
@@ -211,6 +211,22 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
     check(&spoiled(&push(&[1]), 70), "checksum of the entries");
     check(&[push(&[1]).encode(), vec![2]].concat(), "checksum of the payload");
     check(&[push(&[1]).encode(), vec![1], vec![b'y'; 64]].concat()[..], "not a pserver frame");
+}
+
+#[test]
+fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
+    let mut frame = push(&[7; 1000]);
+    frame.head.flags = Flags::UNCHECKED;
+    frame.entries[0].checksum = 0;
+    let bytes = [frame.encode(), vec![7; 1000]].concat();
+    let strict = Server::start(TcpOptions { checks: Checks::Always, ..TcpOptions::default() });
+    let mut raw = strict.greeted();
+    raw.send(&bytes);
+    raw.must_be_refused("payloads without checksums over a connection between hosts");
+    let server = Server::start(TcpOptions::default());
+    let mut raw = server.greeted();
+    raw.send(&bytes);
+    assert_eq!(raw.frame().map(|frame| frame.head.kind), Some(Kind::Done), "within one host they are taken");
 }
 
 #[test]

@@ -139,6 +139,7 @@ fn paddle_algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failu
 fn our_algorithm(message: &OptimizerConfig, name: &str) -> Result<(Algorithm, f64), Failure> {
     match name {
         "add" => Ok((Algorithm::Add, 0.0)),
+        "sum" => Ok((Algorithm::Sum, 0.0)),
         "rmsprop" => {
             let config = needed("algorithm: \"rmsprop\"", "rmsprop", message.rmsprop)?;
             let (rho, epsilon, momentum) = (config.rho(), config.epsilon(), config.momentum());
@@ -228,7 +229,7 @@ fn message_name(algorithm: &Algorithm) -> &'static str {
 
 fn write_algorithm(message: &mut OptimizerConfig, algorithm: &Algorithm) {
     match *algorithm {
-        Algorithm::Add => message.algorithm = Some("add".to_owned()),
+        Algorithm::Add | Algorithm::Sum => message.algorithm = Some(algorithm.name().to_owned()),
         Algorithm::Sgd => message.set_optimizer(Optimizer::Sgd),
         Algorithm::Momentum { momentum, nesterov } => {
             message.set_optimizer(Optimizer::Sgd);

@@ -104,6 +104,7 @@ fn every_algorithm_is_chosen_by_its_name() {
     check("optimizer: Adam adam {}", adam(0.9, 0.999, 1e-8));
     check("optimizer: 4 adam { beta_1: 0 beta_2: .5 epsilon: 1e-3 }", adam(0.0, 0.5, 1e-3));
     check("algorithm: 'add'", Algorithm::Add);
+    check("algorithm: 'sum'", Algorithm::Sum);
     check("algorithm: 'rmsprop' rmsprop {}", Algorithm::RmsProp { rho: 0.9, epsilon: 1e-5, momentum: 0.0 });
     let rmsprop = Algorithm::RmsProp { rho: 0.5, epsilon: 0.25, momentum: 0.125 };
     check("algorithm: 'rmsprop' rmsprop { rho: .5 epsilon: .25 momentum: .125 }", rmsprop);

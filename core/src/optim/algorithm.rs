@@ -14,6 +14,10 @@ pub enum Algorithm {
     /// every kernel gives the same bits. For deltas and for integers; an integer's sum wraps and is never scaled.
     /// It has no learning rate, no regularization and no clipping.
     Add,
+    /// `sum * scale`, in the parameter's own type, with the promises and refusals of [`Add`](Self::Add): the
+    /// parameter is the merged gradient of its last round. It makes the servers an aggregator for trainers that
+    /// optimize by themselves.
+    Sum,
     /// `w -= r g`
     Sgd,
     /// `momentum = mu momentum - r g`, then `w += momentum`, or with Nesterov `w += mu momentum - r g`.
@@ -87,6 +91,7 @@ impl Algorithm {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Add => "add",
+            Self::Sum => "sum",
             Self::Sgd => "sgd",
             Self::Momentum { .. } => "momentum",
             Self::Adagrad { .. } => "adagrad",
@@ -103,7 +108,7 @@ impl Algorithm {
     #[must_use]
     pub const fn states(&self) -> &'static [&'static str] {
         match self {
-            Self::Add | Self::Sgd => &[],
+            Self::Add | Self::Sum | Self::Sgd => &[],
             Self::Momentum { .. } => &["momentum"],
             Self::Adagrad { .. } => &["square_sum"],
             Self::Adadelta { .. } => &["gradient_square_mean", "step_square_mean"],
@@ -114,10 +119,17 @@ impl Algorithm {
         }
     }
 
+    /// Whether it only adds, exactly in the parameter's own type, and so goes with integers and with nothing that
+    /// optimizers have.
+    #[must_use]
+    pub const fn is_exact(&self) -> bool {
+        matches!(self, Self::Add | Self::Sum)
+    }
+
     /// Refuses a constant out of its range, by the name configuration gives it.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         match *self {
-            Self::Add | Self::Sgd => Ok(()),
+            Self::Add | Self::Sum | Self::Sgd => Ok(()),
             Self::Momentum { momentum, .. } => Range::OpenFraction.check("sgd.momentum", momentum),
             Self::Adagrad { epsilon } => Range::Positive.check("adagrad.epsilon", epsilon),
             Self::Adadelta { rho, epsilon } => {

@@ -141,7 +141,7 @@ impl Rule {
     fn regularize(&self, coefficients: &mut Coefficients) {
         let rate = coefficients.rate;
         match (&self.algorithm, self.regularizer) {
-            (Algorithm::Add, _) => {}
+            (Algorithm::Add | Algorithm::Sum, _) => {}
             (Algorithm::AdamW { .. }, _) | (_, Regularizer::Decoupled) => {
                 coefficients.decay_l1 = rate * self.l1;
                 coefficients.decay_l2 = rate * self.l2;
@@ -163,7 +163,7 @@ impl Rule {
 
     fn specialize(&self, version: Version, coefficients: &mut Coefficients) {
         match self.algorithm {
-            Algorithm::Add | Algorithm::Sgd => {}
+            Algorithm::Add | Algorithm::Sum | Algorithm::Sgd => {}
             Algorithm::Momentum { momentum, .. } => coefficients.momentum = momentum,
             Algorithm::Adagrad { epsilon } => coefficients.epsilon = epsilon,
             Algorithm::Adadelta { rho, epsilon } => {

@@ -32,8 +32,8 @@ pub(super) trait Element: Copy {
 pub(super) trait Real: Element {
     fn widen(self) -> f64;
     fn nearest(value: f64) -> Self;
-    /// `self + other * scale` in this type: one rounding for the scale, the product and the sum each.
-    fn plus_scaled(self, other: Self, scale: f64) -> Self;
+    /// `self * scale` in this type: one rounding for the scale, and one for the product.
+    fn scaled(self, scale: f64) -> Self;
 }
 
 macro_rules! integer {
@@ -108,8 +108,8 @@ impl Real for f32 {
         value as Self
     }
 
-    fn plus_scaled(self, other: Self, scale: f64) -> Self {
-        self + other * Self::nearest(scale)
+    fn scaled(self, scale: f64) -> Self {
+        self * Self::nearest(scale)
     }
 }
 
@@ -122,8 +122,8 @@ impl Real for f64 {
         value
     }
 
-    fn plus_scaled(self, other: Self, scale: f64) -> Self {
-        self + other * scale
+    fn scaled(self, scale: f64) -> Self {
+        self * scale
     }
 }
 

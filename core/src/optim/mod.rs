@@ -16,8 +16,8 @@
 //! 5. *Regularize after*: the soft threshold and the shrink of [`Regularizer::Proximal`].
 //!
 //! From 2 on the plain form computes in binary64 and rounds when it stores, so it is closer to the true value than
-//! any kernel that works in binary32; kernels are compared with a tolerance. [`Algorithm::Add`] is the exception: it
-//! is exact, see there.
+//! any kernel that works in binary32; kernels are compared with a tolerance. [`Algorithm::Add`] and
+//! [`Algorithm::Sum`] are the exception: they are exact, see there.
 //!
 //! Read in this order: [`Algorithm`], [`Rule`], [`Coefficients`], [`update`].
 

@@ -32,11 +32,12 @@ pub fn update(
     assert_eq!(states.len(), rule.states().len(), "{} has these states: {:?}", rule.algorithm.name(), rule.states());
     assert!(states.iter().all(|state| state.len() == parameter.len()), "a state is as long as its parameter");
     assert!(
-        element_type.is_float() || rule.algorithm == Algorithm::Add,
+        element_type.is_float() || rule.algorithm.is_exact(),
         "{} was let through for {element_type}",
         rule.algorithm.name()
     );
     match element_type {
+        _ if !element_type.is_float() && rule.algorithm == Algorithm::Sum => sum(element_type, parameter, gradients),
         ElementType::Int32 => add_integers::<i32>(parameter, gradients),
         ElementType::Uint32 => add_integers::<u32>(parameter, gradients),
         ElementType::Int64 => add_integers::<i64>(parameter, gradients),
@@ -81,8 +82,10 @@ fn update_reals<E: Real>(
     for index in 0..parameter.len() / E::BYTES {
         let weight = E::read(parameter, index);
         let sum: E = merged(gradients, index);
-        if *algorithm == Algorithm::Add {
-            weight.plus_scaled(sum, coefficients.gradient_scale).write(parameter, index);
+        if algorithm.is_exact() {
+            let scaled = sum.scaled(coefficients.gradient_scale);
+            let value = if *algorithm == Algorithm::Add { weight.plus(scaled) } else { scaled };
+            value.write(parameter, index);
             continue;
         }
         let mut values = [0.0; STATES_MAX];
@@ -116,8 +119,8 @@ fn update_element(
 fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64; STATES_MAX]) -> f64 {
     let [first, second] = states;
     match algorithm {
-        Algorithm::Add => {
-            unreachable!("add is exact in the parameter's own type and does not come here")
+        Algorithm::Add | Algorithm::Sum => {
+            unreachable!("what is exact in the parameter's own type does not come here")
         }
         Algorithm::Sgd => weight - c.step * gradient,
         Algorithm::Momentum { nesterov, .. } => {

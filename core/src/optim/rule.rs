@@ -82,11 +82,11 @@ impl Rule {
         for (name, clip) in [("clip_norm", self.clip_norm), ("clip_value", self.clip_value)] {
             clip.map_or(Ok(()), |value| Range::Positive.check(name, value))?;
         }
-        self.validate_add()
+        self.validate_exact()
     }
 
     /// Refuses this rule for a parameter of a type it cannot update, naming both: integers go only with
-    /// [`Algorithm::Add`], halves with nothing.
+    /// an algorithm that [is exact](Algorithm::is_exact), halves with nothing.
     pub fn validate_for(&self, element_type: ElementType) -> Result<(), Failure> {
         let name = self.algorithm.name();
         if !element_type.is_parameter_type() {
@@ -95,18 +95,18 @@ impl Rule {
                  expected float32 or float64"
             )));
         }
-        if !element_type.is_float() && self.algorithm != Algorithm::Add {
+        if !element_type.is_float() && !self.algorithm.is_exact() {
             return Err(Failure::call(format!(
                 "{name} cannot update a parameter of type {element_type}; \
-                 expected float32 or float64, or the algorithm add"
+                 expected float32 or float64, or the algorithm add or sum"
             )));
         }
         Ok(())
     }
 
-    /// `add` promises to add and nothing else, so a setting that it would ignore is refused.
-    fn validate_add(&self) -> Result<(), Failure> {
-        if self.algorithm != Algorithm::Add {
+    /// `add` and `sum` promise to add and nothing else, so a setting that they would ignore is refused.
+    fn validate_exact(&self) -> Result<(), Failure> {
+        if !self.algorithm.is_exact() {
             return Ok(());
         }
         let settings = [
@@ -117,7 +117,8 @@ impl Rule {
         ];
         match settings.iter().find(|(_, value)| *value != 0.0) {
             Some((name, value)) => Err(Failure::call(format!(
-                "{name} is {value} with the algorithm add, which adds and does nothing else; expected none"
+                "{name} is {value} with the algorithm {}, which adds and does nothing else; expected none",
+                self.algorithm.name()
             ))),
             None => Ok(()),
         }

@@ -8,7 +8,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::memory::{Lease, Value};
-use crate::optim::{Gradient, Rule, Step};
+use crate::optim::{Algorithm, Gradient, Rule, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -134,12 +134,15 @@ impl Chunk {
         self.heard.get(trainer.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Leaves the value to those who read it and goes on with a copy; without readers does nothing.
-    pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
+    /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
+    /// with an empty place; without readers does nothing.
+    pub(super) fn make_writable(&mut self, pool: &mut Pool, rule: &Rule) -> Result<(), Failure> {
         if Arc::get_mut(&mut self.value).is_none() {
-            let mut fresh = pool.take(self.bytes)?;
-            fresh.bytes_mut()[..self.bytes as usize].copy_from_slice(self.value_bytes());
-            self.value = Arc::new(Value::new(fresh, self.bytes));
+            let mut fresh = Value::new(pool.take(self.bytes)?, self.bytes);
+            if rule.algorithm != Algorithm::Sum {
+                fresh.bytes_mut().copy_from_slice(self.value_bytes());
+            }
+            self.value = Arc::new(fresh);
         }
         Ok(())
     }
@@ -156,6 +159,12 @@ impl Chunk {
         open.copied().find(|one| one.trainer == head.trainer && one.call == call)
     }
 
+    /// Makes a gradient that is the next version as it stands just that, without a copy.
+    pub(super) fn take_over(&mut self, gradient: Lease) {
+        self.set_value(gradient);
+        self.version.0 += 1;
+    }
+
     /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease.
     pub(super) fn update(
         &mut self,
@@ -164,7 +173,7 @@ impl Chunk {
         work: &Work<'_>,
         gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
-        self.make_writable(pool)?;
+        self.make_writable(pool, work.rule)?;
         let bytes = self.bytes as usize;
         let value = Arc::get_mut(&mut self.value).expect("nobody else holds it");
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|state| &mut state.bytes_mut()[..bytes]).collect();

@@ -149,6 +149,13 @@ impl Round {
         sum.chain(self.contributions.values().filter_map(Contribution::gradient)).collect()
     }
 
+    /// Takes the gradient of the only contribution, when it is of this type and so is its own sum.
+    pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
+        let is_only = self.contributions.len() == 1 && self.sum.is_none();
+        let only = self.contributions.values_mut().next().filter(|one| is_only && one.element_type == element_type)?;
+        only.gradient.take()
+    }
+
     /// Sums the first contributions in trainer order when nobody who comes before them is still awaited.
     pub(super) fn fold(
         &mut self,

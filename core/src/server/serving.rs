@@ -440,7 +440,7 @@ impl Serving {
         for place in &places {
             let chunk = &mut self.table.chunks[*place];
             // The room for every new version is there before the first of them is made, so that all close or none.
-            let room = chunk.make_writable(cx.pool);
+            let room = chunk.make_writable(cx.pool, &self.table.parameters[&id.parameter].rule);
             if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
                 self.stalled.push(places[0]);
                 return false;
@@ -474,8 +474,16 @@ impl Serving {
         let held = self.table.parameters.get(&chunk.id.parameter).expect("the chunk's parameter is held");
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
         let work = Work { rule: &held.rule, element_type: held.element_type(), step };
-        let round = std::mem::take(&mut chunk.round);
-        let updated = chunk.update(cx.kernels, cx.pool, &work, &round.gradients(work.element_type, chunk.bytes));
+        let mut round = std::mem::take(&mut chunk.round);
+        let is_sum = work.rule.algorithm == Algorithm::Sum && scale == 1.0;
+        let only = if is_sum { round.take_only(work.element_type) } else { None };
+        let updated = match only {
+            Some(gradient) => {
+                chunk.take_over(gradient);
+                Ok(())
+            }
+            None => chunk.update(cx.kernels, cx.pool, &work, &round.gradients(work.element_type, chunk.bytes)),
+        };
         chunk.round = round;
         if updated.is_err() {
             self.stalled.push(place);

@@ -90,12 +90,27 @@ pub struct Flags(pub u16);
 impl Flags {
     /// On a push: answer with the value once the gradient is in it (`push_pull`).
     pub const WANT_VALUE: Self = Self(1);
-    const KNOWN: u16 = 1;
+    /// The payloads' checksums are not there: both ends are on one host, and there is no network to check. Set by
+    /// transports, and taken only where it is true.
+    pub const UNCHECKED: Self = Self(2);
+    const KNOWN: u16 = 3;
 
     /// Whether every bit of `other` is set.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// These bits and those of `other`.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// These bits but for those of `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 }
 
@@ -176,6 +191,9 @@ pub enum WireError {
         /// The limit.
         limit: u64,
     },
+    /// Payloads without checksums between hosts.
+    #[error("payloads without checksums over a connection between hosts; expected a checksum in every entry")]
+    Unchecked,
     /// A checksum that does not hold.
     #[error("checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way")]
     Checksum {

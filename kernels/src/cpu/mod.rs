@@ -54,6 +54,10 @@ impl Kernels for Cpu {
     fn update(&mut self, mut update: Update<'_>) {
         assert_update_fits(&update);
         match update.element_type {
+            // An integer's sum is never scaled, so the sum is all there is to it.
+            integer if !integer.is_float() && update.rule.algorithm == Algorithm::Sum => {
+                self.sum(integer, update.parameter, update.gradients);
+            }
             ElementType::Int32 => add_wide::<i32>(update.parameter, update.gradients),
             ElementType::Uint32 => add_wide::<u32>(update.parameter, update.gradients),
             ElementType::Int64 => add_wide::<i64>(update.parameter, update.gradients),
@@ -95,7 +99,7 @@ fn assert_update_fits(update: &Update<'_>) {
         assert_eq!(state.len(), update.parameter.len(), "a state is as long as its parameter");
     }
     assert!(
-        element_type.is_float() || rule.algorithm == Algorithm::Add,
+        element_type.is_float() || rule.algorithm.is_exact(),
         "{} was let through for {element_type}",
         rule.algorithm.name()
     );

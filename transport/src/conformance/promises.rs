@@ -219,6 +219,9 @@ fn two_peers(world: &mut World) {
 }
 
 fn changed_payload(world: &mut World) {
+    if !world.near.checks_payload() {
+        return;
+    }
     let (near, far) = world.connect();
     let payload = bytes(100_000, 1);
     let mut frame = push(1, &[&payload]);

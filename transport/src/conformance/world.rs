@@ -10,7 +10,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget, Value};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
-use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
+use pserver_core::wire::{Address, Entry, Flags, Frame, Head, HelloMessage, Kind};
 
 use super::Ends;
 
@@ -228,19 +228,23 @@ impl Side {
         self.seen.push(seen);
     }
 
+    pub(super) fn checks_payload(&self) -> bool {
+        self.transport.as_ref().is_some_and(|transport| transport.capabilities().checks_payload)
+    }
+
     /// A transport that checks payloads has written their checksums into the entries.
     fn check_sums(&self, frame: &Frame, body: &[Incoming]) {
-        let checks = self.transport.as_ref().is_some_and(|transport| transport.capabilities().checks_payload);
-        let entries = frame.entries.iter().filter(|entry| checks && entry.bytes > 0);
+        let entries = frame.entries.iter().filter(|entry| self.checks_payload() && entry.bytes > 0);
         for (entry, place) in entries.zip(body).filter(|(_, place)| !place.bytes().is_empty()) {
             assert_eq!(entry.checksum, checksum(place.bytes()), "the checksum of {:?}", entry.id);
         }
     }
 }
 
-/// A frame as it was handed over: what was sent without checksums is compared without them.
+/// A frame as it was handed over: without what the transport adds for itself.
 fn as_sent(mut frame: Frame) -> Frame {
     frame.entries.iter_mut().for_each(|entry| entry.checksum = 0);
+    frame.head.flags = frame.head.flags.without(Flags::UNCHECKED);
     frame
 }
 

@@ -6,6 +6,7 @@
 //! each hello, and hands the connection to its lane.
 
 mod adopter;
+mod checks;
 mod listener;
 mod peer;
 mod reader;
@@ -27,6 +28,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 
 pub use adopter::Adopter;
+pub use checks::Checks;
 pub use listener::{Listener, Stop};
 
 use adopter::Adopted;
@@ -61,6 +63,8 @@ pub struct TcpOptions {
     pub hello_timeout: Duration,
     /// Frames queued for one peer; more are left to the caller.
     pub sends_queued_max: usize,
+    /// Where payloads carry checksums.
+    pub checks: Checks,
 }
 
 impl Default for TcpOptions {
@@ -73,6 +77,7 @@ impl Default for TcpOptions {
             linger: Duration::from_secs(1),
             hello_timeout: Duration::from_secs(2),
             sends_queued_max: 64,
+            checks: Checks::BetweenHosts,
         }
     }
 }
@@ -169,7 +174,7 @@ impl TcpTransport {
             match stream {
                 Ok(stream) => {
                     self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
-                    self.add(peer, Peer::open(peer, stream, &self.wakeups));
+                    self.add(peer, Peer::open(peer, stream, self.options.checks, &self.wakeups));
                 }
                 Err(error) => self.events.push(gone(peer, format!("adopting: {error}"))),
             }
@@ -256,7 +261,7 @@ impl TcpTransport {
 
 impl Transport for TcpTransport {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "tcp", checks_payload: true }
+        Capabilities { name: "tcp", checks_payload: self.options.checks == Checks::Always }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
@@ -265,7 +270,7 @@ impl Transport for TcpTransport {
         }
         let id = self.next_peer();
         let task = self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone()));
-        self.add(id, Peer::connecting(id, task, &self.wakeups));
+        self.add(id, Peer::connecting(id, task, self.options.checks, &self.wakeups));
         Ok(id)
     }
 

@@ -14,6 +14,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use super::checks::Checks;
 use super::reader::{Ended, Reader};
 use super::wakeups::{PeerWake, Wakeups};
 use super::writer::Writer;
@@ -59,22 +60,27 @@ pub(super) enum Turn {
 
 impl Peer {
     /// A connection that is being made.
-    pub(super) fn connecting(id: PeerId, task: JoinHandle<Result<TcpStream, String>>, wakeups: &Arc<Wakeups>) -> Self {
-        Self::new(id, Line::Connecting(task), wakeups)
+    pub(super) fn connecting(
+        id: PeerId,
+        task: JoinHandle<Result<TcpStream, String>>,
+        checks: Checks,
+        wakeups: &Arc<Wakeups>,
+    ) -> Self {
+        Self::new(id, Line::Connecting(task), checks, wakeups)
     }
 
     /// A connection that is there.
-    pub(super) fn open(id: PeerId, stream: TcpStream, wakeups: &Arc<Wakeups>) -> Self {
-        Self::new(id, Line::Open(stream), wakeups)
+    pub(super) fn open(id: PeerId, stream: TcpStream, checks: Checks, wakeups: &Arc<Wakeups>) -> Self {
+        Self::new(id, Line::Open(stream), checks, wakeups)
     }
 
-    fn new(id: PeerId, line: Line, wakeups: &Arc<Wakeups>) -> Self {
+    fn new(id: PeerId, line: Line, checks: Checks, wakeups: &Arc<Wakeups>) -> Self {
         let wake = PeerWake::new(id, wakeups);
         Self {
             id,
             line,
-            reader: Reader::new(),
-            writer: Writer::default(),
+            reader: Reader::new(checks),
+            writer: Writer::new(checks),
             ending: None,
             unsent: Vec::new(),
             waker: wake.waker(),

@@ -4,12 +4,13 @@ use std::io::{self, IoSliceMut, Read};
 
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, Incoming};
-use pserver_core::wire::{Frame, HEADER_BYTES, Prefix, WireError};
+use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 use socket2::SockRef;
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::checks::{Checking, Checks};
 use super::{Pause, SLICES_MAX, TURN_BYTES, TURN_FRAMES};
 use crate::payload::Landing;
 
@@ -20,6 +21,8 @@ const BUFFER_BYTES: usize = 64 * 1024;
 const DIRECT_BYTES: u64 = 16 * 1024;
 /// Read beyond a large payload: enough for the next head, and little of the next payload, which would be copied.
 const AHEAD_BYTES: usize = 4 * 1024;
+/// One call reads at most this much straight into places: it is still in cache when its checksum is reckoned.
+const CALL_BYTES: usize = 256 * 1024;
 /// A buffer for long entry tables and control messages is kept up to this size.
 const REST_BYTES_KEPT: usize = 256 * 1024;
 
@@ -33,6 +36,7 @@ pub(super) struct Reader {
     rest: Vec<u8>,
     /// How much of the buffer a read may fill; little while payloads are large.
     ahead: usize,
+    checking: Checking,
     state: State,
 }
 
@@ -60,8 +64,9 @@ pub(super) enum Ended {
 impl Reader {
     pub(super) const BUFFER_BYTES: usize = BUFFER_BYTES;
 
-    pub(super) fn new() -> Self {
+    pub(super) fn new(checks: Checks) -> Self {
         Self {
+            checking: Checking::new(checks),
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -74,8 +79,9 @@ impl Reader {
     /// Reads until nothing is there, a head waits for its places, or the turn is over.
     pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> Result<Pause, Ended> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
+        let checks = self.checking.is_on(stream);
         loop {
-            while self.advance(peer, events)? {}
+            while self.advance(peer, checks, events)? {}
             if matches!(self.state, State::Held(_)) {
                 return Ok(Pause::Idle);
             }
@@ -121,13 +127,17 @@ impl Reader {
     }
 
     /// One step with what is in the buffer; false when more must be read first, or places must come.
-    fn advance(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, Ended> {
+    fn advance(&mut self, peer: PeerId, checks: bool, events: &mut Vec<Event>) -> Result<bool, Ended> {
         match &mut self.state {
             State::Header => {
                 let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
                     return Ok(false);
                 };
-                self.state = State::Rest(Prefix::decode(header)?);
+                let prefix = Prefix::decode(header)?;
+                if checks && prefix.head().flags.contains(Flags::UNCHECKED) {
+                    return Err(WireError::Unchecked.into());
+                }
+                self.state = State::Rest(prefix);
                 self.start += HEADER_BYTES;
                 Ok(true)
             }
@@ -197,8 +207,15 @@ impl Reader {
             // Everything in the buffer was payload, so it is empty.
             (*start, *end) = (0, 0);
             let remaining = landing.remaining();
-            let mut slices: Vec<_> = landing.unfilled(SLICES_MAX - 1).map(IoSliceMut::new).collect();
-            let direct: usize = slices.iter().map(|slice| slice.len()).sum();
+            let (mut slices, mut direct) = (Vec::new(), 0);
+            for slice in landing.unfilled(SLICES_MAX - 1) {
+                let step = slice.len().min(CALL_BYTES - direct);
+                slices.push(IoSliceMut::new(&mut slice[..step]));
+                direct += step;
+                if direct == CALL_BYTES {
+                    break;
+                }
+            }
             if direct as u64 == remaining {
                 slices.push(IoSliceMut::new(&mut buffer[..*ahead]));
             }

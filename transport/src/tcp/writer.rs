@@ -5,11 +5,12 @@ use std::io::{self, IoSlice, Write};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Outgoing};
-use pserver_core::wire::Frame;
+use pserver_core::wire::{Flags, Frame};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::checks::{Checking, Checks};
 use super::{Pause, SLICES_MAX, TURN_BYTES};
 use crate::payload::seal;
 
@@ -17,8 +18,8 @@ use crate::payload::seal;
 const CALL_BYTES: usize = 512 * 1024;
 
 /// The frames that have not left yet.
-#[derive(Default)]
 pub(super) struct Writer {
+    checking: Checking,
     queue: VecDeque<Shipment>,
     /// How many frames at the front of the queue are sealed.
     sealed: usize,
@@ -55,13 +56,21 @@ impl Shipment {
         self.head.len() + self.body.iter().map(|parcel| parcel.len() as usize).sum::<usize>()
     }
 
-    fn seal(&mut self) {
-        seal(&mut self.frame, &self.body);
+    fn seal(&mut self, checks: bool) {
+        if checks {
+            seal(&mut self.frame, &self.body);
+        } else if !self.body.is_empty() {
+            self.frame.head.flags = self.frame.head.flags.with(Flags::UNCHECKED);
+        }
         self.head = self.frame.encode();
     }
 }
 
 impl Writer {
+    pub(super) fn new(checks: Checks) -> Self {
+        Self { checking: Checking::new(checks), queue: VecDeque::new(), sealed: 0, slice: 0, offset: 0 }
+    }
+
     /// Frames that have not left.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
@@ -110,7 +119,8 @@ impl Writer {
     /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket
     /// is full.
     fn write(&mut self, stream: &TcpStream) -> io::Result<(usize, bool)> {
-        self.seal();
+        let checks = self.checking.is_on(stream);
+        self.seal(checks);
         let slices = self.gather();
         let asked: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut written = None;
@@ -128,12 +138,12 @@ impl Writer {
     }
 
     /// Seals as many frames as one call should write.
-    fn seal(&mut self) {
+    fn seal(&mut self, checks: bool) {
         let mut bytes = self.queue.iter().take(self.sealed).map(Shipment::length).sum::<usize>() - self.gone();
         while bytes < CALL_BYTES
             && let Some(next) = self.queue.get_mut(self.sealed)
         {
-            next.seal();
+            next.seal(checks);
             bytes += next.length();
             self.sealed += 1;
         }

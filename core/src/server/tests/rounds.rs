@@ -44,6 +44,34 @@ fn a_lone_trainer_needs_nobody() {
 }
 
 #[test]
+fn an_aggregator_gives_back_the_merged_gradient_of_the_last_round() {
+    let aggregator = |merge, element_type, trainers| Plan {
+        merge,
+        ..Plan::new(Mode::Sync, Merge::Mean, trainers).with("w", element_type, 2, "algorithm: 'sum'")
+    };
+    check(
+        aggregator(Merge::Sum, Float32, 1),
+        "push+ 0 1 w=3,5 -> 0 value w@1=3,5
+         push+ 0 2 w=1,-2 -> 0 value w@2=1,-2
+         show w -> w@2=1,-2",
+    );
+    check(
+        aggregator(Merge::Sum, Int64, 2),
+        "push+ 1 1 w=3,5 ->
+         push+ 0 1 w=1,-9 -> 1 value w@1=4,-4 & 0 value w@1=4,-4
+         push 0 2 w=7 -> 0 done w@2
+         leave 1 -> 1 done
+         show w -> w@2=7",
+    );
+    check(
+        aggregator(Merge::Mean, Float32, 2),
+        "push 0 1 w=3,5 -> 0 done w@1
+         push 1 1 w=1,-9 -> 1 done w@1
+         show w -> w@1=2,-2",
+    );
+}
+
+#[test]
 fn a_trainer_one_round_ahead_waits_for_its_acknowledgement() {
     check(
         mean(2),

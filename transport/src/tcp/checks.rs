@@ -1,0 +1,38 @@
+//! Where payloads carry checksums.
+
+use tokio::net::TcpStream;
+
+/// Where payloads carry checksums. Heads always do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checks {
+    /// Where the two ends are on different hosts. Within one host a payload goes from memory to memory, as it does
+    /// from a gradient to its sum, and there is nothing on the way that could change it.
+    #[default]
+    BetweenHosts,
+    /// Everywhere: for connections that end on this host at a proxy or a tunnel.
+    Always,
+}
+
+/// What that means for one connection, found out with its first payload.
+pub(super) struct Checking {
+    checks: Checks,
+    is_on: Option<bool>,
+}
+
+impl Checking {
+    pub(super) fn new(checks: Checks) -> Self {
+        Self { checks, is_on: None }
+    }
+
+    /// Whether payloads are checked on this connection.
+    pub(super) fn is_on(&mut self, stream: &TcpStream) -> bool {
+        let checks = self.checks;
+        *self.is_on.get_or_insert_with(|| checks == Checks::Always || !is_within_host(stream))
+    }
+}
+
+/// Whether both ends have the address of this host.
+fn is_within_host(stream: &TcpStream) -> bool {
+    let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
+    ends.is_some_and(|(near, far)| near.ip() == far.ip() || near.ip().is_loopback() && far.ip().is_loopback())
+}
