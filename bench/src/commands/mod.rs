@@ -1,0 +1,4 @@
+//! The subcommands, one a file.
+
+pub(crate) mod ceiling;
+pub(crate) mod pushpull;
