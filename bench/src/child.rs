@@ -6,13 +6,16 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::job::Job;
 
 /// What a parent asks.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -47,6 +50,55 @@ pub(crate) struct Usage {
     pub(crate) peak_rss_bytes: u64,
 }
 
+/// The cores that a child may run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cores {
+    /// All that this process may.
+    All,
+    /// The first half of them.
+    First,
+    /// The second half of them.
+    Second,
+}
+
+/// This thread's cores, given back when it is dropped: a child inherits those of the thread that starts it.
+struct Kept(Option<CpuSet>);
+
+impl Cores {
+    pub(crate) fn of_servers(job: &Job) -> Self {
+        if job.pin { Self::First } else { Self::All }
+    }
+
+    pub(crate) fn of_trainers(job: &Job) -> Self {
+        if job.pin { Self::Second } else { Self::All }
+    }
+
+    fn keep(self) -> Result<Kept> {
+        let before = sched_getaffinity(Pid::from_raw(0)).context("the system does not say which cores are ours")?;
+        let mine: Vec<usize> = (0..CpuSet::count()).filter(|core| before.is_set(*core).unwrap_or(false)).collect();
+        let (first, second) = mine.split_at(mine.len() / 2);
+        let chosen = match self {
+            Self::First => first,
+            Self::Second => second,
+            Self::All => return Ok(Kept(None)),
+        };
+        ensure!(!first.is_empty(), "--pin needs two cores; this process has one");
+        let mut set = CpuSet::new();
+        chosen.iter().try_for_each(|core| set.set(*core)).context("a core's number is too large")?;
+        sched_setaffinity(Pid::from_raw(0), &set).context("the system does not let us choose cores")?;
+        Ok(Kept(Some(before)))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // They were ours a moment ago.
+            let _ = sched_setaffinity(Pid::from_raw(0), before);
+        }
+    }
+}
+
 /// A child, seen by its parent; dropping it ends it.
 pub(crate) struct Member {
     name: String,
@@ -57,14 +109,15 @@ pub(crate) struct Member {
 
 impl Member {
     /// Starts this program with `arguments` and hands back where it says it is.
-    pub(crate) fn start(name: &str, arguments: &[String]) -> Result<(Self, String)> {
-        let mut member = Self::begin(name, arguments)?;
+    pub(crate) fn start(name: &str, arguments: &[String], cores: Cores) -> Result<(Self, String)> {
+        let mut member = Self::begin(name, arguments, cores)?;
         let place = member.ready()?;
         Ok((member, place))
     }
 
     /// Starts this program with `arguments`.
-    pub(crate) fn begin(name: &str, arguments: &[String]) -> Result<Self> {
+    pub(crate) fn begin(name: &str, arguments: &[String], cores: Cores) -> Result<Self> {
+        let _kept = cores.keep()?;
         let program = std::env::current_exe().context("this program does not know where it lies")?;
         let mut process = Command::new(program)
             .args(arguments)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::child::{Ask, Member, Ran, Usage};
+use crate::child::{Ask, Cores, Member, Ran, Usage};
 use crate::job::{Job, ModeName, Poll, RuleName, Transport};
 use crate::ours;
 use crate::statistics::median;
@@ -54,13 +54,13 @@ impl Team {
             }
             let mut arguments = vec!["child-server".to_owned()];
             arguments.extend(ours::server_arguments(job, index, first.as_deref()));
-            let (member, address) = Member::start(&format!("server {index}"), &arguments)?;
+            let (member, address) = Member::start(&format!("server {index}"), &arguments, Cores::of_servers(job))?;
             first.get_or_insert(address);
             servers.push(member);
         }
-        let address = first.context("there is at least one server")?;
-        let (regions, barrier) = barrier(job)?;
-        let trainers = start_trainers(job, &barrier, "child-trainer", &["--coordinator".to_owned(), address])?;
+        let address = ours::at(job.transport, &first.context("there is at least one server")?);
+        let regions = barrier(job)?;
+        let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), address])?;
         let name = format!("pserver {}", crate::job::word(job.transport));
         let spins = job.poll == Poll::Busy;
         Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, _regions: regions })
@@ -71,21 +71,22 @@ impl Team {
         // It sums, in rounds, whatever the servers do.
         let job = &Job { rule: RuleName::Sum, mode: ModeName::Sync, ..job.clone() };
         let mut plan = Plan::new(shape, job, chunk_bytes);
-        let (mut regions, barrier) = barrier(job)?;
+        let barrier = barrier(job)?;
+        let mut shared = Vec::new();
         if shape == Shape::Tcp {
             plan.address = "127.0.0.1:0".to_owned();
         } else {
-            let shared = shm::regions(&plan)?;
+            shared = shm::regions(&plan)?;
             plan.regions = shared.iter().map(|(_, path)| path.clone()).collect();
-            regions.extend(shared);
         }
         let arguments = ["straight-server".to_owned(), "--plan".to_owned(), serde_json::to_string(&plan)?];
-        let (server, address) = Member::start("straight server", &arguments)?;
+        let (server, address) = Member::start("straight server", &arguments, Cores::of_servers(job))?;
         plan.address = address;
         let more = ["--plan".to_owned(), serde_json::to_string(&plan)?];
         let trainers = start_trainers(job, &barrier, "straight-trainer", &more)?;
+        shared.extend(barrier);
         let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
-        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes: plan.chunk_bytes, _regions: regions })
+        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes: plan.chunk_bytes, _regions: shared })
     }
 
     /// The straight server of a path with the chunk that suits it best.
@@ -182,25 +183,20 @@ pub(crate) fn alternate(teams: &mut [&mut Team], pace: Pace, rounds: u32, blocks
     Ok(results)
 }
 
-/// What the trainers of a team meet at.
-fn barrier(job: &Job) -> Result<(Vec<(Region, String)>, Vec<String>)> {
-    if job.trainers == 1 {
-        return Ok((Vec::new(), Vec::new()));
-    }
-    let region = Region::create(0)?;
-    let arguments = vec!["--barrier".to_owned(), region.1.clone()];
-    Ok((vec![region], arguments))
+/// What the trainers of a team meet at, when there are several, and where they find it.
+fn barrier(job: &Job) -> Result<Vec<(Region, String)>> {
+    if job.trainers == 1 { Ok(Vec::new()) } else { Ok(vec![Region::create(0)?]) }
 }
 
-fn start_trainers(job: &Job, barrier: &[String], command: &str, more: &[String]) -> Result<Vec<Member>> {
+fn start_trainers(job: &Job, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
     ensure!(job.transport != Transport::Verbs, "verbs are not in this build");
     let text = serde_json::to_string(job)?;
     let start = |trainer: u32| {
         let mut arguments = vec![command.to_owned(), "--job".to_owned(), text.clone()];
         arguments.extend(["--trainer".to_owned(), trainer.to_string()]);
-        arguments.extend(barrier.iter().cloned());
+        arguments.extend(barrier.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
         arguments.extend(more.iter().cloned());
-        Member::begin(&format!("trainer {trainer}"), &arguments)
+        Member::begin(&format!("trainer {trainer}"), &arguments, Cores::of_trainers(job))
     };
     let mut trainers = (0..job.trainers).map(start).collect::<Result<Vec<_>>>()?;
     // All are started before the first is waited for: they wait for each other.

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
 
+/// More have no counter in the straight server's shared memory.
+const TRAINERS_MAX: u32 = 31;
+
 /// How bytes get from a trainer to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -89,6 +92,8 @@ pub(crate) struct Job {
     pub(crate) dtype: Dtype,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,
+    /// Whether servers and trainers are kept apart, each on half of the cores.
+    pub(crate) pin: bool,
 }
 
 impl Dtype {
@@ -132,6 +137,7 @@ impl Job {
             self.parameters
         );
         ensure!(self.parameters > 0, "--params 0: expected 1 or more");
+        ensure!(self.trainers <= TRAINERS_MAX, "--trainers {}: expected at most {TRAINERS_MAX}", self.trainers);
         ensure!(self.trainers > 0 && self.servers > 0 && self.shards > 0, "expected at least one of everybody");
         ensure!(
             self.rule != RuleName::None || self.trainers == 1,
@@ -139,7 +145,13 @@ impl Job {
             self.trainers
         );
         if self.transport == Transport::Verbs {
-            bail!("--transport verbs is not in this build; expected tcp, shm or loopback");
+            bail!("--transport verbs is not in this build; expected tcp or shm");
+        }
+        if self.transport == Transport::Loopback {
+            bail!(
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp or \
+                 shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+            );
         }
         Ok(())
     }
@@ -163,7 +175,8 @@ impl Job {
     /// What is worth saying about it in a line.
     pub(crate) fn title(&self) -> String {
         let parameters = if self.parameters == 1 { String::new() } else { format!(" in {}", self.parameters) };
-        format!("{}{parameters}, {} trainer(s)", show(self.bytes), self.trainers)
+        let trainers = if self.trainers == 1 { "1 trainer".to_owned() } else { format!("{} trainers", self.trainers) };
+        format!("{}{parameters}, {trainers}", show(self.bytes))
     }
 }
 

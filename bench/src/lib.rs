@@ -9,6 +9,7 @@
 
 mod child;
 mod commands;
+mod contest;
 mod duel;
 mod environment;
 mod job;
@@ -19,6 +20,7 @@ mod report;
 mod sizes;
 mod statistics;
 mod straight;
+mod tensors;
 mod trainer;
 
 use pserver_core::dtype::ElementType;

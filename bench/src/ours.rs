@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
@@ -11,14 +12,13 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::wire::Address;
 
 use crate::child;
-use crate::job::{Job, ModeName, RuleName, Transport, word};
+use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
 use crate::sizes::length;
 use crate::straight::Barrier;
 use crate::trainer::{Exchange, Runner};
 
 /// The command line of server `index`, as `pserver serve` reads it.
 pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>) -> Vec<String> {
-    let scheme = if job.transport == Transport::Shm { "shm" } else { "tcp" };
     let mut all = vec![
         ("--index", index.to_string()),
         ("--servers", job.servers.to_string()),
@@ -28,11 +28,30 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
         ("--mode", word(job.mode)),
         ("--merge", "sum".to_owned()),
         ("--optimizer", job.rule.text().to_owned()),
-        ("--bind", format!("{scheme}://127.0.0.1:0")),
+        ("--bind", at(job.transport, "127.0.0.1:0")),
         ("--log-level", "warn".to_owned()),
     ];
+    if has_option("poll") {
+        all.push(("--poll", word(job.poll)));
+    } else if job.poll != Poll::Block {
+        eprintln!(
+            "psbench: the servers of this build cannot be told how to wait; only the straight ones wait {}",
+            word(job.poll)
+        );
+    }
     all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
     all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+/// An address, reached by a transport.
+pub(crate) fn at(transport: Transport, address: &str) -> String {
+    let (_, place) = address.split_once("://").unwrap_or(("", address));
+    format!("{}://{place}", word(transport))
+}
+
+/// Whether `pserver serve` has an option.
+fn has_option(name: &str) -> bool {
+    ServeArgs::augment_args(clap::Command::new("serve")).get_arguments().any(|one| one.get_long() == Some(name))
 }
 
 /// The server's process.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use paddle_pserver::settings::ServeArgs;
 
-use crate::commands::{ceiling, pushpull};
+use crate::commands::{ceiling, compare, doctor, kernels, latency, pushpull, scale};
 use crate::job::Job;
 use crate::report::Report;
 use crate::{ours, straight};
@@ -28,14 +28,33 @@ struct OutputArgs {
     /// Write JSON to standard output instead of the table.
     #[arg(short = 'J', long, global = true)]
     json: bool,
+    /// Write comma-separated values to standard output instead of the table.
+    #[arg(long, global = true, conflicts_with = "json")]
+    csv: bool,
+    /// Write a page with tables and plots to this file too.
+    #[arg(long, global = true, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the distributions of latencies to this file too, for HdrHistogram's plotters.
+    #[arg(long, global = true, value_name = "FILE")]
+    hgrm: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Command {
     /// Push gradients and pull values, beside the straight server.
     Pushpull(pushpull::Args),
+    /// How long one round takes, and how long the slow ones do.
+    Latency(latency::Args),
+    /// The servers' arithmetic, beside memory's own speed.
+    Kernels(kernels::Args),
+    /// Time per byte as bytes, parameters and trainers grow.
+    Scale(scale::Args),
     /// What this machine can do, with nothing of the parameter server in the way.
     Ceiling(ceiling::Args),
+    /// Two reports, result by result.
+    Compare(compare::Args),
+    /// What on this machine is in the way of speed, and how to mend it.
+    Doctor(doctor::Args),
     /// A server of a measurement.
     #[command(hide = true)]
     ChildServer(Box<ServeArgs>),
@@ -89,7 +108,12 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<bool> {
     let report = match cli.command {
         Command::Pushpull(args) => pushpull::run(&args)?,
+        Command::Latency(args) => latency::run(&args)?,
+        Command::Kernels(args) => kernels::run(&args)?,
+        Command::Scale(args) => scale::run(&args)?,
         Command::Ceiling(args) => ceiling::run(&args)?,
+        Command::Compare(args) => compare::run(&args)?,
+        Command::Doctor(args) => doctor::run(&args),
         Command::ChildServer(args) => return ours::serve(&args).map(|()| true),
         Command::ChildTrainer { trainer, coordinator } => {
             let (job, barrier) = trainer.read()?;
@@ -109,8 +133,19 @@ fn run(cli: Cli) -> Result<bool> {
 }
 
 fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
+    let write = |path: &PathBuf, text: &str| {
+        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+    };
+    if let Some(path) = &output.html {
+        write(path, &report.html()?)?;
+    }
+    if let Some(path) = &output.hgrm {
+        write(path, &report.hgrm())?;
+    }
     if output.json {
         println!("{}", report.json_text()?);
+    } else if output.csv {
+        print!("{}", report.csv());
     } else {
         print!("{}", report.table());
     }

@@ -2,6 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 
+/// The sizes that measurements are made at when nobody says otherwise.
+pub(crate) const USUAL: &str = "4KiB,1MiB,4MiB,64MiB";
+
 /// Units and what they stand for. A lone `k`, `m` or `g` is binary, as in perftest and `dd`.
 const UNITS: [(&str, u64); 13] = [
     ("kib", 1 << 10),
@@ -31,7 +34,7 @@ pub(crate) fn parse(text: &str) -> Result<u64> {
     }
     let value = number.parse::<f64>().with_context(expected)? * unit as f64;
     // Beyond 2^53 a float cannot tell neighbours apart.
-    ensure!(value >= 0.0 && value < 9e15 && value.fract() == 0.0, expected());
+    ensure!((0.0..9e15).contains(&value) && value.fract() == 0.0, expected());
     format!("{value:.0}").parse().with_context(expected)
 }
 

@@ -21,7 +21,7 @@ use crate::straight::Shape;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of a gradient; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = "4KiB,1MiB,4MiB,64MiB")]
+    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = sizes::USUAL)]
     bytes: Vec<u64>,
     /// Trainers of the straight servers; several counts with commas between them.
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
@@ -86,6 +86,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         dtype: Dtype::F32,
         rule: RuleName::Sum,
         poll,
+        pin: false,
     }
 }
 

@@ -3,9 +3,14 @@
 //! A result is a flat list of fields with units in their names, so that every form is made of the same thing. Three
 //! are always there: `name`, `ratio_to_ceiling` and `wrong`.
 
+mod csv;
+mod hgrm;
+mod html;
+mod plot;
 mod table;
 
 use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use crate::environment;
@@ -24,6 +29,8 @@ pub(crate) struct Report {
     pub(crate) start: Map<String, Value>,
     pub(crate) intervals: Vec<Value>,
     pub(crate) results: Vec<Outcome>,
+    /// Latencies in nanoseconds, by name.
+    pub(crate) histograms: Vec<(String, Histogram<u64>)>,
     /// The fields that people see, with what stands above them.
     pub(crate) columns: &'static [Column],
 }
@@ -64,6 +71,10 @@ impl Outcome {
         self.fields.get(name).unwrap_or(&Value::Null)
     }
 
+    pub(crate) fn name(&self) -> &str {
+        self.field("name").as_str().unwrap_or_default()
+    }
+
     pub(crate) fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
@@ -80,7 +91,7 @@ impl Report {
         start.insert("schema_version".to_owned(), json!(SCHEMA_VERSION));
         start.insert("subcommand".to_owned(), json!(subcommand));
         start.insert("parameters".to_owned(), parameters);
-        Self { start, intervals: Vec::new(), results: Vec::new(), columns }
+        Self { start, intervals: Vec::new(), results: Vec::new(), histograms: Vec::new(), columns }
     }
 
     /// Elements that came back wrong, in all results.
@@ -103,6 +114,22 @@ impl Report {
         table::write(self)
     }
 
+    /// One line for each result, one column for each field that any of them has.
+    pub(crate) fn csv(&self) -> String {
+        csv::write(self)
+    }
+
+    /// A page that needs nothing but a browser.
+    pub(crate) fn html(&self) -> Result<String> {
+        html::write(self)
+    }
+
+    /// Every latency's distribution, as HdrHistogram's own tools write it.
+    pub(crate) fn hgrm(&self) -> String {
+        hgrm::write(self)
+    }
+
+    /// The whole report as JSON, written out.
     pub(crate) fn json_text(&self) -> Result<String> {
         serde_json::to_string_pretty(&self.json()).context("a report is JSON")
     }

@@ -49,7 +49,7 @@ pub(super) fn bare(value: &Value) -> String {
     }
 }
 
-fn cell(column: &Column, value: &Value) -> String {
+pub(super) fn cell(column: &Column, value: &Value) -> String {
     match value.as_f64() {
         Some(number) if column.decimals > 0 || column.unit != 1.0 => {
             format!("{:.*}", column.decimals, number / column.unit)
