@@ -1,6 +1,27 @@
-//! Microbenchmarks that need only a CPU: `cargo bench -p pserver-bench`.
+//! `psbench`, which measures the parameter server from outside, and microbenchmarks of its pieces
+//! (`cargo bench -p pserver-bench`).
 //!
-//! Not here: throughput over a network. What a benchmark works on is made here, so that sizes have one place.
+//! Not here: how any of it works. Servers and trainers are those that ship (`ours`), and what they are compared with
+//! are the simplest programs that do the same (`straight`).
+//!
+//! Read in this order: `job` (what a run works on), `pattern` (what is sent, and what must come back), `trainer`
+//! (rounds, timed and checked), `straight`, `duel` (both in turns), `commands`, `report`.
+
+mod child;
+mod commands;
+mod contest;
+mod duel;
+mod environment;
+mod job;
+mod ours;
+mod pattern;
+pub mod program;
+mod report;
+mod sizes;
+mod statistics;
+mod straight;
+mod tensors;
+mod trainer;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;

@@ -1,0 +1,146 @@
+//! `psbench compare`: two reports, result by result, with an interval of confidence around each change.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::report::{Column, Outcome, Report, SCHEMA_VERSION, plain, scaled};
+use crate::statistics::{median, percentile};
+
+/// The options of `psbench compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The earlier report, written with --json.
+    old: PathBuf,
+    /// The later report; standard input without it.
+    new: Option<PathBuf>,
+}
+
+const COLUMNS: &[Column] = &[
+    plain("name", "what"),
+    scaled("old_latency_us_p50", "old[us]", 1.0, 1),
+    scaled("new_latency_us_p50", "new[us]", 1.0, 1),
+    scaled("change", "new/old", 1.0, 3),
+    scaled("change_low", "low", 1.0, 3),
+    scaled("change_high", "high", 1.0, 3),
+    plain("verdict", "verdict"),
+    scaled("old_ratio_to_ceiling", "old ratio", 1.0, 3),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    plain("wrong", "#wrong"),
+];
+/// Times that samples are drawn anew for an interval.
+const DRAWS: u32 = 2000;
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let old = read(&args.old)?;
+    let new = match &args.new {
+        Some(path) => read(path)?,
+        None => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("reading standard input")?;
+            parse(&text).context("standard input")?
+        }
+    };
+    let parameters = json!({ "old": old["start"], "new": new["start"] });
+    let mut report = Report::new("compare", parameters, COLUMNS);
+    for later in results(&new)? {
+        // What was added since has nothing to be compared with.
+        if let Some(earlier) = results(&old)?.iter().find(|one| key(one) == key(later)) {
+            report.results.push(compare(earlier, later)?);
+        }
+    }
+    ensure!(!report.results.is_empty(), "the reports have no result in common");
+    Ok(report)
+}
+
+fn read(path: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    parse(&text).with_context(|| path.display().to_string())
+}
+
+fn parse(text: &str) -> Result<Value> {
+    let report: Value = serde_json::from_str(text).context("not JSON; expected what psbench --json writes")?;
+    let version = &report["start"]["schema_version"];
+    ensure!(*version == json!(SCHEMA_VERSION), "schema_version {version}; expected {SCHEMA_VERSION}");
+    Ok(report)
+}
+
+fn results(report: &Value) -> Result<&Vec<Value>> {
+    report["end"]["results"].as_array().context("end.results is missing")
+}
+
+/// What makes two results the same measurement.
+fn key(result: &Value) -> Vec<&Value> {
+    const SAME: [&str; 11] =
+        ["name", "poll", "rule", "mode", "dtype", "servers", "shards", "chunk_bytes", "pin", "elements", "axis"];
+    SAME.iter().map(|field| &result[*field]).collect()
+}
+
+fn compare(old: &Value, new: &Value) -> Result<Outcome> {
+    let name = new["name"].as_str().context("a result without a name")?;
+    let samples = |result: &Value| -> Result<Vec<f64>> {
+        let blocks = result["block_latency_us"].as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
+        let samples = blocks.or_else(|| result["latency_us_p50"].as_f64().map(|one| vec![one]));
+        samples.filter(|all| !all.is_empty()).with_context(|| format!("{name}: no time to compare"))
+    };
+    let (before, after) = (samples(old)?, samples(new)?);
+    let (low, high) = interval(&before, &after);
+    let verdict = match (low, high) {
+        (_, high) if high < 1.0 => "faster",
+        (low, _) if low > 1.0 => "slower",
+        _ => "no difference seen",
+    };
+    Ok(Outcome::new(name)
+        .with("old_latency_us_p50", median(&before))
+        .with("new_latency_us_p50", median(&after))
+        .with("change", median(&after) / median(&before))
+        .with("change_low", low)
+        .with("change_high", high)
+        .with("verdict", verdict)
+        .with("old_ratio_to_ceiling", old["ratio_to_ceiling"].clone())
+        .with("ratio_to_ceiling", new["ratio_to_ceiling"].clone())
+        .with("wrong", old["wrong"].as_u64().unwrap_or(0) + new["wrong"].as_u64().unwrap_or(0)))
+}
+
+/// Where the quotient of the medians lies with a confidence of 95 %: blocks are drawn anew from those that were
+/// measured, again and again, and always the same ones, so that a comparison can be repeated.
+fn interval(before: &[f64], after: &[f64]) -> (f64, f64) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |samples: &[f64]| {
+        let chosen: Vec<f64> = samples
+            .iter()
+            .map(|_| {
+                // Knuth's constants; the high bits are the good ones.
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let place = (state >> 33) % u64::try_from(samples.len()).expect("samples are few");
+                samples[crate::sizes::length(place)]
+            })
+            .collect();
+        median(&chosen)
+    };
+    let quotients: Vec<f64> = (0..DRAWS).map(|_| draw(after) / draw(before)).collect();
+    (percentile(&quotients, 0.025), percentile(&quotients, 0.975))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_as_fast_is_faster() {
+        let before: Vec<f64> = (0..9).map(|index| 10.0 + f64::from(index) * 0.1).collect();
+        let after: Vec<f64> = before.iter().map(|one| one / 2.0).collect();
+        let (low, high) = interval(&before, &after);
+        assert!(0.48 < low && high < 0.52, "{low} to {high}");
+    }
+
+    #[test]
+    fn noise_is_no_difference() {
+        let before = [10.0, 11.0, 9.0, 10.5, 9.5, 10.2, 9.8, 11.2, 8.9];
+        let after = [10.1, 10.9, 9.1, 10.4, 9.6, 10.3, 9.7, 11.0, 9.0];
+        let (low, high) = interval(&before, &after);
+        assert!(low <= 1.0 && 1.0 <= high, "{low} to {high}");
+    }
+}

@@ -1,0 +1,61 @@
+//! `psbench latency`: how long one round takes, and how long the slow ones do.
+//!
+//! Without a rate the loop is closed: a round begins when the one before has ended. With a rate it is open: rounds
+//! have a time at which they should begin, and their latency counts from it, so that a slow round shows in all that
+//! had to wait behind it.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::pushpull::Work;
+use crate::contest::{Terms, measure};
+use crate::duel::Pace;
+use crate::report::{Column, Report, plain, scaled};
+use crate::sizes;
+
+/// The options of `psbench latency`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Bytes of all parameters together; several sizes with commas between them.
+    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = "4KiB")]
+    bytes: Vec<u64>,
+    /// Rounds that should begin in a second (an open loop); without it a round begins when the last has ended.
+    #[arg(long)]
+    rate: Option<f64>,
+    #[command(flatten)]
+    work: Work,
+}
+
+const COLUMNS: &[Column] = &[
+    plain("name", "what"),
+    plain("rounds", "rounds"),
+    scaled("latency_us_min", "min[us]", 1.0, 1),
+    scaled("latency_us_p50", "p50[us]", 1.0, 1),
+    scaled("latency_us_p99", "p99[us]", 1.0, 1),
+    scaled("latency_us_p999", "p99.9[us]", 1.0, 1),
+    scaled("latency_us_max", "max[us]", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "straight p50", 1.0, 1),
+    scaled("ceiling_latency_us_p99", "p99", 1.0, 1),
+    scaled("ceiling_latency_us_p999", "p99.9", 1.0, 1),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    scaled("ratio_low", "low", 1.0, 3),
+    scaled("ratio_high", "high", 1.0, 3),
+    plain("wrong", "#wrong"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    if let Some(rate) = args.rate {
+        ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: expected rounds a second, above zero");
+    }
+    let jobs = args.bytes.iter().map(|bytes| args.work.job(*bytes)).collect::<Result<Vec<_>>>()?;
+    let parameters = json!({ "bytes": args.bytes, "rate_rounds_per_second": args.rate,
+        "loop": if args.rate.is_some() { "open" } else { "closed" }, "duration_seconds": args.work.duration,
+        "iterations": args.work.iterations, "job": jobs.first() });
+    let mut report = Report::new("latency", parameters, COLUMNS);
+    for job in &jobs {
+        eprintln!("psbench: latency of {}", job.title());
+        let terms = args.work.terms();
+        measure(job, &Terms { pace: Pace { rate: args.rate, ..terms.pace }, ..terms }, &mut report)?;
+    }
+    Ok(report)
+}

@@ -1,0 +1,9 @@
+//! The subcommands, one a file.
+
+pub(crate) mod ceiling;
+pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod kernels;
+pub(crate) mod latency;
+pub(crate) mod pushpull;
+pub(crate) mod scale;

@@ -1,0 +1,131 @@
+//! `psbench pushpull`: gradients to the servers and values back, beside the straight server of the same path.
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::contest::{Terms, measure};
+use crate::duel::Pace;
+use crate::job::{Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::report::{Column, Report, plain, scaled};
+use crate::sizes;
+
+/// What is moved, how, and by whom.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Work {
+    /// How bytes travel.
+    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
+    pub(crate) transport: Transport,
+    /// Trainers; each is a process.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) trainers: u32,
+    /// Servers; each is a process.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) servers: u16,
+    /// Shards of each server.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) shards: u16,
+    /// Parameters that the bytes are cut into.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) params: u32,
+    /// The servers' chunk.
+    #[arg(long, value_parser = sizes::parse, default_value = "1MiB")]
+    pub(crate) chunk: u64,
+    /// How trainers share parameters.
+    #[arg(long, value_enum, default_value_t = ModeName::Sync)]
+    pub(crate) mode: ModeName,
+    /// The type of gradients.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub(crate) dtype: Dtype,
+    /// What the servers do with gradients.
+    #[arg(long, value_enum, default_value_t = RuleName::Sgd)]
+    pub(crate) rule: RuleName,
+    /// How everybody waits.
+    #[arg(long, value_enum, default_value_t = Poll::Block)]
+    pub(crate) poll: Poll,
+    /// Keep servers on the first half of the cores and trainers on the second, theirs as well as ours.
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// Seconds of a size, both servers together.
+    #[arg(short = 'D', long, default_value_t = 4.0)]
+    pub(crate) duration: f64,
+    /// Rounds of each server and size, instead of a duration.
+    #[arg(short = 'n', long)]
+    pub(crate) iterations: Option<u32>,
+    /// Use the servers of this job instead of starting some; they must run with `--merge sum`.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) connect: Option<String>,
+    /// Spoil every value before it is checked: the run must fail.
+    #[arg(long, hide = true)]
+    pub(crate) spoil: bool,
+}
+
+/// The options of `psbench pushpull`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Bytes of all parameters together; several sizes with commas between them.
+    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = sizes::USUAL)]
+    pub(crate) bytes: Vec<u64>,
+    #[command(flatten)]
+    pub(crate) work: Work,
+}
+
+const COLUMNS: &[Column] = &[
+    plain("name", "what"),
+    plain("rounds", "rounds"),
+    scaled("latency_us_p50", "p50[us]", 1.0, 1),
+    scaled("latency_us_p99", "p99[us]", 1.0, 1),
+    scaled("bytes_per_second", "GB/s", 1e9, 3),
+    scaled("ceiling_latency_us_p50", "straight[us]", 1.0, 1),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    scaled("ratio_low", "low", 1.0, 3),
+    scaled("ratio_high", "high", 1.0, 3),
+    scaled("server_cpu_seconds_per_gigabyte", "cpu[s/GB]", 1.0, 3),
+    scaled("ceiling_server_cpu_seconds_per_gigabyte", "straight", 1.0, 3),
+    scaled("server_peak_rss_bytes", "rss[MB]", 1e6, 1),
+    plain("wrong", "#wrong"),
+];
+
+impl Work {
+    /// The job of a size.
+    pub(crate) fn job(&self, bytes: u64) -> Result<Job> {
+        let job = Job {
+            transport: self.transport,
+            trainers: self.trainers,
+            servers: self.servers,
+            shards: self.shards,
+            bytes,
+            parameters: self.params,
+            chunk_bytes: self.chunk,
+            mode: self.mode,
+            dtype: self.dtype,
+            rule: self.rule,
+            poll: self.poll,
+            pin: self.pin,
+        };
+        job.check()?;
+        Ok(job)
+    }
+
+    /// How the job is run.
+    pub(crate) fn terms(&self) -> Terms<'_> {
+        Terms {
+            duration: self.duration,
+            iterations: self.iterations,
+            connect: self.connect.as_deref(),
+            pace: Pace { rate: None, spoil: self.spoil },
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let work = &args.work;
+    let jobs = args.bytes.iter().map(|bytes| work.job(*bytes)).collect::<Result<Vec<_>>>()?;
+    let parameters = json!({ "bytes": args.bytes, "duration_seconds": work.duration, "iterations": work.iterations,
+        "connect": work.connect, "job": jobs.first() });
+    let mut report = Report::new("pushpull", parameters, COLUMNS);
+    for job in &jobs {
+        eprintln!("psbench: pushpull {} of {}", word(job.transport), job.title());
+        measure(job, &work.terms(), &mut report)?;
+    }
+    Ok(report)
+}

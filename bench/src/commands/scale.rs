@@ -1,0 +1,102 @@
+//! `psbench scale`: time per byte as bytes, parameters and trainers grow. Flat lines are what one hopes for.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use serde_json::json;
+
+use super::pushpull::Work;
+use crate::contest::measure;
+use crate::job::Job;
+use crate::report::{Column, Report, plain, scaled};
+use crate::sizes;
+
+/// What grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Axis {
+    /// The bytes of one parameter.
+    Bytes,
+    /// The parameters that the same bytes are cut into.
+    Params,
+    /// The trainers that push the same bytes.
+    Trainers,
+}
+
+/// The options of `psbench scale`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What grows; several with commas between them.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bytes,params,trainers")]
+    axis: Vec<Axis>,
+    /// The bytes that grow.
+    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',',
+        default_value = "4KiB,64KiB,1MiB,16MiB,64MiB")]
+    bytes: Vec<u64>,
+    /// The numbers of parameters.
+    #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000")]
+    cuts: Vec<u32>,
+    /// The numbers of trainers.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    teams: Vec<u32>,
+    /// The bytes while parameters or trainers grow.
+    #[arg(long, value_parser = sizes::parse, default_value = "10MiB")]
+    fixed: u64,
+    #[command(flatten)]
+    work: Work,
+}
+
+const COLUMNS: &[Column] = &[
+    plain("axis", "grows"),
+    plain("name", "what"),
+    scaled("latency_us_p50", "p50[us]", 1.0, 1),
+    scaled("nanoseconds_per_kilobyte", "ns/kB", 1.0, 1),
+    scaled("growth", "growth", 1.0, 2),
+    scaled("bytes_per_second", "GB/s", 1e9, 3),
+    scaled("ceiling_latency_us_p50", "straight[us]", 1.0, 1),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    plain("wrong", "#wrong"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let parameters = json!({ "bytes": args.bytes, "cuts": args.cuts, "teams": args.teams, "fixed_bytes": args.fixed,
+        "axis": args.axis.iter().map(|axis| crate::job::word(*axis)).collect::<Vec<_>>(),
+        "duration_seconds": args.work.duration, "iterations": args.work.iterations,
+        "job": args.work.job(args.fixed)? });
+    let mut report = Report::new("scale", parameters, COLUMNS);
+    for axis in &args.axis {
+        let first = report.results.len();
+        for job in jobs(args, *axis)? {
+            eprintln!("psbench: scale of {}", job.title());
+            measure(&job, &args.work.terms(), &mut report)?;
+            per_byte(&mut report, *axis, &job, first);
+        }
+    }
+    Ok(report)
+}
+
+fn jobs(args: &Args, axis: Axis) -> Result<Vec<Job>> {
+    let with = |change: &dyn Fn(&mut Work)| {
+        let mut work = args.work.clone();
+        change(&mut work);
+        work.job(args.fixed)
+    };
+    match axis {
+        Axis::Bytes => args.bytes.iter().map(|bytes| args.work.job(*bytes)).collect(),
+        Axis::Params => args.cuts.iter().map(|params| with(&|work| work.params = *params)).collect(),
+        Axis::Trainers => args.teams.iter().map(|trainers| with(&|work| work.trainers = *trainers)).collect(),
+    }
+}
+
+/// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
+fn per_byte(report: &mut Report, axis: Axis, job: &Job, first: usize) {
+    let result = report.results.pop().expect("one was just measured");
+    let moved = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+    let micros = result.field("latency_us_p50").as_f64().unwrap_or(f64::NAN);
+    // Microseconds a byte are 10^6 nanoseconds a kilobyte.
+    let time = micros / moved * 1e6;
+    let least = report.results.get(first).and_then(|one| one.field("nanoseconds_per_kilobyte").as_f64());
+    let result = result
+        .with("axis", crate::job::word(axis))
+        .with("nanoseconds_per_kilobyte", time)
+        .with("growth", time / least.unwrap_or(time));
+    report.results.push(result);
+}

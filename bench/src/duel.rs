@@ -1,0 +1,205 @@
+//! Two teams that do the same work in turns, in short blocks, so that whatever else the machine does hits both alike.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::child::{Ask, Cores, Member, Ran, Usage};
+use crate::job::{Job, ModeName, Poll, RuleName, Transport};
+use crate::ours;
+use crate::statistics::median;
+use crate::straight::shm;
+use crate::straight::{Plan, Region, Shape};
+
+/// Blocks of each team, at the least.
+pub(crate) const BLOCKS_MIN: u32 = 9;
+/// Chunks that the straight server is tried with; the best counts.
+const CHUNKS: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
+
+/// Servers and trainers that run.
+pub(crate) struct Team {
+    pub(crate) name: String,
+    servers: Vec<Member>,
+    trainers: Vec<Member>,
+    /// Whether its servers spin and rest while the others' turn is.
+    spins: bool,
+    pub(crate) chunk_bytes: u64,
+    /// Memory that its members share lives as long as the team.
+    _regions: Vec<(Region, String)>,
+}
+
+/// What a block of rounds gave: of each round the slowest trainer's time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Block {
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) wrong: u64,
+    pub(crate) server: Usage,
+}
+
+/// How rounds are run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) rate: Option<f64>,
+    pub(crate) spoil: bool,
+}
+
+impl Team {
+    /// The parameter server, with servers of its own or those at `coordinator`.
+    pub(crate) fn ours(job: &Job, coordinator: Option<&str>) -> Result<Self> {
+        let mut servers = Vec::new();
+        let mut first = coordinator.map(str::to_owned);
+        for index in 0..job.servers {
+            if coordinator.is_some() {
+                break;
+            }
+            let mut arguments = vec!["child-server".to_owned()];
+            arguments.extend(ours::server_arguments(job, index, first.as_deref()));
+            let (member, address) = Member::start(&format!("server {index}"), &arguments, Cores::of_servers(job))?;
+            first.get_or_insert(address);
+            servers.push(member);
+        }
+        let address = ours::at(job.transport, &first.context("there is at least one server")?);
+        let regions = barrier(job)?;
+        let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), address])?;
+        let name = format!("pserver {}", crate::job::word(job.transport));
+        let spins = job.poll == Poll::Busy;
+        Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, _regions: regions })
+    }
+
+    /// The straight server of a path.
+    pub(crate) fn straight(shape: Shape, job: &Job, chunk_bytes: u64) -> Result<Self> {
+        // It sums, in rounds, whatever the servers do.
+        let job = &Job { rule: RuleName::Sum, mode: ModeName::Sync, ..job.clone() };
+        let mut plan = Plan::new(shape, job, chunk_bytes);
+        let barrier = barrier(job)?;
+        let mut shared = Vec::new();
+        if shape == Shape::Tcp {
+            plan.address = "127.0.0.1:0".to_owned();
+        } else {
+            shared = shm::regions(&plan)?;
+            plan.regions = shared.iter().map(|(_, path)| path.clone()).collect();
+        }
+        let arguments = ["straight-server".to_owned(), "--plan".to_owned(), serde_json::to_string(&plan)?];
+        let (server, address) = Member::start("straight server", &arguments, Cores::of_servers(job))?;
+        plan.address = address;
+        let more = ["--plan".to_owned(), serde_json::to_string(&plan)?];
+        let trainers = start_trainers(job, &barrier, "straight-trainer", &more)?;
+        shared.extend(barrier);
+        let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
+        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes: plan.chunk_bytes, _regions: shared })
+    }
+
+    /// The straight server of a path with the chunk that suits it best.
+    pub(crate) fn best_straight(shape: Shape, job: &Job) -> Result<Self> {
+        let pace = Pace { rate: None, spoil: false };
+        let mut best: Option<(f64, Self)> = None;
+        let fitting = CHUNKS.iter().enumerate().filter(|(index, _)| *index == 0 || CHUNKS[index - 1] < job.bytes);
+        for (_, chunk_bytes) in fitting {
+            let mut team = Self::straight(shape, job, *chunk_bytes)?;
+            team.block(3, pace)?;
+            let seconds = median(&team.block(7, pace)?.seconds);
+            team.rest(true)?;
+            if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                best = Some((seconds, team));
+            }
+        }
+        Ok(best.context("a chunk fits")?.1)
+    }
+
+    /// Runs rounds.
+    pub(crate) fn block(&mut self, rounds: u32, pace: Pace) -> Result<Block> {
+        self.rest(false)?;
+        let before = self.server_usage()?;
+        for trainer in &mut self.trainers {
+            trainer.ask(Ask::Run { rounds, rate: pace.rate, spoil: pace.spoil })?;
+        }
+        let ran = self.trainers.iter_mut().map(Member::answer).collect::<Result<Vec<Ran>>>()?;
+        let after = self.server_usage()?;
+        self.rest(true)?;
+        let mut block = Block { seconds: ran[0].seconds.clone(), ..Block::default() };
+        for one in &ran {
+            ensure!(one.seconds.len() == block.seconds.len(), "trainers ran different numbers of rounds");
+            block.seconds.iter_mut().zip(&one.seconds).for_each(|(most, seconds)| *most = most.max(*seconds));
+            block.wrong += one.wrong;
+        }
+        let cpu_seconds = after.cpu_seconds - before.cpu_seconds;
+        block.server = Usage { cpu_seconds, peak_rss_bytes: after.peak_rss_bytes };
+        Ok(block)
+    }
+
+    /// Whether its servers are processes of ours, whose use of the machine is known.
+    pub(crate) fn has_servers(&self) -> bool {
+        !self.servers.is_empty()
+    }
+
+    fn rest(&self, rests: bool) -> Result<()> {
+        if self.spins {
+            self.servers.iter().try_for_each(|server| server.rest(rests))?;
+        }
+        Ok(())
+    }
+
+    fn server_usage(&mut self) -> Result<Usage> {
+        let mut sum = Usage::default();
+        for server in &mut self.servers {
+            let one = server.usage()?;
+            sum.cpu_seconds += one.cpu_seconds;
+            sum.peak_rss_bytes += one.peak_rss_bytes;
+        }
+        Ok(sum)
+    }
+}
+
+/// How many rounds a block of both teams has, so that all blocks take about `seconds`; both are warm afterwards.
+pub(crate) fn rounds_for(teams: &mut [&mut Team], pace: Pace, seconds: f64) -> Result<u32> {
+    let mut rounds = 1;
+    loop {
+        let start = Instant::now();
+        for team in teams.iter_mut() {
+            team.block(rounds, pace)?;
+        }
+        let share = start.elapsed().as_secs_f64() * f64::from(BLOCKS_MIN) / seconds;
+        // A trial that is long enough to reckon with.
+        if share > 0.3 || rounds >= 100_000 {
+            return Ok(scale(rounds, 1.0 / share));
+        }
+        rounds = scale(rounds, (0.5 / share).clamp(2.0, 20.0));
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is within 1 and a million")]
+fn scale(rounds: u32, factor: f64) -> u32 {
+    (f64::from(rounds) * factor).clamp(1.0, 1e6) as u32
+}
+
+/// The blocks of every team, in turns.
+pub(crate) fn alternate(teams: &mut [&mut Team], pace: Pace, rounds: u32, blocks: u32) -> Result<Vec<Vec<Block>>> {
+    let mut results = vec![Vec::new(); teams.len()];
+    for _ in 0..blocks {
+        for (team, result) in teams.iter_mut().zip(&mut results) {
+            result.push(team.block(rounds, pace)?);
+        }
+    }
+    Ok(results)
+}
+
+/// What the trainers of a team meet at, when there are several, and where they find it.
+fn barrier(job: &Job) -> Result<Vec<(Region, String)>> {
+    if job.trainers == 1 { Ok(Vec::new()) } else { Ok(vec![Region::create(0)?]) }
+}
+
+fn start_trainers(job: &Job, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
+    ensure!(job.transport != Transport::Verbs, "verbs are not in this build");
+    let text = serde_json::to_string(job)?;
+    let start = |trainer: u32| {
+        let mut arguments = vec![command.to_owned(), "--job".to_owned(), text.clone()];
+        arguments.extend(["--trainer".to_owned(), trainer.to_string()]);
+        arguments.extend(barrier.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
+        arguments.extend(more.iter().cloned());
+        Member::begin(&format!("trainer {trainer}"), &arguments, Cores::of_trainers(job))
+    };
+    let mut trainers = (0..job.trainers).map(start).collect::<Result<Vec<_>>>()?;
+    // All are started before the first is waited for: they wait for each other.
+    trainers.iter_mut().try_for_each(|trainer| trainer.ready().map(|_| ()))?;
+    Ok(trainers)
+}

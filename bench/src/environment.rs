@@ -1,0 +1,43 @@
+//! Where a measurement was taken.
+
+use std::fs;
+
+use serde_json::{Map, Value, json};
+
+/// What is written above every result.
+pub(crate) fn facts() -> Map<String, Value> {
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let cpu = read("/proc/cpuinfo").and_then(|text| {
+        text.lines()
+            .find(|line| line.starts_with("model name"))?
+            .split_once(':')
+            .map(|(_, name)| name.trim().to_owned())
+    });
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let nodes = read("/sys/devices/system/node/online").unwrap_or_else(|| "0".to_owned());
+    let facts = json!({
+        "program": "psbench",
+        "version": env!("CARGO_PKG_VERSION"),
+        "git_revision": option_env!("PSERVER_GIT_REVISION").unwrap_or("not recorded"),
+        "build": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "cpu": cpu.unwrap_or_else(|| "unknown".to_owned()),
+        "cores": cores,
+        "numa_nodes": nodes,
+        "memory_bytes": memory_bytes(),
+        "kernel": read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
+        "host": read("/proc/sys/kernel/hostname").unwrap_or_else(|| "unknown".to_owned()),
+        "loopback_mtu_bytes": read("/sys/class/net/lo/mtu").and_then(|text| text.parse::<u64>().ok()),
+        "load_average_1m": read("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse::<f64>().ok()),
+    });
+    match facts {
+        Value::Object(map) => map,
+        _ => unreachable!("it was written as an object"),
+    }
+}
+
+/// Memory of this machine.
+pub(crate) fn memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
+}

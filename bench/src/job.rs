@@ -1,0 +1,186 @@
+//! What one run works on: every parameter of it, handed to each child as one line of JSON.
+
+use std::ops::Range;
+
+use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
+use pserver_core::dtype::ElementType;
+use serde::{Deserialize, Serialize};
+
+use crate::sizes::{length, show};
+
+/// More have no counter in the straight server's shared memory.
+const TRAINERS_MAX: u32 = 31;
+
+/// How bytes get from a trainer to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Transport {
+    /// Sockets.
+    Tcp,
+    /// Memory that processes of one machine share.
+    Shm,
+    /// RDMA verbs.
+    Verbs,
+    /// Within one process.
+    Loopback,
+}
+
+/// What the servers do with gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RuleName {
+    /// Nothing: one trainer sets values and pulls them.
+    None,
+    /// The value becomes the sum of the round's gradients.
+    Sum,
+    /// Gradient descent with a learning rate of 1 on the sum of the gradients.
+    Sgd,
+    /// Adam.
+    Adam,
+}
+
+/// How trainers share parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ModeName {
+    /// One update per round.
+    Sync,
+    /// One update per gradient.
+    Async,
+}
+
+/// The type of gradients; values have it too, or are f32 where it is a half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary16 gradients of f32 values.
+    F16,
+    /// bfloat16 gradients of f32 values.
+    Bf16,
+}
+
+/// How somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Poll {
+    /// Looks again and again.
+    Busy,
+    /// Looks for 50 microseconds, then sleeps.
+    Adaptive,
+    /// Sleeps.
+    Block,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) transport: Transport,
+    pub(crate) trainers: u32,
+    pub(crate) servers: u16,
+    pub(crate) shards: u16,
+    /// Bytes of all values.
+    pub(crate) bytes: u64,
+    /// Into how many parameters they are cut.
+    pub(crate) parameters: u32,
+    pub(crate) chunk_bytes: u64,
+    pub(crate) mode: ModeName,
+    pub(crate) dtype: Dtype,
+    pub(crate) rule: RuleName,
+    pub(crate) poll: Poll,
+    /// Whether servers and trainers are kept apart, each on half of the cores.
+    pub(crate) pin: bool,
+}
+
+impl Dtype {
+    pub(crate) fn gradient(self) -> ElementType {
+        match self {
+            Self::F32 => ElementType::Float32,
+            Self::F64 => ElementType::Float64,
+            Self::F16 => ElementType::Float16,
+            Self::Bf16 => ElementType::Bfloat16,
+        }
+    }
+
+    pub(crate) fn value(self) -> ElementType {
+        if self == Self::F64 { ElementType::Float64 } else { ElementType::Float32 }
+    }
+}
+
+impl RuleName {
+    /// The optimizer message that the servers get.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::None | Self::Sgd => "optimizer: SGD sgd { } const_lr { learning_rate: 1 }",
+            Self::Sum => "algorithm: \"sum\"",
+            Self::Adam => "optimizer: Adam adam { } const_lr { learning_rate: 0.001 }",
+        }
+    }
+}
+
+impl Job {
+    /// Refuses what cannot be run, naming what was found and what was expected.
+    pub(crate) fn check(&self) -> Result<()> {
+        let element = self.dtype.value().bytes();
+        ensure!(
+            self.bytes >= element && self.bytes.is_multiple_of(element),
+            "--bytes {}: expected a multiple of {element}, the size of an element, above zero",
+            self.bytes
+        );
+        ensure!(
+            self.elements() >= u64::from(self.parameters.max(1)),
+            "--params {}: more than elements",
+            self.parameters
+        );
+        ensure!(self.parameters > 0, "--params 0: expected 1 or more");
+        ensure!(self.trainers <= TRAINERS_MAX, "--trainers {}: expected at most {TRAINERS_MAX}", self.trainers);
+        ensure!(self.trainers > 0 && self.servers > 0 && self.shards > 0, "expected at least one of everybody");
+        ensure!(
+            self.rule != RuleName::None || self.trainers == 1,
+            "--rule none sets values, which only one trainer can do; found --trainers {}",
+            self.trainers
+        );
+        if self.transport == Transport::Verbs {
+            bail!("--transport verbs is not in this build; expected tcp or shm");
+        }
+        if self.transport == Transport::Loopback {
+            bail!(
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp or \
+                 shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+            );
+        }
+        Ok(())
+    }
+
+    pub(crate) fn elements(&self) -> u64 {
+        self.bytes / self.dtype.value().bytes()
+    }
+
+    /// Bytes of one trainer's gradient.
+    pub(crate) fn gradient_bytes(&self) -> u64 {
+        self.elements() * self.dtype.gradient().bytes()
+    }
+
+    /// The elements of each parameter: as many as its neighbour's, the last with what is left.
+    pub(crate) fn cuts(&self) -> Vec<Range<usize>> {
+        let (all, count) = (length(self.elements()), length(u64::from(self.parameters)));
+        let each = all / count;
+        (0..count).map(|index| index * each..if index + 1 == count { all } else { (index + 1) * each }).collect()
+    }
+
+    /// What is worth saying about it in a line.
+    pub(crate) fn title(&self) -> String {
+        let parameters = if self.parameters == 1 { String::new() } else { format!(" in {}", self.parameters) };
+        let trainers = if self.trainers == 1 { "1 trainer".to_owned() } else { format!("{} trainers", self.trainers) };
+        format!("{}{parameters}, {trainers}", show(self.bytes))
+    }
+}
+
+/// The word that the command line has for a value.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().expect("no value is skipped").get_name().to_owned()
+}

@@ -1,0 +1,164 @@
+//! The parameter server's own processes, put together as its program and its library put them together.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
+use paddle_pserver::node::Server;
+use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::wire::Address;
+
+use crate::child;
+use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
+use crate::sizes::length;
+use crate::straight::Barrier;
+use crate::trainer::{Exchange, Runner};
+
+/// The command line of server `index`, as `pserver serve` reads it.
+pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>) -> Vec<String> {
+    let mut all = vec![
+        ("--index", index.to_string()),
+        ("--servers", job.servers.to_string()),
+        ("--shards", job.shards.to_string()),
+        ("--trainers", job.trainers.to_string()),
+        ("--chunk-bytes", job.chunk_bytes.to_string()),
+        ("--mode", word(job.mode)),
+        ("--merge", "sum".to_owned()),
+        ("--optimizer", job.rule.text().to_owned()),
+        ("--bind", at(job.transport, "127.0.0.1:0")),
+        ("--log-level", "warn".to_owned()),
+    ];
+    if has_option("poll") {
+        all.push(("--poll", word(job.poll)));
+    } else if job.poll != Poll::Block {
+        eprintln!(
+            "psbench: the servers of this build cannot be told how to wait; only the straight ones wait {}",
+            word(job.poll)
+        );
+    }
+    all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
+    all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+/// An address, reached by a transport.
+pub(crate) fn at(transport: Transport, address: &str) -> String {
+    let (_, place) = address.split_once("://").unwrap_or(("", address));
+    format!("{}://{place}", word(transport))
+}
+
+/// Whether `pserver serve` has an option.
+fn has_option(name: &str) -> bool {
+    ServeArgs::augment_args(clap::Command::new("serve")).get_arguments().any(|one| one.get_long() == Some(name))
+}
+
+/// The server's process.
+pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    let settings = Settings::load(args, &[])?;
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(std::io::stderr)
+        .init();
+    let server = Server::start(settings)?;
+    child::serve_usage(&server.address().to_string())?;
+    // The parent is gone, and with it everybody who could use what this server holds.
+    std::process::exit(0);
+}
+
+/// A trainer's process.
+pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
+    let mut exchange = Trainer::new(job, coordinator, trainer)?;
+    Runner::new(&mut exchange, job, trainer, barrier)?.serve()
+}
+
+/// A trainer's end, through the library.
+struct Trainer {
+    client: Client,
+    job: Job,
+    names: Vec<String>,
+    /// Each parameter's place in the gradient and in the value.
+    places: Vec<(Range<usize>, Range<usize>)>,
+    gradient: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl Trainer {
+    fn new(job: &Job, coordinator: &str, trainer: u32) -> Result<Self> {
+        let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(Address::parse(coordinator)?) };
+        let client = Client::new(options)?;
+        let (gradient_bytes, value_bytes) = (length(job.dtype.gradient().bytes()), length(job.dtype.value().bytes()));
+        let scaled = |cut: &Range<usize>, by: usize| cut.start * by..cut.end * by;
+        let cuts = job.cuts();
+        let places = cuts.iter().map(|cut| (scaled(cut, gradient_bytes), scaled(cut, value_bytes))).collect();
+        let names = (0..cuts.len()).map(|index| format!("layer{index}/weight")).collect();
+        let (gradient, value) = (vec![0; length(job.gradient_bytes())], vec![0; length(job.bytes)]);
+        let trainer = Self { client, job: job.clone(), names, places, gradient, value };
+        trainer.initialise()?;
+        Ok(trainer)
+    }
+
+    /// Parameters of zeros, from whichever trainer is chosen.
+    fn initialise(&self) -> Result<()> {
+        let settings = OptimizerSettings::from_text(self.job.rule.text())?;
+        if !self.client.begin_init(&OptimizerSettings::default())? {
+            let facts = self.client.describe(&self.names[0])?;
+            let expected = self.places[0].1.len();
+            ensure!(facts.bytes == u64::try_from(expected)?, "the job there has other parameters than this run");
+            return Ok(());
+        }
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let zeros = &self.value[place.clone()];
+            self.client.init_param(name, self.job.dtype.value(), &[], zeros, &settings)?;
+        }
+        Ok(self.client.finish_init()?)
+    }
+}
+
+impl Exchange for Trainer {
+    fn gradient(&mut self) -> &mut [u8] {
+        &mut self.gradient
+    }
+
+    fn round(&mut self, begin: &mut dyn FnMut() -> Instant) -> Result<Duration> {
+        let element_type = self.job.dtype.gradient();
+        let given: Vec<_> = self
+            .names
+            .iter()
+            .zip(&self.places)
+            .map(|(name, (place, _))| Given { name, element_type, content: &self.gradient[place.clone()] })
+            .collect();
+        let mut wanted = Vec::with_capacity(self.names.len());
+        let mut rest = self.value.as_mut_slice();
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let (content, after) = rest.split_at_mut(place.len());
+            wanted.push(Wanted { name, content });
+            rest = after;
+        }
+        let start = begin();
+        if self.job.rule == RuleName::None {
+            self.client.set(&given)?;
+            self.client.pull(&mut wanted)?;
+        } else {
+            self.client.push_pull(&given, None, &mut wanted)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn value(&self) -> &[u8] {
+        &self.value
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        ensure!(self.job.mode == ModeName::Async, "only without rounds there is something to settle");
+        let mut rest = self.value.as_mut_slice();
+        let mut wanted = Vec::with_capacity(self.names.len());
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let (content, after) = rest.split_at_mut(place.len());
+            wanted.push(Wanted { name, content });
+            rest = after;
+        }
+        self.client.pull(&mut wanted).context("fetching what all rounds came to")
+    }
+}

@@ -1,0 +1,162 @@
+//! The command line of `psbench`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use paddle_pserver::settings::ServeArgs;
+
+use crate::commands::{ceiling, compare, doctor, kernels, latency, pushpull, scale};
+use crate::job::Job;
+use crate::report::Report;
+use crate::{ours, straight};
+
+/// Measures the parameter server beside the straightest program for each path, and checks every value it gets.
+#[derive(Parser)]
+#[command(name = "psbench", version)]
+struct Cli {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Where results go besides the table.
+#[derive(Args)]
+struct OutputArgs {
+    /// Write JSON to standard output instead of the table.
+    #[arg(short = 'J', long, global = true)]
+    json: bool,
+    /// Write comma-separated values to standard output instead of the table.
+    #[arg(long, global = true, conflicts_with = "json")]
+    csv: bool,
+    /// Write a page with tables and plots to this file too.
+    #[arg(long, global = true, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the distributions of latencies to this file too, for HdrHistogram's plotters.
+    #[arg(long, global = true, value_name = "FILE")]
+    hgrm: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Push gradients and pull values, beside the straight server.
+    Pushpull(pushpull::Args),
+    /// How long one round takes, and how long the slow ones do.
+    Latency(latency::Args),
+    /// The servers' arithmetic, beside memory's own speed.
+    Kernels(kernels::Args),
+    /// Time per byte as bytes, parameters and trainers grow.
+    Scale(scale::Args),
+    /// What this machine can do, with nothing of the parameter server in the way.
+    Ceiling(ceiling::Args),
+    /// Two reports, result by result.
+    Compare(compare::Args),
+    /// What on this machine is in the way of speed, and how to mend it.
+    Doctor(doctor::Args),
+    /// A server of a measurement.
+    #[command(hide = true)]
+    ChildServer(Box<ServeArgs>),
+    /// A trainer of a measurement.
+    #[command(hide = true)]
+    ChildTrainer {
+        #[command(flatten)]
+        trainer: TrainerArgs,
+        #[arg(long)]
+        coordinator: String,
+    },
+    /// A straight server of a measurement.
+    #[command(hide = true)]
+    StraightServer {
+        #[arg(long)]
+        plan: String,
+    },
+    /// A straight trainer of a measurement.
+    #[command(hide = true)]
+    StraightTrainer {
+        #[command(flatten)]
+        trainer: TrainerArgs,
+        #[arg(long)]
+        plan: String,
+    },
+}
+
+#[derive(Args)]
+struct TrainerArgs {
+    #[arg(long)]
+    job: String,
+    #[arg(long)]
+    trainer: u32,
+    #[arg(long)]
+    barrier: Option<PathBuf>,
+}
+
+/// Runs the program: 0 when all was right, 1 when something failed or a value was wrong.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("psbench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<bool> {
+    let report = match cli.command {
+        Command::Pushpull(args) => pushpull::run(&args)?,
+        Command::Latency(args) => latency::run(&args)?,
+        Command::Kernels(args) => kernels::run(&args)?,
+        Command::Scale(args) => scale::run(&args)?,
+        Command::Ceiling(args) => ceiling::run(&args)?,
+        Command::Compare(args) => compare::run(&args)?,
+        Command::Doctor(args) => doctor::run(&args),
+        Command::ChildServer(args) => return ours::serve(&args).map(|()| true),
+        Command::ChildTrainer { trainer, coordinator } => {
+            let (job, barrier) = trainer.read()?;
+            return ours::train(&job, &coordinator, trainer.trainer, barrier).map(|()| true);
+        }
+        Command::StraightServer { plan } => {
+            return straight::serve(&serde_json::from_str(&plan).context("--plan")?).map(|()| true);
+        }
+        Command::StraightTrainer { trainer, plan } => {
+            let (job, barrier) = trainer.read()?;
+            let plan = serde_json::from_str(&plan).context("--plan")?;
+            return straight::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
+        }
+    };
+    deliver(&report, &cli.output)?;
+    Ok(report.wrong() == 0)
+}
+
+fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
+    let write = |path: &PathBuf, text: &str| {
+        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+    };
+    if let Some(path) = &output.html {
+        write(path, &report.html()?)?;
+    }
+    if let Some(path) = &output.hgrm {
+        write(path, &report.hgrm())?;
+    }
+    if output.json {
+        println!("{}", report.json_text()?);
+    } else if output.csv {
+        print!("{}", report.csv());
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+impl TrainerArgs {
+    fn read(&self) -> Result<(Job, straight::Barrier)> {
+        let job: Job = serde_json::from_str(&self.job).context("--job")?;
+        let path = self.barrier.as_ref().and_then(|path| path.to_str());
+        let barrier = straight::barrier(path, &job)?;
+        Ok((job, barrier))
+    }
+}

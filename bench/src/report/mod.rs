@@ -1,0 +1,136 @@
+//! Results, and the forms they are written in.
+//!
+//! A result is a flat list of fields with units in their names, so that every form is made of the same thing. Three
+//! are always there: `name`, `ratio_to_ceiling` and `wrong`.
+
+mod csv;
+mod hgrm;
+mod html;
+mod plot;
+mod table;
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use serde_json::{Map, Value, json};
+
+use crate::environment;
+
+/// The version of the JSON's shape. It grows when a field goes or changes its meaning.
+pub(crate) const SCHEMA_VERSION: u32 = 1;
+
+/// One line of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    fields: Map<String, Value>,
+}
+
+/// Everything that a run says.
+pub(crate) struct Report {
+    pub(crate) start: Map<String, Value>,
+    pub(crate) intervals: Vec<Value>,
+    pub(crate) results: Vec<Outcome>,
+    /// Latencies in nanoseconds, by name.
+    pub(crate) histograms: Vec<(String, Histogram<u64>)>,
+    /// The fields that people see, with what stands above them.
+    pub(crate) columns: &'static [Column],
+}
+
+/// A column of the table: a field, how it is headed, and what it is divided by to be read.
+pub(crate) struct Column {
+    pub(crate) field: &'static str,
+    pub(crate) head: &'static str,
+    pub(crate) unit: f64,
+    pub(crate) decimals: usize,
+}
+
+/// A column of text or of whole numbers.
+pub(crate) const fn plain(field: &'static str, head: &'static str) -> Column {
+    Column { field, head, unit: 1.0, decimals: 0 }
+}
+
+/// A column of fractions.
+pub(crate) const fn scaled(field: &'static str, head: &'static str, unit: f64, decimals: usize) -> Column {
+    Column { field, head, unit, decimals }
+}
+
+impl Outcome {
+    pub(crate) fn new(name: &str) -> Self {
+        let mut fields = Map::new();
+        fields.insert("name".to_owned(), json!(name));
+        fields.insert("ratio_to_ceiling".to_owned(), Value::Null);
+        fields.insert("wrong".to_owned(), json!(0));
+        Self { fields }
+    }
+
+    pub(crate) fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(field.to_owned(), value.into());
+        self
+    }
+
+    pub(crate) fn field(&self, name: &str) -> &Value {
+        self.fields.get(name).unwrap_or(&Value::Null)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.field("name").as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    fn wrong(&self) -> u64 {
+        self.field("wrong").as_u64().unwrap_or(0)
+    }
+}
+
+impl Report {
+    /// A report of a subcommand, with every parameter of the run.
+    pub(crate) fn new(subcommand: &str, parameters: Value, columns: &'static [Column]) -> Self {
+        let mut start = environment::facts();
+        start.insert("schema_version".to_owned(), json!(SCHEMA_VERSION));
+        start.insert("subcommand".to_owned(), json!(subcommand));
+        start.insert("parameters".to_owned(), parameters);
+        Self { start, intervals: Vec::new(), results: Vec::new(), histograms: Vec::new(), columns }
+    }
+
+    /// Elements that came back wrong, in all results.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.results.iter().map(Outcome::wrong).sum()
+    }
+
+    /// The whole report as JSON.
+    pub(crate) fn json(&self) -> Value {
+        let results: Vec<_> = self.results.iter().map(|one| Value::Object(one.fields.clone())).collect();
+        json!({
+            "start": self.start,
+            "intervals": self.intervals,
+            "end": { "results": results, "wrong": self.wrong() },
+        })
+    }
+
+    /// The table for people.
+    pub(crate) fn table(&self) -> String {
+        table::write(self)
+    }
+
+    /// One line for each result, one column for each field that any of them has.
+    pub(crate) fn csv(&self) -> String {
+        csv::write(self)
+    }
+
+    /// A page that needs nothing but a browser.
+    pub(crate) fn html(&self) -> Result<String> {
+        html::write(self)
+    }
+
+    /// Every latency's distribution, as HdrHistogram's own tools write it.
+    pub(crate) fn hgrm(&self) -> String {
+        hgrm::write(self)
+    }
+
+    /// The whole report as JSON, written out.
+    pub(crate) fn json_text(&self) -> Result<String> {
+        serde_json::to_string_pretty(&self.json()).context("a report is JSON")
+    }
+}

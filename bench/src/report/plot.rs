@@ -1,0 +1,96 @@
+//! Plots as SVG: a latency over bytes beside its ceiling, and every result's share of its ceiling.
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::{Outcome, Report};
+
+const SIZE: (u32, u32) = (860, 380);
+const OURS: RGBColor = RGBColor(9, 105, 218);
+const CEILING: RGBColor = RGBColor(207, 34, 46);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// The plots that this report's results allow.
+pub(super) fn all(report: &Report) -> Result<Vec<String>> {
+    let mut plots = Vec::new();
+    let ours = points(&report.results, "latency_us_p50");
+    let ceiling = points(&report.results, "ceiling_latency_us_p50");
+    let sizes = ours.iter().map(|point| point.0.to_bits()).collect::<std::collections::BTreeSet<_>>();
+    if sizes.len() > 1 && !ceiling.is_empty() {
+        plots.push(draw(|area| latencies(area, &ours, &ceiling))?);
+    }
+    let ratios: Vec<f64> =
+        report.results.iter().filter_map(|result| result.field("ratio_to_ceiling").as_f64()).collect();
+    if !ratios.is_empty() {
+        plots.push(draw(|area| shares(area, &ratios))?);
+    }
+    Ok(plots)
+}
+
+fn draw(paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        paint(&area)?;
+        area.present().map_err(failed)?;
+    }
+    // A page has its own head.
+    Ok(svg.find("<svg").map_or_else(String::new, |start| svg[start..].to_owned()))
+}
+
+/// Results with a size and a value, by size.
+fn points(results: &[Outcome], field: &str) -> Vec<(f64, f64)> {
+    let point = |result: &Outcome| Some((result.field("bytes").as_f64()?, result.field(field).as_f64()?));
+    let mut points: Vec<_> = results.iter().filter_map(point).filter(|(x, y)| *x > 0.0 && *y > 0.0).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+fn latencies(area: &Area<'_>, ours: &[(f64, f64)], ceiling: &[(f64, f64)]) -> Result<()> {
+    let every = || ours.iter().chain(ceiling);
+    let least = |pick: fn(&(f64, f64)) -> f64| every().map(pick).fold(f64::INFINITY, f64::min) / 1.5;
+    let most = |pick: fn(&(f64, f64)) -> f64| every().map(pick).fold(0.0, f64::max) * 1.5;
+    let (x, y) = (least(|one| one.0)..most(|one| one.0), least(|one| one.1)..most(|one| one.1));
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(70)
+        .caption("a round's median, over bytes", ("sans-serif", 18))
+        .build_cartesian_2d(x.log_scale(), y.log_scale())
+        .map_err(failed)?;
+    chart.configure_mesh().x_desc("bytes").y_desc("microseconds").draw().map_err(failed)?;
+    for (name, color, points) in [("pserver", OURS, ours), ("straight server", CEILING, ceiling)] {
+        let line = LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(4);
+        let series = chart.draw_series(line).map_err(failed)?;
+        series.label(name).legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
+    }
+    chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw().map_err(failed)
+}
+
+fn shares(area: &Area<'_>, ratios: &[f64]) -> Result<()> {
+    let count = ratios.len() as f64;
+    let top = ratios.iter().copied().fold(1.0, f64::max) * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(70)
+        .caption("share of the ceiling, in the order of the table", ("sans-serif", 18))
+        .build_cartesian_2d(0.0..count, 0.0..top)
+        .map_err(failed)?;
+    chart.configure_mesh().disable_x_mesh().x_desc("result").y_desc("ceiling = 1").draw().map_err(failed)?;
+    let bars = ratios.iter().enumerate().map(|(index, ratio)| {
+        let left = index as f64;
+        Rectangle::new([(left + 0.15, 0.0), (left + 0.85, *ratio)], OURS.filled())
+    });
+    chart.draw_series(bars).map_err(failed)?;
+    let ceiling = LineSeries::new([(0.0, 1.0), (count, 1.0)], CEILING.stroke_width(2));
+    chart.draw_series(ceiling).map_err(failed)?;
+    Ok(())
+}
+
+fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("drawing a plot: {error}")
+}

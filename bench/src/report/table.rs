@@ -1,0 +1,59 @@
+//! The table for people: the environment as comments, then columns.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{Column, Report};
+
+/// Columns whose texts stand left; numbers stand right.
+const LEFT: &str = "name";
+
+pub(super) fn write(report: &Report) -> String {
+    let mut text = String::new();
+    for (key, value) in &report.start {
+        if key != "parameters" {
+            let _ = writeln!(text, "# {key}: {}", bare(value));
+        }
+    }
+    if let Some(Value::Object(parameters)) = report.start.get("parameters") {
+        let all: Vec<_> = parameters.iter().map(|(key, value)| format!("{key}={}", bare(value))).collect();
+        let _ = writeln!(text, "# parameters: {}", all.join(" "));
+    }
+    let mut rows = vec![report.columns.iter().map(|column| column.head.to_owned()).collect::<Vec<_>>()];
+    for result in &report.results {
+        rows.push(report.columns.iter().map(|column| cell(column, result.field(column.field))).collect());
+    }
+    let widths: Vec<usize> = (0..report.columns.len())
+        .map(|index| rows.iter().map(|row| row[index].chars().count()).max().unwrap_or(0))
+        .collect();
+    for (number, row) in rows.iter().enumerate() {
+        let mut line = String::from(if number == 0 { "#" } else { " " });
+        for ((column, cell), width) in report.columns.iter().zip(row).zip(&widths) {
+            let _ =
+                if column.field == LEFT { write!(line, " {cell:<width$}") } else { write!(line, "  {cell:>width$}") };
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    let wrong = report.wrong();
+    let _ = writeln!(text, "# wrong elements: {wrong} {}", if wrong == 0 { "OK" } else { "FAILED" });
+    text
+}
+
+/// A value without the quotes of JSON.
+pub(super) fn bare(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+pub(super) fn cell(column: &Column, value: &Value) -> String {
+    match value.as_f64() {
+        Some(number) if column.decimals > 0 || column.unit != 1.0 => {
+            format!("{:.*}", column.decimals, number / column.unit)
+        }
+        _ => bare(value),
+    }
+}

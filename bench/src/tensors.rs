@@ -1,0 +1,155 @@
+//! Tensors that a kernel walks in the servers' chunks, the same walk without arithmetic, and the plain form's word
+//! on what came of it.
+
+use std::hint::black_box;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use pserver_core::dtype::ElementType;
+use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::port::{Kernels, Plain, Update};
+use pserver_kernels::cpu::Cpu;
+
+/// Elements of a chunk: 1 MiB.
+const CHUNK: usize = 1 << 18;
+/// Elements that are read from one stream before the next one's turn; they stay in the first-level cache.
+const TILE: usize = 1024;
+/// Values repeat with this prime period, so one period of the plain form stands for all.
+const PERIOD: usize = 1021;
+/// How far a kernel in binary32 may be from the plain form in binary64, for values about 1 after some steps: a few
+/// roundings of 6e-8 each step, and Adam's quotient adds some more.
+const TOLERANCE: f32 = 2e-5;
+
+/// How many tensors are read, read and written, or only written.
+#[derive(Clone, Copy)]
+pub(crate) struct Streams {
+    pub(crate) read: usize,
+    pub(crate) updated: usize,
+    pub(crate) written: usize,
+}
+
+/// The tensors of one kernel.
+pub(crate) struct Tensors {
+    rule: Option<Rule>,
+    /// The parameter, then its states; for a sum, where it goes.
+    written: Vec<Vec<f32>>,
+    gradients: Vec<Vec<f32>>,
+    /// One period of `written`, reckoned by the plain form.
+    plain: Vec<Vec<f32>>,
+}
+
+impl Tensors {
+    pub(crate) fn new(elements: usize, gradients: usize, rule: Option<Rule>) -> Self {
+        let states = rule.as_ref().map_or(0, |rule| rule.states().len());
+        let written = |elements: usize| {
+            let parameter = (0..elements).map(|index| value(index, 0)).collect();
+            std::iter::once(parameter).chain((0..states).map(|_| vec![0.0; elements])).collect()
+        };
+        let gradient = |seed| (0..elements).map(|index| value(index, seed)).collect();
+        let gradients = (1..=gradients).map(gradient).collect();
+        Self { rule, written: written(elements), gradients, plain: written(PERIOD) }
+    }
+
+    pub(crate) fn streams(&self) -> Streams {
+        let read = self.gradients.len();
+        match self.rule {
+            Some(_) => Streams { read, updated: self.written.len(), written: 0 },
+            None => Streams { read, updated: 0, written: 1 },
+        }
+    }
+
+    pub(crate) fn gradients(&self) -> usize {
+        self.gradients.len()
+    }
+
+    /// One update of everything by the servers' kernel.
+    pub(crate) fn step(&mut self, step: &Step) {
+        let elements = self.written[0].len();
+        for start in (0..elements).step_by(CHUNK) {
+            let range = start..elements.min(start + CHUNK);
+            let gradients: Vec<_> = self.gradients.iter().map(|one| gradient(&one[range.clone()])).collect();
+            let mut written: Vec<&mut [u8]> =
+                self.written.iter_mut().map(|one| cast_slice_mut(&mut one[range.clone()])).collect();
+            update(&mut Cpu, self.rule.as_ref(), step, &mut written, &gradients);
+        }
+    }
+
+    /// Keeps the plain form at the same step; outside of what is timed.
+    pub(crate) fn step_plain(&mut self, step: &Step) {
+        let periods: Vec<Vec<f32>> =
+            (1..=self.gradients.len()).map(|seed| (0..PERIOD).map(|index| value(index, seed)).collect()).collect();
+        let gradients: Vec<_> = periods.iter().map(|one| gradient(one)).collect();
+        let mut written: Vec<&mut [u8]> = self.plain.iter_mut().map(|one| cast_slice_mut(one.as_mut_slice())).collect();
+        update(&mut Plain, self.rule.as_ref(), step, &mut written, &gradients);
+    }
+
+    /// The same walk with one addition for each element that is read, which leaves every value as it is.
+    pub(crate) fn stream(&mut self) {
+        let is_sum = self.rule.is_none();
+        let elements = self.written[0].len();
+        let zero = black_box(0.0_f32);
+        let mut sum = [0.0_f32; TILE];
+        for start in (0..elements).step_by(TILE) {
+            let range = start..elements.min(start + TILE);
+            let sum = &mut sum[..range.len()];
+            for (index, gradient) in self.gradients.iter().enumerate() {
+                let gradient = &gradient[range.clone()];
+                if index == 0 {
+                    sum.copy_from_slice(gradient);
+                } else {
+                    sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
+                }
+            }
+            for written in &mut self.written {
+                let written = &mut written[range.clone()];
+                if is_sum {
+                    written.copy_from_slice(sum);
+                } else {
+                    written.iter_mut().zip(&*sum).for_each(|(written, sum)| *written += zero * sum);
+                }
+            }
+        }
+    }
+
+    /// Elements of parameter and states that are not what the plain form says.
+    pub(crate) fn wrong(&self) -> u64 {
+        let far = |(found, expected): (&f32, &f32)| {
+            let distance = (found - expected).abs();
+            distance.is_nan() || TOLERANCE * expected.abs().max(1.0) < distance
+        };
+        let wrong_of = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+            found.iter().zip(expected.iter().cycle()).filter(|pair| far(*pair)).count()
+        };
+        let wrong: usize = self.written.iter().zip(&self.plain).map(wrong_of).sum();
+        wrong.try_into().expect("a count of elements fits")
+    }
+}
+
+fn update(
+    kernels: &mut dyn Kernels,
+    rule: Option<&Rule>,
+    step: &Step,
+    written: &mut [&mut [u8]],
+    gradients: &[Gradient<'_>],
+) {
+    let (parameter, states) = written.split_first_mut().expect("there is a parameter");
+    let element_type = ElementType::Float32;
+    match rule {
+        None => kernels.sum(element_type, parameter, gradients),
+        Some(rule) => {
+            let coefficients = rule.coefficients(step);
+            let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
+            let states = states.as_mut_slice();
+            kernels.update(Update { rule, coefficients: &coefficients, element_type, parameter, states, gradients });
+        }
+    }
+}
+
+fn gradient(values: &[f32]) -> Gradient<'_> {
+    Gradient { bytes: cast_slice(values), element_type: ElementType::Float32 }
+}
+
+/// A number about 1, which no rule takes near zero within some steps.
+fn value(index: usize, seed: usize) -> f32 {
+    let scattered = (index % PERIOD * 7 + seed * 13) % 1000;
+    1.0 + f32::from(u16::try_from(scattered).expect("it is below 1000")) * 1e-3
+}
