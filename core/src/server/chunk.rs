@@ -8,7 +8,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Gradient, Rule, Step};
+use crate::optim::{Algorithm, Gradient, Rule, STATES_MAX, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -75,6 +75,9 @@ pub(super) struct Open {
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
     pub(super) bytes: u32,
+    pub(super) element_type: ElementType,
+    /// Its parameter's.
+    pub(super) rule: Arc<Rule>,
     pub(super) version: Version,
     pub(super) heard: Vec<Heard>,
     pub(super) round: Round,
@@ -86,10 +89,12 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(id: ChunkId, value: Lease, bytes: u32) -> Self {
+    pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Rule>, value: Lease, bytes: u32) -> Self {
         Self {
             id,
             bytes,
+            element_type,
+            rule,
             version: Version(0),
             heard: Vec::new(),
             round: Round::default(),
@@ -136,10 +141,10 @@ impl Chunk {
 
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
     /// with an empty place; without readers does nothing.
-    pub(super) fn make_writable(&mut self, pool: &mut Pool, rule: &Rule) -> Result<(), Failure> {
+    pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
         if Arc::get_mut(&mut self.value).is_none() {
             let mut fresh = Value::new(pool.take(self.bytes)?, self.bytes);
-            if rule.algorithm != Algorithm::Sum {
+            if self.rule.algorithm != Algorithm::Sum {
                 fresh.bytes_mut().copy_from_slice(self.value_bytes());
             }
             self.value = Arc::new(fresh);
@@ -165,36 +170,34 @@ impl Chunk {
         self.version.0 += 1;
     }
 
-    /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease.
+    /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease. The
+    /// version of `step` is set here.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
         pool: &mut Pool,
-        work: &Work<'_>,
+        step: &Step,
         gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
-        self.make_writable(pool, work.rule)?;
+        self.make_writable(pool)?;
         let bytes = self.bytes as usize;
         let value = Arc::get_mut(&mut self.value).expect("nobody else holds it");
-        let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|state| &mut state.bytes_mut()[..bytes]).collect();
-        let step = Step { version: Version(self.version.0 + 1), ..work.step };
+        let count = self.states.len();
+        let mut states: [&mut [u8]; STATES_MAX] = Default::default();
+        for (state, lease) in states.iter_mut().zip(&mut self.states) {
+            *state = &mut lease.bytes_mut()[..bytes];
+        }
+        let step = Step { version: Version(self.version.0 + 1), ..*step };
+        let coefficients = self.rule.coefficients(&step);
         kernels.update(Update {
-            rule: work.rule,
-            coefficients: &work.rule.coefficients(&step),
-            element_type: work.element_type,
+            rule: &self.rule,
+            coefficients: &coefficients,
+            element_type: self.element_type,
             parameter: value.bytes_mut(),
-            states: &mut states,
+            states: &mut states[..count],
             gradients,
         });
         self.version.0 += 1;
         Ok(())
     }
-}
-
-/// What an update needs to know beside the chunk.
-pub(super) struct Work<'a> {
-    pub(super) rule: &'a Rule,
-    pub(super) element_type: ElementType,
-    /// Everything of the step but its version, which is the chunk's.
-    pub(super) step: Step,
 }

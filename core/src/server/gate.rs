@@ -2,7 +2,10 @@
 //! and a newer generation starts from nothing. The generation is the fence: an initialiser that was superseded
 //! finds its frames refused.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use super::chunk::Chunk;
 use super::reply::Refusal;
@@ -19,7 +22,8 @@ use crate::wire::{Entry, InitMessage};
 pub(super) struct Held {
     pub(super) message: InitMessage,
     pub(super) declaration: Declaration,
-    pub(super) rule: Rule,
+    /// One for all parameters with the same rule.
+    pub(super) rule: Arc<Rule>,
     pub(super) chunk_bytes: u32,
     pub(super) group: Group,
 }
@@ -54,7 +58,7 @@ impl Held {
         if !chunk_bytes.is_power_of_two() || !limits.contains(&chunk_bytes) {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { message, declaration, rule, chunk_bytes, group: Group::default() })
+        Ok(Self { message, declaration, rule: Arc::new(rule), chunk_bytes, group: Group::default() })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -76,7 +80,10 @@ impl Held {
                 self.element_type()
             )));
         }
-        check_length(self, entry, u64::from(bytes))
+        if entry.bytes != bytes {
+            return Err(wrong_length(self, entry, bytes.into()));
+        }
+        Ok(())
     }
 
     /// The length of a chunk, if the parameter has it.
@@ -93,12 +100,12 @@ pub(super) struct Table {
     pub(super) parameters: BTreeMap<ParameterIndex, Held>,
     pub(super) chunks: Vec<Chunk>,
     // Only looked up, never iterated: its order can reach no sum.
-    places: HashMap<ChunkId, usize>,
+    places: FxHashMap<ChunkId, usize>,
 }
 
 impl Table {
     pub(super) fn new(generation: Generation) -> Self {
-        Self { generation, parameters: BTreeMap::new(), chunks: Vec::new(), places: HashMap::new() }
+        Self { generation, parameters: BTreeMap::new(), chunks: Vec::new(), places: FxHashMap::default() }
     }
 
     /// The place of a chunk, if this shard holds it.
@@ -128,11 +135,19 @@ impl Table {
                 held.name()
             ))),
             None => {
-                let held = Held::from_message(message)?;
+                let mut held = Held::from_message(message)?;
                 check(&held)?;
+                self.share_rule(&mut held);
                 self.parameters.insert(index, held);
                 Ok(())
             }
+        }
+    }
+
+    /// Most parameters have the rule of the one before: it is then the same one, and stays in cache.
+    fn share_rule(&self, held: &mut Held) {
+        if let Some((_, last)) = self.parameters.last_key_value().filter(|(_, last)| last.rule == held.rule) {
+            held.rule = Arc::clone(&last.rule);
         }
     }
 
@@ -146,17 +161,21 @@ impl Table {
     /// Checks an entry that brings a gradient and gives its chunk's place; halves are shorter than their chunk.
     pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
         let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
-        let held = self.held(entry.id);
-        if !entry.element_type.is_gradient_for(held.element_type()) {
+        let chunk = &self.chunks[place];
+        if !entry.element_type.is_gradient_for(chunk.element_type) {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": a gradient of {} was sent for a parameter of {}",
-                held.name(),
+                self.held(entry.id).name(),
                 entry.element_type,
-                held.element_type()
+                chunk.element_type
             )));
         }
-        let elements = u64::from(self.chunks[place].bytes) / held.element_type().bytes();
-        check_length(held, entry, elements * entry.element_type.bytes()).map(|()| place)
+        let elements = u64::from(chunk.bytes) / chunk.element_type.bytes();
+        let expected = elements * entry.element_type.bytes();
+        if u64::from(entry.bytes) != expected {
+            return Err(wrong_length(self.held(entry.id), entry, expected));
+        }
+        Ok(place)
     }
 
     /// Puts an initial value in its place; the last one sent counts.
@@ -167,22 +186,19 @@ impl Table {
         }
         let place = self.chunks.len();
         self.places.insert(entry.id, place);
-        self.chunks.push(Chunk::new(entry.id, value, entry.bytes));
         let held = self.parameters.get_mut(&entry.id.parameter).expect("the entry was checked");
+        self.chunks.push(Chunk::new(entry.id, held.element_type(), Arc::clone(&held.rule), value, entry.bytes));
         held.group.chunks.push(place);
     }
 }
 
-fn check_length(held: &Held, entry: &Entry, expected: u64) -> Result<(), Refusal> {
-    if u64::from(entry.bytes) == expected {
-        return Ok(());
-    }
-    Err(Refusal::invalid(format!(
+fn wrong_length(held: &Held, entry: &Entry, expected: u64) -> Refusal {
+    Refusal::invalid(format!(
         "parameter \"{}\" chunk {}: {} bytes were sent, expected {expected}",
         held.name(),
         entry.id.chunk,
         entry.bytes
-    )))
+    ))
 }
 
 pub(super) fn unknown(id: ChunkId) -> Refusal {

@@ -4,7 +4,7 @@
 //! that the same inputs give the same bits whatever the order of arrival. A trainer may be one contribution
 //! ahead; that one waits, unacknowledged, until its round opens.
 
-use std::collections::BTreeMap;
+use smallvec::SmallVec;
 
 use super::chunk::{Mark, Open};
 use super::pool::Pool;
@@ -35,7 +35,8 @@ pub(super) struct Contribution {
     /// Who sent it, to answer when it is admitted or applied.
     pub(super) peer: PeerId,
     pub(super) head: Head,
-    /// Since when it waits for its round, if it is one ahead; nothing once its sender was told who is missing.
+    /// Since when its sender waits for an answer: for the round to open, if it is one ahead, or for the value of its
+    /// round, if it asked for it. Nothing when it was answered, also by being told who is missing.
     pub(super) since: Option<Now>,
 }
 
@@ -50,50 +51,58 @@ impl Contribution {
     }
 }
 
+/// The gradients of a round; the usual few are kept without memory of their own.
+pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
+
 /// The open round of a chunk.
 #[derive(Default)]
 pub(super) struct Round {
-    contributions: BTreeMap<TrainerId, Contribution>,
-    ahead: BTreeMap<TrainerId, Contribution>,
+    /// In trainer order, as is what is ahead. Their memory stays from round to round.
+    contributions: Vec<Contribution>,
+    ahead: Vec<Contribution>,
     sum: Option<Lease>,
 }
 
 impl Round {
     pub(super) fn contribution(&self, trainer: TrainerId) -> Option<&Contribution> {
-        self.contributions.get(&trainer)
+        find(&self.contributions, trainer).ok().map(|at| &self.contributions[at])
     }
 
     pub(super) fn ahead(&self, trainer: TrainerId) -> Option<&Contribution> {
-        self.ahead.get(&trainer)
+        find(&self.ahead, trainer).ok().map(|at| &self.ahead[at])
+    }
+
+    pub(super) fn contribution_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
+        find(&self.contributions, trainer).ok().map(|at| &mut self.contributions[at])
     }
 
     pub(super) fn ahead_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        self.ahead.get_mut(&trainer)
+        find(&self.ahead, trainer).ok().map(|at| &mut self.ahead[at])
     }
 
     /// The trainers with a contribution that waits for its turn, in order.
     pub(super) fn trainers_ahead(&self) -> Vec<TrainerId> {
-        self.ahead.keys().copied().collect()
+        self.ahead.iter().map(|one| one.trainer).collect()
     }
 
     pub(super) fn add(&mut self, contribution: Contribution) {
-        let before = self.contributions.insert(contribution.trainer, contribution);
-        assert!(before.is_none(), "a trainer contributes once to a round");
+        let at = find(&self.contributions, contribution.trainer).expect_err("a trainer contributes once to a round");
+        self.contributions.insert(at, contribution);
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
-        let before = self.ahead.insert(contribution.trainer, contribution);
-        assert!(before.is_none(), "a trainer is at most one contribution ahead");
+        let at = find(&self.ahead, contribution.trainer).expect_err("a trainer is at most one contribution ahead");
+        self.ahead.insert(at, contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.remove(&trainer)
+        find(&self.ahead, trainer).ok().map(|at| self.ahead.remove(at))
     }
 
-    /// Forgets what `trainer` contributed to the open round, and what of its waits.
-    pub(super) fn withdraw(&mut self, trainer: TrainerId) {
-        self.contributions.remove(&trainer);
-        self.ahead.remove(&trainer);
+    /// Takes back what `trainer` contributed to the open round, and forgets what of its waits.
+    pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
+        self.ahead.retain(|one| one.trainer != trainer);
+        find(&self.contributions, trainer).ok().map(|at| self.contributions.remove(at))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -103,18 +112,19 @@ impl Round {
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
         let open = |one: &Contribution, is_ahead| Open { trainer: one.trainer, call: one.call, is_ahead };
-        let entered = self.contributions.values().map(move |one| open(one, false));
-        entered.chain(self.ahead.values().map(move |one| open(one, true)))
+        let entered = self.contributions.iter().map(move |one| open(one, false));
+        entered.chain(self.ahead.iter().map(move |one| open(one, true)))
     }
 
-    /// Since when the oldest contribution waits whose sender was not told yet.
+    /// Since when the first of those who wait for an answer does.
     pub(super) fn waits_since(&self) -> Option<Now> {
-        self.ahead.values().filter_map(|one| one.since).min()
+        self.ahead.iter().chain(&self.contributions).filter_map(|one| one.since).min()
     }
 
     /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once.
     pub(super) fn take_overdue(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
-        let overdue = self.ahead.values_mut().filter(|one| one.since.is_some_and(&is_overdue));
+        let all = self.ahead.iter_mut().chain(&mut self.contributions);
+        let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let tell = |one: &mut Contribution| {
             one.since = None;
             (one.peer, one.head)
@@ -124,19 +134,19 @@ impl Round {
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.contributions.values().chain(self.ahead.values()).map(|one| one.position).min()
+        self.contributions.iter().chain(&self.ahead).map(|one| one.position).min()
     }
 
     /// Whether everybody that is waited for has contributed.
     pub(super) fn is_complete(&self, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
-        !self.is_empty() && awaited.all(|trainer| self.contributions.contains_key(&trainer))
+        !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
     }
 
     /// The mean of the rates that were sent with the contributions, in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
-        let rates: Vec<f64> = self.contributions.values().filter_map(|one| one.rate).collect();
-        let count = u32::try_from(rates.len()).ok().filter(|count| *count > 0)?;
-        Some(rates.iter().sum::<f64>() / f64::from(count))
+        let rates = || self.contributions.iter().filter_map(|one| one.rate);
+        let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
+        Some(rates().sum::<f64>() / f64::from(count))
     }
 
     pub(super) fn contributors(&self) -> usize {
@@ -144,15 +154,15 @@ impl Round {
     }
 
     /// The gradients to sum, in trainer order; a sum of the first ones stands for them.
-    pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Vec<Gradient<'_>> {
+    pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let sum = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        sum.chain(self.contributions.values().filter_map(Contribution::gradient)).collect()
+        sum.chain(self.contributions.iter().filter_map(Contribution::gradient)).collect()
     }
 
     /// Takes the gradient of the only contribution, when it is of this type and so is its own sum.
     pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
         let is_only = self.contributions.len() == 1 && self.sum.is_none();
-        let only = self.contributions.values_mut().next().filter(|one| is_only && one.element_type == element_type)?;
+        let only = self.contributions.first_mut().filter(|one| is_only && one.element_type == element_type)?;
         only.gradient.take()
     }
 
@@ -165,9 +175,12 @@ impl Round {
         bytes: u32,
         awaited: impl Iterator<Item = TrainerId>,
     ) {
-        let open = awaited.into_iter().find(|trainer| !self.contributions.contains_key(trainer));
+        if self.contributions.len() < FOLD_AT {
+            return;
+        }
+        let open = awaited.into_iter().find(|trainer| self.contribution(*trainer).is_none());
         let ready = |trainer: &TrainerId| open.is_none_or(|first| *trainer < first);
-        let loose = self.contributions.values().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
+        let loose = self.contributions.iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
         if loose >= FOLD_AT {
             // A pool without room for the sum keeps the gradients apart, which costs memory and nothing else.
             let _ = self.fold_before(kernels, pool, element_type, bytes, open);
@@ -196,19 +209,24 @@ impl Round {
         let mut fresh = pool.take(bytes)?;
         let earlier = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         let before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
-        let loose = self.contributions.values().filter(before).filter_map(Contribution::gradient);
+        let loose = self.contributions.iter().filter(before).filter_map(Contribution::gradient);
         let gradients: Vec<Gradient<'_>> = earlier.chain(loose).collect();
         kernels.sum(element_type, &mut fresh.bytes_mut()[..bytes as usize], &gradients);
         self.sum = Some(fresh);
-        for one in self.contributions.values_mut().filter(|one| end.is_none_or(|end| one.trainer < end)) {
+        for one in self.contributions.iter_mut().filter(|one| end.is_none_or(|end| one.trainer < end)) {
             one.gradient = None;
         }
         Ok(())
     }
 
     /// Ends the round and gives back who took part.
-    pub(super) fn close(&mut self) -> Vec<Contribution> {
+    pub(super) fn close(&mut self) -> impl Iterator<Item = Contribution> {
         self.sum = None;
-        std::mem::take(&mut self.contributions).into_values().collect()
+        self.contributions.drain(..)
     }
+}
+
+/// Where a trainer's contribution is, or where it belongs.
+fn find(contributions: &[Contribution], trainer: TrainerId) -> Result<usize, usize> {
+    contributions.binary_search_by_key(&trainer, |one| one.trainer)
 }

@@ -4,9 +4,10 @@
 //! complete? What may not enter yet waits, unacknowledged, one for each trainer and chunk.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::chunk::{Chunk, Mark, Open, Waiter, Work};
-use super::gate::{Held, Table, unknown};
+use super::chunk::{Chunk, Mark, Open, Waiter};
+use super::gate::{Table, unknown};
 use super::pool::Pool;
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::Contribution;
@@ -53,7 +54,7 @@ pub(super) struct Serving {
 /// What is to be done with one entry of a push.
 enum Verdict {
     /// It is in the value already.
-    Applied(Version),
+    Applied,
     /// It is in the open round already.
     Contributed,
     /// It waits already.
@@ -67,9 +68,9 @@ enum Verdict {
 impl Serving {
     pub(super) fn new(job: Job, mut table: Table) -> Self {
         if job.mode == Mode::Delta {
-            for held in table.parameters.values_mut() {
-                held.rule = Rule { algorithm: Algorithm::Add, ..Rule::default() };
-            }
+            let add = Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() });
+            table.parameters.values_mut().for_each(|held| held.rule = Arc::clone(&add));
+            table.chunks.iter_mut().for_each(|chunk| chunk.rule = Arc::clone(&add));
         }
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
@@ -84,7 +85,7 @@ impl Serving {
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
             if !self.table.chunks[place].is_before_restored(position) {
-                self.verdict(&frame.head, entry)?;
+                self.verdict(place, &frame.head, entry)?;
             }
         }
         Ok(())
@@ -136,7 +137,7 @@ impl Serving {
                 heard.set = mark;
                 chunk.set_value(lease);
             }
-            cx.replies.done(cx.peer, &frame.head, version_entry(chunk, entry.element_type));
+            cx.replies.done(cx.peer, &frame.head, version_entry(chunk));
         }
     }
 
@@ -241,30 +242,51 @@ impl Serving {
         Err(Refusal::no_such_trainer(head.trainer, self.left.len()))
     }
 
-    fn verdict(&self, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
-        let place = self.table.place(entry.id).ok_or_else(|| unknown(entry.id))?;
+    fn verdict(&self, place: usize, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
         let chunk = &self.table.chunks[place];
-        let held = self.table.held(entry.id);
         if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
-            return Ok(Verdict::Applied(chunk.version));
+            return Ok(Verdict::Applied);
         }
         if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
             return Ok(Verdict::Contributed);
         }
         match self.job.mode {
-            Mode::Sync => verdict_in_rounds(chunk, head, entry.round, held.name()),
-            Mode::Async | Mode::Delta | Mode::Staleness { .. } => self.verdict_alone(chunk, held, head),
+            Mode::Sync => self.verdict_in_rounds(chunk, head, entry.round),
+            Mode::Async | Mode::Delta | Mode::Staleness { .. } => self.verdict_alone(chunk, head),
         }
     }
 
+    /// Where a round is a step of all trainers.
+    fn verdict_in_rounds(&self, chunk: &Chunk, head: &Head, round: Round) -> Result<Verdict, Refusal> {
+        let open = chunk.version.0 + 1;
+        if round.0 < open {
+            return Ok(Verdict::Applied);
+        }
+        if round.0 == open {
+            let contributed = chunk.round.contribution(head.trainer).is_some();
+            return Ok(if contributed { Verdict::Contributed } else { Verdict::Enter });
+        }
+        if round.0 == open + 1 {
+            let waits = chunk.round.ahead(head.trainer).is_some();
+            return Ok(if waits { Verdict::Waits } else { Verdict::Wait });
+        }
+        Err(Refusal::invalid(format!(
+            "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
+             round ahead",
+            self.table.held(chunk.id).name(),
+            chunk.id.chunk,
+            head.trainer
+        )))
+    }
+
     /// Where each gradient is a round of its own: it enters when the round is free and the trainer not too fast.
-    fn verdict_alone(&self, chunk: &Chunk, held: &Held, head: &Head) -> Result<Verdict, Refusal> {
+    fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<Verdict, Refusal> {
         match chunk.round.ahead(head.trainer) {
             Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
-                    held.name(),
+                    self.table.held(chunk.id).name(),
                     chunk.id.chunk,
                     head.trainer
                 );
@@ -272,18 +294,18 @@ impl Serving {
             }
             None => {}
         }
-        Ok(if self.may_enter(chunk, held, head.trainer) { Verdict::Enter } else { Verdict::Wait })
+        Ok(if self.may_enter(chunk, head.trainer) { Verdict::Enter } else { Verdict::Wait })
     }
 
-    fn may_enter(&self, chunk: &Chunk, held: &Held, trainer: TrainerId) -> bool {
+    fn may_enter(&self, chunk: &Chunk, trainer: TrainerId) -> bool {
         if let Mode::Staleness { bound } = self.job.mode {
             let slowest = self.active().map(|one| chunk.heard(one).clock).min().unwrap_or(0);
             if chunk.heard(trainer).clock + 1 > slowest + u64::from(bound) {
                 return false;
             }
         }
-        let whole = !held.rule.is_element_wise();
-        chunk.round.is_empty() && (!whole || held.group.owner.is_none_or(|owner| owner == trainer))
+        let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == trainer);
+        chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
     }
 
     fn push_entry(&mut self, cx: &mut Context<'_>, entry: &Entry, contribution: Contribution) {
@@ -293,28 +315,26 @@ impl Serving {
             self.put_again(cx, place, contribution);
             return;
         }
-        match self.verdict(&head, entry).expect("the entry was checked") {
-            Verdict::Applied(version) => self.answer_push(cx, place, &head, peer, version),
+        let before = self.table.chunks[place].waits_since();
+        match self.verdict(place, &head, entry).expect("the entry was checked") {
+            Verdict::Applied => self.answer_applied(cx, place, &head, peer),
             Verdict::Contributed => {
-                let version = Version(self.table.chunks[place].version.0 + 1);
-                self.answer_push(cx, place, &head, peer, version);
+                let round = &mut self.table.chunks[place].round;
+                let entered = round.contribution_mut(head.trainer).expect("it is in the round");
+                (entered.peer, entered.head) = (peer, head);
+                self.acknowledge(cx, place, head.trainer);
             }
             Verdict::Waits => {
-                let before = self.table.chunks[place].waits_since();
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
                 (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
-                self.note_waits(place, before);
             }
             Verdict::Enter => {
                 self.enter(cx, place, contribution);
                 self.advance(cx, place);
             }
-            Verdict::Wait => {
-                let before = self.table.chunks[place].waits_since();
-                self.table.chunks[place].round.add_ahead(contribution);
-                self.note_waits(place, before);
-            }
+            Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
         }
+        self.note_waits(place, before);
     }
 
     /// Puts a contribution from the journal where it was when the checkpoint wrote its chunk. One that was in the
@@ -336,33 +356,43 @@ impl Serving {
     }
 
     fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let (head, peer) = (contribution.head, contribution.peer);
+        let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
-        let version = Version(chunk.version.0 + 1);
-        let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-        if self.job.mode != Mode::Sync && !held.rule.is_element_wise() {
-            held.group.owner = Some(contribution.trainer);
+        if self.job.mode != Mode::Sync && !chunk.rule.is_element_wise() {
+            let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
+            held.group.owner = Some(trainer);
         }
         chunk.round.add(contribution);
-        self.answer_push(cx, place, &head, peer, version);
+        self.acknowledge(cx, place, trainer);
     }
 
-    /// Acknowledges a push at once, or with the value once `version` is there.
-    fn answer_push(&mut self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId, version: Version) {
-        if head.flags.contains(Flags::WANT_VALUE) {
-            self.want(cx, place, peer, head, version);
-            return;
+    /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
+    fn acknowledge(&mut self, cx: &mut Context<'_>, place: usize, trainer: TrainerId) {
+        let chunk = &mut self.table.chunks[place];
+        let one = chunk.round.contribution_mut(trainer).expect("it is in the round");
+        let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
+        one.since = wants_value.then_some(cx.now);
+        if !wants_value {
+            let (peer, head) = (one.peer, one.head);
+            let entry = Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type);
+            cx.replies.done(peer, &head, entry);
         }
+    }
+
+    /// Answers a push whose gradient is in the value.
+    fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
         let chunk = &self.table.chunks[place];
-        let element_type = self.table.held(chunk.id).element_type();
-        cx.replies.done(peer, head, Entry::bare(chunk.id, Round(version.0), element_type));
+        if head.flags.contains(Flags::WANT_VALUE) {
+            cx.replies.value(peer, head, value_entry(chunk), chunk.value());
+        } else {
+            cx.replies.done(peer, head, version_entry(chunk));
+        }
     }
 
     fn want(&mut self, cx: &mut Context<'_>, place: usize, peer: PeerId, head: &Head, version: Version) {
-        let element_type = self.table.held(self.table.chunks[place].id).element_type();
-        let chunk = &mut self.table.chunks[place];
+        let chunk = &self.table.chunks[place];
         if version <= chunk.version {
-            cx.replies.value(peer, head, value_entry(chunk, element_type), chunk.value());
+            cx.replies.value(peer, head, value_entry(chunk), chunk.value());
             return;
         }
         if peer == NOBODY {
@@ -392,7 +422,7 @@ impl Serving {
     fn advance(&mut self, cx: &mut Context<'_>, place: usize) {
         while !self.is_before_restored(cx, place) {
             let id = self.table.chunks[place].id;
-            let whole = !self.table.held(id).rule.is_element_wise();
+            let whole = !self.table.chunks[place].rule.is_element_wise();
             let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
             if !closed || !self.admit(cx, place) {
                 return;
@@ -422,11 +452,10 @@ impl Serving {
     }
 
     fn fold(&mut self, cx: &mut Context<'_>, place: usize) {
-        let element_type = self.table.held(self.table.chunks[place].id).element_type();
         // One that left may come back while the round is open, and then its place in the sum is still its own.
         let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[place];
-        chunk.round.fold(cx.kernels, cx.pool, element_type, chunk.bytes, everybody);
+        chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
     /// Closes the rounds of all chunks of a parameter together, once the whole gradient is there.
@@ -440,7 +469,7 @@ impl Serving {
         for place in &places {
             let chunk = &mut self.table.chunks[*place];
             // The room for every new version is there before the first of them is made, so that all close or none.
-            let room = chunk.make_writable(cx.pool, &self.table.parameters[&id.parameter].rule);
+            let room = chunk.make_writable(cx.pool);
             if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
                 self.stalled.push(places[0]);
                 return false;
@@ -471,43 +500,45 @@ impl Serving {
     fn apply(&mut self, cx: &mut Context<'_>, place: usize, norm: Option<f64>) -> bool {
         let scale = self.scale(self.table.chunks[place].round.contributors());
         let chunk = &mut self.table.chunks[place];
-        let held = self.table.parameters.get(&chunk.id.parameter).expect("the chunk's parameter is held");
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
-        let work = Work { rule: &held.rule, element_type: held.element_type(), step };
         let mut round = std::mem::take(&mut chunk.round);
-        let is_sum = work.rule.algorithm == Algorithm::Sum && scale == 1.0;
-        let only = if is_sum { round.take_only(work.element_type) } else { None };
+        let is_sum = chunk.rule.algorithm == Algorithm::Sum && scale == 1.0;
+        let only = if is_sum { round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
                 chunk.take_over(gradient);
                 Ok(())
             }
-            None => chunk.update(cx.kernels, cx.pool, &work, &round.gradients(work.element_type, chunk.bytes)),
+            None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
         };
         chunk.round = round;
         if updated.is_err() {
             self.stalled.push(place);
             return false;
         }
-        for one in chunk.round.close() {
+        let mut round = std::mem::take(&mut chunk.round);
+        for one in round.close() {
             let heard = chunk.heard_mut(one.trainer);
             heard.push = one.call;
             heard.clock += 1;
+            if one.since.is_some() {
+                cx.replies.value(one.peer, &one.head, value_entry(chunk), chunk.value());
+            }
         }
+        chunk.round = round;
         self.answer_waiters(cx, place);
         true
     }
 
     fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
-        let element_type = self.table.held(self.table.chunks[place].id).element_type();
-        let chunk = &mut self.table.chunks[place];
+        let chunk = &self.table.chunks[place];
         let version = chunk.version;
         if chunk.waiters.is_empty() {
             return;
         }
         for waiter in self.take_waiters(place, |waiter| waiter.version <= version) {
-            let chunk = &mut self.table.chunks[place];
-            cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk, element_type), chunk.value());
+            let chunk = &self.table.chunks[place];
+            cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value());
         }
     }
 
@@ -524,7 +555,11 @@ impl Serving {
     /// Lets what waits into the chunk's open round, or into those of its group.
     fn admit(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
         let id = self.table.chunks[place].id;
-        if self.table.held(id).rule.is_element_wise() { self.admit_chunk(cx, place) } else { self.admit_group(cx, id) }
+        if self.table.chunks[place].rule.is_element_wise() {
+            self.admit_chunk(cx, place)
+        } else {
+            self.admit_group(cx, id)
+        }
     }
 
     /// Lets waiting contributions of one chunk into the round that has opened.
@@ -532,8 +567,7 @@ impl Serving {
         let mut admitted = false;
         for trainer in self.table.chunks[place].round.trainers_ahead() {
             let chunk = &self.table.chunks[place];
-            let held = self.table.held(chunk.id);
-            if self.job.mode == Mode::Sync || self.may_enter(chunk, held, trainer) {
+            if self.job.mode == Mode::Sync || self.may_enter(chunk, trainer) {
                 let before = self.table.chunks[place].waits_since();
                 let contribution = self.table.chunks[place].round.take_ahead(trainer).expect("it waits");
                 self.note_waits(place, before);
@@ -588,7 +622,14 @@ impl Serving {
         let places = held.group.chunks.clone();
         for place in &places {
             let before = self.table.chunks[*place].waits_since();
-            self.table.chunks[*place].round.withdraw(trainer);
+            let chunk = &mut self.table.chunks[*place];
+            if let Some((one, since)) =
+                chunk.round.withdraw(trainer).and_then(|one| one.since.map(|since| (one, since)))
+            {
+                // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
+                let version = Version(chunk.version.0 + 1);
+                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since });
+            }
             self.note_waits(*place, before);
         }
         if !self.is_before_restored(cx, places[0]) {
@@ -598,31 +639,10 @@ impl Serving {
     }
 }
 
-/// Where a round is a step of all trainers.
-fn verdict_in_rounds(chunk: &Chunk, head: &Head, round: Round, name: &str) -> Result<Verdict, Refusal> {
-    let open = chunk.version.0 + 1;
-    if round.0 < open {
-        return Ok(Verdict::Applied(chunk.version));
-    }
-    if round.0 == open {
-        let contributed = chunk.round.contribution(head.trainer).is_some();
-        return Ok(if contributed { Verdict::Contributed } else { Verdict::Enter });
-    }
-    if round.0 == open + 1 {
-        let waits = chunk.round.ahead(head.trainer).is_some();
-        return Ok(if waits { Verdict::Waits } else { Verdict::Wait });
-    }
-    Err(Refusal::invalid(format!(
-        "parameter \"{name}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
-         round ahead",
-        chunk.id.chunk, head.trainer
-    )))
+fn version_entry(chunk: &Chunk) -> Entry {
+    Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 
-fn version_entry(chunk: &Chunk, element_type: crate::dtype::ElementType) -> Entry {
-    Entry::bare(chunk.id, Round(chunk.version.0), element_type)
-}
-
-fn value_entry(chunk: &Chunk, element_type: crate::dtype::ElementType) -> Entry {
-    Entry { bytes: chunk.bytes, ..version_entry(chunk, element_type) }
+fn value_entry(chunk: &Chunk) -> Entry {
+    Entry { bytes: chunk.bytes, ..version_entry(chunk) }
 }

@@ -58,7 +58,7 @@ fn an_aggregator_gives_back_the_merged_gradient_of_the_last_round() {
     check(
         aggregator(Merge::Sum, Int64, 2),
         "push+ 1 1 w=3,5 ->
-         push+ 0 1 w=1,-9 -> 1 value w@1=4,-4 & 0 value w@1=4,-4
+         push+ 0 1 w=1,-9 -> 0 value w@1=4,-4 & 1 value w@1=4,-4
          push 0 2 w=7 -> 0 done w@2
          leave 1 -> 1 done
          show w -> w@2=7",
