@@ -181,6 +181,7 @@ impl Lease {
     /// The bytes asked for.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a lease of no bytes is refused")]
+    #[inline]
     pub fn len(&self) -> u32 {
         self.bytes
     }
@@ -214,6 +215,7 @@ impl Lease {
 
     /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         let start = match &self.place {
             Place::Slot { slab, offset, .. } => slab.start(*offset),
@@ -229,6 +231,7 @@ impl Lease {
     /// # Panics
     /// When the lease is foreign.
     #[must_use]
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let start = match &self.place {
             Place::Slot { slab, offset, .. } => slab.start(*offset),

@@ -92,6 +92,8 @@ impl Listener {
     }
 
     fn take(scheme: Scheme, number: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+        // Where both are known, the near one comes first: who finds it missing goes over the port for good.
+        let first = if scheme != Scheme::Tcp && number.port() > 0 { Some(shm::listen(number)?) } else { None };
         let (socket, reserved) = match scheme {
             Scheme::Shm => (None, Some(reserve(number)?)),
             _ => (Some(listen(number, options)?.into_std()?), None),
@@ -100,7 +102,10 @@ impl Listener {
             (Some(socket), _) => socket.local_addr()?,
             (_, reserved) => reserved.as_ref().and_then(|one| one.local_addr().ok()?.as_socket()).unwrap_or(number),
         };
-        let near = if scheme == Scheme::Tcp { None } else { Some(shm::listen(found)?) };
+        let near = match first {
+            None if scheme != Scheme::Tcp => Some(shm::listen(found)?),
+            first => first,
+        };
         let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
         Ok(Self { socket, near, _reserved: reserved, local, options: options.clone() })
     }

@@ -29,7 +29,7 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use adopter::Adopter;
 pub use listener::{Listener, Stop};
-pub use policy::Poll;
+pub use policy::{POLL_EXPECTED, Poll};
 
 use adopter::{Adopted, Caller};
 use peer::{Line, Peer, Turn};
@@ -238,7 +238,7 @@ impl TcpTransport {
     /// Looks again and again, without the system's sleep, for at most `limit`; whether there is something now.
     fn look_on(&mut self, limit: Duration) -> bool {
         let glance = if self.has_sockets() { 1 } else { POLLS_PER_GLANCE };
-        let began = Instant::now();
+        let mut began = None;
         for turn in 1_u64.. {
             if self.has_news() || self.wakeups.has_rung() || !self.adopted.is_empty() {
                 return true;
@@ -249,7 +249,7 @@ impl TcpTransport {
                     return true;
                 }
             }
-            if turn.is_multiple_of(SPINS_PER_CLOCK) && began.elapsed() >= limit {
+            if turn.is_multiple_of(SPINS_PER_CLOCK) && began.get_or_insert_with(Instant::now).elapsed() >= limit {
                 break;
             }
             std::hint::spin_loop();
@@ -414,15 +414,16 @@ impl Transport for TcpTransport {
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
         let lent = self.lines().any(shm::Line::lends).then_some(LENT_LOOK);
         let limit = [Some(limit), until, lent].into_iter().flatten().min().unwrap_or(limit);
-        let began = Instant::now();
-        let permit = self.spin.begin(self.options.poll);
-        let found = permit.as_ref().is_some_and(|permit| self.look_on(permit.limit().min(limit)));
+        let Some(permit) = self.spin.begin(self.options.poll) else {
+            return self.sleep(limit);
+        };
+        let looked = permit.limit().min(limit);
+        let has_found = self.look_on(looked);
         drop(permit);
-        let left = limit.saturating_sub(began.elapsed());
-        if !found && !left.is_zero() {
-            self.sleep(left);
+        self.spin.learn(has_found);
+        if !has_found && looked < limit {
+            self.sleep(limit - looked);
         }
-        self.spin.learn(began.elapsed());
     }
 
     fn doorbell(&self) -> Doorbell {

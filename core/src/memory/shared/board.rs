@@ -58,6 +58,7 @@ impl Board {
     ///
     /// # Panics
     /// When some of it lies outside.
+    #[inline]
     pub fn read(&mut self, offset: usize, into: &mut [u8]) {
         let from = self.start(offset, into.len());
         // SAFETY: `start` has compared the range with the mapping. The other side may write it meanwhile if it breaks
@@ -69,6 +70,7 @@ impl Board {
     ///
     /// # Panics
     /// When some of it lies outside.
+    #[inline]
     pub fn write(&mut self, offset: usize, from: &[u8]) {
         let into = self.start(offset, from.len());
         // SAFETY: `start` has compared the range with the mapping, which is writable; `&mut self` is the only way of
@@ -76,6 +78,7 @@ impl Board {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
     }
 
+    #[inline]
     fn start(&self, offset: usize, bytes: usize) -> *mut u8 {
         let room = self.map.len() - COUNTERS_BYTES;
         assert!(offset <= room && bytes <= room - offset, "{bytes} bytes at {offset} of a board of {room}");
@@ -90,6 +93,7 @@ impl Counters {
     /// # Panics
     /// When there is no such counter.
     #[must_use]
+    #[inline]
     pub fn get(&self, number: usize) -> &AtomicU64 {
         assert!(number < COUNTERS, "counter {number} of {COUNTERS}");
         // SAFETY: the counters lie at the start of the mapping, which is larger.
