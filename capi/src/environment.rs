@@ -6,6 +6,7 @@
 //! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `120s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
+//! | `poll`, how a call waits | `PSERVER_POLL` | `adaptive` |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
 //! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader.
@@ -21,6 +22,8 @@ use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
+use pserver_transport::tcp::POLL_EXPECTED;
+
 use crate::client::ClientOptions;
 
 /// The port of server 0 where nobody says another: the first that Paddle's servers took.
@@ -28,7 +31,7 @@ const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Every name that options and file know.
-const NAMES: [&str; 4] = ["coordinator", "trainer", "deadline", "reader"];
+const NAMES: [&str; 5] = ["coordinator", "trainer", "deadline", "reader", "poll"];
 
 /// Where settings are looked up; handed in, so that only the C boundary asks the process.
 pub struct Surroundings<'a> {
@@ -90,14 +93,16 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     }
     let trainer = places.trainer(is_reader);
     let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "120s");
+    let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
         is_reader,
         deadline: deadline.read(duration, "a time such as 500ms, 30s, 10m or 2h, at most 168h")?,
+        poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let choices = vec![coordinator.to_string(), rank, deadline.to_string(), reader.to_string()];
+    let choices = vec![coordinator.to_string(), rank, deadline.to_string(), reader.to_string(), poll.to_string()];
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
 }
 
@@ -150,7 +155,7 @@ impl<'a> Places<'a> {
         let ours = self.option(setting).or_else(|| self.first_variable(setting, &["PSERVER_COORDINATOR"]));
         ours.or_else(|| self.host_and_port("PADDLE_PSERVER_IPS", "PADDLE_PSERVER_PORT"))
             .or_else(|| self.host_and_port("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
-            .unwrap_or_else(|| self.plain(setting, &[], &format!("tcp://127.0.0.1:{PORT_DEFAULT}")))
+            .unwrap_or_else(|| self.plain(setting, &[], &format!("127.0.0.1:{PORT_DEFAULT}")))
     }
 
     /// The first host of a list, which is server 0, with the port from another variable unless it has its own.
@@ -288,8 +293,8 @@ mod tests {
 
     #[test]
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
-        let expected = "coordinator = tcp://127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
-                        deadline = 120s (default); reader = no (default)";
+        let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
+                        deadline = 120s (default); reader = no (default); poll = adaptive (default)";
         check("", &[], "", Ok(expected));
     }
 
@@ -332,7 +337,7 @@ mod tests {
         check("", &["PADDLE_PSERVER_IPS=[::1],b"], "", Ok("coordinator = [::1]:7164 (from PADDLE_PSERVER_IPS)"));
         let dmlc = ["DMLC_PS_ROOT_URI=d", "DMLC_PS_ROOT_PORT=9"];
         check("", &dmlc, "", Ok("coordinator = d:9 (from DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"));
-        check("", &["MASTER_ADDR=m", "MASTER_PORT=1"], "", Ok("coordinator = tcp://127.0.0.1:7164 (default)"));
+        check("", &["MASTER_ADDR=m", "MASTER_PORT=1"], "", Ok("coordinator = 127.0.0.1:7164 (default)"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a
-//! chunk, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every layout.
+//! chunk, on no way that the bytes take, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every layout.
 
 mod cluster;
 
@@ -34,8 +34,12 @@ struct Layout {
     servers: u16,
     shards: u16,
     chunk_bytes: u32,
+    bind: &'static str,
     order: Order,
 }
+
+/// Sockets, and shared memory.
+const BINDS: [&str; 2] = ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"];
 
 /// Every layout, in `orders`.
 fn all_layouts(orders: &[Order]) -> Vec<Layout> {
@@ -43,8 +47,10 @@ fn all_layouts(orders: &[Order]) -> Vec<Layout> {
     for servers in [1, 2, 3] {
         for shards in [1, 2, 4] {
             for chunk_bytes in [32 * 1024, 1024 * 1024] {
-                let layout = |order: &Order| Layout { servers, shards, chunk_bytes, order: *order };
-                all.extend(orders.iter().map(layout));
+                for bind in BINDS {
+                    let layout = |order: &Order| Layout { servers, shards, chunk_bytes, bind, order: *order };
+                    all.extend(orders.iter().map(layout));
+                }
             }
         }
     }
@@ -58,7 +64,8 @@ fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
         let servers = [1, 2, 3][row];
         let shards = [1, 2, 4][column];
         let chunk_bytes = [32 * 1024, 1024 * 1024][(row + column) % 2];
-        Layout { servers, shards, chunk_bytes, order: orders[(row + column) % orders.len()] }
+        let bind = BINDS[number / 2 % 2];
+        Layout { servers, shards, chunk_bytes, bind, order: orders[(row + column) % orders.len()] }
     };
     (0..9).map(layout).collect()
 }
@@ -106,7 +113,7 @@ fn racing(clients: &[Client], tensors: &[Tensor]) {
 fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
     let folder = folder();
     let mut job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path());
-    (job.shards, job.chunk_bytes) = (layout.shards, layout.chunk_bytes);
+    (job.shards, job.chunk_bytes, job.bind) = (layout.shards, layout.chunk_bytes, layout.bind);
     let servers = Local::start(&job);
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
     for (index, client) in clients.iter().enumerate() {

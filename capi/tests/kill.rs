@@ -100,9 +100,18 @@ fn check_conserved(tensor: &Tensor, value: &[u8], pushed: u64) {
 
 #[test]
 fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
-    let mut luck = Luck::of("conservation");
+    check_nothing_is_lost("conservation", "tcp://127.0.0.1:0");
+}
+
+#[test]
+fn no_gradient_is_lost_or_applied_twice_when_servers_that_share_memory_are_killed() {
+    check_nothing_is_lost("conservation in shared memory", "shm://127.0.0.1:0");
+}
+
+fn check_nothing_is_lost(name: &str, bind: &'static str) {
+    let mut luck = Luck::of(name);
     let folder = folder();
-    let mut processes = Processes::start(job(&folder, "async"));
+    let mut processes = Processes::start(Job { bind, ..job(&folder, "async") });
     let coordinator = processes.coordinator();
     let one = |tensor: Tensor| tensor.zeroed();
     let tensors: Vec<Tensor> = tensors("const_lr { learning_rate: 1.0 }").into_iter().map(one).collect();
@@ -133,7 +142,7 @@ fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
     for ((tensor, value), count) in tensors.iter().zip(&values).zip(&counts) {
         check_conserved(tensor, value, *count);
     }
-    println!("conservation: {} kills in {:.1} s, pushes {counts:?}", kills(), begun.elapsed().as_secs_f64());
+    println!("{name}: {} kills in {:.1} s, pushes {counts:?}", kills(), begun.elapsed().as_secs_f64());
     processes.terminate();
 }
 

@@ -3,7 +3,8 @@
 //! Not here: what a frame means (`pserver_core::wire`), who talks to whom (`pserver_core::server` and `client`),
 //! and any decision about placement. A transport neither copies a payload it need not copy nor looks into one.
 //!
-//! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there), [`fault`] and
+//! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there; within a machine its
+//! connections go through the memory of `shm`), [`fault`] and
 //! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
 
 pub mod conformance;
@@ -11,5 +12,6 @@ pub mod fault;
 pub mod loopback;
 mod payload;
 mod refusal;
+mod shm;
 pub mod tcp;
 pub mod trace;

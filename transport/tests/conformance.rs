@@ -5,7 +5,7 @@ use std::thread;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
-use pserver_transport::tcp::{Checks, Listener, Stop, TcpOptions, TcpTransport};
+use pserver_transport::tcp::{Checks, Listener, Poll, Stop, TcpOptions, TcpTransport};
 
 /// Ends a listener and waits for its thread.
 struct Listening(Stop, Option<thread::JoinHandle<()>>);
@@ -20,7 +20,11 @@ impl Drop for Listening {
 }
 
 fn tcp(host: &str, options: &TcpOptions) -> Ends {
-    let address = Address::parse(&format!("tcp://{host}:0")).expect("an address");
+    ends(&format!("tcp://{host}:0"), options)
+}
+
+fn ends(address: &str, options: &TcpOptions) -> Ends {
+    let address = Address::parse(address).expect("an address");
     let near = TcpTransport::new(options.clone()).expect("a transport");
     let far = TcpTransport::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
@@ -63,4 +67,19 @@ fn tcp_keeps_every_promise_with_small_buffers() {
         ..TcpOptions::default()
     };
     conformance::check(|| tcp("[::1]", &options));
+}
+
+#[test]
+fn shared_memory_keeps_every_promise() {
+    conformance::check(|| ends("shm://127.0.0.1:0", &TcpOptions::default()));
+}
+
+#[test]
+fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
+    conformance::check(|| ends("localhost:0", &TcpOptions { poll: Poll::Block, ..TcpOptions::default() }));
+}
+
+#[test]
+fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
+    conformance::check(|| ends("shm://[::]:0", &TcpOptions { poll: Poll::Busy, ..TcpOptions::default() }));
 }

@@ -1,105 +1,42 @@
 //! What strangers and broken peers send: each is told what was wrong, and nobody else notices.
 
-use std::collections::VecDeque;
+mod server;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use prost::Message;
 use pserver_core::checksum::checksum;
-use pserver_core::dtype::ElementType;
-use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
-use pserver_core::memory::{Arena, Budget};
-use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
-use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix};
-use pserver_transport::tcp::{Checks, Listener, Stop, TcpOptions, TcpTransport};
+use pserver_core::wire::{Address, ErrorMessage, Flags, Frame, HEADER_BYTES, Kind, Prefix};
+use pserver_transport::tcp::{Checks, Listener, TcpOptions};
 
-/// A lane that lands what comes and answers every push.
-struct Server {
-    address: Address,
-    stop: Stop,
-    stopped: Arc<AtomicBool>,
-    doorbell: Doorbell,
-    threads: Vec<JoinHandle<()>>,
+use server::{Server, hello, push};
+
+fn start(options: TcpOptions) -> Server {
+    Server::start("tcp://127.0.0.1:0", options)
 }
 
-impl Server {
-    /// Lane one is there, lane zero is not.
-    fn start(options: TcpOptions) -> Self {
-        let address = Address::parse("tcp://127.0.0.1:0").expect("an address");
-        let transport = TcpTransport::new(options.clone()).expect("a transport");
-        let listener = Listener::bind(&address, options).expect("a free port");
-        let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
-        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
-        let listening = {
-            let stop = stop.clone();
-            move || listener.run(lanes, stop).expect("the listener runs")
-        };
-        let lane = {
-            let stopped = Arc::clone(&stopped);
-            move || serve(transport, &stopped)
-        };
-        let threads = vec![thread::spawn(listening), thread::spawn(lane)];
-        Self { address, stop, stopped, doorbell, threads }
-    }
+/// Strangers to a server.
+trait Guests {
+    fn connect(&self) -> Raw;
 
+    /// A connection whose hello was accepted.
+    fn greeted(&self) -> Raw;
+}
+
+impl Guests for Server {
     fn connect(&self) -> Raw {
         let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
         Raw(stream)
     }
 
-    /// A connection whose hello was accepted.
     fn greeted(&self) -> Raw {
         let mut raw = self.connect();
         raw.send(&hello(1).encode());
         raw.works();
         raw
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.stop();
-        self.stopped.store(true, Relaxed);
-        self.doorbell.ring();
-        for thread in self.threads.drain(..) {
-            let ended = thread.join();
-            assert!(thread::panicking() || ended.is_ok(), "the server is unharmed");
-        }
-    }
-}
-
-fn serve(mut transport: TcpTransport, stopped: &AtomicBool) {
-    let mut budget = Budget::new();
-    budget.line("payloads", 1024, 16);
-    let arena = Arena::new(&budget).expect("a small arena");
-    let (mut queue, mut events) = (VecDeque::new(), Vec::new());
-    while !stopped.load(Relaxed) {
-        transport.wait(Duration::from_secs(1));
-        transport.poll(&mut events).expect("the device works");
-        for event in events.drain(..) {
-            match event {
-                Event::Head { peer, frame } => {
-                    let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
-                    let place = |bytes: u32| match arena.take(bytes.min(1024)) {
-                        Ok(lease) if bytes <= 1024 => Incoming::Chunk { lease, bytes },
-                        _ => Incoming::Discard { bytes },
-                    };
-                    queue.push_back(Submit::Land { peer, into: lengths.map(place).collect() });
-                }
-                Event::Landed { peer, frame, .. } if frame.head.kind == Kind::Push => {
-                    let frame = Frame::bare(frame.head.answer(Kind::Done));
-                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
-                }
-                _ => {}
-            }
-        }
-        transport.submit(&mut queue).expect("the device works");
     }
 }
 
@@ -139,19 +76,6 @@ impl Raw {
     }
 }
 
-fn hello(lane: u64) -> Frame {
-    let mut head = Head::new(Kind::Hello);
-    head.sequence = Sequence(lane);
-    Frame { control: vec![0; 10], ..Frame::bare(head) }
-}
-
-fn push(payload: &[u8]) -> Frame {
-    let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
-    let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
-    let entry = Entry { checksum: checksum(payload), ..entry };
-    Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
-}
-
 /// The frame with some bytes changed, its checksums true again.
 fn changed(frame: &Frame, at: usize, change: &[u8]) -> Vec<u8> {
     let mut bytes = frame.encode();
@@ -171,7 +95,7 @@ fn spoiled(frame: &Frame, at: usize) -> Vec<u8> {
 
 #[test]
 fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start(TcpOptions::default());
+    let server = start(TcpOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.connect();
@@ -193,7 +117,7 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
 
 #[test]
 fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start(TcpOptions::default());
+    let server = start(TcpOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.greeted();
@@ -219,11 +143,11 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
     frame.head.flags = Flags::UNCHECKED;
     frame.entries[0].checksum = 0;
     let bytes = [frame.encode(), vec![7; 1000]].concat();
-    let strict = Server::start(TcpOptions { checks: Checks::Always, ..TcpOptions::default() });
+    let strict = start(TcpOptions { checks: Checks::Always, ..TcpOptions::default() });
     let mut raw = strict.greeted();
     raw.send(&bytes);
     raw.must_be_refused("payloads without checksums over a connection between hosts");
-    let server = Server::start(TcpOptions::default());
+    let server = start(TcpOptions::default());
     let mut raw = server.greeted();
     raw.send(&bytes);
     assert_eq!(raw.frame().map(|frame| frame.head.kind), Some(Kind::Done), "within one host they are taken");
@@ -231,7 +155,7 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
 
 #[test]
 fn a_peer_that_goes_in_the_middle_harms_nobody() {
-    let server = Server::start(TcpOptions::default());
+    let server = start(TcpOptions::default());
     let mut other = server.greeted();
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
     for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
@@ -246,7 +170,7 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 #[test]
 fn who_says_nothing_is_refused_in_time() {
     let hello_timeout = Duration::from_millis(20);
-    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    let server = start(TcpOptions { hello_timeout, ..TcpOptions::default() });
     server.connect().must_be_refused("no hello within 20ms");
     let mut slow = server.connect();
     slow.send(&hello(1).encode()[..HEADER_BYTES + 3]);
@@ -260,7 +184,7 @@ fn who_says_nothing_is_refused_in_time() {
 #[test]
 fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
     let hello_timeout = Duration::from_secs(60);
-    let server = Server::start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    let server = start(TcpOptions { hello_timeout, ..TcpOptions::default() });
     let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();
     server.greeted().works();
     assert!(crowd[0].frame().is_none(), "the oldest made room");
@@ -268,7 +192,7 @@ fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
 
 #[test]
 fn a_port_in_use_is_named_with_who_to_look_for() {
-    let server = Server::start(TcpOptions::default());
+    let server = start(TcpOptions::default());
     let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
     assert!(error.contains(&format!("ss -ltnp 'sport = :{}'", server.address.port)), "{error}");

@@ -9,8 +9,8 @@ use pserver_core::ids::Ticket;
 use pserver_core::port::{Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role};
-use pserver_transport::tcp::{TcpOptions, TcpTransport};
+use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
+use pserver_transport::tcp::{Poll, TcpOptions, TcpTransport};
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -24,6 +24,8 @@ pub(crate) struct Engine {
     requests: Client,
     transport: Box<dyn Transport>,
     origin: Instant,
+    /// How whoever made it wants servers to be reached.
+    scheme: Scheme,
     control: LaneId,
     queue: VecDeque<Submit>,
     events: Vec<Event>,
@@ -35,14 +37,15 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(coordinator: &Address, role: Role) -> Result<Self, Failure> {
+    pub(crate) fn new(coordinator: &Address, role: Role, poll: Poll) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
         Ok(Self {
             requests,
-            transport: Box::new(TcpTransport::new(TcpOptions::default())?),
+            transport: Box::new(TcpTransport::new(TcpOptions { poll, ..TcpOptions::default() })?),
             origin: Instant::now(),
+            scheme: coordinator.scheme,
             control,
             queue: VecDeque::new(),
             events: Vec::new(),
@@ -62,7 +65,7 @@ impl Engine {
     }
 
     pub(super) fn add_lane(&mut self, address: Address, number: u64, name: String) -> LaneId {
-        self.requests.add_lane(address, number, name)
+        self.requests.add_lane(address.reached_by(self.scheme), number, name)
     }
 
     pub(super) fn ask(&mut self, lane: LaneId, frame: Frame, body: RequestBody) -> Ticket {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::wire::{Address, Role};
+use pserver_transport::tcp::Poll;
 
 use job::Job;
 
@@ -35,6 +36,8 @@ pub struct ClientOptions {
     pub is_reader: bool,
     /// How long any call may take.
     pub deadline: Duration,
+    /// How a call waits for servers.
+    pub poll: Poll,
 }
 
 impl ClientOptions {
@@ -42,7 +45,7 @@ impl ClientOptions {
     /// that it is the server who says which trainer is missing.
     #[must_use]
     pub fn new(coordinator: Address) -> Self {
-        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(120) }
+        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(120), poll: Poll::default() }
     }
 }
 
@@ -108,7 +111,7 @@ impl Client {
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let engine = Engine::new(&options.coordinator, role)?;
+        let engine = Engine::new(&options.coordinator, role, options.poll)?;
         let state = State { options, engine, job: None, moved: Moved::default() };
         Ok(Self { state: Arc::new(Mutex::new(state)), process: std::process::id() })
     }

@@ -80,7 +80,8 @@ impl Server {
         };
         let first_shard = sessions.len();
         for shard in 0..start.settings.shards {
-            let transport = TcpTransport::new(TcpOptions::default())?;
+            let options = TcpOptions { poll: start.settings.poll, ..TcpOptions::default() };
+            let transport = TcpTransport::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
             let node = ShardNode::new(&start, shard, epoch)?;

@@ -29,7 +29,8 @@ pub struct ServeArgs {
     /// Shards on this server: cores that hold parameters [default: 1].
     #[arg(long, value_name = "NUMBER")]
     pub shards: Option<String>,
-    /// Where to listen; port 0 takes a free one [default: tcp://127.0.0.1:7164].
+    /// Where to listen; port 0 takes a free one. Trainers on this machine share memory with the server, unless
+    /// tcp:// stands before the host; with shm:// nobody else can connect [default: 127.0.0.1:7164].
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
     /// Where others reach this server, when that is not where it listens; bind to 0.0.0.0 needs it.
@@ -76,6 +77,10 @@ pub struct ServeArgs {
     /// Listen on an address other than loopback although anybody who reaches it may join.
     #[arg(long, value_name = "BOOLEAN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub insecure: Option<String>,
+    /// How a shard waits: block (asleep), adaptive (looking for a moment first) or busy (looking, with a core of its
+    /// own for each shard) [default: adaptive].
+    #[arg(long, value_name = "POLL")]
+    pub poll: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -108,7 +113,7 @@ impl ServeArgs {
             ("servers", "1", &self.servers),
             ("trainers", "1", &self.trainers),
             ("shards", "1", &self.shards),
-            ("bind", "tcp://127.0.0.1:7164", &self.bind),
+            ("bind", "127.0.0.1:7164", &self.bind),
             ("advertise", "", &self.advertise),
             ("coordinator", "", &self.coordinator),
             ("chunk_bytes", "1MiB", &self.chunk_bytes),
@@ -123,6 +128,7 @@ impl ServeArgs {
             ("round_timeout_seconds", "60", &self.round_timeout_seconds),
             ("lease_seconds", "10", &self.lease_seconds),
             ("insecure", "false", &self.insecure),
+            ("poll", "adaptive", &self.poll),
             ("log_level", "info", &self.log_level),
             ("log_format", "text", &self.log_format),
             ("ready_fd", "", &self.ready_fd),

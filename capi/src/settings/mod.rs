@@ -21,6 +21,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
+use pserver_transport::tcp::Poll;
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -101,6 +102,8 @@ pub struct Settings {
     pub lease: Duration,
     /// Whether anybody who reaches an address other than loopback may join.
     pub insecure: bool,
+    /// How a shard waits.
+    pub poll: Poll,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -158,6 +161,7 @@ impl Settings {
             round_timeout: reader.take("round_timeout_seconds", values::seconds),
             lease: reader.take("lease_seconds", values::seconds),
             insecure: reader.take("insecure", values::truth),
+            poll: reader.take("poll", values::poll),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),

@@ -21,6 +21,8 @@ pub(crate) struct Job {
     pub(crate) chunk_bytes: u32,
     pub(crate) trainers: u32,
     pub(crate) mode: &'static str,
+    /// Where servers within this process listen, on a port of the system's choice.
+    pub(crate) bind: &'static str,
     /// Further options of `pserver serve`, each with its value.
     pub(crate) more: Vec<(&'static str, String)>,
 }
@@ -34,7 +36,15 @@ struct Line {
 
 impl Job {
     pub(crate) fn new(servers: u16, trainers: u32) -> Self {
-        Self { servers, shards: 1, chunk_bytes: 32 * 1024, trainers, mode: "sync", more: Vec::new() }
+        Self {
+            servers,
+            shards: 1,
+            chunk_bytes: 32 * 1024,
+            trainers,
+            mode: "sync",
+            bind: "tcp://127.0.0.1:0",
+            more: Vec::new(),
+        }
     }
 
     pub(crate) fn with(mut self, option: &'static str, value: impl ToString) -> Self {
@@ -65,7 +75,7 @@ impl Job {
 
     /// The settings of a server within this process, on a port of the system's choice.
     pub(crate) fn settings(&self, index: u16, coordinator: Option<&str>) -> Settings {
-        let arguments = self.arguments(index, "tcp://127.0.0.1:0", coordinator);
+        let arguments = self.arguments(index, self.bind, coordinator);
         let line = Line::parse_from(std::iter::once("serve".to_owned()).chain(arguments));
         Settings::load(&line.args, &[]).expect("the test's settings are right")
     }

@@ -167,7 +167,8 @@ impl Processes {
     }
 
     fn address(&self, server: usize) -> String {
-        format!("tcp://127.0.0.1:{}", self.ports[server])
+        let (host, _) = self.job.bind.rsplit_once(':').expect("an address has a port");
+        format!("{host}:{}", self.ports[server])
     }
 }
 

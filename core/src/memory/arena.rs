@@ -9,6 +9,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
 use super::free::{FreeSlots, SLOTS_MAX};
+use super::shared::{File, GiveBack, ReadOnly};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -24,14 +25,39 @@ pub struct Arena {
 /// To share a lease for reading, put it into an `Arc`; to write again, use `Arc::get_mut` or `Arc::try_unwrap`,
 /// and copy into a fresh lease when they refuse. A lease that a dead device may still write is quarantined by
 /// `std::mem::forget`: its slot is not given out again, and the mapping stays.
+///
+/// A lease may also be a view of memory that another process shares with us, until it is dropped. Such a lease is
+/// foreign: it is read like any other and never written.
 pub struct Lease {
-    slab: Arc<Slab>,
-    /// Where the slot begins in the mapping.
-    offset: usize,
-    class: usize,
-    slot: u32,
+    place: Place,
     /// The bytes asked for, at least one and at most the slot's.
     bytes: u32,
+}
+
+/// Where the bytes of a lease are.
+enum Place {
+    Slot {
+        slab: Arc<Slab>,
+        /// Where the slot begins in the mapping.
+        offset: usize,
+        class: usize,
+        slot: u32,
+    },
+    View {
+        memory: Arc<ReadOnly>,
+        offset: usize,
+        owner: Arc<dyn GiveBack>,
+        token: u32,
+    },
+}
+
+/// A lease as another process finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedPlace<'a> {
+    /// The arena's memory.
+    pub file: &'a File,
+    /// Where in it the lease's bytes begin.
+    pub offset: u64,
 }
 
 /// How much of an arena is out on lease. Other threads take and return meanwhile, so it is a picture, not a promise.
@@ -50,6 +76,8 @@ pub struct Usage {
 /// The mapping and the free slots of each class.
 struct Slab {
     map: MmapRaw,
+    /// What other processes map, when the arena is shared.
+    file: Option<File>,
     /// By class, smallest slots first. In the mapping the largest come first, so that each slot lies at a multiple
     /// of its own size.
     classes: [Class; CLASSES],
@@ -70,8 +98,21 @@ impl Arena {
     /// than can be numbered, or when the system refuses the mapping; it names the bytes asked for.
     pub fn new(budget: &Budget) -> Result<Self, Failure> {
         let counts = slots_by_class(budget)?;
-        let bytes = budget.bytes();
-        let map = map(bytes)?;
+        Ok(Self::over(map(budget.bytes())?, None, &counts, budget.bytes()))
+    }
+
+    /// As [`Arena::new`], over memory that other processes can be given to read. No process but this one can ever
+    /// write it.
+    ///
+    /// # Errors
+    /// Those of [`Arena::new`], and when the system has no such memory: sealed files in memory came with Linux 5.1.
+    pub fn shared(budget: &Budget) -> Result<Self, Failure> {
+        let counts = slots_by_class(budget)?;
+        let (file, map) = File::for_readers(budget.bytes().max(u64::from(SLOT_BYTES_MIN)))?;
+        Ok(Self::over(map, Some(file), &counts, budget.bytes()))
+    }
+
+    fn over(map: MmapRaw, file: Option<File>, counts: &[u32; CLASSES], bytes: u64) -> Self {
         let mut offset = 0;
         let mut classes: [Option<Class>; CLASSES] = std::array::from_fn(|_| None);
         for class in (0..CLASSES).rev() {
@@ -81,7 +122,7 @@ impl Arena {
         }
         assert_eq!(offset as u64, bytes, "the slots fill the mapping");
         let classes = classes.map(|class| class.expect("the loop above visits every class"));
-        Ok(Self { slab: Arc::new(Slab { map, classes }) })
+        Self { slab: Arc::new(Slab { map, file, classes }) }
     }
 
     /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
@@ -96,7 +137,9 @@ impl Arena {
         let smallest = class_of(bytes);
         (smallest..CLASSES).find_map(|class| self.slab.take(class)).map_or_else(
             || Err(self.exhausted(bytes, smallest)),
-            |(class, slot, offset)| Ok(Lease { slab: Arc::clone(&self.slab), offset, class, slot, bytes }),
+            |(class, slot, offset)| {
+                Ok(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), offset, class, slot }, bytes })
+            },
         )
     }
 
@@ -138,39 +181,80 @@ impl Lease {
     /// The bytes asked for.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a lease of no bytes is refused")]
+    #[inline]
     pub fn len(&self) -> u32 {
         self.bytes
     }
 
+    /// A view of another process's memory: `bytes` bytes from `offset` on, until `owner` gets them back with `token`.
+    /// Nothing when they are not inside that memory, or do not begin at a multiple of 64.
+    #[must_use]
+    pub fn view(memory: &Arc<ReadOnly>, offset: u64, bytes: u32, owner: Arc<dyn GiveBack>, token: u32) -> Option<Self> {
+        memory.bytes(offset, bytes)?;
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(SLOT_BYTES_MIN as usize))?;
+        Some(Self { place: Place::View { memory: Arc::clone(memory), offset, owner, token }, bytes })
+    }
+
+    /// Whether it is a view of another process's memory, which can be read and not written: what is to be written
+    /// is copied first.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.place, Place::View { .. })
+    }
+
+    /// Where another process finds it, when its arena is shared.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedPlace<'_>> {
+        match &self.place {
+            Place::Slot { slab, offset, .. } => {
+                slab.file.as_ref().map(|file| SharedPlace { file, offset: *offset as u64 })
+            }
+            Place::View { .. } => None,
+        }
+    }
+
     /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
+        let start = match &self.place {
+            Place::Slot { slab, offset, .. } => slab.start(*offset),
+            Place::View { memory, offset, .. } => return memory.slice(*offset, self.bytes as usize),
+        };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
-        // system and which `self.slab` keeps. This lease is the only one for the slot, and `&self` keeps writers away.
-        unsafe { std::slice::from_raw_parts(self.start(), self.bytes as usize) }
+        // system and which the slab keeps. This lease is the only one for the slot, and `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, self.bytes as usize) }
     }
 
     /// The bytes, to write: [`Lease::len`] of them, at an address that is a multiple of 64.
+    ///
+    /// # Panics
+    /// When the lease is foreign.
     #[must_use]
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = match &self.place {
+            Place::Slot { slab, offset, .. } => slab.start(*offset),
+            Place::View { .. } => panic!("another process's memory is read, not written"),
+        };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
-        // system and which `self.slab` keeps. This lease is the only one for the slot, and `&mut self` is the only
+        // system and which the slab keeps. This lease is the only one for the slot, and `&mut self` is the only
         // way to it.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes as usize) }
-    }
-
-    fn start(&self) -> *mut u8 {
-        // SAFETY: `Arena::new` laid the slot out within the mapping, so the offset stays inside it.
-        unsafe { self.slab.map.as_mut_ptr().add(self.offset) }
+        unsafe { std::slice::from_raw_parts_mut(start, self.bytes as usize) }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let class = &self.slab.classes[self.class];
-        // Before the slot is free, so that the count never exceeds the slots there are.
-        class.in_use.fetch_sub(1, Relaxed);
-        class.free.give_back(self.slot);
+        match &self.place {
+            Place::Slot { slab, class, slot, .. } => {
+                let class = &slab.classes[*class];
+                // Before the slot is free, so that the count never exceeds the slots there are.
+                class.in_use.fetch_sub(1, Relaxed);
+                class.free.give_back(*slot);
+            }
+            Place::View { owner, token, .. } => owner.give_back(*token, self.bytes),
+        }
     }
 }
 
@@ -182,11 +266,19 @@ impl fmt::Debug for Arena {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes(self.class))
+        match &self.place {
+            Place::Slot { class, .. } => write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes(*class)),
+            Place::View { .. } => write!(formatter, "Lease({} bytes of another process)", self.bytes),
+        }
     }
 }
 
 impl Slab {
+    fn start(&self, offset: usize) -> *mut u8 {
+        // SAFETY: `Arena::over` laid the slot out within the mapping, so the offset stays inside it.
+        unsafe { self.map.as_mut_ptr().add(offset) }
+    }
+
     /// A free slot of this class: the class, the slot and where it begins.
     fn take(&self, class: usize) -> Option<(usize, u32, usize)> {
         let entry = &self.classes[class];

@@ -4,7 +4,8 @@
 //! after [`Arena::new`]. What a chunk is and where it lives is [`partition`](crate::partition).
 //!
 //! Read in this order: [`Budget`] (why there is memory), [`Arena`] (where it is), [`Lease`] (who may touch it),
-//! [`lend`] (the one way to touch memory that is not ours). The reasoning is in `docs/MEMORY.md`.
+//! [`lend`] (the one way to touch memory that is not ours), [`shared`] (memory of two processes). The reasoning is in
+//! `docs/MEMORY.md`.
 //!
 //! A lease moves. Who gave it away cannot touch its bytes again:
 //!
@@ -36,12 +37,13 @@ mod arena;
 mod budget;
 mod free;
 mod loan;
+pub mod shared;
 mod value;
 
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, Usage};
+pub use arena::{Arena, Lease, SharedPlace, Usage};
 pub use budget::{Budget, Line};
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
 pub use value::Value;

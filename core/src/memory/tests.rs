@@ -2,6 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
+use super::shared::{Board, COUNTERS, GiveBack, ReadOnly};
 use super::{Arena, Budget, Lease, Line, Usage, lend};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
@@ -238,6 +239,96 @@ fn a_body_that_unwinds_after_its_loans_came_back_unwinds_on() {
         })
     });
     assert!(unwound.is_err());
+}
+
+/// Notes what comes back.
+#[derive(Default)]
+struct Owner(Mutex<Vec<(u32, u32)>>);
+
+impl GiveBack for Owner {
+    fn give_back(&self, token: u32, bytes: u32) {
+        self.0.lock().expect("no test panics with it").push((token, bytes));
+    }
+}
+
+fn shared_arena() -> Arena {
+    let mut budget = Budget::new();
+    budget.line("test", 4096, 2);
+    Arena::shared(&budget).expect("this system shares memory")
+}
+
+/// What another process does with what it is handed.
+fn opened(lease: &Lease) -> Arc<ReadOnly> {
+    let file = lease.shared().expect("the arena is shared").file;
+    let descriptor = file.descriptor().try_clone_to_owned().expect("descriptors are left");
+    Arc::new(ReadOnly::open(&descriptor).expect("it is sealed"))
+}
+
+#[test]
+fn a_view_reads_what_its_owner_wrote_and_is_given_back_once() {
+    let arena = shared_arena();
+    let (_, mut lease) = (arena.take(4096).expect("there are two"), arena.take(1000).expect("there are two"));
+    lease.bytes_mut().fill(5);
+    let (owner, memory) = (Arc::new(Owner::default()), opened(&lease));
+    let offset = lease.shared().expect("the arena is shared").offset;
+    let view = Lease::view(&memory, offset, 1000, owner.clone(), 7).expect("it is inside");
+    assert_eq!((view.bytes(), view.len()), (lease.bytes(), 1000));
+    assert!(view.is_foreign() && !lease.is_foreign() && view.shared().is_none());
+    drop((memory, arena, lease));
+    assert_eq!(view.bytes(), [5; 1000], "a view keeps its mapping");
+    assert!(owner.0.lock().expect("no test panics with it").is_empty());
+    drop(view);
+    assert_eq!(*owner.0.lock().expect("no test panics with it"), [(7, 1000)]);
+}
+
+#[test]
+fn a_view_of_what_is_not_there_is_nothing() {
+    let lease = shared_arena().take(100).expect("there are two");
+    let (owner, memory) = (Arc::new(Owner::default()), opened(&lease));
+    assert_eq!(memory.len(), 8192);
+    let check = |offset: u64, bytes: u32, is_there: bool| {
+        let view = Lease::view(&memory, offset, bytes, owner.clone(), 0);
+        assert_eq!(view.is_some(), is_there, "{bytes} bytes at {offset}");
+    };
+    check(0, 8192, true);
+    check(8128, 64, true);
+    check(8128, 65, false);
+    check(8192, 1, false);
+    check(u64::MAX - 63, 64, false);
+    check(4, 100, false);
+}
+
+#[test]
+#[should_panic(expected = "another process's memory is read, not written")]
+fn a_view_is_not_written() {
+    let lease = shared_arena().take(100).expect("there are two");
+    let mut view = Lease::view(&opened(&lease), 0, 100, Arc::new(Owner::default()), 0).expect("it is inside");
+    view.bytes_mut()[0] = 1;
+}
+
+#[test]
+fn a_shared_arena_can_be_written_by_its_owner_alone() {
+    let lease = shared_arena().take(100).expect("there are two");
+    let file = lease.shared().expect("the arena is shared").file;
+    assert!(memmap2::MmapRaw::map_raw(&file.descriptor()).is_err(), "nobody maps it to write");
+    assert!(rustix::io::write(file.descriptor(), &[1]).is_err(), "nobody writes it");
+    assert!(rustix::fs::ftruncate(file.descriptor(), 64).is_err(), "nobody cuts it");
+}
+
+#[test]
+fn a_board_is_what_both_sides_see() {
+    let (mut near, descriptor) = Board::create(128).expect("this system shares memory");
+    let mut far = Board::open(&descriptor, 128).expect("it is sealed");
+    let mut bytes = [0; 3];
+    near.write(125, &[1, 2, 3]);
+    far.read(125, &mut bytes);
+    assert_eq!(bytes, [1, 2, 3]);
+    near.counters().get(COUNTERS - 1).store(9, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(far.counters().get(COUNTERS - 1).load(std::sync::atomic::Ordering::SeqCst), 9);
+    far.read(0, &mut bytes);
+    assert_eq!(bytes, [0; 3], "counters and bytes are apart");
+    let refused = Board::open(&descriptor, 64).err().map(|failure| failure.to_string());
+    assert_eq!(refused.as_deref(), Some("shared memory: its size: found 4224 bytes, expected 4160"));
 }
 
 #[derive(Clone, Debug)]

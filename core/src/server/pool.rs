@@ -10,12 +10,14 @@ const FIRST_EXTENT_BYTES: u64 = 64 * 1024 * 1024;
 /// The arenas of one shard.
 pub(super) struct Pool {
     extents: Vec<Arena>,
+    /// Whether trainers of this machine may read the arenas where they are.
+    is_shared: bool,
     sealed: bool,
 }
 
 impl Pool {
-    pub(super) fn new() -> Self {
-        Self { extents: Vec::new(), sealed: false }
+    pub(super) fn new(is_shared: bool) -> Self {
+        Self { extents: Vec::new(), is_shared, sealed: false }
     }
 
     /// A lease of `bytes`. Before the pool is sealed a missing slot is mapped; afterwards it is a refusal.
@@ -35,7 +37,7 @@ impl Pool {
     /// Adds the last arena: from here on nothing is mapped.
     pub(super) fn seal(&mut self, budget: &Budget) -> Result<(), Failure> {
         if budget.bytes() > 0 {
-            self.extents.push(Arena::new(budget)?);
+            self.add(budget)?;
         }
         self.sealed = true;
         Ok(())
@@ -47,7 +49,12 @@ impl Pool {
         let extent = FIRST_EXTENT_BYTES << extents;
         let mut budget = Budget::new();
         budget.line("values while parameters are initialised", slot, (extent / u64::from(slot)).clamp(1, 1 << 20));
-        self.extents.push(Arena::new(&budget)?);
+        self.add(&budget)
+    }
+
+    fn add(&mut self, budget: &Budget) -> Result<(), Failure> {
+        let arena = if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) };
+        self.extents.push(arena?);
         Ok(())
     }
 }

@@ -159,11 +159,12 @@ impl Round {
         sum.chain(self.contributions.iter().filter_map(Contribution::gradient)).collect()
     }
 
-    /// Takes the gradient of the only contribution, when it is of this type and so is its own sum.
+    /// Takes the gradient of the only contribution, when it is of this type and so is its own sum, and is ours to
+    /// write.
     pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
         let is_only = self.contributions.len() == 1 && self.sum.is_none();
         let only = self.contributions.first_mut().filter(|one| is_only && one.element_type == element_type)?;
-        only.gradient.take()
+        only.gradient.take_if(|lease| !lease.is_foreign())
     }
 
     /// Sums the first contributions in trainer order when nobody who comes before them is still awaited.

@@ -28,6 +28,8 @@ pub struct ShardOptions {
     pub epoch: Epoch,
     /// How long a pull or a push-pull waits for its version before it is answered with who is missing.
     pub round_timeout: Duration,
+    /// Whether its memory is such that trainers of this machine can read values where they are.
+    pub shares_memory: bool,
 }
 
 /// What a session wants done.
@@ -81,9 +83,9 @@ impl Shard {
     #[must_use]
     pub fn new(options: ShardOptions, kernels: Box<dyn Kernels>) -> Self {
         Self {
-            options,
             phase: Phase::Empty,
-            pool: Pool::new(),
+            pool: Pool::new(options.shares_memory),
+            options,
             known: Vec::new(),
             journal: None,
             unwritten: 0,
@@ -378,7 +380,7 @@ impl Shard {
     }
 
     fn begin(&mut self, generation: Generation) -> &mut Table {
-        self.pool = Pool::new();
+        self.pool = Pool::new(self.options.shares_memory);
         self.phase = Phase::Filling(Table::new(generation));
         match &mut self.phase {
             Phase::Filling(table) => table,

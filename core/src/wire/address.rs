@@ -1,4 +1,4 @@
-//! Addresses: `tcp://host:port`, names as well as numbers, IPv6 in brackets.
+//! Addresses: `host:port`, names as well as numbers, IPv6 in brackets; before it, perhaps, how to reach it.
 
 use std::fmt;
 
@@ -7,8 +7,12 @@ use crate::error::Failure;
 /// How to reach an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
+    /// Whatever is fastest: shared memory within a machine, TCP between machines.
+    Auto,
     /// Between machines, always there.
     Tcp,
+    /// Memory that processes of one machine share.
+    Shm,
     /// Within one process, for tests.
     Loopback,
 }
@@ -25,17 +29,21 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `tcp://host:port`; `host:port` alone means TCP.
+    /// Reads `host:port`, with `auto://`, `tcp://` or `shm://` before it; nothing before it means `auto://`.
     ///
     /// # Errors
     /// What is wrong with the text, and the form expected.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = |what: &str| {
-            Failure::call(format!("address \"{text}\": {what}; expected tcp://host:port, such as tcp://127.0.0.1:7164"))
+            Failure::call(format!(
+                "address \"{text}\": {what}; expected host:port, such as 127.0.0.1:7164, or with tcp:// or shm:// before it"
+            ))
         };
-        let (scheme, rest) = text.split_once("://").unwrap_or(("tcp", text));
+        let (scheme, rest) = text.split_once("://").unwrap_or(("auto", text));
         let scheme = match scheme {
+            "auto" => Scheme::Auto,
             "tcp" => Scheme::Tcp,
+            "shm" => Scheme::Shm,
             "loopback" => Scheme::Loopback,
             other => return Err(wrong(&format!("unknown transport \"{other}\""))),
         };
@@ -52,18 +60,27 @@ impl Address {
         Ok(Self { scheme, host: host.to_owned(), port })
     }
 
+    /// The same place for somebody who was told to use `scheme`; [`Scheme::Auto`] leaves the address its own.
+    #[must_use]
+    pub fn reached_by(self, scheme: Scheme) -> Self {
+        if scheme == Scheme::Auto { self } else { Self { scheme, ..self } }
+    }
+
     /// Whether only this machine can reach it.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         let number = self.host.parse::<core::net::IpAddr>();
-        self.scheme == Scheme::Loopback || self.host == "localhost" || number.is_ok_and(|ip| ip.is_loopback())
+        let is_within = matches!(self.scheme, Scheme::Loopback | Scheme::Shm);
+        is_within || self.host == "localhost" || number.is_ok_and(|ip| ip.is_loopback())
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.scheme {
+            Scheme::Auto => "auto",
             Scheme::Tcp => "tcp",
+            Scheme::Shm => "shm",
             Scheme::Loopback => "loopback",
         };
         if self.host.contains(':') {

@@ -146,16 +146,17 @@ fn addresses_are_read_or_refused_by_name() {
         assert_eq!(address.is_loopback(), loopback, "{text}");
     };
     good("tcp://127.0.0.1:7164", "tcp://127.0.0.1:7164", true);
-    good("node7:7164", "tcp://node7:7164", false);
+    good("node7:7164", "auto://node7:7164", false);
+    good("shm://node7:7164", "shm://node7:7164", true);
     good("tcp://node7.cluster.example:0", "tcp://node7.cluster.example:0", false);
-    good("localhost:65535", "tcp://localhost:65535", true);
-    good("[::1]:7164", "tcp://[::1]:7164", true);
+    good("localhost:65535", "auto://localhost:65535", true);
+    good("[::1]:7164", "auto://[::1]:7164", true);
     good("tcp://[fe80::1%eth0]:1", "tcp://[fe80::1%eth0]:1", false);
-    good("10.0.0.1:80", "tcp://10.0.0.1:80", false);
+    good("10.0.0.1:80", "auto://10.0.0.1:80", false);
     good("loopback://server:3", "loopback://server:3", true);
     let bad = |text: &str, expected: &str| {
         let error = Address::parse(text).expect_err(text).to_string();
-        assert!(error.starts_with(&format!("address \"{text}\": {expected}; expected tcp://host:port")), "{error}");
+        assert!(error.starts_with(&format!("address \"{text}\": {expected}; expected host:port")), "{error}");
     };
     bad("", "no port");
     bad("node7", "no port");

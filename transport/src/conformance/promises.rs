@@ -246,7 +246,7 @@ fn nobody_there(world: &mut World) {
     world.until("it is known", |world| world.near.gone(peer).is_some());
     let reason = world.near.gone(peer).unwrap_or_default().to_owned();
     assert!(reason.contains(&nobody.to_string()), "{reason}");
-    let scheme = if nobody.scheme == Scheme::Tcp { Scheme::Loopback } else { Scheme::Tcp };
+    let scheme = if nobody.scheme == Scheme::Loopback { Scheme::Tcp } else { Scheme::Loopback };
     let foreign = Address { scheme, ..nobody };
     let error = world.near.transport().connect(&foreign).expect_err("another transport's address");
     assert!(error.to_string().contains(&foreign.to_string()), "{error}");

@@ -1,9 +1,11 @@
 //! How an accepted connection comes from the listener's thread to a lane's.
 
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use pserver_core::memory::shared::Board;
 use pserver_core::wire::{ErrorCode, Frame};
 
 use super::wakeups::Wakeups;
@@ -20,9 +22,15 @@ pub struct Adopter {
 
 /// A connection whose hello has been read, and not one byte more.
 pub(super) struct Adopted {
-    pub(super) stream: TcpStream,
+    pub(super) caller: Caller,
     pub(super) hello: Frame,
     pub(super) origin: String,
+}
+
+/// The connection, on its way from one runtime to another.
+pub(super) enum Caller {
+    Tcp(TcpStream),
+    Shm(UnixStream, Board),
 }
 
 impl Adopter {

@@ -1,20 +1,23 @@
-//! The one listening socket of a server.
+//! Where a server listens: on one port, and for processes of its machine under a name that goes with the port.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pserver_core::error::Failure;
 use pserver_core::wire::{Address, ErrorCode, Frame, HEADER_BYTES, Kind, Prefix, Scheme};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::adopter::Adopted;
+use super::adopter::{Adopted, Caller};
 use super::{Adopter, Engine, TcpOptions, socket};
 use crate::refusal::refusal;
+use crate::shm;
 
 /// Connections that have not said hello; beyond it the oldest one is dropped.
 const PENDING_MAX: usize = 256;
@@ -25,7 +28,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections for every lane of a server.
 pub struct Listener {
-    socket: std::net::TcpListener,
+    /// The port, if somebody may connect to it.
+    socket: Option<std::net::TcpListener>,
+    /// Where processes of this machine connect, if they may.
+    near: Option<std::os::unix::net::UnixListener>,
+    /// Keeps the number of a port that nobody may connect to.
+    _reserved: Option<socket2::Socket>,
     local: Address,
     options: TcpOptions,
 }
@@ -59,31 +67,47 @@ impl Default for Stop {
 }
 
 impl Listener {
-    /// Listens on `address`; port zero takes a free one, which [`Listener::local_address`] names. Blocks while a
-    /// name is resolved.
+    /// Listens on `address`: on its port, for processes of this machine that share memory, or both, as its scheme
+    /// says. Port zero takes a free one, which [`Listener::local_address`] names. Blocks while a name is resolved.
     ///
     /// # Errors
     /// [`Failure::Node`] when the address cannot be had, naming it and what to look for.
     pub fn bind(address: &Address, options: TcpOptions) -> Result<Self, Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
-        if address.scheme != Scheme::Tcp {
-            return Err(refused(&"this listener takes tcp:// only"));
+        if address.scheme == Scheme::Loopback {
+            return Err(refused(&"this listener is for other processes"));
         }
         let engine = Engine::new()?;
         let listen = async {
             let mut failed = io::Error::other("the name has no address");
             for number in socket::resolve(address).await? {
-                match listen(number, &options) {
-                    Ok(socket) => return socket.into_std(),
+                match Self::take(address.scheme, number, &options) {
+                    Ok(listener) => return Ok(listener),
                     Err(error) => failed = error,
                 }
             }
             Err(failed)
         };
-        let socket = engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))?;
-        let number = socket.local_addr().map_err(|error| refused(&error))?;
-        let local = Address { scheme: Scheme::Tcp, host: number.ip().to_string(), port: number.port() };
-        Ok(Self { socket, local, options })
+        engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))
+    }
+
+    fn take(scheme: Scheme, number: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+        // Where both are known, the near one comes first: who finds it missing goes over the port for good.
+        let first = if scheme != Scheme::Tcp && number.port() > 0 { Some(shm::listen(number)?) } else { None };
+        let (socket, reserved) = match scheme {
+            Scheme::Shm => (None, Some(reserve(number)?)),
+            _ => (Some(listen(number, options)?.into_std()?), None),
+        };
+        let found = match (&socket, &reserved) {
+            (Some(socket), _) => socket.local_addr()?,
+            (_, reserved) => reserved.as_ref().and_then(|one| one.local_addr().ok()?.as_socket()).unwrap_or(number),
+        };
+        let near = match first {
+            None if scheme != Scheme::Tcp => Some(shm::listen(found)?),
+            first => first,
+        };
+        let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
+        Ok(Self { socket, near, _reserved: reserved, local, options: options.clone() })
     }
 
     /// Where it listens, with the port that was found.
@@ -100,16 +124,52 @@ impl Listener {
     /// [`Failure::Node`] when the system has no descriptors for it.
     pub fn run(self, lanes: Vec<Option<Adopter>>, stop: Stop) -> Result<(), Failure> {
         let engine = Engine::new()?;
-        let Self { socket, local, options } = self;
+        let Self { socket, near, local, options, _reserved } = self;
         let failed = |error: io::Error| Failure::Node(format!("listening on {local}: {error}"));
         engine.runtime().block_on(async {
-            let socket = TcpListener::from_std(socket).map_err(failed)?;
+            let socket = socket.map(TcpListener::from_std).transpose().map_err(failed)?;
+            let near = near.map(UnixListener::from_std).transpose().map_err(failed)?;
+            let doors = Doors { socket, near };
             let reception = Arc::new(Reception { lanes, options });
             tokio::select! {
                 () = stop.stopped() => Ok(()),
-                () = accept(&socket, &reception) => Ok(()),
+                () = accept(&doors, &reception) => Ok(()),
             }
         })
+    }
+}
+
+/// Where connections come from.
+struct Doors {
+    socket: Option<TcpListener>,
+    near: Option<UnixListener>,
+}
+
+/// Somebody who has connected.
+enum Guest {
+    Tcp(TcpStream),
+    Shm(UnixStream),
+}
+
+impl Doors {
+    /// The next guest, and where from.
+    async fn next(&self) -> io::Result<(Guest, String)> {
+        tokio::select! {
+            Some(accepted) = maybe(self.socket.as_ref().map(TcpListener::accept)) => {
+                accepted.map(|(stream, number)| (Guest::Tcp(stream), socket::origin(number)))
+            }
+            Some(accepted) = maybe(self.near.as_ref().map(shm::accept)) => {
+                accepted.map(|(stream, origin)| (Guest::Shm(stream), origin))
+            }
+            else => std::future::pending().await,
+        }
+    }
+}
+
+async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
+    match future {
+        Some(future) => Some(future.await),
+        None => None,
     }
 }
 
@@ -131,18 +191,24 @@ impl Refusal {
     }
 }
 
-async fn accept(socket: &TcpListener, reception: &Arc<Reception>) {
+async fn accept(doors: &Doors, reception: &Arc<Reception>) {
     let mut pending: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        match socket.accept().await {
-            Ok((stream, number)) => {
+        match doors.next().await {
+            Ok((guest, origin)) => {
                 pending.retain(|task| !task.is_finished());
                 if pending.len() >= PENDING_MAX
                     && let Some(oldest) = pending.pop_front()
                 {
                     oldest.abort();
                 }
-                let greeting = greet(stream, socket::origin(number), Arc::clone(reception));
+                let reception = Arc::clone(reception);
+                let greeting = async move {
+                    match guest {
+                        Guest::Tcp(stream) => greet(stream, origin, reception).await,
+                        Guest::Shm(stream) => greet_near(stream, origin, reception).await,
+                    }
+                };
                 pending.push_back(tokio::spawn(greeting).abort_handle());
             }
             Err(error) => {
@@ -154,22 +220,58 @@ async fn accept(socket: &TcpListener, reception: &Arc<Reception>) {
 }
 
 async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>) {
-    let timeout = reception.options.hello_timeout;
-    let hello = tokio::time::timeout(timeout, hello(&mut stream)).await;
-    let hello = hello.unwrap_or_else(|_| Err(Refusal::invalid(format!("no hello within {timeout:?}"))));
-    let refused = match hello.and_then(|hello| reception.lane(&hello).map(|lane| (hello, lane))) {
+    let refused = match reception.hello(&mut stream).await {
         Err(refused) => Some((stream, refused)),
-        Ok((hello, lane)) => reception.hand_over(stream, hello, &origin, lane),
+        Ok((hello, lane)) => {
+            let configured = socket::configure(&stream, &reception.options).and_then(|()| stream.into_std());
+            let Some(stream) = kept(configured, &origin) else { return };
+            match hand_over(Caller::Tcp(stream), hello, &origin, lane) {
+                Some((Caller::Tcp(stream), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
+                _ => None,
+            }
+        }
     };
     if let Some((stream, refused)) = refused {
-        tracing::warn!(origin, reason = refused.text, "connection refused");
-        // The peer is told if it listens; nothing depends on it.
-        let _ = tokio::time::timeout(reception.options.linger, refuse(stream, refused)).await;
+        reception.refuse(stream, &origin, refused).await;
     }
 }
 
+/// As [`greet`], for a process of this machine, which brings its memory first.
+async fn greet_near(mut stream: UnixStream, origin: String, reception: Arc<Reception>) {
+    let met = tokio::time::timeout(reception.options.hello_timeout, shm::Met::receive(&stream)).await;
+    let met = met.map_err(|_| reception.no_hello()).and_then(|met| met.map_err(Refusal::invalid));
+    let refused = match met {
+        Err(refused) => Some((stream, refused)),
+        Ok(board) => match reception.hello(&mut stream).await {
+            Err(refused) => Some((stream, refused)),
+            Ok((hello, lane)) => {
+                let Some(stream) = kept(stream.into_std(), &origin) else { return };
+                match hand_over(Caller::Shm(stream, board), hello, &origin, lane) {
+                    Some((Caller::Shm(stream, _), refused)) => {
+                        UnixStream::from_std(stream).ok().map(|one| (one, refused))
+                    }
+                    _ => None,
+                }
+            }
+        },
+    };
+    if let Some((stream, refused)) = refused {
+        reception.refuse(stream, &origin, refused).await;
+    }
+}
+
+fn kept<T>(stream: io::Result<T>, origin: &str) -> Option<T> {
+    stream.inspect_err(|error| tracing::warn!(origin, %error, "connection lost before it was handed to its lane")).ok()
+}
+
+/// Hands the connection to its lane, or gives it back with the reason why not.
+fn hand_over(caller: Caller, hello: Frame, origin: &str, lane: &Adopter) -> Option<(Caller, Refusal)> {
+    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned() })?;
+    Some((adopted.caller, Refusal { code, text: text.to_owned() }))
+}
+
 /// Reads a hello and not one byte more, so that the connection can be handed on.
-async fn hello(stream: &mut TcpStream) -> Result<Frame, Refusal> {
+async fn hello(stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, Refusal> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await.map_err(Refusal::invalid)?;
     let prefix = Prefix::decode(&header).map_err(Refusal::invalid)?;
@@ -183,6 +285,24 @@ async fn hello(stream: &mut TcpStream) -> Result<Frame, Refusal> {
 }
 
 impl Reception {
+    /// The guest's hello and the lane it is for.
+    async fn hello(&self, stream: &mut (impl AsyncRead + Unpin)) -> Result<(Frame, &Adopter), Refusal> {
+        let hello = tokio::time::timeout(self.options.hello_timeout, hello(stream)).await;
+        let hello = hello.unwrap_or_else(|_| Err(self.no_hello()))?;
+        let lane = self.lane(&hello)?;
+        Ok((hello, lane))
+    }
+
+    fn no_hello(&self) -> Refusal {
+        Refusal::invalid(format!("no hello within {:?}", self.options.hello_timeout))
+    }
+
+    /// Tells the peer why, if it listens; nothing depends on it.
+    async fn refuse(&self, stream: impl AsyncRead + AsyncWrite + Unpin, origin: &str, refused: Refusal) {
+        tracing::warn!(origin, reason = refused.text, "connection refused");
+        let _ = tokio::time::timeout(self.options.linger, refuse(stream, refused)).await;
+    }
+
     fn lane(&self, hello: &Frame) -> Result<&Adopter, Refusal> {
         let wanted = hello.head.sequence.0;
         let lane = usize::try_from(wanted).ok().and_then(|lane| self.lanes.get(lane)?.as_ref());
@@ -192,25 +312,10 @@ impl Reception {
             Refusal::invalid(format!("this server has no lane {wanted}, only {}", present.join(", ")))
         })
     }
-
-    /// Hands the connection to its lane, or gives it back with the reason why not.
-    fn hand_over(&self, stream: TcpStream, hello: Frame, origin: &str, lane: &Adopter) -> Option<(TcpStream, Refusal)> {
-        let stream = match socket::configure(&stream, &self.options).and_then(|()| stream.into_std()) {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(origin, %error, "connection lost before it was handed to its lane");
-                return None;
-            }
-        };
-        let adopted = Adopted { stream, hello, origin: origin.to_owned() };
-        let (adopted, code, text) = lane.adopt(adopted)?;
-        let stream = TcpStream::from_std(adopted.stream).ok()?;
-        Some((stream, Refusal { code, text: text.to_owned() }))
-    }
 }
 
 /// Says why, and waits for the peer to close: closing over unread bytes would destroy the answer.
-async fn refuse(mut stream: TcpStream, refused: Refusal) -> io::Result<()> {
+async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: Refusal) -> io::Result<()> {
     stream.write_all(&refusal(refused.code, refused.text).encode()).await?;
     stream.shutdown().await?;
     let mut forgotten = [0; 1024];
@@ -218,11 +323,18 @@ async fn refuse(mut stream: TcpStream, refused: Refusal) -> io::Result<()> {
     Ok(())
 }
 
-fn listen(number: std::net::SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
+fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
     let socket = socket::open(number, options)?;
     socket.set_reuseaddr(true)?;
     socket.bind(number)?;
     socket.listen(BACKLOG)
+}
+
+/// Takes a port without listening on it.
+fn reserve(number: SocketAddr) -> io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(number), socket2::Type::STREAM, None)?;
+    socket.bind(&number.into())?;
+    Ok(socket)
 }
 
 fn explained(error: &io::Error, address: &Address) -> String {

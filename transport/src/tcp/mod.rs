@@ -1,4 +1,4 @@
-//! Frames over TCP: always there.
+//! Frames over sockets: TCP, which is always there, and within a machine shared memory, which a socket goes with.
 //!
 //! A [`TcpTransport`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
 //! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers
@@ -9,6 +9,7 @@ mod adopter;
 mod checks;
 mod listener;
 mod peer;
+mod policy;
 mod reader;
 mod socket;
 mod wakeups;
@@ -24,18 +25,21 @@ use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::{Address, Scheme};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 
 pub use adopter::Adopter;
 pub use checks::Checks;
 pub use listener::{Listener, Stop};
+pub use policy::{POLL_EXPECTED, Poll};
 
-use adopter::Adopted;
-use peer::{Peer, Turn};
+use adopter::{Adopted, Caller};
+use peer::{Line, Peer, Turn};
+use policy::Spin;
 use wakeups::Wakeups;
 
 use crate::payload::{assert_body, gone, returned};
+use crate::shm::{self, Side};
 
 /// Slices in one vectored call: Linux takes no more.
 const SLICES_MAX: usize = 1024;
@@ -45,6 +49,12 @@ const TURN_BYTES: usize = 1024 * 1024;
 const TURN_FRAMES: usize = 16;
 /// While there is always something to do, the system is asked for more once in so many polls.
 const POLLS_PER_LOOK: u64 = 8;
+/// While every connection goes through shared memory, the system has wake-ups to tell of, and the ends of peers.
+const POLLS_PER_GLANCE: u64 = 256;
+/// A look at the clock costs as much as so many at memory.
+const SPINS_PER_CLOCK: u64 = 16;
+/// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this.
+const LENT_LOOK: Duration = Duration::from_millis(1);
 
 /// How sockets are made and how long things may take.
 #[derive(Clone, Debug)]
@@ -65,6 +75,8 @@ pub struct TcpOptions {
     pub sends_queued_max: usize,
     /// Where payloads carry checksums.
     pub checks: Checks,
+    /// How a wait waits.
+    pub poll: Poll,
 }
 
 impl Default for TcpOptions {
@@ -78,11 +90,12 @@ impl Default for TcpOptions {
             hello_timeout: Duration::from_secs(2),
             sends_queued_max: 64,
             checks: Checks::BetweenHosts,
+            poll: Poll::Adaptive,
         }
     }
 }
 
-/// TCP connections, owned by one thread.
+/// Connections, owned by one thread.
 pub struct TcpTransport {
     options: TcpOptions,
     peers: BTreeMap<PeerId, Peer>,
@@ -96,6 +109,9 @@ pub struct TcpTransport {
     /// Kept between polls for its memory.
     woken: Vec<PeerId>,
     polls: u64,
+    /// Peers with shared memory, and how many others there are.
+    shared: Vec<PeerId>,
+    spin: Spin,
     adopter: Adopter,
     adopted: Receiver<Adopted>,
     wakeups: Arc<Wakeups>,
@@ -133,6 +149,8 @@ impl TcpTransport {
             events: Vec::new(),
             woken: Vec::new(),
             polls: 0,
+            shared: Vec::new(),
+            spin: Spin::new(),
             adopter,
             adopted,
             wakeups,
@@ -164,17 +182,17 @@ impl TcpTransport {
     }
 
     fn adopt(&mut self) {
-        while let Ok(Adopted { stream, hello, origin }) = self.adopted.try_recv() {
+        while let Ok(Adopted { caller, hello, origin }) = self.adopted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
-            let stream = {
+            let line = {
                 let _runtime = self.engine.runtime().enter();
-                TcpStream::from_std(stream)
+                adopt(caller, self.options.checks)
             };
-            match stream {
-                Ok(stream) => {
+            match line {
+                Ok(line) => {
                     self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
-                    self.add(peer, Peer::open(peer, stream, self.options.checks, &self.wakeups));
+                    self.add(peer, Peer::new(peer, line, &self.wakeups));
                 }
                 Err(error) => self.events.push(gone(peer, format!("adopting: {error}"))),
             }
@@ -185,12 +203,77 @@ impl TcpTransport {
         let mut woken = std::mem::take(&mut self.woken);
         self.wakeups.take(&mut woken);
         for id in woken.drain(..) {
-            if let Some(peer) = self.peers.get(&id) {
+            if let Some(peer) = self.peers.get_mut(&id) {
                 peer.woken();
                 self.list(id);
             }
         }
         self.woken = woken;
+    }
+
+    /// Lists the peers whose memory has news.
+    fn collect_shared(&mut self) {
+        for index in 0..self.shared.len() {
+            let id = self.shared[index];
+            if self.peers.get(&id).and_then(Peer::shm).is_some_and(shm::Line::has_news) {
+                self.list(id);
+            }
+        }
+    }
+
+    /// The connections through shared memory.
+    fn lines(&self) -> impl Iterator<Item = &shm::Line> {
+        self.shared.iter().filter_map(|id| self.peers.get(id)?.shm())
+    }
+
+    fn has_news(&self) -> bool {
+        self.lines().any(shm::Line::has_news)
+    }
+
+    /// How many polls may go by without asking the system.
+    fn polls_per_look(&self) -> u64 {
+        if self.has_sockets() { POLLS_PER_LOOK } else { POLLS_PER_GLANCE }
+    }
+
+    /// Whether the system has more to tell than wake-ups.
+    fn has_sockets(&self) -> bool {
+        self.shared.len() < self.peers.len() || self.peers.is_empty()
+    }
+
+    /// Looks again and again, without the system's sleep, for at most `limit`; whether there is something now.
+    fn look_on(&mut self, limit: Duration) -> bool {
+        let glance = if self.has_sockets() { 1 } else { POLLS_PER_GLANCE };
+        let mut began = None;
+        for turn in 1_u64.. {
+            if self.has_news() || self.wakeups.has_rung() || !self.adopted.is_empty() {
+                return true;
+            }
+            if turn.is_multiple_of(glance) {
+                self.engine.look();
+                if self.wakeups.has_woken() {
+                    return true;
+                }
+            }
+            if turn.is_multiple_of(SPINS_PER_CLOCK) && began.get_or_insert_with(Instant::now).elapsed() >= limit {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// Sleeps until something comes, somebody rings, or `limit` has passed.
+    fn sleep(&mut self, limit: Duration) {
+        self.lines().for_each(shm::Line::fall_asleep);
+        // What came before the others knew that this side sleeps brings no wake-up.
+        if !self.has_news() {
+            let wakeups = &self.wakeups;
+            self.engine.runtime().block_on(async {
+                // Passing the limit is one of the ways to return.
+                let _ = tokio::time::timeout(limit, wakeups.wait()).await;
+            });
+        }
+        self.lines().for_each(shm::Line::awake);
     }
 
     fn expire(&mut self) {
@@ -208,6 +291,7 @@ impl TcpTransport {
 
     fn remove(&mut self, id: PeerId, reason: String) {
         if let Some(peer) = self.peers.remove(&id) {
+            self.shared.retain(|shared| *shared != id);
             self.events.push(peer.into_gone(reason));
         }
     }
@@ -224,6 +308,9 @@ impl TcpTransport {
             peer.unlist();
             let was_ending = peer.is_ending();
             let turn = peer.turn(&mut self.events);
+            if peer.shm().is_some() && !self.shared.contains(&id) {
+                self.shared.push(id);
+            }
             if peer.is_ending() && !was_ending {
                 self.ending.push_back((Instant::now() + self.options.linger, id));
             }
@@ -265,8 +352,8 @@ impl Transport for TcpTransport {
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
-        if address.scheme != Scheme::Tcp {
-            return Err(Failure::call(format!("address \"{address}\": this transport connects to tcp:// only")));
+        if address.scheme == Scheme::Loopback {
+            return Err(Failure::call(format!("address \"{address}\": this transport connects to other processes")));
         }
         let id = self.next_peer();
         let task = self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone()));
@@ -305,7 +392,8 @@ impl Transport for TcpTransport {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
         self.collect_woken();
-        if self.ready.is_empty() || self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        self.collect_shared();
+        if self.ready.is_empty() && self.has_sockets() || self.polls.is_multiple_of(self.polls_per_look()) {
             self.engine.look();
             self.collect_woken();
         }
@@ -325,21 +413,37 @@ impl Transport for TcpTransport {
     }
 
     fn wait(&mut self, limit: Duration) {
-        if !self.events.is_empty() || !self.ready.is_empty() || !self.adopted.is_empty() {
+        if !self.events.is_empty() || !self.ready.is_empty() || !self.adopted.is_empty() || self.has_news() {
             return;
         }
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        let limit = until.map_or(limit, |until| limit.min(until));
-        let wakeups = &self.wakeups;
-        self.engine.runtime().block_on(async {
-            // Passing the limit is one of the ways to return.
-            let _ = tokio::time::timeout(limit, wakeups.wait()).await;
-        });
+        let lent = self.lines().any(shm::Line::lends).then_some(LENT_LOOK);
+        let limit = [Some(limit), until, lent].into_iter().flatten().min().unwrap_or(limit);
+        let Some(permit) = self.spin.begin(self.options.poll) else {
+            return self.sleep(limit);
+        };
+        let looked = permit.limit().min(limit);
+        let has_found = self.look_on(looked);
+        drop(permit);
+        self.spin.learn(has_found);
+        if !has_found && looked < limit {
+            self.sleep(limit - looked);
+        }
     }
 
     fn doorbell(&self) -> Doorbell {
         let wakeups = Arc::clone(&self.wakeups);
         Doorbell::new(move || wakeups.ring())
+    }
+}
+
+fn adopt(caller: Caller, checks: Checks) -> io::Result<Line> {
+    match caller {
+        Caller::Tcp(stream) => TcpStream::from_std(stream).map(|stream| Line::tcp(stream, checks)),
+        Caller::Shm(stream, board) => {
+            let line = shm::Line::new(UnixStream::from_std(stream)?, board, Side::Accepting)?;
+            Ok(Line::Shm(Box::new(line)))
+        }
     }
 }
 

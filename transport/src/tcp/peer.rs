@@ -16,17 +16,20 @@ use tokio::task::JoinHandle;
 
 use super::checks::Checks;
 use super::reader::{Ended, Reader};
+use super::socket::Made;
 use super::wakeups::{PeerWake, Wakeups};
 use super::writer::Writer;
-use super::{Pause, TURN_BYTES};
+use super::{Pause, TURN_BYTES, TURN_FRAMES};
 use crate::refusal::refusal;
+use crate::shm::{self, Share, Side};
+
+/// What a turn on shared memory may do.
+const SHARE: Share = Share { bytes: TURN_BYTES, frames: TURN_FRAMES };
 
 /// One connection.
 pub(super) struct Peer {
     id: PeerId,
     line: Line,
-    reader: Reader,
-    writer: Writer,
     ending: Option<Ending>,
     /// Frames that were given up when the connection began to end.
     unsent: Vec<(Ticket, Vec<Outgoing>)>,
@@ -36,9 +39,28 @@ pub(super) struct Peer {
     listed: bool,
 }
 
-enum Line {
-    Connecting(JoinHandle<Result<TcpStream, String>>),
-    Open(TcpStream),
+/// What the frames go through.
+pub(super) enum Line {
+    /// Nothing yet.
+    Connecting(Connecting),
+    /// A TCP connection.
+    Tcp(Box<TcpLine>),
+    /// Shared memory.
+    Shm(Box<shm::Line>),
+}
+
+/// A connection that is being made, and the frames for it.
+pub(super) struct Connecting {
+    task: JoinHandle<Result<Made, String>>,
+    checks: Checks,
+    waiting: Vec<(Ticket, Frame, Vec<Outgoing>)>,
+}
+
+/// A TCP connection.
+pub(super) struct TcpLine {
+    stream: TcpStream,
+    reader: Reader,
+    writer: Writer,
 }
 
 /// A connection that ends: what is queued leaves, the socket says so, and what still arrives is forgotten until
@@ -58,35 +80,110 @@ pub(super) enum Turn {
     Over(String),
 }
 
+impl Line {
+    /// A connection that is there.
+    pub(super) fn tcp(stream: TcpStream, checks: Checks) -> Self {
+        Self::Tcp(Box::new(TcpLine { stream, reader: Reader::new(checks), writer: Writer::new(checks) }))
+    }
+
+    fn made(made: Made, checks: Checks) -> io::Result<Self> {
+        match made {
+            Made::Tcp(stream) => Ok(Self::tcp(stream, checks)),
+            Made::Shm(met) => Ok(Self::Shm(Box::new(shm::Line::new(met.stream, met.board, Side::Connecting)?))),
+        }
+    }
+
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+        match self {
+            Self::Connecting(connecting) => connecting.waiting.extend(ticket.map(|ticket| (ticket, frame, body))),
+            Self::Tcp(line) => line.writer.push(ticket, frame, body),
+            Self::Shm(line) => line.send(ticket, &frame, body),
+        }
+    }
+
+    fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        match self {
+            Self::Connecting(connecting) => connecting.take_waiting(),
+            Self::Tcp(line) => line.writer.take_unbegun(),
+            Self::Shm(line) => line.take_unbegun(),
+        }
+    }
+}
+
+impl Connecting {
+    fn take_waiting(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        self.waiting.drain(..).map(|(ticket, _, body)| (ticket, body)).collect()
+    }
+}
+
+impl TcpLine {
+    /// Writes and reads what can be without waiting.
+    fn turn(&mut self, id: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<Turn, Ended> {
+        let Self { stream, reader, writer } = self;
+        let wrote = writer.turn(id, stream, events);
+        let read = reader.turn(id, stream, events)?;
+        let wrote = match (wrote, &read) {
+            (Ok(pause), _) => pause,
+            // What the peer said before it went, a refusal perhaps, is read first.
+            (Err(_), Pause::Turn) => return Ok(Turn::Again),
+            (Err(error), _) => return Ok(Turn::Over(format!("writing: {error}"))),
+        };
+        let mut context = Context::from_waker(waker);
+        let reads = read == Pause::Turn || read == Pause::Blocked && stream.poll_read_ready(&mut context).is_ready();
+        let writes =
+            wrote == Pause::Turn || wrote == Pause::Blocked && stream.poll_write_ready(&mut context).is_ready();
+        Ok(if reads || writes { Turn::Again } else { Turn::Rest })
+    }
+
+    fn turn_ending(
+        &mut self,
+        id: PeerId,
+        ending: &mut Ending,
+        waker: &Waker,
+        events: &mut Vec<Event>,
+    ) -> io::Result<Turn> {
+        let Self { stream, reader, writer } = self;
+        let mut context = Context::from_waker(waker);
+        match writer.turn(id, stream, events)? {
+            Pause::Turn => return Ok(Turn::Again),
+            Pause::Blocked if stream.poll_write_ready(&mut context).is_ready() => {
+                return Ok(Turn::Again);
+            }
+            Pause::Blocked => {}
+            Pause::Idle if !ending.shut => {
+                SockRef::from(&*stream).shutdown(Shutdown::Write)?;
+                ending.shut = true;
+            }
+            Pause::Idle => {}
+        }
+        for _ in 0..TURN_BYTES / Reader::BUFFER_BYTES {
+            match reader.discard(stream) {
+                Ok(true) => return Ok(Turn::Over(ending.reason.clone())),
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return Ok(Turn::Over(ending.reason.clone())),
+            }
+        }
+        let more = stream.poll_read_ready(&mut context).is_ready();
+        Ok(if more { Turn::Again } else { Turn::Rest })
+    }
+}
+
 impl Peer {
     /// A connection that is being made.
     pub(super) fn connecting(
         id: PeerId,
-        task: JoinHandle<Result<TcpStream, String>>,
+        task: JoinHandle<Result<Made, String>>,
         checks: Checks,
         wakeups: &Arc<Wakeups>,
     ) -> Self {
-        Self::new(id, Line::Connecting(task), checks, wakeups)
+        Self::new(id, Line::Connecting(Connecting { task, checks, waiting: Vec::new() }), wakeups)
     }
 
-    /// A connection that is there.
-    pub(super) fn open(id: PeerId, stream: TcpStream, checks: Checks, wakeups: &Arc<Wakeups>) -> Self {
-        Self::new(id, Line::Open(stream), checks, wakeups)
-    }
-
-    fn new(id: PeerId, line: Line, checks: Checks, wakeups: &Arc<Wakeups>) -> Self {
+    /// A connection by `line`.
+    pub(super) fn new(id: PeerId, line: Line, wakeups: &Arc<Wakeups>) -> Self {
         let wake = PeerWake::new(id, wakeups);
-        Self {
-            id,
-            line,
-            reader: Reader::new(checks),
-            writer: Writer::new(checks),
-            ending: None,
-            unsent: Vec::new(),
-            waker: wake.waker(),
-            wake,
-            listed: false,
-        }
+        Self { id, line, ending: None, unsent: Vec::new(), waker: wake.waker(), wake, listed: false }
     }
 
     /// Puts it on the list, unless it is there; returns whether it was not.
@@ -100,13 +197,29 @@ impl Peer {
     }
 
     /// Its waker's call has been seen.
-    pub(super) fn woken(&self) {
+    pub(super) fn woken(&mut self) {
         self.wake.taken();
+        if let Line::Shm(line) = &mut self.line {
+            line.woken();
+        }
+    }
+
+    /// Its connection through shared memory, when that is what it has.
+    pub(super) fn shm(&self) -> Option<&shm::Line> {
+        match &self.line {
+            Line::Shm(line) => Some(line),
+            Line::Connecting(_) | Line::Tcp(_) => None,
+        }
     }
 
     /// Whether one more frame fits the queue of at most `queued_max`.
     pub(super) fn has_room(&self, queued_max: usize) -> bool {
-        self.writer.len() < queued_max
+        let queued = match &self.line {
+            Line::Connecting(connecting) => connecting.waiting.len(),
+            Line::Tcp(line) => line.writer.len(),
+            Line::Shm(line) => line.len(),
+        };
+        queued < queued_max
     }
 
     /// Queues a frame; one for a connection that is ending comes back with its end.
@@ -114,13 +227,20 @@ impl Peer {
         if self.ending.is_some() {
             self.unsent.push((ticket, body));
         } else {
-            self.writer.push(Some(ticket), frame, body);
+            self.line.send(Some(ticket), frame, body);
         }
     }
 
     /// The places for the head that was reported; those for a connection that is ending come back with its end.
+    ///
+    /// # Panics
+    /// When there is no connection yet: nothing was reported.
     pub(super) fn land(&mut self, places: Vec<Incoming>) {
-        self.reader.land(places);
+        match &mut self.line {
+            Line::Connecting(_) => panic!("places were handed over, but no head waits for them"),
+            Line::Tcp(line) => line.reader.land(places),
+            Line::Shm(line) => line.land(places),
+        }
     }
 
     /// Begins to end the connection; false when it is ending already.
@@ -133,13 +253,18 @@ impl Peer {
     }
 
     /// The parcels it still holds, for its last event.
-    pub(super) fn into_gone(mut self, reason: String) -> Event {
-        let mut unsent = self.writer.take_all();
-        unsent.append(&mut self.unsent);
-        if let Line::Connecting(task) = &self.line {
-            task.abort();
-        }
-        Event::Gone { peer: self.id, reason, unsent, unfilled: self.reader.take_unfilled() }
+    pub(super) fn into_gone(self, reason: String) -> Event {
+        let Self { id: peer, line, unsent: mut given_up, .. } = self;
+        let (mut unsent, unfilled) = match line {
+            Line::Connecting(mut connecting) => {
+                connecting.task.abort();
+                (connecting.take_waiting(), Vec::new())
+            }
+            Line::Tcp(mut line) => (line.writer.take_all(), line.reader.take_unfilled()),
+            Line::Shm(line) => line.into_parcels(),
+        };
+        unsent.append(&mut given_up);
+        Event::Gone { peer, reason, unsent, unfilled }
     }
 
     /// Whether it is ending.
@@ -154,15 +279,8 @@ impl Peer {
 
     /// Does what can be done without waiting, within bounds, so that the other peers get their turn.
     pub(super) fn turn(&mut self, events: &mut Vec<Event>) -> Turn {
-        if let Line::Connecting(task) = &mut self.line {
-            let stream = match Pin::new(task).poll(&mut Context::from_waker(&self.waker)) {
-                Poll::Pending => return Turn::Rest,
-                Poll::Ready(Err(error)) => return Turn::Over(format!("connecting: {error}")),
-                Poll::Ready(Ok(Err(reason))) => return Turn::Over(reason),
-                Poll::Ready(Ok(Ok(stream))) => stream,
-            };
-            self.line = Line::Open(stream);
-            events.push(Event::Connected { peer: self.id });
+        if let Some(turn) = self.turn_connecting(events) {
+            return turn;
         }
         if self.ending.is_some() {
             return self.turn_ending(events).unwrap_or_else(|error| Turn::Over(format!("{}: {error}", self.reason())));
@@ -172,76 +290,79 @@ impl Peer {
 
     /// Writes only: for a frame that was just submitted.
     pub(super) fn flush(&mut self, events: &mut Vec<Event>) -> Turn {
-        match &self.line {
-            Line::Open(stream) if self.ending.is_none() => {
-                match self.writer.turn(self.id, stream, events) {
-                    Ok(Pause::Idle) => Turn::Rest,
-                    // The next turn arms the waker, or meets the error again with the reader's help.
-                    _ => Turn::Again,
-                }
-            }
-            _ => Turn::Again,
+        if self.ending.is_some() {
+            return Turn::Again;
         }
+        // The next turn arms the waker, or meets an error again with the reader's help.
+        let is_flushed = match &mut self.line {
+            Line::Connecting(_) => false,
+            Line::Tcp(line) => matches!(line.writer.turn(self.id, &line.stream, events), Ok(Pause::Idle)),
+            Line::Shm(line) => matches!(line.flush(self.id, SHARE, events), Ok(false)),
+        };
+        if is_flushed { Turn::Rest } else { Turn::Again }
+    }
+
+    /// Looks whether the connection was made; nothing once it is there.
+    fn turn_connecting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
+        let Line::Connecting(connecting) = &mut self.line else { return None };
+        let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
+            Poll::Pending => return Some(Turn::Rest),
+            Poll::Ready(Err(error)) => return Some(Turn::Over(format!("connecting: {error}"))),
+            Poll::Ready(Ok(Err(reason))) => return Some(Turn::Over(reason)),
+            Poll::Ready(Ok(Ok(made))) => made,
+        };
+        let waiting = std::mem::take(&mut connecting.waiting);
+        match Line::made(made, connecting.checks) {
+            Ok(line) => self.line = line,
+            Err(error) => {
+                connecting.waiting = waiting;
+                return Some(Turn::Over(format!("connecting: {error}")));
+            }
+        }
+        for (ticket, frame, body) in waiting {
+            self.line.send(Some(ticket), frame, body);
+        }
+        events.push(Event::Connected { peer: self.id });
+        None
     }
 
     fn turn_open(&mut self, events: &mut Vec<Event>) -> Turn {
-        let Line::Open(stream) = &self.line else {
-            return Turn::Rest;
-        };
-        let wrote = self.writer.turn(self.id, stream, events);
-        let read = match self.reader.turn(self.id, stream, events) {
-            Ok(pause) => pause,
-            Err(Ended::Wire(error)) => return self.refuse(&error.to_string()),
-            Err(ended) => return Turn::Over(ended.to_string()),
-        };
-        let wrote = match (wrote, &read) {
-            (Ok(pause), _) => pause,
-            // What the peer said before it went, a refusal perhaps, is read first.
-            (Err(_), Pause::Turn) => return Turn::Again,
-            (Err(error), _) => return Turn::Over(format!("writing: {error}")),
-        };
-        let mut context = Context::from_waker(&self.waker);
-        let reads = read == Pause::Turn || read == Pause::Blocked && stream.poll_read_ready(&mut context).is_ready();
-        let writes =
-            wrote == Pause::Turn || wrote == Pause::Blocked && stream.poll_write_ready(&mut context).is_ready();
-        if reads || writes { Turn::Again } else { Turn::Rest }
+        match &mut self.line {
+            Line::Connecting(_) => Turn::Rest,
+            Line::Tcp(line) => match line.turn(self.id, &self.waker, events) {
+                Ok(turn) => turn,
+                Err(Ended::Wire(error)) => self.refuse(&error.to_string()),
+                Err(ended) => Turn::Over(ended.to_string()),
+            },
+            Line::Shm(line) => match line.turn(self.id, &self.waker, SHARE, events) {
+                Ok(true) => Turn::Again,
+                Ok(false) => Turn::Rest,
+                Err(ended) if ended.is_peers_fault() => self.refuse(&ended.to_string()),
+                Err(ended) => Turn::Over(ended.to_string()),
+            },
+        }
     }
 
     /// Tells the peer what was wrong with what it sent, and ends the connection.
     fn refuse(&mut self, reason: &str) -> Turn {
         tracing::warn!(peer = self.id.0, reason, "connection refused");
-        self.unsent = self.writer.take_unbegun();
-        self.writer.push(None, refusal(ErrorCode::Invalid, reason), Vec::new());
+        self.unsent = self.line.take_unbegun();
+        self.line.send(None, refusal(ErrorCode::Invalid, reason), Vec::new());
         self.end(reason);
         Turn::Again
     }
 
     fn turn_ending(&mut self, events: &mut Vec<Event>) -> io::Result<Turn> {
-        let (Line::Open(stream), Some(ending)) = (&self.line, &mut self.ending) else {
-            return Ok(Turn::Rest);
-        };
-        let mut context = Context::from_waker(&self.waker);
-        match self.writer.turn(self.id, stream, events)? {
-            Pause::Turn => return Ok(Turn::Again),
-            Pause::Blocked if stream.poll_write_ready(&mut context).is_ready() => {
-                return Ok(Turn::Again);
-            }
-            Pause::Blocked => {}
-            Pause::Idle if !ending.shut => {
-                SockRef::from(stream).shutdown(Shutdown::Write)?;
-                ending.shut = true;
-            }
-            Pause::Idle => {}
+        let Some(ending) = &mut self.ending else { return Ok(Turn::Rest) };
+        match &mut self.line {
+            Line::Connecting(_) => Ok(Turn::Rest),
+            Line::Tcp(line) => line.turn_ending(self.id, ending, &self.waker, events),
+            Line::Shm(line) => match line.turn_ending(self.id, &self.waker, SHARE, events) {
+                Ok((true, _)) => Ok(Turn::Over(ending.reason.clone())),
+                Ok((false, true)) => Ok(Turn::Again),
+                Ok((false, false)) => Ok(Turn::Rest),
+                Err(ended) => Err(io::Error::other(ended)),
+            },
         }
-        for _ in 0..TURN_BYTES / Reader::BUFFER_BYTES {
-            match self.reader.discard(stream) {
-                Ok(true) => return Ok(Turn::Over(ending.reason.clone())),
-                Ok(false) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return Ok(Turn::Over(ending.reason.clone())),
-            }
-        }
-        let more = stream.poll_read_ready(&mut context).is_ready();
-        Ok(if more { Turn::Again } else { Turn::Rest })
     }
 }

@@ -4,28 +4,64 @@ use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use pserver_core::wire::Address;
+use pserver_core::wire::{Address, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::TcpOptions;
+use crate::shm::{self, Met};
 
 /// Probes without an answer after which a connection is over.
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// What a connection was made of.
+pub(super) enum Made {
+    Tcp(TcpStream),
+    Shm(Met),
+}
+
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
 /// system said.
-pub(super) async fn connect(address: Address, options: TcpOptions) -> Result<TcpStream, String> {
+pub(super) async fn connect(address: Address, options: TcpOptions) -> Result<Made, String> {
     let mut refusals = Vec::new();
     for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
-        let attempt = tokio::time::timeout(options.connect_timeout, connect_to(number, &options)).await;
+        let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
         match attempt {
-            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Ok(made)) => return Ok(made),
             Ok(Err(error)) => refusals.push(format!("{number}: {error}")),
             Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
     }
     Err(format!("connecting to {address}: {}", refusals.join("; ")))
+}
+
+/// Connects by what the address's scheme says, and says what it was when that was a choice.
+async fn reach(address: &Address, number: SocketAddr, options: &TcpOptions) -> io::Result<Made> {
+    if address.scheme == Scheme::Tcp {
+        return connect_to(number, options).await.map(Made::Tcp);
+    }
+    match meet(number).await {
+        Ok(met) => {
+            tracing::info!(%address, "connected through shared memory");
+            Ok(Made::Shm(met))
+        }
+        Err(error) if address.scheme == Scheme::Shm => Err(error),
+        Err(error) => {
+            let stream = connect_to(number, options).await?;
+            tracing::info!(%address, "connected over TCP; no shared memory: {error}");
+            Ok(Made::Tcp(stream))
+        }
+    }
+}
+
+async fn meet(number: SocketAddr) -> io::Result<Met> {
+    // A socket can be bound to this machine's addresses only.
+    if let Err(error) = std::net::UdpSocket::bind((number.ip(), 0)) {
+        let text = format!("{} is no address of this machine ({error})", number.ip());
+        return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, text));
+    }
+    let unmet = |error: io::Error| io::Error::new(error.kind(), format!("no server of this machine there: {error}"));
+    shm::connect(number).await.map_err(unmet)
 }
 
 /// The numbers behind an address; a number is its own.

@@ -27,9 +27,19 @@ impl Wakeups {
 
     /// Returns once somebody rang or a peer was woken.
     pub(super) async fn wait(&self) {
-        while !self.rung.swap(false, AcqRel) && self.lock().is_empty() {
+        while !self.has_rung() && !self.has_woken() {
             self.notify.notified().await;
         }
+    }
+
+    /// Whether somebody rang; the ring is then over.
+    pub(super) fn has_rung(&self) -> bool {
+        self.rung.load(Acquire) && self.rung.swap(false, AcqRel)
+    }
+
+    /// Whether a peer was woken.
+    pub(super) fn has_woken(&self) -> bool {
+        !self.lock().is_empty()
     }
 
     /// Moves the peers that were woken to the end of `into`.

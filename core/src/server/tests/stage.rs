@@ -169,7 +169,7 @@ pub(super) struct Stage {
 impl Stage {
     /// A shard that nobody has talked to.
     pub(super) fn empty(plan: Plan) -> Self {
-        let options = ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT };
+        let options = ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false };
         Self {
             plan,
             shard: Shard::new(options, Box::new(Plain)),

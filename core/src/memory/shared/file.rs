@@ -1,0 +1,118 @@
+//! Files in memory: made and sealed by one process, checked and mapped by others.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+
+use super::refused;
+use crate::error::Failure;
+
+/// Its size is what it is: a mapping of it cannot be cut, so no access of ours faults.
+const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Files made by this process; a file is known by its number.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// The memory of a shared arena, to be handed to other processes.
+#[derive(Debug)]
+pub struct File {
+    descriptor: OwnedFd,
+    number: u64,
+}
+
+impl File {
+    /// A file of `bytes` bytes that only the mapping made here can write.
+    pub(in crate::memory) fn for_readers(bytes: u64) -> Result<(Self, MmapRaw), Failure> {
+        let (descriptor, map) = make("pserver-arena", bytes, FIXED | SealFlags::FUTURE_WRITE)?;
+        // Large pages where the system grants them; without them everything works.
+        let _ = map.advise(Advice::HugePage);
+        Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
+    }
+
+    /// Its number, of which no other file of this process has or had the same.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The descriptor to hand over.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Another process's arena, mapped to be read. Its owner promises not to write what it has handed over before that
+/// is given back; one that breaks this makes its own numbers wrong.
+#[derive(Debug)]
+pub struct ReadOnly {
+    map: MmapRaw,
+}
+
+impl ReadOnly {
+    /// Maps what another process handed over, once it is sure that its size can never change.
+    ///
+    /// # Errors
+    /// What it is instead of a sealed file in memory, or what the system refused.
+    pub fn open(descriptor: &OwnedFd) -> Result<Self, Failure> {
+        let bytes = checked(descriptor, FIXED)?;
+        let length = usize::try_from(bytes).map_err(|error| refused("mapping", &error))?;
+        let map = MmapOptions::new().len(length).map_raw_read_only(descriptor);
+        Ok(Self { map: map.map_err(|error| refused(&format!("mapping {bytes} bytes"), &error))? })
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a file of no bytes is refused")]
+    pub fn len(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// `bytes` bytes from `offset` on, unless some of them lie outside.
+    #[must_use]
+    pub fn bytes(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
+        let end = offset.checked_add(bytes.into())?;
+        (end <= self.len()).then(|| self.slice(usize::try_from(offset).expect("it is below a length"), bytes as usize))
+    }
+
+    pub(in crate::memory) fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
+        assert!(offset <= self.map.len() && bytes <= self.map.len() - offset, "a view lies in its mapping");
+        // SAFETY: the offset was just compared with the mapping's length.
+        let start = unsafe { self.map.as_ptr().add(offset) };
+        // SAFETY: the range was just compared with the mapping, whose size is sealed, and `self` keeps it. Nobody of
+        // this process writes it; its owner promised not to while it is read.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+/// Makes a file in memory, maps it to be written, and seals it.
+pub(super) fn make(name: &str, bytes: u64, seals: SealFlags) -> Result<(OwnedFd, MmapRaw), Failure> {
+    let failed = |error: &dyn std::fmt::Display| refused(&format!("making {bytes} bytes"), error);
+    let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|e| failed(&e))?;
+    ftruncate(&descriptor, bytes).map_err(|error| failed(&error))?;
+    let map = map_writable(&descriptor, bytes)?;
+    fcntl_add_seals(&descriptor, seals).map_err(|error| failed(&error))?;
+    Ok((descriptor, map))
+}
+
+pub(super) fn map_writable(descriptor: &OwnedFd, bytes: u64) -> Result<MmapRaw, Failure> {
+    let failed = |error: &dyn std::fmt::Display| refused(&format!("mapping {bytes} bytes"), error);
+    let length = usize::try_from(bytes).map_err(|error| failed(&error))?;
+    MmapOptions::new().len(length).map_raw(descriptor).map_err(|error| failed(&error))
+}
+
+/// The size of what another process handed over, once its seals say that it stays.
+pub(super) fn checked(descriptor: &OwnedFd, expected: SealFlags) -> Result<u64, Failure> {
+    let seals = fcntl_get_seals(descriptor).map_err(|error| refused("not a file in memory", &error))?;
+    if !seals.contains(expected) {
+        return Err(refused("not sealed", &format!("found {seals:?}, expected {expected:?}")));
+    }
+    let found = fstat(descriptor).map_err(|error| refused("its size", &error))?.st_size;
+    u64::try_from(found).ok().filter(|bytes| *bytes > 0).ok_or_else(|| refused("its size", &format!("{found} bytes")))
+}
+
+/// As [`checked`], for memory that both sides write.
+pub(super) const BOARD_SEALS: SealFlags = FIXED;

@@ -1,0 +1,194 @@
+//! One connection through shared memory.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::task::Waker;
+
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::memory::shared::Board;
+use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::wire::Frame;
+use socket2::SockRef;
+use tokio::net::UnixStream;
+
+use super::Ended;
+use super::inward::{Inward, Read};
+use super::outward::{Outward, Written};
+use super::post::{Letter, Post};
+use super::rings::{Rings, Side, Wants};
+
+/// How much one turn may move, and how many events it may report, before others get theirs.
+#[derive(Clone, Copy)]
+pub(crate) struct Share {
+    pub(crate) bytes: usize,
+    pub(crate) frames: usize,
+}
+
+/// A connection through shared memory.
+pub(crate) struct Line {
+    stream: UnixStream,
+    rings: Rings,
+    post: Post,
+    outward: Outward,
+    inward: Inward,
+    /// Whether the runtime may have something to say about the socket.
+    must_look: bool,
+    letters: Vec<Letter>,
+}
+
+impl Line {
+    /// A connection whose two sides have met.
+    pub(crate) fn new(stream: UnixStream, board: Board, side: Side) -> io::Result<Self> {
+        let rings = Rings::new(board, side, stream.as_fd().try_clone_to_owned()?);
+        Ok(Self {
+            stream,
+            rings,
+            post: Post::default(),
+            outward: Outward::new(side == Side::Connecting),
+            inward: Inward::new(),
+            must_look: true,
+            letters: Vec::new(),
+        })
+    }
+
+    /// Frames that the caller has not got back.
+    pub(crate) fn len(&self) -> usize {
+        self.outward.len()
+    }
+
+    /// Queues a frame.
+    pub(crate) fn send(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
+        self.outward.push(ticket, frame, body);
+    }
+
+    /// The places for the head that was reported.
+    pub(crate) fn land(&mut self, places: Vec<Incoming>) {
+        self.inward.land(places);
+    }
+
+    /// Gives back the frames that have not begun to leave.
+    pub(crate) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        self.outward.take_unbegun()
+    }
+
+    /// What it still holds: frames that may not have left, and places that were not filled. From here on nothing that
+    /// the other side reads of ours is to be believed.
+    pub(crate) fn into_parcels(mut self) -> (Vec<(Ticket, Vec<Outgoing>)>, Vec<Incoming>) {
+        self.rings.shore().end();
+        (self.outward.take_all(), self.inward.take_unfilled())
+    }
+
+    /// The socket may have something to say.
+    pub(crate) fn woken(&mut self) {
+        self.must_look = true;
+    }
+
+    /// Whether a turn may do something.
+    pub(crate) fn has_news(&self) -> bool {
+        self.must_look
+            || self.rings.has_arrived()
+            || self.rings.shore().has_returned()
+            || !self.outward.is_empty() && self.rings.has_room()
+    }
+
+    /// Says that this side is about to sleep.
+    pub(crate) fn fall_asleep(&self) {
+        let wants = if self.outward.is_empty() { Wants::DATA } else { Wants::DATA.and(Wants::SPACE) };
+        self.rings.shore().fall_asleep(wants);
+    }
+
+    /// Says that this side is awake.
+    pub(crate) fn awake(&self) {
+        self.rings.shore().awake();
+    }
+
+    /// Whether parcels come back without a wake-up.
+    pub(crate) fn lends(&self) -> bool {
+        self.outward.lends()
+    }
+
+    /// Writes only: for a frame that was just submitted. Whether there is more to write at once.
+    pub(crate) fn flush(&mut self, peer: PeerId, share: Share, events: &mut Vec<Event>) -> Result<bool, Ended> {
+        let Self { rings, stream, outward, .. } = self;
+        Ok(outward.turn(peer, rings, stream, share.bytes, events)? == Written::Turn)
+    }
+
+    /// Writes and reads what can be without waiting; whether there is more at once.
+    pub(crate) fn turn(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        share: Share,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Ended> {
+        self.look(peer, waker, events)?;
+        self.outward.collect(peer, &self.rings, events)?;
+        let more = self.flush(peer, share, events)?;
+        let read = self.read(peer, share, events)?;
+        if self.post.is_over && read == Read::Empty {
+            return Err(self.inward.end(&mut self.rings));
+        }
+        Ok(more || read == Read::Turn)
+    }
+
+    /// The same for a connection that is ending: what is queued leaves, the socket says so, and the rest is the other
+    /// side's to read until it closes too. True when it has.
+    pub(crate) fn turn_ending(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        share: Share,
+        events: &mut Vec<Event>,
+    ) -> Result<(bool, bool), Ended> {
+        self.look(peer, waker, events)?;
+        self.outward.collect(peer, &self.rings, events)?;
+        let written = self.outward.turn(peer, &mut self.rings, &self.stream, share.bytes, events)?;
+        if written == Written::All {
+            // It may be closed already, by either side.
+            let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+        }
+        Ok((self.post.is_over, written == Written::Turn))
+    }
+
+    fn read(&mut self, peer: PeerId, share: Share, events: &mut Vec<Event>) -> Result<Read, Ended> {
+        let share = (share.bytes, share.frames);
+        let read = self.inward.turn(peer, &mut self.rings, share, events)?;
+        if read != Read::Arena {
+            return Ok(read);
+        }
+        // Its descriptor was sent before the reference was written, so it is there.
+        self.post.look_at_once(&self.stream, &mut self.letters)?;
+        self.open_letters(peer, events)?;
+        match self.inward.turn(peer, &mut self.rings, share, events)? {
+            Read::Arena => Err(Ended::Broken("a reference to an arena that was not handed over".to_owned())),
+            read => Ok(read),
+        }
+    }
+
+    fn look(&mut self, peer: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<(), Ended> {
+        if !std::mem::take(&mut self.must_look) {
+            return Ok(());
+        }
+        self.post.look(&self.stream, waker, &mut self.letters)?;
+        self.open_letters(peer, events)
+    }
+
+    fn open_letters(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<(), Ended> {
+        for letter in self.letters.drain(..) {
+            match letter {
+                Letter::Arena(descriptor) => self.inward.add_arena(&descriptor, &self.rings)?,
+                Letter::Refused(frame) => events.push(Event::Landed { peer, frame, body: Vec::new() }),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.rings.shore().end();
+        // Leases that outlive the connection hold the socket too, and must not keep it open.
+        let _ = SockRef::from(&self.stream).shutdown(Shutdown::Both);
+    }
+}

@@ -1,0 +1,303 @@
+//! Frames on their way out of one connection.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd;
+
+use pserver_core::error::Failure;
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::memory::Lease;
+use pserver_core::memory::shared::File;
+use pserver_core::port::{Event, Outgoing};
+use pserver_core::wire::{Frame, Kind};
+use tokio::net::UnixStream;
+
+use super::rings::Rings;
+use super::staging::Staging;
+use super::{ARENAS_MAX, Ended, INLINE_BYTES_MAX, TOKENS, post};
+
+/// A frame's parcels, for whoever submitted it.
+type Parcels = (Ticket, Vec<Outgoing>);
+
+/// The frames that have not left yet, and what of those that have is still read by the other side.
+pub(super) struct Outward {
+    queue: VecDeque<Shipment>,
+    /// The number of the frame at the front.
+    front: u64,
+    /// Frames that have left, whose parcels are still read.
+    lent: BTreeMap<u64, Lent>,
+    /// By token: what it stands for.
+    tokens: Vec<Token>,
+    free: Vec<u32>,
+    staging: Staging,
+    /// The arenas that the other side has, in the order of their numbers.
+    arenas: Vec<u64>,
+    /// Whether the hello still has to go, over the socket: the listener reads it, and has no ring.
+    must_greet: bool,
+}
+
+struct Shipment {
+    /// None for a refusal, which nobody submitted.
+    ticket: Option<Ticket>,
+    is_push: bool,
+    head: Vec<u8>,
+    body: Vec<Outgoing>,
+    /// What goes next: zero is the head, `k` is payload `k - 1`.
+    slice: usize,
+    /// Bytes of it that have left.
+    offset: usize,
+    /// References to its parcels that have not come back.
+    references: u32,
+}
+
+struct Lent {
+    parcels: Parcels,
+    references: u32,
+}
+
+enum Token {
+    Free,
+    /// A copy, which is nobody's but ours.
+    Staged(#[expect(dead_code, reason = "it is held, and dropped when it comes back")] Lease),
+    /// A parcel of the frame of this number.
+    Parcel(u64),
+}
+
+/// How far writing came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Everything.
+    All,
+    /// Until the other side reads, or gives something back.
+    Full,
+    /// There is more, but others wait.
+    Turn,
+}
+
+impl Outward {
+    pub(super) fn new(must_greet: bool) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            front: 0,
+            lent: BTreeMap::new(),
+            tokens: (0..TOKENS).map(|_| Token::Free).collect(),
+            free: (0..TOKENS).rev().collect(),
+            staging: Staging::default(),
+            arenas: Vec::new(),
+            must_greet,
+        }
+    }
+
+    /// Frames that the caller has not got back.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len() + self.lent.len()
+    }
+
+    /// Whether nothing waits to leave.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether the other side still reads parcels.
+    pub(super) fn lends(&self) -> bool {
+        !self.lent.is_empty()
+    }
+
+    /// Adds a frame to the end.
+    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
+        let (head, is_push) = (frame.encode(), frame.head.kind == Kind::Push);
+        self.queue.push_back(Shipment { ticket, is_push, head, body, slice: 0, offset: 0, references: 0 });
+    }
+
+    /// Writes until nothing is left, nothing more fits, or `bytes_max` bytes were moved.
+    pub(super) fn turn(
+        &mut self,
+        peer: PeerId,
+        rings: &mut Rings,
+        stream: &UnixStream,
+        bytes_max: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<Written, Ended> {
+        let mut moved = 0;
+        let written = loop {
+            let Some(first) = self.queue.front() else { break Written::All };
+            if moved >= bytes_max {
+                break Written::Turn;
+            }
+            if self.must_greet {
+                greet(stream, &first.head)?;
+                self.must_greet = false;
+                self.finish(peer, events);
+                continue;
+            }
+            match self.step(rings, stream)? {
+                Some(bytes) => moved += bytes,
+                None => break Written::Full,
+            }
+            if self.queue.front().is_some_and(|first| first.slice > first.body.len()) {
+                self.finish(peer, events);
+            }
+        };
+        rings.tell();
+        Ok(written)
+    }
+
+    /// Takes back what the other side does not read any more.
+    pub(super) fn collect(&mut self, peer: PeerId, rings: &Rings, events: &mut Vec<Event>) -> Result<(), Ended> {
+        for (first, mut bits) in rings.shore().returned() {
+            while bits != 0 {
+                let token = first + bits.trailing_zeros();
+                bits &= bits - 1;
+                self.take_back(peer, token, events)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the frames that have not begun to leave.
+    pub(super) fn take_unbegun(&mut self) -> Vec<Parcels> {
+        let begun = self.queue.front().is_some_and(|first| first.slice > 0 || first.offset > 0);
+        returned(self.queue.drain(usize::from(begun)..))
+    }
+
+    /// Gives back every frame that has not left whole, or is still read.
+    pub(super) fn take_all(&mut self) -> Vec<Parcels> {
+        let lent = std::mem::take(&mut self.lent).into_values().map(|lent| lent.parcels);
+        lent.chain(returned(self.queue.drain(..))).collect()
+    }
+
+    /// One slice of the first frame, or as much of it as fits; the bytes moved, or nothing when nothing fits.
+    fn step(&mut self, rings: &mut Rings, stream: &UnixStream) -> Result<Option<usize>, Ended> {
+        let first = self.queue.front_mut().expect("the caller looked");
+        let bytes = match first.slice {
+            0 => &first.head,
+            payload => first.body[payload - 1].bytes(),
+        };
+        if first.slice > 0 && bytes.len() > INLINE_BYTES_MAX as usize {
+            return self.refer(rings, stream);
+        }
+        let whole = bytes.len();
+        let moved = rings.put(&bytes[first.offset..])?;
+        first.offset += moved;
+        if first.offset == whole {
+            (first.slice, first.offset) = (first.slice + 1, 0);
+            return Ok(Some(moved));
+        }
+        Ok((moved > 0).then_some(moved))
+    }
+
+    /// A payload that is not in the ring: one that lies in a shared arena stays there, any other is copied.
+    fn refer(&mut self, rings: &mut Rings, stream: &UnixStream) -> Result<Option<usize>, Ended> {
+        if self.free.is_empty() || rings.room(REFERENCE_BYTES)? < REFERENCE_BYTES {
+            return Ok(None);
+        }
+        let first = self.queue.front_mut().expect("the caller looked");
+        let parcel = &first.body[first.slice - 1];
+        // What the other side may keep for long is a copy: its owner may want to write.
+        let in_place = if first.is_push { None } else { shared(parcel) };
+        let (token, arena, offset, moved) = match in_place {
+            Some((file, offset)) => {
+                let arena = number(&mut self.arenas, stream, file)?;
+                first.references += 1;
+                (Token::Parcel(self.front), arena, offset, REFERENCE_BYTES)
+            }
+            None => {
+                let bytes = parcel.bytes();
+                let length = u32::try_from(bytes.len()).expect("a payload's length is 32 bits");
+                let Some(mut lease) = self.staging.take(length).map_err(broken)? else { return Ok(None) };
+                lease.bytes_mut().copy_from_slice(bytes);
+                let place = lease.shared().expect("staging is shared");
+                let (arena, offset) = (number(&mut self.arenas, stream, place.file)?, place.offset);
+                (Token::Staged(lease), arena, offset, bytes.len())
+            }
+        };
+        first.slice += 1;
+        let free = self.free.pop().expect("one is free");
+        self.tokens[free as usize] = token;
+        let written = rings.put(&reference(arena, free, offset))?;
+        assert_eq!(written, REFERENCE_BYTES, "there was room for it");
+        Ok(Some(moved))
+    }
+
+    /// The first frame has left.
+    fn finish(&mut self, peer: PeerId, events: &mut Vec<Event>) {
+        let Shipment { ticket, body, references, .. } = self.queue.pop_front().expect("the caller looked");
+        self.front += 1;
+        let Some(ticket) = ticket else { return };
+        if references == 0 {
+            events.push(Event::Sent { peer, ticket, body });
+        } else {
+            self.lent.insert(self.front - 1, Lent { parcels: (ticket, body), references });
+        }
+    }
+
+    fn take_back(&mut self, peer: PeerId, token: u32, events: &mut Vec<Event>) -> Result<(), Ended> {
+        let frame = match std::mem::replace(&mut self.tokens[token as usize], Token::Free) {
+            Token::Free => return Err(Ended::Broken(format!("token {token} came back, which was not given"))),
+            Token::Staged(_) => None,
+            Token::Parcel(frame) => Some(frame),
+        };
+        self.free.push(token);
+        let Some(frame) = frame else { return Ok(()) };
+        if let Some(lent) = self.lent.get_mut(&frame) {
+            lent.references -= 1;
+            if lent.references == 0 {
+                let Lent { parcels: (ticket, body), .. } = self.lent.remove(&frame).expect("it was just there");
+                events.push(Event::Sent { peer, ticket, body });
+            }
+        } else if let Some(first) = self.queue.front_mut() {
+            // It is still on its way out, and only the first one can be.
+            first.references -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a reference in the ring.
+pub(super) const REFERENCE_BYTES: usize = 16;
+
+fn reference(arena: u32, token: u32, offset: u64) -> [u8; REFERENCE_BYTES] {
+    let mut bytes = [0; REFERENCE_BYTES];
+    bytes[..4].copy_from_slice(&arena.to_le_bytes());
+    bytes[4..8].copy_from_slice(&token.to_le_bytes());
+    bytes[8..].copy_from_slice(&offset.to_le_bytes());
+    bytes
+}
+
+/// Where another process finds a parcel, if it can.
+fn shared(parcel: &Outgoing) -> Option<(&File, u64)> {
+    match parcel {
+        Outgoing::Value(value) => value.lease().shared().map(|place| (place.file, place.offset)),
+        Outgoing::Loan(_) => None,
+    }
+}
+
+/// The number by which the other side knows an arena, which is handed to it when it is new.
+fn number(arenas: &mut Vec<u64>, stream: &UnixStream, file: &File) -> Result<u32, Ended> {
+    let known = arenas.iter().position(|number| *number == file.number());
+    let index = match known {
+        Some(index) => index,
+        None if arenas.len() == ARENAS_MAX => {
+            return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
+        }
+        None => {
+            let sent = post::send(stream.as_fd(), &[post::ARENA], Some(file.descriptor()));
+            sent.map_err(|error| Ended::Broken(format!("handing an arena over: {error}")))?;
+            arenas.push(file.number());
+            arenas.len() - 1
+        }
+    };
+    Ok(u32::try_from(index).expect("arenas are bounded"))
+}
+
+fn greet(stream: &UnixStream, hello: &[u8]) -> Result<(), Ended> {
+    let sent = post::send(stream.as_fd(), hello, None);
+    sent.map_err(|error| Ended::Broken(format!("saying hello: {error}")))
+}
+
+fn broken(failure: Failure) -> Ended {
+    Ended::Broken(failure.to_string())
+}
+
+fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<Parcels> {
+    shipments.filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
+}

@@ -1,0 +1,103 @@
+//! A lane that can be spoken to byte by byte, and the frames for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use pserver_core::checksum::checksum;
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
+use pserver_core::memory::{Arena, Budget};
+use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
+use pserver_core::wire::{Address, Entry, Frame, Head, Kind};
+use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+
+/// The largest payload that is not forgotten.
+const LARGEST: u32 = 64 * 1024;
+
+/// A lane that lands what comes and answers every push.
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    stop: Stop,
+    stopped: Arc<AtomicBool>,
+    doorbell: Doorbell,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Lane one is there, lane zero is not.
+    pub(crate) fn start(address: &str, options: TcpOptions) -> Self {
+        let address = Address::parse(address).expect("an address");
+        let transport = TcpTransport::new(options.clone()).expect("a transport");
+        let listener = Listener::bind(&address, options).expect("a free port");
+        let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
+        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
+        let listening = {
+            let stop = stop.clone();
+            move || listener.run(lanes, stop).expect("the listener runs")
+        };
+        let lane = {
+            let stopped = Arc::clone(&stopped);
+            move || serve(transport, &stopped)
+        };
+        let threads = vec![thread::spawn(listening), thread::spawn(lane)];
+        Self { address, stop, stopped, doorbell, threads }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.stopped.store(true, Relaxed);
+        self.doorbell.ring();
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            assert!(thread::panicking() || ended.is_ok(), "the server is unharmed");
+        }
+    }
+}
+
+fn serve(mut transport: TcpTransport, stopped: &AtomicBool) {
+    let mut budget = Budget::new();
+    budget.line("payloads", LARGEST, 16);
+    let arena = Arena::new(&budget).expect("a small arena");
+    let (mut queue, mut events) = (VecDeque::new(), Vec::new());
+    while !stopped.load(Relaxed) {
+        transport.wait(Duration::from_secs(1));
+        transport.poll(&mut events).expect("the device works");
+        for event in events.drain(..) {
+            match event {
+                Event::Head { peer, frame } => {
+                    let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
+                    let place = |bytes: u32| match arena.take(bytes.min(LARGEST)) {
+                        Ok(lease) if bytes <= LARGEST => Incoming::Chunk { lease, bytes },
+                        _ => Incoming::Discard { bytes },
+                    };
+                    queue.push_back(Submit::Land { peer, into: lengths.map(place).collect() });
+                }
+                Event::Landed { peer, frame, .. } if frame.head.kind == Kind::Push => {
+                    let frame = Frame::bare(frame.head.answer(Kind::Done));
+                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
+                }
+                _ => {}
+            }
+        }
+        transport.submit(&mut queue).expect("the device works");
+    }
+}
+
+pub(crate) fn hello(lane: u64) -> Frame {
+    let mut head = Head::new(Kind::Hello);
+    head.sequence = Sequence(lane);
+    Frame { control: vec![0; 10], ..Frame::bare(head) }
+}
+
+pub(crate) fn push(payload: &[u8]) -> Frame {
+    let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
+    let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
+    let entry = Entry { checksum: checksum(payload), ..entry };
+    Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
+}

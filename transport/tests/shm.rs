@@ -1,0 +1,506 @@
+//! Shared memory between processes: what is read in place and for how long, who can be found, and what strangers and
+//! broken peers are told.
+
+mod server;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Ticket};
+use pserver_core::memory::shared::{Board, Counters};
+use pserver_core::memory::{Arena, Budget, Lease, Value, lend};
+use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
+use pserver_core::wire::{Address, Entry, ErrorMessage, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
+use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use server::{Server, hello, push};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A transport that is connected to, with its listener's thread.
+struct Far {
+    transport: TcpTransport,
+    address: Address,
+    stop: Stop,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Far {
+    fn listen(address: &str) -> Self {
+        let transport = TcpTransport::new(TcpOptions::default()).expect("a transport");
+        let address = Address::parse(address).expect("an address");
+        let listener = Listener::bind(&address, TcpOptions::default()).expect("a free port");
+        let (address, lanes, stop) = (listener.local_address(), vec![Some(transport.adopter())], Stop::new());
+        let ends = stop.clone();
+        let thread = Some(thread::spawn(move || listener.run(lanes, ends).expect("the listener runs")));
+        Self { transport, address, stop, thread }
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the listener ends well");
+        }
+    }
+}
+
+/// A transport that has said hello.
+fn near(address: &Address) -> (TcpTransport, PeerId) {
+    let mut transport = TcpTransport::new(TcpOptions::default()).expect("a transport");
+    let peer = transport.connect(address).expect("an address of this transport");
+    submit(&mut transport, [send(peer, hello(0), Vec::new())]);
+    (transport, peer)
+}
+
+fn submit(transport: &mut TcpTransport, work: impl IntoIterator<Item = Submit>) {
+    let mut queue: VecDeque<Submit> = work.into_iter().collect();
+    transport.submit(&mut queue).expect("the device works");
+    assert!(queue.is_empty(), "it takes so little at once");
+}
+
+fn send(peer: PeerId, frame: Frame, body: Vec<Outgoing>) -> Submit {
+    Submit::Send { peer, ticket: Ticket(1), frame, body }
+}
+
+fn poll(transport: &mut TcpTransport) -> Vec<Event> {
+    let mut events = Vec::new();
+    transport.wait(Duration::from_millis(1));
+    transport.poll(&mut events).expect("the device works");
+    events
+}
+
+/// Polls both until `wanted` finds what it looks for in an event of the first.
+fn until<T>(one: &mut TcpTransport, other: &mut TcpTransport, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        poll(other);
+        if let Some(found) = poll(one).into_iter().find_map(&mut wanted) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it does not come");
+    }
+}
+
+fn arena(bytes: u32, count: u64) -> Budget {
+    let mut budget = Budget::new();
+    budget.line("test", bytes, count);
+    budget
+}
+
+fn chunk(arena: &Arena, bytes: u32, fill: u8) -> Arc<Value> {
+    let mut lease = arena.take(bytes).expect("there is room");
+    lease.bytes_mut().fill(fill);
+    Arc::new(Value::new(lease, bytes))
+}
+
+fn outgoing(chunk: &Arc<Value>) -> Outgoing {
+    Outgoing::Value(Arc::clone(chunk))
+}
+
+fn of_chunk(kind: Kind, index: u64, payload: &[u8]) -> Frame {
+    let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(index) };
+    let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
+    Frame { entries: vec![entry], ..Frame::bare(Head::new(kind)) }
+}
+
+fn place(arena: &Arena, frame: &Frame) -> Vec<Incoming> {
+    let place = |bytes| Incoming::Chunk { lease: arena.take(bytes).expect("there is room"), bytes };
+    frame.entries.iter().map(|entry| place(entry.bytes)).collect()
+}
+
+/// Lands one frame of `kind` with a payload of 100,000 bytes at `far`; its lease, and the sender.
+fn landed(far: &mut Far, kind: Kind) -> (Lease, TcpTransport) {
+    let (mut near, peer) = near(&far.address);
+    let own = Arena::new(&arena(128 * 1024, 2)).expect("a small arena");
+    let payload = chunk(&own, 100_000, 7);
+    submit(&mut near, [send(peer, of_chunk(kind, 0, payload.bytes()), vec![outgoing(&payload)])]);
+    let (peer, frame) = until(&mut far.transport, &mut near, |event| match event {
+        Event::Head { peer, frame } => Some((peer, frame)),
+        _ => None,
+    });
+    submit(&mut far.transport, [Submit::Land { peer, into: place(&own, &frame) }]);
+    let lease = until(&mut far.transport, &mut near, |event| match event {
+        Event::Landed { mut body, .. } => match body.pop() {
+            Some(Incoming::Chunk { lease, .. }) => Some(lease),
+            _ => None,
+        },
+        _ => None,
+    });
+    (lease, near)
+}
+
+#[test]
+fn a_gradient_is_read_in_place_and_outlives_its_sender() {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    let (lease, near) = landed(&mut far, Kind::Push);
+    assert!(lease.is_foreign(), "nothing was copied at this side");
+    drop(near);
+    let deadline = Instant::now() + PATIENCE;
+    while !poll(&mut far.transport).iter().any(|event| matches!(event, Event::Gone { .. })) {
+        assert!(Instant::now() < deadline, "its end is noticed");
+    }
+    assert_eq!(lease.bytes(), [7; 100_000]);
+}
+
+#[test]
+fn what_becomes_a_value_is_copied() {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    for kind in [Kind::Set, Kind::Init] {
+        let (lease, _near) = landed(&mut far, kind);
+        assert!(!lease.is_foreign(), "{kind:?}");
+        assert_eq!(lease.bytes()[..100_000], [7; 100_000]);
+    }
+}
+
+#[test]
+fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    let (mut near, _) = near(&far.address);
+    let peer = until(&mut far.transport, &mut near, |event| match event {
+        Event::Landed { peer, .. } => Some(peer),
+        _ => None,
+    });
+    let shared = Arena::shared(&arena(128 * 1024, 1)).expect("this system shares memory");
+    let value = chunk(&shared, 100_000, 9);
+    let mut into = vec![0; 100_000];
+    lend(|book| {
+        submit(&mut far.transport, [send(peer, of_chunk(Kind::Value, 0, value.bytes()), vec![outgoing(&value)])]);
+        let from = until(&mut near, &mut far.transport, |event| match event {
+            Event::Head { peer, .. } => Some(peer),
+            _ => None,
+        });
+        assert_eq!(Arc::strong_count(&value), 2, "it is lent as long as it may be read");
+        submit(&mut near, [Submit::Land { peer: from, into: vec![Incoming::Loan(book.write(&mut into))] }]);
+        until(&mut near, &mut far.transport, |event| matches!(event, Event::Landed { .. }).then_some(()));
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while Arc::strong_count(&value) > 1 {
+        poll(&mut far.transport);
+        assert!(Instant::now() < deadline, "it comes back");
+    }
+    assert!(into == [9; 100_000]);
+}
+
+/// Two senders whose frames are held until their counterparts are there, which each sends last. One that could be
+/// kept from sending by what is held of it would wait for the other, and the other for it.
+#[test]
+fn senders_in_different_orders_do_not_wait_for_each_other() {
+    let check = |count: u64, bytes: u32| {
+        let mut far = Far::listen("shm://127.0.0.1:0");
+        let own = Arena::new(&arena(bytes, 2 * count + 2)).expect("address space");
+        let payload = chunk(&own, bytes, 3);
+        let mut senders =
+            [near(&far.address), near(&far.address)].map(|(transport, peer)| (transport, peer, VecDeque::new()));
+        for (index, (_, peer, queue)) in senders.iter_mut().enumerate() {
+            let order = (0..count).map(|number| if index == 0 { number } else { count - 1 - number });
+            let frames = order.map(|number| of_chunk(Kind::Push, number, payload.bytes()));
+            queue.extend(frames.map(|frame| send(*peer, frame, vec![outgoing(&payload)])));
+        }
+        let mut held: BTreeMap<u64, Vec<Incoming>> = BTreeMap::new();
+        let (mut landings, mut landed, deadline) = (VecDeque::new(), 0, Instant::now() + PATIENCE);
+        while landed < 2 * count {
+            for (transport, _, queue) in &mut senders {
+                transport.submit(queue).expect("the device works");
+                poll(transport);
+            }
+            for event in poll(&mut far.transport) {
+                match event {
+                    Event::Head { peer, frame } => {
+                        landings.push_back(Submit::Land { peer, into: place(&own, &frame) });
+                    }
+                    Event::Landed { frame, body, .. } if frame.head.kind == Kind::Push => {
+                        landed += 1;
+                        let number = frame.entries[0].id.chunk.0;
+                        let both = held.entry(number).or_default();
+                        both.extend(body);
+                        if both.len() == 2 {
+                            held.remove(&number);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            far.transport.submit(&mut landings).expect("the device works");
+            assert!(Instant::now() < deadline, "{landed} of {} landed", 2 * count);
+        }
+        assert!(held.is_empty(), "each had its counterpart");
+    };
+    check(160, 1024 * 1024);
+    check(1200, 16 * 1024);
+}
+
+#[test]
+fn who_is_here_is_found_and_who_is_not_is_named() {
+    let check = |listening: &str, scheme: Scheme, expected: Option<&str>| {
+        let mut far = Far::listen(listening);
+        let (mut near, _) = near(&Address { scheme, ..far.address.clone() });
+        let reason = until(&mut near, &mut far.transport, |event| match event {
+            Event::Gone { reason, .. } => Some(Some(reason)),
+            Event::Sent { .. } => Some(None),
+            _ => None,
+        });
+        match (reason, expected) {
+            (None, None) => {}
+            (Some(reason), Some(expected)) => assert!(reason.contains(expected), "{reason}"),
+            (found, expected) => panic!("{listening} by {scheme:?}: found {found:?}, expected {expected:?}"),
+        }
+    };
+    check("127.0.0.1:0", Scheme::Auto, None);
+    check("127.0.0.1:0", Scheme::Tcp, None);
+    check("127.0.0.1:0", Scheme::Shm, None);
+    check("tcp://127.0.0.1:0", Scheme::Auto, None);
+    check("tcp://127.0.0.1:0", Scheme::Shm, Some("no server of this machine there"));
+    check("shm://127.0.0.1:0", Scheme::Auto, None);
+    check("shm://127.0.0.1:0", Scheme::Tcp, Some("refused"));
+    let (mut near, _) = near(&Address::parse("shm://192.0.2.1:7164").expect("an address"));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let reason = poll(&mut near).into_iter().find_map(|event| match event {
+            Event::Gone { reason, .. } => Some(reason),
+            _ => None,
+        });
+        if let Some(reason) = reason {
+            assert!(reason.contains("192.0.2.1 is no address of this machine"), "{reason}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it ends");
+    }
+}
+
+/// The connecting side, byte by byte.
+struct Raw {
+    socket: UnixStream,
+    board: Board,
+    counters: Counters,
+    written: u64,
+    read: u64,
+}
+
+const RING: usize = 256 * 1024;
+const OURS: usize = 0;
+const THEIRS: usize = 1;
+const TAIL: usize = 0;
+const HEAD: usize = 2;
+const RETURNED: usize = 8;
+
+const SETUP: [u8; 16] = *b"PSHM\x01\0\0\0\0\0\x04\0\0\x20\0\0";
+
+impl Raw {
+    fn connect(address: &Address) -> UnixStream {
+        let name = format!("pserver-127.0.0.1-{}", address.port);
+        let socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).expect("a name"));
+        let socket = socket.expect("it listens");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        socket
+    }
+
+    /// A connection whose hello was accepted.
+    fn greeted(server: &Server) -> Self {
+        let socket = Self::connect(&server.address);
+        let (board, descriptor) = Board::create(2 * RING).expect("this system shares memory");
+        pass(&socket, &SETUP, &[descriptor.as_fd()]);
+        (&socket).write_all(&hello(1).encode()).expect("it listens");
+        let counters = board.counters();
+        let mut raw = Self { socket, board, counters, written: 0, read: 0 };
+        raw.works();
+        raw
+    }
+
+    fn counter(&self, kind: usize, side: usize) -> &std::sync::atomic::AtomicU64 {
+        self.counters.get((kind + side) * 8)
+    }
+
+    fn wake(&self) {
+        // One that has refused already may have closed.
+        let _ = (&self.socket).write_all(b"w");
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            let at = usize::try_from(self.written).expect("small") % RING;
+            self.board.write(at, &[*byte]);
+            self.written += 1;
+        }
+        self.counter(TAIL, OURS).store(self.written, SeqCst);
+        self.wake();
+    }
+
+    fn read(&mut self, bytes: usize) -> Vec<u8> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.counter(TAIL, THEIRS).load(SeqCst) < self.read + bytes as u64 {
+            assert!(Instant::now() < deadline, "nothing is answered");
+            thread::yield_now();
+        }
+        let mut found = vec![0; bytes];
+        for byte in &mut found {
+            let at = usize::try_from(self.read).expect("small") % RING;
+            self.board.read(RING + at, std::slice::from_mut(byte));
+            self.read += 1;
+        }
+        self.counter(HEAD, THEIRS).store(self.read, SeqCst);
+        found
+    }
+
+    fn frame(&mut self) -> Frame {
+        let header = self.read(HEADER_BYTES);
+        let prefix = Prefix::decode(header.first_chunk().expect("a header")).expect("it speaks our language");
+        let rest = self.read(prefix.rest_bytes());
+        prefix.finish(&rest).expect("it speaks our language")
+    }
+
+    /// One push is answered.
+    fn works(&mut self) {
+        let payload = [7; 1000];
+        self.write(&[push(&payload).encode(), payload.to_vec()].concat());
+        assert_eq!(self.frame().head.kind, Kind::Done);
+    }
+
+    /// Hands an arena over, and refers to it: 20,000 bytes.
+    fn refer(&mut self, arena: Option<&OwnedFd>, number: u32, token: u32, offset: u64) {
+        if let Some(arena) = arena {
+            pass(&self.socket, b"a", &[arena.as_fd()]);
+        }
+        let mut bytes = push(&[0; 20_000]).encode();
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(token.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        self.write(&bytes);
+    }
+
+    fn must_be_refused(mut self, expected: &str) {
+        let refused = self.frame();
+        assert_eq!(refused.head.kind, Kind::Refused);
+        assert_text(&refused, expected);
+        assert_eq!(self.socket.read(&mut [0]).expect("a clean end"), 0, "nothing follows a refusal");
+    }
+}
+
+fn assert_text(refused: &Frame, expected: &str) {
+    let message = ErrorMessage::decode(refused.control.as_slice()).expect("a refusal holds an error");
+    assert!(message.text.contains(expected), "found \"{}\", expected \"{expected}\"", message.text);
+}
+
+fn pass(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room");
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).expect("it listens");
+}
+
+const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let descriptor = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file in memory");
+    ftruncate(&descriptor, bytes).expect("a size");
+    fcntl_add_seals(&descriptor, seals).expect("seals");
+    descriptor
+}
+
+#[test]
+fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
+    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let mut other = Raw::greeted(&server);
+    let mut check = |setup: &[u8], descriptor: Option<OwnedFd>, expected: &str| {
+        let mut socket = Raw::connect(&server.address);
+        let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+        pass(&socket, setup, &descriptors);
+        // One that was refused already may be closed.
+        let _ = socket.write_all(&hello(1).encode());
+        let mut header = [0; HEADER_BYTES];
+        socket.read_exact(&mut header).expect("the connection ends with a refusal");
+        let prefix = Prefix::decode(&header).expect("it speaks our language");
+        let mut rest = vec![0; prefix.rest_bytes()];
+        socket.read_exact(&mut rest).expect("the whole of it");
+        assert_text(&prefix.finish(&rest).expect("it speaks our language"), expected);
+        other.works();
+    };
+    let board = 4096 + 2 * RING as u64;
+    check(b"GET / HTTP/1.1\r\n", None, "the set-up is [47, 45,");
+    check(&[0; 16], Some(memory(board, SEALED)), "the set-up is [00, 00,");
+    check(&SETUP, None, "the set-up brings no shared memory");
+    check(&SETUP, Some(std::fs::File::open("/dev/null").expect("a device").into()), "not a file in memory");
+    check(&SETUP, Some(memory(board, SealFlags::SEAL)), "not sealed: found SealFlags(SEAL), expected");
+    check(&SETUP, Some(memory(board, SEALED.difference(SealFlags::SHRINK))), "not sealed");
+    check(&SETUP, Some(memory(board - 1, SEALED)), "its size: found 528383 bytes, expected 528384");
+    check(&SETUP, Some(memory(1 << 40, SEALED)), "its size");
+}
+
+#[test]
+fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
+    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let mut other = Raw::greeted(&server);
+    let mut check = |breaks: &dyn Fn(&mut Raw), expected: &str| {
+        let mut raw = Raw::greeted(&server);
+        breaks(&mut raw);
+        raw.must_be_refused(expected);
+        other.works();
+    };
+    let good = || memory(1 << 20, SEALED);
+    check(&|raw| raw.write(&[b'x'; 200]), "not a pserver frame: it begins with 0x78787878");
+    check(
+        &|raw| {
+            raw.counter(TAIL, OURS).store(u64::MAX / 2, SeqCst);
+            raw.wake();
+        },
+        "the ring's counters are",
+    );
+    check(
+        &|raw| {
+            raw.counter(TAIL, OURS).store(raw.written - 1, SeqCst);
+            raw.wake();
+        },
+        "the ring's counters are",
+    );
+    check(
+        &|raw| {
+            raw.counters.get(RETURNED * 8 + THEIRS * 8).store(4, SeqCst);
+            raw.wake();
+        },
+        "token 2 came back, which was not given",
+    );
+    check(&|raw| raw.refer(None, 0, 0, 0), "a reference to an arena that was not handed over");
+    check(&|raw| raw.refer(Some(&good()), 1, 0, 0), "a reference to an arena that was not handed over");
+    check(&|raw| raw.refer(Some(&good()), 0, 512, 0), "token 512 of 512");
+    check(&|raw| raw.refer(Some(&good()), 0, 0, (1 << 20) - 19_999), "20000 bytes at 1028577 of arena 0");
+    check(&|raw| raw.refer(Some(&good()), 0, 0, u64::MAX), "20000 bytes at 18446744073709551615 of arena 0");
+    check(&|raw| raw.refer(Some(&good()), 0, 0, 4), "20000 bytes at 4 of arena 0");
+    check(&|raw| raw.refer(Some(&memory(1 << 20, SealFlags::SEAL)), 0, 0, 0), "not sealed");
+    check(&|raw| pass(&raw.socket, b"a", &[]), "an arena was announced without its descriptor");
+    check(&|raw| pass(&raw.socket, b"!", &[]), "byte 0x21 on the socket has no meaning");
+}
+
+#[test]
+fn a_peer_that_goes_in_the_middle_harms_nobody() {
+    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let mut other = Raw::greeted(&server);
+    let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
+    for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
+        let mut raw = Raw::greeted(&server);
+        raw.write(&whole[..length]);
+        drop(raw);
+        other.works();
+    }
+}
+
+#[test]
+fn a_name_in_use_is_refused() {
+    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
+    assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
+}
