@@ -149,8 +149,8 @@ impl Job {
         }
         if self.transport == Transport::Loopback {
             bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp or \
-                 shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
+                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
             );
         }
         Ok(())
