@@ -37,7 +37,7 @@ pub(crate) struct Work {
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
     /// What the servers do with gradients.
-    #[arg(long, value_enum, default_value_t = RuleName::Sgd)]
+    #[arg(long, value_enum, default_value_t = RuleName::Sum)]
     pub(crate) rule: RuleName,
     /// How everybody waits.
     #[arg(long, value_enum, default_value_t = Poll::Block)]
