@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pserver_bench::{CHUNK, catalogue, gradient};
+use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
 use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
@@ -18,6 +18,10 @@ fn partition(criterion: &mut Criterion) {
     });
     let many = catalogue(100_000, 1024).expect("within every bound");
     group.bench_function("find one of 100,000", |bencher| bencher.iter(|| many.find(black_box("layer77777/weight"))));
+    let most = catalogue(1_000_000, 64).expect("within every bound");
+    group
+        .bench_function("find one of 1,000,000", |bencher| bencher.iter(|| most.find(black_box("layer777777/weight"))));
+    drop(most);
     let big = catalogue(1, 3 << 30).expect("within every bound");
     let parameter = big.parameter(ParameterIndex(0)).expect("it was declared");
     group.bench_function("place of a chunk", |bencher| {
@@ -95,5 +99,14 @@ fn updates(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, partition, wire, sums, updates);
+fn rounds(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("round");
+    let mut ping = Ping::new().expect("a new hub has room");
+    group.bench_function("loopback, a frame of 4 KiB there and back", |bencher| bencher.iter(|| ping.round()));
+    let mut job = Job::start(4096).expect("this machine has sockets");
+    group.bench_function("tcp, push_pull of 4 KiB", |bencher| bencher.iter(|| job.round()));
+    group.finish();
+}
+
+criterion_group!(benches, partition, wire, sums, updates, rounds);
 criterion_main!(benches);

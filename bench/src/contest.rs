@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
+use pserver_core::wire::Address;
 use serde_json::{Map, Value, json};
 
 use crate::duel::{BLOCKS_MIN, Block, Pace, Team, alternate, rounds_for};
@@ -30,14 +31,21 @@ struct Score<'a> {
     medians: Vec<f64>,
     /// Of all rounds, in nanoseconds.
     latencies: Histogram<u64>,
+    /// Of a round, in both directions, of all trainers.
+    round_bytes: f64,
 }
 
 /// Measures a job, and notes its blocks, its latencies and the result.
 pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Result<()> {
     ensure!(terms.duration > 0.0, "--duration {}: expected seconds above zero", terms.duration);
     let mut ours = Team::ours(job, terms.connect)?;
-    let mut straight = Team::best_straight(Shape::of(job.transport), job)?;
-    let mut teams = [&mut ours, &mut straight];
+    // What this machine does says nothing about servers on another.
+    let is_here = match terms.connect {
+        Some(address) => Address::parse(address)?.is_loopback(),
+        None => true,
+    };
+    let mut straight = is_here.then(|| Team::best_straight(Shape::of(job.transport), job)).transpose()?;
+    let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut straight).collect();
     let rounds = match (terms.iterations, terms.pace.rate) {
         (Some(iterations), _) => {
             alternate(&mut teams, terms.pace, 1, 1)?;
@@ -51,25 +59,30 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
         (None, None) => rounds_for(&mut teams, terms.pace, terms.duration)?,
     };
     let results = alternate(&mut teams, terms.pace, rounds, BLOCKS_MIN)?;
-    let [mine, theirs] = results.as_slice() else { unreachable!("there are two teams") };
-    let (mine, theirs) = (Score::new(&ours, mine)?, Score::new(&straight, theirs)?);
-    note_intervals(report, job, &mine, &theirs);
-    let result = outcome(job, &mine, &theirs);
-    report.histograms.push((result.name().to_owned(), mine.latencies));
-    report.histograms.push((format!("{} for {}", straight.name, result.name()), theirs.latencies));
+    let mine = Score::new(&ours, job, &results[0])?;
+    let theirs = straight.as_ref().map(|team| Score::new(team, job, &results[1])).transpose()?;
+    note_intervals(report, job, &mine, theirs.as_ref());
+    let mut result = outcome(job, &mine);
+    let name = result.name().to_owned();
+    if let Some(theirs) = theirs {
+        result = beside(result, &mine, &theirs);
+        report.histograms.push((format!("{} for {name}", theirs.team.name), theirs.latencies));
+    }
+    report.histograms.push((name, mine.latencies));
     report.results.push(result);
     Ok(())
 }
 
 impl<'a> Score<'a> {
-    fn new(team: &'a Team, blocks: &'a [Block]) -> Result<Self> {
+    fn new(team: &'a Team, job: &Job, blocks: &'a [Block]) -> Result<Self> {
         let medians = blocks.iter().map(|block| median(&block.seconds)).collect();
         // Three digits, from a nanosecond to an hour.
         let mut latencies = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)?;
         for seconds in blocks.iter().flat_map(|block| &block.seconds) {
             latencies.saturating_record(nanoseconds(*seconds));
         }
-        Ok(Self { team, blocks, medians, latencies })
+        let round_bytes = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+        Ok(Self { team, blocks, medians, latencies, round_bytes })
     }
 
     fn p50_us(&self) -> f64 {
@@ -86,9 +99,9 @@ impl<'a> Score<'a> {
     }
 
     /// Of its servers, for a thousand million bytes in either direction.
-    fn cpu_seconds_per_gigabyte(&self, round_bytes: f64) -> Option<f64> {
+    fn cpu_seconds_per_gigabyte(&self) -> Option<f64> {
         let used: f64 = self.blocks.iter().map(|block| block.server.cpu_seconds).sum();
-        self.team.has_servers().then(|| used / (round_bytes * self.latencies.len() as f64 * 1e-9))
+        self.team.has_servers().then(|| used / (self.round_bytes * self.latencies.len() as f64 * 1e-9))
     }
 
     fn peak_rss_bytes(&self) -> Option<u64> {
@@ -97,40 +110,45 @@ impl<'a> Score<'a> {
     }
 }
 
-fn outcome(job: &Job, mine: &Score<'_>, theirs: &Score<'_>) -> Outcome {
-    let round_bytes = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
-    let ratios: Vec<f64> = mine.medians.iter().zip(&theirs.medians).map(|(own, other)| other / own).collect();
-    let (low, high) = median_interval(&ratios);
+/// What was measured of ours.
+fn outcome(job: &Job, mine: &Score<'_>) -> Outcome {
+    let round_bytes = mine.round_bytes;
     let rss = mine.peak_rss_bytes();
     let mut result = Outcome::new(&format!("{} {}", mine.team.name, job.title()));
     for (key, value) in parameters(job) {
         result = result.with(&key, value);
     }
-    result = result
+    result
         .with("rounds", mine.latencies.len())
         .with("blocks", mine.blocks.len())
         .with("latency_us_min", mine.latencies.min() as f64 * 1e-3)
         .with("latency_us_p50", mine.p50_us())
+        .with("latency_us_p99", mine.latency_us(0.99))
+        .with("latency_us_p999", mine.latency_us(0.999))
         .with("latency_us_max", mine.latencies.max() as f64 * 1e-3)
         .with("block_latency_us", mine.medians.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
         .with("bytes_per_second", round_bytes / mine.p50_us() * 1e6)
+        .with("server_cpu_seconds_per_gigabyte", json!(mine.cpu_seconds_per_gigabyte()))
+        .with("server_peak_rss_bytes", json!(rss))
+        .with("server_peak_rss_per_parameter_byte", json!(rss.map(|rss| rss as f64 / job.bytes as f64)))
+        .with("wrong", mine.wrong())
+}
+
+/// The same with what was measured of the straight server, in the same run.
+fn beside(result: Outcome, mine: &Score<'_>, theirs: &Score<'_>) -> Outcome {
+    let ratios: Vec<f64> = mine.medians.iter().zip(&theirs.medians).map(|(own, other)| other / own).collect();
+    let (low, high) = median_interval(&ratios);
+    result
         .with("ceiling_name", theirs.team.name.as_str())
         .with("ceiling_chunk_bytes", theirs.team.chunk_bytes)
         .with("ceiling_latency_us_p50", theirs.p50_us())
+        .with("ceiling_latency_us_p99", theirs.latency_us(0.99))
+        .with("ceiling_latency_us_p999", theirs.latency_us(0.999))
         .with("ratio_to_ceiling", theirs.p50_us() / mine.p50_us())
         .with("ratio_low", low)
         .with("ratio_high", high)
-        .with("server_cpu_seconds_per_gigabyte", json!(mine.cpu_seconds_per_gigabyte(round_bytes)))
-        .with("ceiling_server_cpu_seconds_per_gigabyte", json!(theirs.cpu_seconds_per_gigabyte(round_bytes)))
-        .with("server_peak_rss_bytes", json!(rss))
-        .with("server_peak_rss_per_parameter_byte", json!(rss.map(|rss| rss as f64 / job.bytes as f64)))
-        .with("wrong", mine.wrong() + theirs.wrong());
-    for (name, share) in [("p99", 0.99), ("p999", 0.999)] {
-        result = result
-            .with(&format!("latency_us_{name}"), mine.latency_us(share))
-            .with(&format!("ceiling_latency_us_{name}"), theirs.latency_us(share));
-    }
-    result
+        .with("ceiling_server_cpu_seconds_per_gigabyte", json!(theirs.cpu_seconds_per_gigabyte()))
+        .with("wrong", mine.wrong() + theirs.wrong())
 }
 
 /// A job's parameters as fields of a result.
@@ -141,16 +159,16 @@ fn parameters(job: &Job) -> Map<String, Value> {
     }
 }
 
-fn note_intervals(report: &mut Report, job: &Job, mine: &Score<'_>, theirs: &Score<'_>) {
-    for (index, (own, other)) in mine.blocks.iter().zip(theirs.blocks).enumerate() {
+fn note_intervals(report: &mut Report, job: &Job, mine: &Score<'_>, theirs: Option<&Score<'_>>) {
+    for (index, own) in mine.blocks.iter().enumerate() {
         report.intervals.push(json!({
             "block": index,
             "name": format!("{} {}", mine.team.name, job.title()),
             "rounds": own.seconds.len(),
             "latency_us_p50": mine.medians[index] * 1e6,
-            "ceiling_latency_us_p50": theirs.medians[index] * 1e6,
+            "ceiling_latency_us_p50": theirs.map(|theirs| theirs.medians[index] * 1e6),
             "server_cpu_seconds": own.server.cpu_seconds,
-            "wrong": own.wrong + other.wrong,
+            "wrong": own.wrong + theirs.map_or(0, |theirs| theirs.blocks[index].wrong),
         }));
     }
 }

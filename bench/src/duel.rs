@@ -14,7 +14,7 @@ use crate::straight::{Plan, Region, Shape};
 /// Blocks of each team, at the least.
 pub(crate) const BLOCKS_MIN: u32 = 9;
 /// Chunks that the straight server is tried with; the best counts.
-const CHUNKS: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
+pub(crate) const CHUNKS: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
 
 /// Servers and trainers that run.
 pub(crate) struct Team {

@@ -140,6 +140,11 @@ impl Job {
         ensure!(self.trainers <= TRAINERS_MAX, "--trainers {}: expected at most {TRAINERS_MAX}", self.trainers);
         ensure!(self.trainers > 0 && self.servers > 0 && self.shards > 0, "expected at least one of everybody");
         ensure!(
+            self.mode == ModeName::Sync || self.rule == RuleName::Sgd || self.trainers == 1,
+            "--mode async with --trainers {}: what comes of it depends on who is first; expected --rule sgd",
+            self.trainers
+        );
+        ensure!(
             self.rule != RuleName::None || self.trainers == 1,
             "--rule none sets values, which only one trainer can do; found --trainers {}",
             self.trainers
@@ -149,8 +154,8 @@ impl Job {
         }
         if self.transport == Transport::Loopback {
             bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp or \
-                 shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
+                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
             );
         }
         Ok(())

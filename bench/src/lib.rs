@@ -22,6 +22,9 @@ mod statistics;
 mod straight;
 mod tensors;
 mod trainer;
+mod within;
+
+pub use within::{Job, Ping};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
+use paddle_pserver::environment::{Surroundings, find};
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_core::config::OptimizerSettings;
-use pserver_core::wire::Address;
 
 use crate::child;
 use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
@@ -73,6 +73,13 @@ pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier
     Runner::new(&mut exchange, job, trainer, barrier)?.serve()
 }
 
+/// A trainer's options, found as the C library finds them.
+fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
+    let poll = |name: &str| (name == "PSERVER_POLL").then(|| word(job.poll));
+    let surroundings = Surroundings { variable: &poll, file: &|_| unreachable!("no file is named") };
+    Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
+}
+
 /// A trainer's end, through the library.
 struct Trainer {
     client: Client,
@@ -86,8 +93,7 @@ struct Trainer {
 
 impl Trainer {
     fn new(job: &Job, coordinator: &str, trainer: u32) -> Result<Self> {
-        let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(Address::parse(coordinator)?) };
-        let client = Client::new(options)?;
+        let client = Client::new(options(job, coordinator, trainer)?)?;
         let (gradient_bytes, value_bytes) = (length(job.dtype.gradient().bytes()), length(job.dtype.value().bytes()));
         let scaled = |cut: &Range<usize>, by: usize| cut.start * by..cut.end * by;
         let cuts = job.cuts();

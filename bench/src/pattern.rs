@@ -31,8 +31,8 @@ pub(crate) struct Pattern {
 /// The values that every round must give.
 pub(crate) struct Expected {
     pattern: Pattern,
-    name: RuleName,
-    rule: Rule,
+    /// None where the value becomes the gradients' sum.
+    rule: Option<Rule>,
     value: Vec<u8>,
     states: Vec<Vec<u8>>,
     rounds: u64,
@@ -63,11 +63,15 @@ impl Pattern {
 impl Expected {
     pub(crate) fn new(job: &Job) -> Result<Self> {
         let pattern = Pattern::of(job);
-        let text = if job.rule == RuleName::Sum { RuleName::Sgd.text() } else { job.rule.text() };
-        let rule = OptimizerSettings::from_text(text)?.rule.context("the message names a rule")?;
+        let rule = match job.rule {
+            RuleName::None | RuleName::Sum => None,
+            RuleName::Sgd | RuleName::Adam => {
+                Some(OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?)
+            }
+        };
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
-        let states = vec![zeros.clone(); rule.states().len()];
-        Ok(Self { pattern, name: job.rule, rule, value: zeros, states, rounds: 0 })
+        let states = vec![zeros.clone(); rule.as_ref().map_or(0, |rule| rule.states().len())];
+        Ok(Self { pattern, rule, value: zeros, states, rounds: 0 })
     }
 
     /// Goes one round on. Without a barrier between trainers only the sum over many rounds is known; see
@@ -79,14 +83,14 @@ impl Expected {
         let element_type = self.pattern.dtype.gradient();
         let gradients: Vec<_> = tables.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let element_type = self.pattern.dtype.value();
-        match self.name {
-            RuleName::None | RuleName::Sum => Cpu.sum(element_type, &mut self.value, &gradients),
-            RuleName::Sgd | RuleName::Adam => {
+        match &self.rule {
+            None => Cpu.sum(element_type, &mut self.value, &gradients),
+            Some(rule) => {
                 let step = Step { version: Version(self.rounds), rate: None, norm: None, scale: 1.0 };
                 let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
                 Cpu.update(Update {
-                    rule: &self.rule,
-                    coefficients: &self.rule.coefficients(&step),
+                    rule,
+                    coefficients: &rule.coefficients(&step),
                     element_type,
                     parameter: &mut self.value,
                     states: &mut states,

@@ -4,6 +4,7 @@
 use std::hint::black_box;
 
 use bytemuck::{cast_slice, cast_slice_mut};
+use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
 use pserver_core::optim::{Gradient, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
@@ -11,7 +12,7 @@ use pserver_kernels::cpu::Cpu;
 
 /// Elements of a chunk: 1 MiB.
 const CHUNK: usize = 1 << 18;
-/// Elements that are read from one stream before the next one's turn; they stay in the first-level cache.
+/// Elements of a piece that still stays in the first-level cache.
 const TILE: usize = 1024;
 /// Values repeat with this prime period, so one period of the plain form stands for all.
 const PERIOD: usize = 1021;
@@ -82,31 +83,14 @@ impl Tensors {
         update(&mut Plain, self.rule.as_ref(), step, &mut written, &gradients);
     }
 
-    /// The same walk with one addition for each element that is read, which leaves every value as it is.
-    pub(crate) fn stream(&mut self) {
+    /// Reads and writes the same tensors with one addition for each element that is read, which leaves every value as
+    /// it is; `is_tiled` says how: some lines of each stream in turn, or some pages.
+    pub(crate) fn stream(&mut self, is_tiled: bool) {
         let is_sum = self.rule.is_none();
-        let elements = self.written[0].len();
-        let zero = black_box(0.0_f32);
-        let mut sum = [0.0_f32; TILE];
-        for start in (0..elements).step_by(TILE) {
-            let range = start..elements.min(start + TILE);
-            let sum = &mut sum[..range.len()];
-            for (index, gradient) in self.gradients.iter().enumerate() {
-                let gradient = &gradient[range.clone()];
-                if index == 0 {
-                    sum.copy_from_slice(gradient);
-                } else {
-                    sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
-                }
-            }
-            for written in &mut self.written {
-                let written = &mut written[range.clone()];
-                if is_sum {
-                    written.copy_from_slice(sum);
-                } else {
-                    written.iter_mut().zip(&*sum).for_each(|(written, sum)| *written += zero * sum);
-                }
-            }
+        if is_tiled {
+            stream::<TILE>(is_sum, &mut self.written, &self.gradients);
+        } else {
+            stream::<64>(is_sum, &mut self.written, &self.gradients);
         }
     }
 
@@ -121,6 +105,27 @@ impl Tensors {
         };
         let wrong: usize = self.written.iter().zip(&self.plain).map(wrong_of).sum();
         wrong.try_into().expect("a count of elements fits")
+    }
+}
+
+/// As wide as the machine allows; see the kernels.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+    let zero = black_box(0.0_f32);
+    let reads: Vec<_> = gradients.iter().map(|one| one.as_chunks::<WIDTH>().0).collect();
+    let mut writes: Vec<_> = written.iter_mut().map(|one| one.as_chunks_mut::<WIDTH>().0).collect();
+    for piece in 0..writes[0].len() {
+        let mut sum = reads[0][piece];
+        for read in &reads[1..] {
+            sum.iter_mut().zip(&read[piece]).for_each(|(sum, read)| *sum += read);
+        }
+        for write in &mut writes {
+            if is_sum {
+                write[piece] = sum;
+            } else {
+                write[piece].iter_mut().zip(&sum).for_each(|(write, sum)| *write += zero * sum);
+            }
+        }
     }
 }
 

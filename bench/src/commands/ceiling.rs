@@ -1,21 +1,17 @@
 //! `psbench ceiling`: what this machine can do, with nothing of the parameter server in the way.
 
-use std::hint::black_box;
-use std::time::Instant;
+mod memory;
 
 use anyhow::Result;
-use pserver_core::dtype::ElementType;
-use pserver_core::optim::Gradient;
-use pserver_core::port::Kernels;
-use pserver_kernels::cpu::Cpu;
 use serde_json::json;
 
-use crate::duel::{BLOCKS_MIN, Pace, Team, alternate, rounds_for};
+use crate::duel::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
 use crate::job::{Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
-use crate::sizes::{self, length, show};
+use crate::sizes::{self, length};
 use crate::statistics::{median, percentile};
 use crate::straight::Shape;
+use crate::straight::link::Link;
 
 /// The options of `psbench ceiling`.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,6 +31,12 @@ pub(crate) struct Args {
     /// Bytes of the arrays that measure memory: in memory, and in the cache.
     #[arg(long, value_parser = sizes::parse, value_delimiter = ',', default_value = "256MiB,1MiB")]
     arrays: Vec<u64>,
+    /// Streams of the raw TCP link; several counts with commas between them.
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    streams: Vec<u32>,
+    /// Bytes on each stream of the raw TCP link.
+    #[arg(long, value_parser = sizes::parse, default_value = "128MiB")]
+    link_bytes: u64,
 }
 
 const COLUMNS: &[Column] = &[
@@ -50,10 +52,23 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "duration_seconds": args.duration,
-        "poll": args.poll.iter().map(|poll| word(*poll)).collect::<Vec<_>>(), "arrays_bytes": args.arrays });
+        "poll": args.poll.iter().map(|poll| word(*poll)).collect::<Vec<_>>(), "arrays_bytes": args.arrays,
+        "streams": args.streams, "link_bytes": args.link_bytes });
     let mut report = Report::new("ceiling", parameters, COLUMNS);
     for bytes in &args.arrays {
-        memory(*bytes, &mut report);
+        memory::measure(*bytes, &mut report);
+    }
+    for streams in &args.streams {
+        for both_ways in [false, true] {
+            link(*streams, both_ways, args.link_bytes, &mut report)?;
+        }
+    }
+    for (shape, name) in [(Shape::Tcp, "tcp ping, 4 bytes"), (Shape::ShmInPlace, "shared memory ping, 4 bytes")] {
+        for poll in &args.poll {
+            let mut result = straight(shape, &job(4, 1, *poll), args.duration)?;
+            result = result.with("name", name);
+            report.results.push(result);
+        }
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     for shape in [Shape::Tcp, Shape::ShmCopy, Shape::ShmInPlace] {
@@ -65,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
                     continue;
                 }
                 for bytes in &args.bytes {
-                    straight(shape, &job(*bytes, *trainers, *poll), args.duration, &mut report)?;
+                    report.results.push(straight(shape, &job(*bytes, *trainers, *poll), args.duration)?);
                 }
             }
         }
@@ -90,7 +105,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
     }
 }
 
-fn straight(shape: Shape, job: &Job, duration: f64, report: &mut Report) -> Result<()> {
+fn straight(shape: Shape, job: &Job, duration: f64) -> Result<Outcome> {
     job.check()?;
     eprintln!("psbench: {} of {}", shape.name(), job.title());
     let pace = Pace { rate: None, spoil: false };
@@ -101,74 +116,42 @@ fn straight(shape: Shape, job: &Job, duration: f64, report: &mut Report) -> Resu
     let medians: Vec<f64> = blocks.iter().map(|block| median(&block.seconds)).collect();
     let per_round = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
     let cpu = blocks.iter().map(|block| block.server.cpu_seconds).sum::<f64>();
+    Ok(Outcome::new(&format!("{}, {}", shape.name(), job.title()))
+        .with("bytes", job.bytes)
+        .with("trainers", job.trainers)
+        .with("poll", word(job.poll))
+        .with("chunk_bytes", team.chunk_bytes)
+        .with("rounds", seconds.len())
+        .with("latency_us_p50", median(&medians) * 1e6)
+        .with("latency_us_p99", percentile(&seconds, 0.99) * 1e6)
+        .with("block_latency_us", medians.iter().map(|one| one * 1e6).collect::<Vec<_>>())
+        .with("bytes_per_second", per_round / median(&medians))
+        .with("server_cpu_seconds_per_gigabyte", cpu / (per_round * seconds.len() as f64 * 1e-9))
+        .with("ratio_to_ceiling", 1.0)
+        .with("wrong", blocks.iter().map(|block| block.wrong).sum::<u64>()))
+}
+
+/// What a raw TCP link carries, each direction counted alone.
+fn link(streams: u32, both_ways: bool, bytes: u64, report: &mut Report) -> Result<()> {
+    eprintln!("psbench: raw tcp, {streams} streams");
+    let link = Link::new(streams)?;
+    let mut best: Option<(u64, f64)> = None;
+    for chunk in CHUNKS {
+        let samples = (0..BLOCKS_MIN).map(|_| link.seconds(length(bytes), length(chunk), both_ways));
+        let seconds = median(&samples.collect::<Result<Vec<_>>>()?);
+        if best.is_none_or(|(_, least)| seconds < least) {
+            best = Some((chunk, seconds));
+        }
+    }
+    let (chunk, seconds) = best.expect("several chunks were tried");
+    let ways = if both_ways { "both ways, per direction" } else { "one way" };
+    let many = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
     report.results.push(
-        Outcome::new(&format!("{}, {}", shape.name(), job.title()))
-            .with("bytes", job.bytes)
-            .with("trainers", job.trainers)
-            .with("poll", word(job.poll))
-            .with("chunk_bytes", team.chunk_bytes)
-            .with("rounds", seconds.len())
-            .with("latency_us_p50", median(&medians) * 1e6)
-            .with("latency_us_p99", percentile(&seconds, 0.99) * 1e6)
-            .with("block_latency_us", medians.iter().map(|one| one * 1e6).collect::<Vec<_>>())
-            .with("bytes_per_second", per_round / median(&medians))
-            .with("server_cpu_seconds_per_gigabyte", cpu / (per_round * seconds.len() as f64 * 1e-9))
-            .with("ratio_to_ceiling", 1.0)
-            .with("wrong", blocks.iter().map(|block| block.wrong).sum::<u64>()),
+        Outcome::new(&format!("raw tcp, {ways}, {many}"))
+            .with("streams", streams)
+            .with("chunk_bytes", chunk)
+            .with("bytes_per_second", f64::from(streams) * bytes as f64 / seconds)
+            .with("ratio_to_ceiling", 1.0),
     );
     Ok(())
-}
-
-/// Memory's own speed on one core: payload bytes a second, each byte counted once.
-fn memory(bytes: u64, report: &mut Report) {
-    let elements = length(bytes) / 4;
-    let (from, mut to) = (vec![1.0_f32; elements], vec![0.0_f32; elements]);
-    let mut line = |name: &str, seconds: f64| {
-        let result = Outcome::new(&format!("{name}, {} arrays, one core", show(bytes)))
-            .with("bytes", bytes)
-            .with("bytes_per_second", bytes as f64 / seconds)
-            .with("latency_us_p50", seconds * 1e6)
-            .with("ratio_to_ceiling", 1.0);
-        report.results.push(result);
-    };
-    line("memcpy", timed(bytes, || black_box(&mut to).copy_from_slice(black_box(&from))));
-    let gradient = [Gradient { bytes: bytemuck::cast_slice(&from), element_type: ElementType::Float32 }];
-    line(
-        "in-place add",
-        timed(bytes, || {
-            let into = black_box(&mut to);
-            into.iter_mut().zip(black_box(&from)).for_each(|(into, from)| *into += from);
-        }),
-    );
-    line(
-        "read",
-        timed(bytes, || {
-            black_box(sum_of(black_box(&from)));
-        }),
-    );
-    let into: &mut [u8] = bytemuck::cast_slice_mut(&mut to);
-    line("sum of one", timed(bytes, || Cpu.sum(ElementType::Float32, black_box(into), &gradient)));
-}
-
-/// Reads every element once, in lanes that no addition waits for another in.
-fn sum_of(values: &[f32]) -> f32 {
-    let mut lanes = [0.0_f32; 64];
-    for piece in values.chunks_exact(64) {
-        lanes.iter_mut().zip(piece).for_each(|(lane, value)| *lane += value);
-    }
-    lanes.iter().sum()
-}
-
-/// The median of several repetitions, each long enough to time.
-fn timed(bytes: u64, mut work: impl FnMut()) -> f64 {
-    let repetitions = ((64 << 20) / bytes.max(1)).max(1);
-    work();
-    let samples: Vec<f64> = (0..BLOCKS_MIN)
-        .map(|_| {
-            let start = Instant::now();
-            (0..repetitions).for_each(|_| work());
-            start.elapsed().as_secs_f64() / repetitions as f64
-        })
-        .collect();
-    median(&samples)
 }

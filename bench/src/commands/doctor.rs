@@ -56,8 +56,8 @@ fn cores() -> Finding {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     let online = read("/sys/devices/system/cpu/online").unwrap_or_else(|| "unknown".to_owned());
     let verdict = if usable >= 3 { "ok" } else { "note" };
-    let fix = "a server, a trainer and everything else want a core each: with fewer do not use --poll busy; if cores are \
-               online that this process may not use, look at taskset and the cgroup's cpuset";
+    let fix = "a server, a trainer and everything else want a core each: with fewer do not use --poll busy; if cores \
+               are online that this process may not use, look at taskset and the cgroup's cpuset";
     finding("cores", verdict, format!("{usable} usable, online {online}"), fix)
 }
 
@@ -87,8 +87,8 @@ fn huge_pages() -> Finding {
     let text = read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|| "not supported".to_owned());
     let shared = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_else(|| "-".to_owned());
     let is_on = !text.contains("[never]") && text.contains('[');
-    let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and advise \
-               > .../shmem_enabled for shared memory";
+    let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and \
+               advise > .../shmem_enabled for shared memory";
     finding("huge pages", if is_on { "ok" } else { "note" }, format!("{text}; shared memory {shared}"), fix)
 }
 
@@ -157,8 +157,8 @@ fn rdma() -> Vec<Finding> {
 
 fn reach(peer: &str, patience: f64) -> Finding {
     let place = peer.split_once("://").map_or(peer, |(_, place)| place);
-    let fix = "is a server there (it says `ready ADDRESS`), does it listen on more than loopback (--bind, --advertise), \
-               and does a firewall let the port through?";
+    let fix = "is a server there (it says `ready ADDRESS`), does it listen on more than loopback (--bind, \
+               --advertise), and does a firewall let the port through?";
     let name = format!("peer {peer}");
     let addresses: Vec<_> = match place.to_socket_addrs() {
         Ok(addresses) => addresses.collect(),

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::pushpull::Work;
 use crate::contest::{Terms, measure};
 use crate::duel::Pace;
+use crate::job::word;
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -47,11 +48,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if let Some(rate) = args.rate {
         ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: expected rounds a second, above zero");
     }
-    let jobs = args.bytes.iter().map(|bytes| args.work.job(*bytes)).collect::<Result<Vec<_>>>()?;
+    let jobs = args.work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "rate_rounds_per_second": args.rate,
         "loop": if args.rate.is_some() { "open" } else { "closed" }, "duration_seconds": args.work.duration,
         "iterations": args.work.iterations, "job": jobs.first() });
     let mut report = Report::new("latency", parameters, COLUMNS);
+    report.carried_by(&word(args.work.transport));
     for job in &jobs {
         eprintln!("psbench: latency of {}", job.title());
         let terms = args.work.terms();

@@ -1,6 +1,6 @@
 //! `psbench pushpull`: gradients to the servers and values back, beside the straight server of the same path.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 
 use crate::contest::{Terms, measure};
@@ -37,7 +37,7 @@ pub(crate) struct Work {
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
     /// What the servers do with gradients.
-    #[arg(long, value_enum, default_value_t = RuleName::Sgd)]
+    #[arg(long, value_enum, default_value_t = RuleName::Sum)]
     pub(crate) rule: RuleName,
     /// How everybody waits.
     #[arg(long, value_enum, default_value_t = Poll::Block)]
@@ -106,6 +106,16 @@ impl Work {
         Ok(job)
     }
 
+    /// The jobs of several sizes.
+    pub(crate) fn jobs(&self, bytes: &[u64]) -> Result<Vec<Job>> {
+        ensure!(
+            self.connect.is_none() || bytes.len() == 1,
+            "--connect: the parameters of that job have one size; found {} sizes in --bytes",
+            bytes.len()
+        );
+        bytes.iter().map(|bytes| self.job(*bytes)).collect()
+    }
+
     /// How the job is run.
     pub(crate) fn terms(&self) -> Terms<'_> {
         Terms {
@@ -119,10 +129,11 @@ impl Work {
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let work = &args.work;
-    let jobs = args.bytes.iter().map(|bytes| work.job(*bytes)).collect::<Result<Vec<_>>>()?;
+    let jobs = work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "duration_seconds": work.duration, "iterations": work.iterations,
         "connect": work.connect, "job": jobs.first() });
     let mut report = Report::new("pushpull", parameters, COLUMNS);
+    report.carried_by(&word(work.transport));
     for job in &jobs {
         eprintln!("psbench: pushpull {} of {}", word(job.transport), job.title());
         measure(job, &work.terms(), &mut report)?;

@@ -1,12 +1,12 @@
 //! `psbench scale`: time per byte as bytes, parameters and trainers grow. Flat lines are what one hopes for.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde_json::json;
 
 use super::pushpull::Work;
 use crate::contest::measure;
-use crate::job::Job;
+use crate::job::{Job, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -57,11 +57,13 @@ const COLUMNS: &[Column] = &[
 ];
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
+    ensure!(args.work.connect.is_none(), "--connect: the parameters of that job do not grow; expected none");
     let parameters = json!({ "bytes": args.bytes, "cuts": args.cuts, "teams": args.teams, "fixed_bytes": args.fixed,
-        "axis": args.axis.iter().map(|axis| crate::job::word(*axis)).collect::<Vec<_>>(),
+        "axis": args.axis.iter().map(|axis| word(*axis)).collect::<Vec<_>>(),
         "duration_seconds": args.work.duration, "iterations": args.work.iterations,
         "job": args.work.job(args.fixed)? });
     let mut report = Report::new("scale", parameters, COLUMNS);
+    report.carried_by(&word(args.work.transport));
     for axis in &args.axis {
         let first = report.results.len();
         for job in jobs(args, *axis)? {
@@ -95,7 +97,7 @@ fn per_byte(report: &mut Report, axis: Axis, job: &Job, first: usize) {
     let time = micros / moved * 1e6;
     let least = report.results.get(first).and_then(|one| one.field("nanoseconds_per_kilobyte").as_f64());
     let result = result
-        .with("axis", crate::job::word(axis))
+        .with("axis", word(axis))
         .with("nanoseconds_per_kilobyte", time)
         .with("growth", time / least.unwrap_or(time));
     report.results.push(result);

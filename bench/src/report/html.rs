@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::table::{bare, cell};
 use super::{Report, plot};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#1b1f24;\
-    background:#fff}table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;\
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;\
+    color:#1b1f24;background:#fff}table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;\
     border-bottom:1px solid #d8dee4}td:first-child,th:first-child{text-align:left}dl{display:grid;\
     grid-template-columns:max-content auto;gap:0 1em}dt{color:#57606a}dd{margin:0;overflow-wrap:anywhere}\
     .bad{color:#b00020;font-weight:bold}svg{max-width:100%;height:auto}";

@@ -94,6 +94,12 @@ impl Report {
         Self { start, intervals: Vec::new(), results: Vec::new(), histograms: Vec::new(), columns }
     }
 
+    /// Notes how bytes travelled, and who chose that.
+    pub(crate) fn carried_by(&mut self, transport: &str) {
+        self.start.insert("transport".to_owned(), json!(transport));
+        self.start.insert("transport_reason".to_owned(), json!("--transport, which is tcp unless said otherwise"));
+    }
+
     /// Elements that came back wrong, in all results.
     pub(crate) fn wrong(&self) -> u64 {
         self.results.iter().map(Outcome::wrong).sum()

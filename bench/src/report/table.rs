@@ -6,9 +6,6 @@ use serde_json::Value;
 
 use super::{Column, Report};
 
-/// Columns whose texts stand left; numbers stand right.
-const LEFT: &str = "name";
-
 pub(super) fn write(report: &Report) -> String {
     let mut text = String::new();
     for (key, value) in &report.start {
@@ -27,11 +24,13 @@ pub(super) fn write(report: &Report) -> String {
     let widths: Vec<usize> = (0..report.columns.len())
         .map(|index| rows.iter().map(|row| row[index].chars().count()).max().unwrap_or(0))
         .collect();
+    // Texts stand left, numbers stand right.
+    let is_text = |column: &Column| report.results.iter().any(|result| result.field(column.field).is_string());
+    let left: Vec<bool> = report.columns.iter().map(is_text).collect();
     for (number, row) in rows.iter().enumerate() {
         let mut line = String::from(if number == 0 { "#" } else { " " });
-        for ((column, cell), width) in report.columns.iter().zip(row).zip(&widths) {
-            let _ =
-                if column.field == LEFT { write!(line, " {cell:<width$}") } else { write!(line, "  {cell:>width$}") };
+        for ((cell, width), is_left) in row.iter().zip(&widths).zip(&left) {
+            let _ = if *is_left { write!(line, "  {cell:<width$}") } else { write!(line, "  {cell:>width$}") };
         }
         let _ = writeln!(text, "{}", line.trim_end());
     }

@@ -3,6 +3,7 @@
 //!
 //! They keep the sum, as a parameter server must: each holds the whole value in memory of its own.
 
+pub(crate) mod link;
 mod shared;
 pub(crate) mod shm;
 pub(crate) mod tcp;

@@ -51,8 +51,8 @@ impl Region {
     pub(crate) fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < WORDS, "a region has {WORDS} words");
         let word = self.map.as_mut_ptr().wrapping_add(index * WORD_BYTES).cast::<u32>();
-        // SAFETY: it is within the map, which lives as long as `self`; a page's start and 128 bytes keep it aligned; and
-        // every process uses these bytes as an atomic only.
+        // SAFETY: it is within the map, which lives as long as `self`; a page's start and 128 bytes keep it aligned;
+        // and every process uses these bytes as an atomic only.
         unsafe { AtomicU32::from_ptr(word) }
     }
 

@@ -1,0 +1,117 @@
+//! Rounds within one process, for the microbenchmarks.
+
+use std::collections::VecDeque;
+
+use clap::{Args, FromArgMatches};
+use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
+use paddle_pserver::node::Server;
+use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::wire::{Frame, Head, Kind};
+use pserver_transport::loopback::{LoopbackTransport, pair};
+
+/// Bytes that a ping's frame brings.
+const PING_BYTES: usize = 4096;
+
+/// Two ends of a loopback connection, turned by one thread.
+pub struct Ping {
+    near: LoopbackTransport,
+    far: LoopbackTransport,
+    to_far: PeerId,
+    to_near: Option<PeerId>,
+    queue: VecDeque<Submit>,
+    events: Vec<Event>,
+    tickets: u64,
+}
+
+impl Ping {
+    /// A connection.
+    ///
+    /// # Errors
+    /// When the transport refuses its own address.
+    pub fn new() -> Result<Self, Failure> {
+        let (mut near, far, address) = pair();
+        let to_far = near.connect(&address)?;
+        let (queue, events) = (VecDeque::new(), Vec::new());
+        Ok(Self { near, far, to_far, to_near: None, queue, events, tickets: 0 })
+    }
+
+    /// One frame there and one back.
+    ///
+    /// # Panics
+    /// When a frame does not arrive.
+    pub fn round(&mut self) {
+        self.send(self.to_far, true);
+        while !self.landed(false) {}
+        let back = self.to_near.expect("the far end has seen the connection");
+        self.send(back, false);
+        while !self.landed(true) {}
+    }
+
+    fn send(&mut self, peer: PeerId, from_near: bool) {
+        self.tickets += 1;
+        let frame = Frame { control: vec![0; PING_BYTES], ..Frame::bare(Head::new(Kind::Control)) };
+        self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.tickets), frame, body: Vec::new() });
+        let end = if from_near { &mut self.near } else { &mut self.far };
+        end.submit(&mut self.queue).expect("loopback does not fail");
+    }
+
+    /// Looks once; whether a frame has landed.
+    fn landed(&mut self, at_near: bool) -> bool {
+        let end = if at_near { &mut self.near } else { &mut self.far };
+        end.poll(&mut self.events).expect("loopback does not fail");
+        let mut landed = false;
+        for event in self.events.drain(..) {
+            match event {
+                Event::Accepted { peer, .. } => self.to_near = Some(peer),
+                Event::Landed { .. } => landed = true,
+                Event::Gone { reason, .. } => panic!("the connection is gone: {reason}"),
+                _ => {}
+            }
+        }
+        landed
+    }
+}
+
+/// A server, and one trainer with one parameter.
+pub struct Job {
+    client: Client,
+    gradient: Vec<u8>,
+    value: Vec<u8>,
+    // After the client, which needs it.
+    _server: Server,
+}
+
+impl Job {
+    /// A server on a free port, and a parameter of so many bytes of f32.
+    ///
+    /// # Errors
+    /// When the server cannot start, or the parameter is refused.
+    pub fn start(bytes: usize) -> anyhow::Result<Self> {
+        let command = ServeArgs::augment_args(clap::Command::new("serve"));
+        let arguments = ["serve", "--bind", "tcp://127.0.0.1:0", "--log-level", "off"];
+        let args = ServeArgs::from_arg_matches(&command.try_get_matches_from(arguments)?)?;
+        let server = Server::start(Settings::load(&args, &[])?)?;
+        let client = Client::new(ClientOptions::new(server.address().clone()))?;
+        let settings = OptimizerSettings::default();
+        anyhow::ensure!(client.begin_init(&settings)?, "the only trainer initialises");
+        let value = vec![0; bytes];
+        client.init_param("weight", ElementType::Float32, &[], &value, &settings)?;
+        client.finish_init()?;
+        Ok(Self { client, gradient: crate::gradient(0, bytes), value, _server: server })
+    }
+
+    /// Pushes the gradient and pulls the value.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub fn round(&mut self) {
+        let given = Given { name: "weight", element_type: ElementType::Float32, content: &self.gradient };
+        let wanted = Wanted { name: "weight", content: &mut self.value };
+        self.client.push_pull(&[given], None, &mut [wanted]).expect("the server is in this process");
+    }
+}

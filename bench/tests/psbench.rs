@@ -1,0 +1,163 @@
+//! Every subcommand at a small size: what it writes is what the schema says, and every value was right.
+
+mod schema;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+const SCHEMA: &str = include_str!("../psbench.schema.json");
+
+fn psbench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_psbench")).args(arguments).output().expect("the program can be run")
+}
+
+/// Runs a subcommand that must end well; its report.
+fn report(arguments: &[&str]) -> Value {
+    let mut all = arguments.to_vec();
+    all.push("--json");
+    let output = psbench(&all);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}\n{words}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is JSON and nothing else");
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let refused = schema::refusals(&schema, &report, "");
+    assert!(refused.is_empty(), "{arguments:?}: {refused:#?}");
+    assert_eq!(report["end"]["wrong"], json!(0), "{arguments:?}");
+    report
+}
+
+/// Runs a subcommand that measures; every result must have a ratio to its ceiling.
+fn check(arguments: &[&str], results: usize) -> Value {
+    let report = report(arguments);
+    let all = report["end"]["results"].as_array().expect("the schema says so");
+    assert_eq!(all.len(), results, "{arguments:?}");
+    for result in all {
+        assert!(result["ratio_to_ceiling"].as_f64().is_some_and(|ratio| ratio > 0.0), "{arguments:?}: {result}");
+    }
+    report
+}
+
+#[test]
+fn pushpull_measures_every_rule_mode_and_type() {
+    check(&["pushpull", "-s", "4k,1MiB", "-n", "18"], 2);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--rule", "sgd", "--trainers", "3"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--rule", "adam", "--params", "3"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--rule", "none"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--mode", "async", "--rule", "sgd", "--trainers", "2"], 1);
+    check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f16", "--trainers", "2", "--chunk", "16k"], 1);
+    check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "bf16"], 1);
+    check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f64", "--servers", "2", "--shards", "2"], 1);
+}
+
+#[test]
+fn pushpull_says_what_the_servers_used() {
+    let report = check(&["pushpull", "-s", "1MiB", "-n", "18"], 1);
+    let result = &report["end"]["results"][0];
+    assert!(result["server_cpu_seconds_per_gigabyte"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{result}");
+    assert!(result["server_peak_rss_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{result}");
+    assert_eq!(report["intervals"].as_array().map(Vec::len), Some(9));
+}
+
+#[test]
+fn a_wrong_value_ends_the_program_with_1() {
+    let output = psbench(&["pushpull", "-s", "4k", "-n", "9", "--spoil", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("the report is written all the same");
+    assert!(report["end"]["wrong"].as_u64().is_some_and(|wrong| wrong > 0), "{report}");
+}
+
+#[test]
+fn latency_measures_in_a_closed_and_in_an_open_loop() {
+    check(&["latency", "-n", "45"], 1);
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let (page, distribution) = (folder.path().join("a.html"), folder.path().join("a.hgrm"));
+    let (page, distribution) = (page.to_str().expect("UTF-8"), distribution.to_str().expect("UTF-8"));
+    let report =
+        check(&["latency", "-s", "4k,8k", "-n", "45", "--rate", "500", "--html", page, "--hgrm", distribution], 2);
+    assert_eq!(report["start"]["parameters"]["loop"], json!("open"));
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert!(page.contains("<svg") && !page.contains("http-equiv") && !page.contains("src="), "{page}");
+    let distribution = std::fs::read_to_string(distribution).expect("the distributions were written");
+    assert_eq!(distribution.matches("#[Max").count(), 4, "{distribution}");
+}
+
+#[test]
+fn kernels_are_measured_beside_memory() {
+    check(&["kernels", "--elements", "10007", "-n", "3"], 10);
+}
+
+#[test]
+fn the_ceiling_is_measured_on_every_path() {
+    let ceiling = ["ceiling", "-s", "4k,300k", "-D", "0.01", "--poll", "block,adaptive", "--arrays", "64k"];
+    // Memory, links, pings; then paths, trainers, ways to wait, sizes.
+    check(&[&ceiling[..], &["--link-bytes", "1MiB"]].concat(), 4 + 4 + 4 + 3 * 2 * 2 * 2);
+}
+
+#[test]
+fn scale_grows_along_every_axis() {
+    let scale = ["scale", "-s", "4k,64k", "--cuts", "1,10", "--teams", "1,2", "--fixed", "64k", "-n", "9"];
+    let report = check(&scale, 6);
+    assert!(report["end"]["results"][1]["growth"].is_number());
+}
+
+#[test]
+fn two_reports_are_compared() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let path = folder.path().join("old.json");
+    let old = report(&["pushpull", "-s", "4k", "-n", "18"]);
+    std::fs::write(&path, old.to_string()).expect("it can be written");
+    let path = path.to_str().expect("UTF-8");
+    let compared = report(&["compare", path, path]);
+    let result = &compared["end"]["results"][0];
+    assert_eq!((&result["change"], &result["verdict"]), (&json!(1.0), &json!("no difference seen")));
+}
+
+#[test]
+fn the_doctor_says_which_peer_is_out_of_reach() {
+    let report = report(&["doctor", "--peers", "127.0.0.1:1", "--patience", "1"]);
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    let peer = results.iter().find(|one| one["name"] == "peer 127.0.0.1:1").expect("it was asked for");
+    assert_eq!(peer["verdict"], json!("bad"));
+    assert!(peer["fix"].as_str().is_some_and(|fix| !fix.is_empty()), "{peer}");
+}
+
+#[test]
+fn people_get_a_table_and_programs_get_columns() {
+    let output = psbench(&["kernels", "--elements", "2000", "-n", "1", "--rule", "sgd"]);
+    let table = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(
+        table.starts_with("# ") && table.contains("#wrong") && table.ends_with("# wrong elements: 0 OK\n"),
+        "{table}"
+    );
+    let output = psbench(&["kernels", "--elements", "2000", "-n", "1", "--rule", "sgd", "--csv"]);
+    let csv = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(csv.starts_with("name,ratio_to_ceiling,wrong,"), "{csv}");
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_by_name() {
+    let refused = |arguments: &[&str], words: &str| {
+        let output = psbench(arguments);
+        let found = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
+    };
+    refused(&["pushpull", "--transport", "verbs"], "verbs");
+    refused(&["pushpull", "--transport", "loopback"], "loopback");
+    refused(&["pushpull", "-s", "10"], "multiple of 4");
+    refused(&["pushpull", "-s", "ten"], "not a size");
+    refused(&["pushpull", "--rule", "none", "--trainers", "2"], "--trainers 2");
+    refused(&["latency", "--rate", "0"], "--rate 0");
+    refused(&["compare", "/nowhere.json"], "/nowhere.json");
+    assert!(!Path::new("/nowhere.json").exists());
+}
+
+#[test]
+fn the_schema_refuses_a_report_without_its_count_of_wrong_elements() {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let mut report = report(&["doctor"]);
+    report["end"]["results"][0].as_object_mut().expect("a result").remove("wrong");
+    assert_eq!(schema::refusals(&schema, &report, ""), [".end.results[0]: no wrong"]);
+}
