@@ -170,6 +170,11 @@ impl Serving {
         Ok(())
     }
 
+    /// Whether something waits for a lease.
+    pub(super) fn is_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
     /// Tries again what could not be applied for want of a lease.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) {
         for place in std::mem::take(&mut self.stalled) {

@@ -51,6 +51,8 @@ pub struct Shard {
     pub(super) unwritten: u64,
     kernels: Box<dyn Kernels>,
     peers: BTreeMap<PeerId, Peer>,
+    /// How often something changed that a check looks at.
+    changes: u64,
     pub(super) checkpointing: Option<Checkpointing>,
 }
 
@@ -70,6 +72,8 @@ struct Peer {
     who: Option<Who>,
     /// Why the frame that is landing will be refused, once it is here.
     refusal: Option<Refusal>,
+    /// The count of changes at which the frame that is landing was found to be right.
+    right_at: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,6 +95,7 @@ impl Shard {
             unwritten: 0,
             kernels,
             peers: BTreeMap::new(),
+            changes: 0,
             checkpointing: None,
         }
     }
@@ -99,7 +104,7 @@ impl Shard {
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, who: None, refusal: None });
+                self.peers.insert(peer, Peer { origin, who: None, refusal: None, right_at: None });
             }
             Event::Head { peer, frame } => self.land(peer, &frame, out),
             Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
@@ -144,6 +149,7 @@ impl Shard {
     fn turn(&mut self, now: Now, out: &mut Vec<Output>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
         let mut replies = Replies::default();
         if let Phase::Serving(serving) = &mut self.phase {
+            self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
             let mut cx = Context { now, kernels, pool, replies: &mut replies, peer: NOBODY, position: 0 };
             work(serving, &mut cx);
@@ -153,10 +159,11 @@ impl Shard {
 
     /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused.
     fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
-        let checked = self.check(peer, frame).and_then(|()| self.places(frame));
+        let checked = self.check(peer, frame, None).and_then(|()| self.places(frame));
         let refusal = checked.as_ref().err().cloned();
         let into = checked.unwrap_or_else(|_| Incoming::nowhere(frame));
         if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.right_at = refusal.is_none().then_some(self.changes);
             peer.refusal = refusal;
         }
         out.push(Output::Submit(Submit::Land { peer, into }));
@@ -170,9 +177,10 @@ impl Shard {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let mut replies = Replies::default();
-        let checked = match self.peers.get_mut(&peer).and_then(|peer| peer.refusal.take()) {
-            Some(refusal) => Err(refusal),
-            None => self.check(peer, frame),
+        let about = self.peers.get_mut(&peer).map(|peer| (peer.refusal.take(), peer.right_at.take()));
+        let checked = match about.unwrap_or_default() {
+            (Some(refusal), _) => Err(refusal),
+            (None, right_at) => self.check(peer, frame, right_at),
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
@@ -239,8 +247,9 @@ impl Shard {
         Ok(())
     }
 
-    /// Everything that can be wrong with a frame, found before anything changes.
-    fn check(&mut self, peer: PeerId, frame: &Frame) -> Result<(), Refusal> {
+    /// Everything that can be wrong with a frame, found before anything changes. What was right when the frame began
+    /// to arrive still is if nothing has changed since.
+    fn check(&mut self, peer: PeerId, frame: &Frame, right_at: Option<u64>) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.kind == Kind::Hello {
             return self.check_epoch(head, true);
@@ -258,6 +267,9 @@ impl Shard {
             self.meet(who)?;
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
+        }
+        if right_at == Some(self.changes) {
+            return Ok(());
         }
         self.check_state(frame, u64::MAX)
     }
@@ -336,6 +348,7 @@ impl Shard {
         leases: Vec<Lease>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
+        self.changes += u64::from(frame.head.kind.is_mutating());
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
             Kind::Finish => return self.finish(peer, frame, replies),
