@@ -53,11 +53,11 @@ impl Kernels for Cpu {
     /// whoever calls has checked them.
     fn update(&mut self, mut update: Update<'_>) {
         assert_update_fits(&update);
+        let is_unscaled = !update.element_type.is_float() || update.coefficients.gradient_scale == 1.0;
+        if update.rule.algorithm == Algorithm::Sum && is_unscaled {
+            return self.sum(update.element_type, update.parameter, update.gradients);
+        }
         match update.element_type {
-            // An integer's sum is never scaled, so the sum is all there is to it.
-            integer if !integer.is_float() && update.rule.algorithm == Algorithm::Sum => {
-                self.sum(integer, update.parameter, update.gradients);
-            }
             ElementType::Int32 => add_wide::<i32>(update.parameter, update.gradients),
             ElementType::Uint32 => add_wide::<u32>(update.parameter, update.gradients),
             ElementType::Int64 => add_wide::<i64>(update.parameter, update.gradients),

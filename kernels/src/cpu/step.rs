@@ -52,7 +52,8 @@ pub(super) fn update_whole<E: Real>(update: &mut Update<'_>) {
     };
     let mut firsts = E::view_mut(first).chunks_mut(TILE);
     let mut seconds = E::view_mut(second).chunks_mut(TILE);
-    let mut scratch = Scratch::<E>::zero();
+    // A lone gradient is its own sum, and a small chunk should not pay for clearing a tile.
+    let mut scratch: Option<Scratch<E>> = None;
     let coefficients = update.coefficients;
     let coupled = coefficients.coupled_l1 != 0.0 || coefficients.coupled_l2 != 0.0;
     for (tile, weights) in E::view_mut(update.parameter).chunks_mut(TILE).enumerate() {
@@ -62,7 +63,7 @@ pub(super) fn update_whole<E: Real>(update: &mut Update<'_>) {
                 Merged::<E>::new(&E::view(lone.bytes)[start..][..weights.len()], coefficients)
             }
             gradients => {
-                let sum = &mut scratch.0[..weights.len()];
+                let sum = &mut scratch.get_or_insert_with(Scratch::zero).0[..weights.len()];
                 sum::into_tile::<E>(sum, gradients, start);
                 if coupled {
                     couple::<E>(sum, weights, coefficients);
