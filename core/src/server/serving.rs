@@ -615,11 +615,15 @@ impl Serving {
             && group.chunks.iter().find_map(begun).is_some_and(|one| one.call.incarnation < head.incarnation)
     }
 
-    /// Takes what a trainer has sent of a push that it will not finish out of the others' way.
+    /// Takes what a trainer has sent of a push that it will not finish out of the others' way. Chunks that come from
+    /// a checkpoint which is newer than the frame at hand are left alone: they tell what was there afterwards.
     fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, parameter: ParameterIndex) {
         let held = self.table.parameters.get_mut(&parameter).expect("the parameter is held");
-        held.group.owner = None;
         let places = held.group.chunks.clone();
+        if self.table.chunks[places[0]].is_before_restored(cx.position) {
+            return;
+        }
+        held.group.owner = None;
         for place in &places {
             let before = self.table.chunks[*place].waits_since();
             let chunk = &mut self.table.chunks[*place];
@@ -632,9 +636,7 @@ impl Serving {
             }
             self.note_waits(*place, before);
         }
-        if !self.is_before_restored(cx, places[0]) {
-            self.admit_group(cx, self.table.chunks[places[0]].id);
-        }
+        self.admit_group(cx, self.table.chunks[places[0]].id);
         self.advance(cx, places[0]);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::script::Script;
 use super::stage::{Parcel, Plan, Stage};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
@@ -300,6 +301,45 @@ fn restore(stage: &mut Stage, storage: &InMemory, sync: bool) -> Option<u64> {
     let restored = stage.shard.restore(&storage, DIRECTORY, sync).expect("what was kept can be read");
     assert_eq!(restored.fell_back, Vec::<String>::new());
     restored.checkpoint
+}
+
+/// Runs `before` on a shard, takes a checkpoint, and runs `after` on that shard and on the one that comes back from
+/// checkpoint and journal.
+fn check(plan: &Plan, before: &str, after: &str) {
+    let storage = InMemory::new();
+    let mut stage = Stage::empty(plan.clone());
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let mut peace = Script::new(stage);
+    peace.run(before);
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    assert!(peace.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    let writer = peace.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("all of it was written").finish().expect("the disk is well");
+
+    let mut stage = Stage::empty(plan.clone());
+    assert_eq!(restore(&mut stage, &storage, false), Some(1));
+    stage.actors = peace.stage.actors.clone();
+    for (trainer, actor) in peace.stage.actors.clone() {
+        stage.connect(trainer, actor.incarnation);
+    }
+    assert_eq!(peace.stage.contents(), stage.contents());
+    peace.run(after);
+    Script::new(stage).run(after);
+}
+
+#[test]
+fn what_waited_when_its_trainer_left_is_not_taken_away_by_the_replay() {
+    let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
+    check(
+        &plan,
+        "push 0 0 g=9 -> 0 done g@1
+         push 1 0 g=5 ->
+         leave 1 -> 1 done
+         push 0 0 g.1=9 -> *",
+        "push 0 0 g=1 g.1=1 -> *
+         show g g.1 -> g@1=-9 & g.1@1=-9",
+    );
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
