@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::chunk::{Chunk, Mark, Open, Waiter};
-use super::gate::{Table, unknown};
+use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::Contribution;
@@ -155,8 +155,8 @@ impl Serving {
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
-        let owned = self.table.parameters.iter().filter(|(_, held)| held.group.owner == Some(head.trainer));
-        for parameter in owned.map(|(index, _)| *index).collect::<Vec<_>>() {
+        let begun = self.table.parameters.values().filter(|held| self.begun(held, head.trainer).is_some());
+        for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
         }
         for place in 0..self.table.chunks.len() {
@@ -288,6 +288,8 @@ impl Serving {
     fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<Verdict, Refusal> {
         match chunk.round.ahead(head.trainer) {
             Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
+            // It gives way, see `push`.
+            Some(_) if self.is_begun_by_earlier_life(chunk.id, head) => return Ok(Verdict::Wait),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
@@ -614,17 +616,32 @@ impl Serving {
     /// Whether an earlier life of the trainer, which will not send the rest, has begun a push to these chunks that
     /// step together.
     fn is_begun_by_earlier_life(&self, id: ChunkId, head: &Head) -> bool {
-        let group = &self.table.held(id).group;
-        let begun = |place: &usize| self.table.chunks[*place].round.contribution(head.trainer);
-        group.owner == Some(head.trainer)
-            && group.chunks.iter().find_map(begun).is_some_and(|one| one.call.incarnation < head.incarnation)
+        let begun = self.begun(self.table.held(id), head.trainer);
+        begun.is_some_and(|call| call.incarnation < head.incarnation)
     }
 
-    /// Takes what a trainer has sent of a push that it will not finish out of the others' way.
+    /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
+    fn begun(&self, held: &Held, trainer: TrainerId) -> Option<Mark> {
+        if self.job.mode == Mode::Sync || held.rule.is_element_wise() {
+            return None;
+        }
+        let sent = |place: &usize| {
+            let round = &self.table.chunks[*place].round;
+            round.contribution(trainer).or(round.ahead(trainer))
+        };
+        let call = held.group.chunks.iter().find_map(sent)?.call;
+        held.group.chunks.iter().any(|place| sent(place).is_none()).then_some(call)
+    }
+
+    /// Takes what a trainer has sent of a push that it will not finish out of the others' way. Chunks that come from
+    /// a checkpoint which is newer than the frame at hand are left alone: they tell what was there afterwards.
     fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, parameter: ParameterIndex) {
         let held = self.table.parameters.get_mut(&parameter).expect("the parameter is held");
-        held.group.owner = None;
         let places = held.group.chunks.clone();
+        if self.table.chunks[places[0]].is_before_restored(cx.position) {
+            return;
+        }
+        held.group.owner = held.group.owner.filter(|owner| *owner != trainer);
         for place in &places {
             let before = self.table.chunks[*place].waits_since();
             let chunk = &mut self.table.chunks[*place];
@@ -637,9 +654,7 @@ impl Serving {
             }
             self.note_waits(*place, before);
         }
-        if !self.is_before_restored(cx, places[0]) {
-            self.admit_group(cx, self.table.chunks[places[0]].id);
-        }
+        self.admit_group(cx, self.table.chunks[places[0]].id);
         self.advance(cx, places[0]);
     }
 }

@@ -188,6 +188,54 @@ fn half_a_gradient_of_an_ended_life_is_not_mixed_with_the_next() {
 }
 
 #[test]
+fn half_a_gradient_that_waits_gives_way_when_its_trainer_leaves_or_comes_back() {
+    let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
+    check(
+        plan.clone(),
+        "push 0 0 g=1 -> 0 done g@1
+         push 1 0 g=9 ->
+         leave 1 -> 1 done
+         push 0 0 g.1=1 -> 0 done g.1@1
+         push 0 0 g=1 g.1=1 -> 0 done g@2 g.1@2
+         show g g.1 -> g@2=-2 & g.1@2=-2",
+    );
+    check(
+        plan.clone(),
+        "push 0 0 g=1 -> 0 done g@1
+         push 1 0 g=9 ->
+         reborn 1
+         push 1 0 g.1=2 ->
+         push 0 0 g.1=1 -> 0 done g.1@1 & 1 done g.1@2
+         push 1 0 g=2 -> 1 done g@2
+         show g g.1 -> g@2=-3 & g.1@2=-3",
+    );
+    check(
+        plan,
+        "push 0 0 g=1 -> 0 done g@1
+         push 1 0 g=9 ->
+         reborn 1
+         push 1 0 g=2 g.1=2 ->
+         push 0 0 g.1=1 -> *
+         show g g.1 -> g@2=-3 & g.1@2=-3",
+    );
+}
+
+#[test]
+fn a_whole_gradient_that_waits_outlives_its_trainer() {
+    let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
+    for end in ["leave 1 -> 1 done", "reborn 1\n push 1 0 g=9 g.1=9 -> 1 error Busy*"] {
+        let script = format!(
+            "push 0 0 g=1 -> 0 done g@1
+             push 1 0 g=2 g.1=2 ->
+             {end}
+             push 0 0 g.1=1 -> *
+             show g g.1 -> g@2=-3 & g.1@2=-3"
+        );
+        check(plan.clone(), &script);
+    }
+}
+
+#[test]
 fn a_reader_of_a_group_does_not_hold_it_up() {
     let plan = Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let mut script = Script::new(Stage::serving(plan));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::script::Script;
 use super::stage::{Parcel, Plan, Stage};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
@@ -300,6 +301,51 @@ fn restore(stage: &mut Stage, storage: &InMemory, sync: bool) -> Option<u64> {
     let restored = stage.shard.restore(&storage, DIRECTORY, sync).expect("what was kept can be read");
     assert_eq!(restored.fell_back, Vec::<String>::new());
     restored.checkpoint
+}
+
+/// Runs `before` on a shard, takes a checkpoint, and runs `after` on that shard and on the one that comes back from
+/// checkpoint and journal.
+fn check(plan: &Plan, before: &str, after: &str) {
+    let storage = InMemory::new();
+    let mut stage = Stage::empty(plan.clone());
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let mut peace = Script::new(stage);
+    peace.run(before);
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    assert!(peace.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    let writer = peace.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("all of it was written").finish().expect("the disk is well");
+
+    let mut stage = Stage::empty(plan.clone());
+    assert_eq!(restore(&mut stage, &storage, false), Some(1));
+    stage.actors = peace.stage.actors.clone();
+    for (trainer, actor) in peace.stage.actors.clone() {
+        stage.connect(trainer, actor.incarnation);
+    }
+    assert_eq!(peace.stage.contents(), stage.contents());
+    peace.run(after);
+    Script::new(stage).run(after);
+}
+
+#[test]
+fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
+    let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
+    let after = "push 0 0 g=1 g.1=1 -> *\n show g g.1 -> ";
+    let check = |before: &str, found: &str| check(&plan, before, &format!("{after}{found}"));
+    // Who waited, left, and would be let in before the checkpoint; the replayed leave finds it there.
+    check(
+        "push 0 0 g=9 -> 0 done g@1\n push 1 0 g=5 ->\n leave 1 -> 1 done\n push 0 0 g.1=9 -> 0 done g.1@1",
+        "g@2=-10 & g.1@2=-10",
+    );
+    // The same with a new life that sends the other half.
+    check(
+        "push 0 0 g=9 -> 0 done g@1\n push 1 0 g=5 ->\n reborn 1\n push 1 0 g.1=7 ->\n push 0 0 g.1=9 -> *",
+        "g@1=-9 & g.1@1=-9",
+    );
+    // Half a gradient that is open, and one that was taken away.
+    check("push 1 0 g=5 -> 1 done g@1", "g@0=0 & g.1@0=0");
+    check("push 1 0 g=5 -> 1 done g@1\n leave 1 -> 1 done", "g@1=-1 & g.1@1=-1");
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
