@@ -4,11 +4,12 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
+use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
 use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
 use pserver_core::port::{Kernels, Update};
-use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix, payload_checksum};
+use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix};
 use pserver_kernels::cpu::Cpu;
 
 fn partition(criterion: &mut Criterion) {
@@ -48,7 +49,7 @@ fn wire(criterion: &mut Criterion) {
     });
     let payload = gradient(0, CHUNK);
     group.throughput(Throughput::Bytes(CHUNK as u64));
-    group.bench_function("checksum of a chunk", |bencher| bencher.iter(|| payload_checksum(black_box(&payload))));
+    group.bench_function("checksum of a chunk", |bencher| bencher.iter(|| checksum(black_box(&payload))));
     group.finish();
 }
 

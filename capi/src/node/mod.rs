@@ -50,6 +50,8 @@ struct Start {
     address: Address,
     storage: Option<Arc<dyn Storage>>,
     clock: Instant,
+    /// Whether trainers of this machine read values where they are.
+    shares_memory: bool,
 }
 
 impl Server {
@@ -61,7 +63,8 @@ impl Server {
         let listener = Listener::bind(&settings.bind, TcpOptions::default())?;
         let address = advertised(&settings, &listener.local_address());
         let storage = open_storage(&settings)?;
-        let start = Start { settings, address: address.clone(), storage, clock: Instant::now() };
+        let shares_memory = listener.shares_memory();
+        let start = Start { settings, address: address.clone(), storage, clock: Instant::now(), shares_memory };
         let mut sessions = Vec::new();
         let mut lanes = Vec::new();
         let stop = Stop::new();

@@ -10,7 +10,6 @@ use pserver_core::ids::{Epoch, Generation};
 use pserver_core::port::Event;
 use pserver_core::server::{Output, Shard, ShardOptions};
 use pserver_core::time::Now;
-use pserver_core::wire::Scheme;
 use pserver_kernels::cpu::Cpu;
 
 use super::Start;
@@ -46,11 +45,8 @@ struct Disk {
 impl ShardNode {
     /// A shard, with what an earlier process left.
     pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
-        let options = ShardOptions {
-            epoch,
-            round_timeout: start.settings.round_timeout,
-            shares_memory: start.settings.bind.scheme != Scheme::Tcp,
-        };
+        let options =
+            ShardOptions { epoch, round_timeout: start.settings.round_timeout, shares_memory: start.shares_memory };
         let mut shard = Shard::new(options, Box::new(Cpu));
         let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);

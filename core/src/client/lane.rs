@@ -41,6 +41,8 @@ pub(super) struct Lane {
     pub(super) state: LaneState,
     /// What is not answered, in the order of asking.
     pub(super) requests: BTreeMap<Ticket, Request>,
+    /// The last connection, which may still bring back what was handed over when it had ended already.
+    former: Option<PeerId>,
     /// Why the last connection ended.
     pub(super) reason: Option<String>,
     pub(super) refused_at: Option<Now>,
@@ -57,6 +59,7 @@ impl Lane {
             number,
             state: LaneState::Down { again: Now(0) },
             requests: BTreeMap::new(),
+            former: None,
             reason: None,
             refused_at: None,
             name,
@@ -85,12 +88,24 @@ impl Lane {
     pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<Output>) {
         self.state = LaneState::Up { peer };
         self.pause = PAUSE_FIRST;
+        self.send_waiting(out);
+    }
+
+    /// Whether `peer` is the connection before this one.
+    pub(super) fn was(&self, peer: PeerId) -> bool {
+        self.former == Some(peer)
+    }
+
+    /// Sends what is not answered and not on its way, when there is a connection.
+    pub(super) fn send_waiting(&mut self, out: &mut Vec<Output>) {
+        let LaneState::Up { peer } = self.state else { return };
         let waiting = self.requests.values_mut().filter(|request| request.is_home() && !request.is_over());
         out.extend(waiting.map(|request| Output::Submit(request.send(peer))));
     }
 
     /// The connection is over; the next one is tried after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
+        self.former = self.state.peer();
         self.state = LaneState::Down { again: now + self.pause };
         // All that is not answered goes out again with the next connection anyway.
         self.requests.values_mut().for_each(|request| request.again = None);
@@ -151,7 +166,10 @@ impl Lane {
                 request.came_home(body);
             }
         }
-        self.put_back(unfilled);
+        // Places that were named in the moment in which the connection ended come back later.
+        if !unfilled.is_empty() {
+            self.put_back(unfilled);
+        }
     }
 
     /// Gives the places of a landing back to their request; says for each payload which entry's place it had.

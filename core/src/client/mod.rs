@@ -226,9 +226,15 @@ impl Client {
                 self.settle(peer, ticket);
             }
             Event::Gone { peer, reason, unsent, unfilled } => {
-                let Some(lane) = self.lane_of(peer) else { return };
+                let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer))
+                else {
+                    return;
+                };
                 lane.recover(unsent, unfilled);
-                lane.lost(now, reason);
+                match lane.was(peer) {
+                    true => lane.send_waiting(out),
+                    false => lane.lost(now, reason),
+                }
                 let refused: Vec<_> = lane.take_refused();
                 self.finished.extend(refused);
             }

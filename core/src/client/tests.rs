@@ -204,6 +204,33 @@ fn requests_are_sent_again_in_order_after_a_reconnect() {
     });
 }
 
+/// The transport learns of the end before it was given what the welcome set free.
+#[test]
+fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() {
+    let (gradient, mut value) = ([1; 8], [0; 4]);
+    lend(|book| {
+        let mut line = Line::connected();
+        let payload = vec![Outgoing::Loan(book.read(&gradient))];
+        let push = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        let into = vec![book.write(&mut value)];
+        let pull = line.ask(Kind::Pull, &[1], RequestBody { payload: Vec::new(), into });
+        line.welcome();
+        let (_, places) = line.begin_values(pull, &[(1, 4)]);
+        let (late, former) = (std::mem::take(&mut line.sending), line.peer());
+        line.gone(Vec::new());
+        let unsent = late.into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
+        line.event(Event::Gone { peer: former, reason: "the connection is over".into(), unsent, unfilled: places });
+        line.wait(20);
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 1, pull 2, hello 0, push 1, pull 2");
+        line.sent();
+        line.done(push, &[(0, 1)]);
+        line.values(pull, &[(1, 4)]);
+        assert_eq!((line.versions(push), line.versions(pull)), (Some(vec![1]), Some(vec![5])));
+    });
+    assert_eq!(value, [1; 4]);
+}
+
 #[test]
 fn entries_count_once_however_often_they_are_answered() {
     let mut line = Line::connected();

@@ -35,9 +35,8 @@ impl Address {
     /// What is wrong with the text, and the form expected.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = |what: &str| {
-            Failure::call(format!(
-                "address \"{text}\": {what}; expected host:port, such as 127.0.0.1:7164, or with tcp:// or shm:// before it"
-            ))
+            let expected = "host:port, such as 127.0.0.1:7164, or with tcp:// or shm:// before it";
+            Failure::call(format!("address \"{text}\": {what}; expected {expected}"))
         };
         let (scheme, rest) = text.split_once("://").unwrap_or(("auto", text));
         let scheme = match scheme {

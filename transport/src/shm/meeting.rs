@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 
 use pserver_core::memory::shared::Board;
+use pserver_core::memory::{Arena, Budget};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
@@ -34,6 +35,7 @@ pub(crate) fn name(number: SocketAddr) -> String {
 pub(crate) fn listen(number: SocketAddr) -> io::Result<std::os::unix::net::UnixListener> {
     // Whether shared memory can be had is found out here, and not with the first trainer.
     Board::create(BOARD_BYTES).map_err(io::Error::other)?;
+    Arena::shared(&Budget::new()).map_err(io::Error::other)?;
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name(number))?;
     let listener = std::os::unix::net::UnixListener::bind_addr(&name)?;
     listener.set_nonblocking(true)?;

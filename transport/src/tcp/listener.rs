@@ -93,7 +93,7 @@ impl Listener {
 
     fn take(scheme: Scheme, number: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
         // Where both are known, the near one comes first: who finds it missing goes over the port for good.
-        let first = if scheme != Scheme::Tcp && number.port() > 0 { Some(shm::listen(number)?) } else { None };
+        let mut near = if number.port() > 0 { listen_near(scheme, number)? } else { None };
         let (socket, reserved) = match scheme {
             Scheme::Shm => (None, Some(reserve(number)?)),
             _ => (Some(listen(number, options)?.into_std()?), None),
@@ -102,12 +102,17 @@ impl Listener {
             (Some(socket), _) => socket.local_addr()?,
             (_, reserved) => reserved.as_ref().and_then(|one| one.local_addr().ok()?.as_socket()).unwrap_or(number),
         };
-        let near = match first {
-            None if scheme != Scheme::Tcp => Some(shm::listen(found)?),
-            first => first,
-        };
+        if number.port() == 0 {
+            near = listen_near(scheme, found)?;
+        }
         let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
         Ok(Self { socket, near, _reserved: reserved, local, options: options.clone() })
+    }
+
+    /// Whether processes of this machine can share memory with the server.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        self.near.is_some()
     }
 
     /// Where it listens, with the port that was found.
@@ -328,6 +333,21 @@ fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(number)?;
     socket.listen(BACKLOG)
+}
+
+/// Listens for processes of this machine, where `scheme` has them. A system without such memory is no reason not to
+/// serve others, unless nobody else may come; a name that is taken is, because who looks for us would find another.
+fn listen_near(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os::unix::net::UnixListener>> {
+    if scheme == Scheme::Tcp {
+        return Ok(None);
+    }
+    match shm::listen(number) {
+        Err(error) if scheme != Scheme::Shm && error.kind() != io::ErrorKind::AddrInUse => {
+            tracing::warn!("no shared memory with processes of this machine: {error}");
+            Ok(None)
+        }
+        near => near.map(Some),
+    }
 }
 
 /// Takes a port without listening on it.
