@@ -115,8 +115,11 @@ impl Expected {
 
 /// A whole number from 1 to 8, as good as random.
 fn small(index: usize) -> f64 {
-    let hash = u32::try_from(index).expect("it is below the period").wrapping_mul(0x9e37_79b1) >> 29;
-    f64::from(hash + 1)
+    let mut hash = u32::try_from(index).expect("it is below the period").wrapping_mul(0x9e37_79b1);
+    // A product alone is regular: two shifts of it would agree in half of their places.
+    hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);
+    f64::from((hash >> 29) + 1)
 }
 
 /// Elements of a type from numbers that it holds exactly.
@@ -142,5 +145,87 @@ impl FromF64 for f32 {
     #[expect(clippy::cast_possible_truncation, reason = "small whole numbers are exact in binary32")]
     fn from_f64(value: f64) -> Self {
         value as Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{ModeName, Poll, Transport};
+    use crate::sizes::length;
+
+    fn job(rule: RuleName) -> Job {
+        Job {
+            transport: Transport::Tcp,
+            trainers: 2,
+            servers: 1,
+            shards: 1,
+            bytes: 64 << 10,
+            parameters: 1,
+            chunk_bytes: 4096,
+            mode: ModeName::Sync,
+            dtype: Dtype::F32,
+            rule,
+            poll: Poll::Block,
+            pin: false,
+        }
+    }
+
+    /// What the servers hold after so many rounds of sums.
+    fn summed(job: &Job, rounds: u64) -> Vec<u8> {
+        let whole = length(job.bytes);
+        let gradients: Vec<_> = (0..job.trainers)
+            .map(|trainer| {
+                let mut gradient = vec![0; whole];
+                Pattern::of(job).fill(trainer, rounds - 1, &mut gradient);
+                gradient
+            })
+            .collect();
+        let element_type = ElementType::Float32;
+        let gradients: Vec<_> = gradients.iter().map(|bytes| Gradient { bytes, element_type }).collect();
+        let mut value = vec![0; whole];
+        Cpu.sum(element_type, &mut value, &gradients);
+        value
+    }
+
+    fn expected(job: &Job, rounds: u64) -> Expected {
+        let mut expected = Expected::new(job).expect("the rule is known");
+        (0..rounds).for_each(|_| expected.advance());
+        expected
+    }
+
+    #[test]
+    fn the_value_of_a_round_is_right_in_that_round_alone() {
+        let job = job(RuleName::Sum);
+        for rounds in 1..20 {
+            assert_eq!(expected(&job, rounds).wrong(&summed(&job, rounds)), 0);
+            for other in (1..20).filter(|other| *other != rounds) {
+                assert!(expected(&job, other).wrong(&summed(&job, rounds)) > 10_000, "{rounds} passes for {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_in_anothers_place_is_wrong() {
+        let job = job(RuleName::Sum);
+        let mut value = summed(&job, 1);
+        value.copy_within(0..4096, 4096);
+        let wrong = expected(&job, 1).wrong(&value);
+        assert!((700..=1024).contains(&wrong), "{wrong} of 1024");
+    }
+
+    #[test]
+    fn one_wrong_element_is_counted_once() {
+        let job = job(RuleName::Sum);
+        let mut value = summed(&job, 3);
+        let last = value.len() - 1;
+        value[last] ^= 1;
+        assert_eq!(expected(&job, 3).wrong(&value), 1);
+    }
+
+    #[test]
+    fn two_rounds_of_descent_come_back_to_where_they_began() {
+        let expected = expected(&job(RuleName::Sgd), 8);
+        assert_eq!(expected.wrong(&vec![0; 64 << 10]), 0);
     }
 }

@@ -52,6 +52,15 @@ fn pushpull_measures_every_rule_mode_and_type() {
 }
 
 #[test]
+fn pushpull_measures_shared_memory_and_every_way_to_wait() {
+    let shm = ["pushpull", "-s", "4k,1MiB", "-n", "18", "--transport", "shm"];
+    let report = check(&[&shm[..], &["--trainers", "2"]].concat(), 2);
+    assert_eq!(report["end"]["results"][0]["ceiling_name"], json!("straight shm, a copy each way"));
+    check(&[&shm[..], &["--poll", "adaptive"]].concat(), 2);
+    check(&["pushpull", "-s", "4k", "-n", "18", "--poll", "busy"], 1);
+}
+
+#[test]
 fn pushpull_says_what_the_servers_used() {
     let report = check(&["pushpull", "-s", "1MiB", "-n", "18"], 1);
     let result = &report["end"]["results"][0];
