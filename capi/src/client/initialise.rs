@@ -310,7 +310,7 @@ fn init_frames<'env>(
     let message = InitMessage {
         parameter: parameter.index().0,
         declaration: Some(DeclarationMessage::from(parameter.declaration())),
-        chunk_bytes,
+        chunk_bytes: parameter.chunk_bytes(),
     };
     let element_type = parameter.declaration().element_type;
     let mut frames = Vec::new();

@@ -39,6 +39,12 @@ pub struct Catalogue {
     bytes: u64,
 }
 
+/// A parameter is cut into about this many chunks or more, so that its way to the server, its sum and its way back
+/// overlap.
+const CHUNKS_WANTED: u64 = 4;
+/// But not into smaller ones than this: each costs some microseconds, which the overlap must bring in.
+const CHUNK_BYTES_WANTED: u64 = 256 * 1024;
+
 /// One parameter: its checked declaration, and where its chunks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
@@ -89,12 +95,13 @@ impl Catalogue {
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
-        let chunks = declaration.bytes.div_ceil(u64::from(self.chunk_bytes));
-        let size = Size { chunks, chunk_bytes: self.chunk_bytes, bytes: declaration.bytes };
+        let chunk_bytes = chunk_bytes(self.chunk_bytes, declaration.bytes);
+        let chunks = declaration.bytes.div_ceil(u64::from(chunk_bytes));
+        let size = Size { chunks, chunk_bytes, bytes: declaration.bytes };
         let layout = self.loads.add(size, declaration.whole);
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
-        self.parameters.push(Parameter { declaration, index, chunk_bytes: self.chunk_bytes, layout });
+        self.parameters.push(Parameter { declaration, index, chunk_bytes, layout });
         Ok(index)
     }
 
@@ -104,7 +111,7 @@ impl Catalogue {
         &self.topology
     }
 
-    /// The chunk size in bytes.
+    /// The size in bytes that no chunk exceeds.
     #[must_use]
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
@@ -159,6 +166,12 @@ impl Catalogue {
 }
 
 impl Parameter {
+    /// Its chunk size in bytes.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
     /// What was declared, checked, with its shape filled in.
     #[must_use]
     pub fn declaration(&self) -> &Declaration {
@@ -238,4 +251,10 @@ impl Catalogue {
     pub(super) fn shard_bytes(&self, server: ServerIndex) -> Vec<u64> {
         self.loads.shards_of(server).to_vec()
     }
+}
+
+/// The chunk size of a parameter of `bytes` bytes: a power of two, at most `largest`.
+fn chunk_bytes(largest: u32, bytes: u64) -> u32 {
+    let wanted = bytes.div_ceil(CHUNKS_WANTED).checked_next_power_of_two().unwrap_or(u64::MAX);
+    u32::try_from(wanted.max(CHUNK_BYTES_WANTED)).map_or(largest, |wanted| wanted.min(largest))
 }

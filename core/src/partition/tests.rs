@@ -315,14 +315,18 @@ proptest! {
     fn no_server_is_more_than_a_chunk_above_another(
         shards in prop::collection::vec(1..5_u16, 1..9),
         sizes in prop::collection::vec(bytes(), 1..60),
+        // With large chunks, small parameters have smaller ones.
+        scale in prop_oneof![Just(1), Just(256)],
     ) {
-        let mut catalogue = empty(&shards, 4096);
+        let chunk_bytes = 4096 * scale;
+        let mut catalogue = empty(&shards, chunk_bytes);
         for (index, bytes) in sizes.into_iter().enumerate() {
+            let bytes = bytes * u64::from(scale);
             catalogue.declare(declaration(&format!("p{index}"), bytes)).expect("it is legal");
             let (most, least) = extremes(&catalogue);
-            prop_assert!(most - least <= 4096, "{most} and {least}");
+            prop_assert!(most - least <= u64::from(chunk_bytes), "{most} and {least}");
             let mean = catalogue.bytes().div_ceil(u64::from(catalogue.topology().servers()));
-            prop_assert!(most <= mean + 4096);
+            prop_assert!(most <= mean + u64::from(chunk_bytes));
         }
     }
 
@@ -389,4 +393,26 @@ proptest! {
 fn shard_bytes(catalogue: &Catalogue, server: ServerIndex) -> Vec<u64> {
     let places = catalogue.topology().places().filter(|place| place.server == server);
     places.map(|place| catalogue.chunks_on(place).map(|(_, span)| u64::from(span.bytes)).sum()).collect()
+}
+
+#[test]
+fn a_parameter_is_cut_so_that_its_pieces_overlap_on_their_way() {
+    const KIB: u64 = 1024;
+    let check = |largest: u64, bytes: u64, chunk_bytes: u64, chunks: u64| {
+        let catalogue = catalogue_of(&[1], u32::try_from(largest).expect("a chunk"), &[(bytes, false)]);
+        let parameter = catalogue.iter().next().expect("one was declared");
+        assert_eq!(
+            (u64::from(parameter.chunk_bytes()), parameter.chunk_count()),
+            (chunk_bytes, chunks),
+            "{bytes} bytes"
+        );
+    };
+    check(1024 * KIB, 4, 256 * KIB, 1);
+    check(1024 * KIB, 256 * KIB, 256 * KIB, 1);
+    check(1024 * KIB, 1024 * KIB, 256 * KIB, 4);
+    check(1024 * KIB, 1024 * KIB + 4, 512 * KIB, 3);
+    check(1024 * KIB, 4096 * KIB, 1024 * KIB, 4);
+    check(1024 * KIB, 1 << 30, 1024 * KIB, 1024);
+    check(4 * KIB, 1024 * KIB, 4 * KIB, 256);
+    check(16384 * KIB, 8192 * KIB, 2048 * KIB, 4);
 }
