@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pserver_core::client::{Client, Finished, Identity, LaneId, Output, Refused, RequestBody};
 use pserver_core::error::Failure;
 use pserver_core::ids::Ticket;
-use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
@@ -16,8 +16,6 @@ use pserver_transport::tcp::{Poll, TcpOptions, TcpTransport};
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
 /// How often the holder of the initialiser's lease is heard.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// How long parcels may take to come back from connections that were ended.
-const ABANDON: Duration = Duration::from_secs(5);
 
 /// Requests, a transport and a clock.
 pub(crate) struct Engine {
@@ -68,6 +66,11 @@ impl Engine {
         self.requests.add_lane(address.reached_by(self.scheme), number, name)
     }
 
+    /// Wakes a turn that waits, from any thread.
+    pub(super) fn doorbell(&self) -> Doorbell {
+        self.transport.doorbell()
+    }
+
     pub(super) fn ask(&mut self, lane: LaneId, frame: Frame, body: RequestBody) -> Ticket {
         self.requests.ask(lane, frame, body, &mut self.out)
     }
@@ -81,6 +84,22 @@ impl Engine {
         Ok(finished.pop().expect("one request has one answer"))
     }
 
+    /// Takes every request that is over.
+    pub(super) fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
+        self.requests.take_finished()
+    }
+
+    /// Who did not answer these requests, whose tickets are in order, in words.
+    pub(super) fn late(&self, tickets: &[Ticket], deadline: Duration) -> String {
+        format!("no answer within {:.1} s from {}", deadline.as_secs_f64(), self.requests.outstanding(tickets))
+    }
+
+    /// Ends requests, whose tickets are in order, without an answer; each is finished once everything of it is back.
+    pub(super) fn abandon(&mut self, tickets: &[Ticket], text: String) {
+        let refused = Refused { code: ErrorCode::Deadline, text };
+        self.requests.cancel(tickets, &refused, &mut self.out);
+    }
+
     /// Works until every request is answered or the deadline has passed; no parcel is away when it returns.
     pub(super) fn finish(
         &mut self,
@@ -91,7 +110,7 @@ impl Engine {
         let end = self.now() + deadline;
         let mut finished = Vec::with_capacity(tickets.len());
         let mut refused: Option<Refused> = None;
-        let mut next = 0;
+        let (mut next, mut is_late) = (0, false);
         loop {
             while let Some(result) = tickets.get(next).and_then(|ticket| self.requests.take(*ticket)) {
                 next += 1;
@@ -104,10 +123,13 @@ impl Engine {
                 break;
             }
             let left = self.now().until(end);
-            if left.is_zero() {
-                return Err(self.give_up(deadline, what));
+            if left.is_zero() && !is_late {
+                is_late = true;
+                let text = self.late(tickets, deadline);
+                self.abandon(tickets, text);
+                continue;
             }
-            self.turn(left.min(WAIT_LONGEST))?;
+            self.turn(if is_late { WAIT_LONGEST } else { left });
         }
         match refused {
             Some(one) => Err(Refused { code: one.code, text: format!("{what}: {}", one.text) }),
@@ -116,11 +138,14 @@ impl Engine {
     }
 
     /// Sends a heartbeat when one is due, and forgets the answers to earlier ones.
-    pub(super) fn beat(&mut self) {
+    fn beat(&mut self) {
+        if !self.holds_lease {
+            return;
+        }
         let now = self.now();
         let requests = &mut self.requests;
         self.beats.retain(|ticket| requests.take(*ticket).is_none());
-        if !self.holds_lease || now < self.last_beat + HEARTBEAT || !self.beats.is_empty() {
+        if now < self.last_beat + HEARTBEAT || !self.beats.is_empty() {
             return;
         }
         self.last_beat = now;
@@ -131,24 +156,48 @@ impl Engine {
     }
 
     /// One turn: everything that can move moves, then the transport waits for at most `wait`.
-    pub(super) fn turn(&mut self, wait: Duration) -> Result<(), Refused> {
-        let broken = |failure: Failure| Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+    pub(super) fn turn(&mut self, wait: Duration) {
         self.beat();
         let now = self.now();
         self.requests.drive(now, &mut self.out);
-        self.carry_out(now);
-        self.transport.submit(&mut self.queue).map_err(broken)?;
+        self.flush();
         if !wait.is_zero() {
             let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
-            self.transport.wait(until);
+            self.transport.wait(until.min(WAIT_LONGEST));
         }
-        self.transport.poll(&mut self.events).map_err(broken)?;
+        if let Err(failure) = self.transport.poll(&mut self.events) {
+            self.break_off(&failure);
+        }
         let now = self.now();
-        for event in std::mem::take(&mut self.events) {
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
             self.requests.handle(now, event, &mut self.out);
         }
-        self.carry_out(now);
-        self.transport.submit(&mut self.queue).map_err(broken)
+        self.events = events;
+        self.flush();
+    }
+
+    /// Hands over what was asked, as far as it may leave, without waiting.
+    pub(super) fn flush(&mut self) {
+        if self.out.is_empty() && self.queue.is_empty() {
+            return;
+        }
+        self.carry_out(self.now());
+        if let Err(failure) = self.transport.submit(&mut self.queue) {
+            self.break_off(&failure);
+        }
+    }
+
+    /// The transport is of no use any more: every parcel goes with it, and another takes its place.
+    fn break_off(&mut self, failure: &Failure) {
+        if let Ok(transport) = TcpTransport::new(TcpOptions::default()) {
+            self.transport = Box::new(transport);
+        }
+        self.queue.clear();
+        self.out.clear();
+        self.events.clear();
+        let refused = Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+        self.requests.break_off(self.now(), &refused);
     }
 
     fn carry_out(&mut self, now: Now) {
@@ -172,36 +221,7 @@ impl Engine {
         }
     }
 
-    /// The deadline has passed: says who did not answer, and gets every parcel back before the caller's memory is
-    /// the caller's again.
-    fn give_up(&mut self, deadline: Duration, what: &str) -> Refused {
-        let text =
-            format!("{what}: no answer within {:.1} s from {}", deadline.as_secs_f64(), self.requests.outstanding());
-        self.queue.clear();
-        self.requests.abandon(&mut self.out);
-        let end = self.now() + ABANDON;
-        let mut broken = false;
-        while !broken && self.now() < end && !self.requests.forget() {
-            broken = self.turn_quietly().is_err();
-        }
-        assert!(self.requests.forget(), "the transport gives every parcel back when its connection ends");
-        Refused { code: ErrorCode::Deadline, text }
-    }
-
-    /// A turn that opens no connections.
-    fn turn_quietly(&mut self) -> Result<(), Failure> {
-        let now = self.now();
-        self.carry_out(now);
-        self.transport.submit(&mut self.queue)?;
-        self.transport.wait(Duration::from_millis(10));
-        self.transport.poll(&mut self.events)?;
-        for event in std::mem::take(&mut self.events) {
-            self.requests.handle(now, event, &mut self.out);
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         Now(u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 }

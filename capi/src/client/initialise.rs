@@ -79,16 +79,16 @@ impl Client {
 
     /// Lets the coordinator hear from an initialiser that computes between its calls.
     fn keep_lease(&self) {
-        let state = std::sync::Arc::downgrade(&self.state);
+        let shared = std::sync::Arc::downgrade(&self.shared);
         let beat = move || {
-            while let Some(state) = state.upgrade() {
-                if let Ok(mut state) = state.try_lock() {
+            while let Some(shared) = shared.upgrade() {
+                if let Ok(mut state) = shared.state.try_lock() {
                     if !state.engine.holds_lease {
                         return;
                     }
-                    let _ = state.engine.turn(std::time::Duration::ZERO);
+                    state.engine.turn(std::time::Duration::ZERO);
                 }
-                drop(state);
+                drop(shared);
                 std::thread::sleep(std::time::Duration::from_millis(250));
             }
         };
@@ -164,7 +164,7 @@ impl State {
         self.engine.identify(|identity| identity.generation = Generation(done.generation));
         let job = self.job.as_mut().expect("it was joined");
         job.settings = done.job.unwrap_or(job.settings);
-        job.phase = Phase::Ready(Box::new(catalogue));
+        job.is_initialised(catalogue, None);
         Ok(())
     }
 
@@ -223,16 +223,17 @@ impl State {
         let deadline = self.options.deadline;
         let what = format!("initialising parameter \"{}\"", declaration.name.as_str());
         let draft = self.drafting()?;
-        let chunk_bytes = draft.catalogue.chunk_bytes();
         let index = draft.catalogue.declare(declaration)?;
         let job = self.job.as_ref().expect("it was joined");
         let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
         let parameter = draft.catalogue.parameter(index).expect("it was just declared");
         let engine = &mut self.engine;
         let done = lend(|book| {
-            let tickets: Vec<_> = init_frames(job, parameter, chunk_bytes, content, book)
+            let tickets: Vec<_> = init_frames(job, parameter, content, book)
                 .into_iter()
-                .map(|(lane, frame, payload)| engine.ask(lane, frame, RequestBody { payload, into: Vec::new() }))
+                .map(|(lane, frame, payload)| {
+                    engine.ask(lane, frame, RequestBody { payload, ..RequestBody::default() })
+                })
                 .collect();
             engine.finish(&tickets, deadline, &what)
         });
@@ -253,10 +254,7 @@ impl State {
         let Phase::Initialising(draft) = std::mem::replace(&mut job.phase, Phase::Joined) else {
             unreachable!("the draft was just used");
         };
-        for parameter in draft.catalogue.iter() {
-            job.set_round(parameter.index(), Round(0));
-        }
-        job.phase = Phase::Ready(Box::new(draft.catalogue));
+        job.is_initialised(draft.catalogue, Some(Round(0)));
         Ok(())
     }
 
@@ -303,7 +301,6 @@ impl State {
 fn init_frames<'env>(
     job: &Job,
     parameter: &Parameter,
-    chunk_bytes: u32,
     content: &'env [u8],
     book: &LoanBook<'env>,
 ) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {

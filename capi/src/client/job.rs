@@ -1,14 +1,14 @@
 //! What a client knows of its job: who serves, what is where, and how far each parameter is.
 
-use std::collections::BTreeMap;
-
 use pserver_core::client::LaneId;
 use pserver_core::config::Mode;
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ParameterIndex, Place, Round};
+use pserver_core::ids::{ParameterIndex, Place, Round, Sequence};
 use pserver_core::partition::{Catalogue, Parameter, Topology};
 use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
+use super::calls::CallNumber;
 use super::engine::Engine;
 use super::{Facts, State};
 
@@ -18,11 +18,29 @@ pub(super) struct Job {
     pub(super) default_config: Vec<u8>,
     pub(super) topology: Topology,
     pub(super) phase: Phase,
-    /// The number of the last mutating call that every server acknowledged.
-    pub(super) sequence: u64,
-    lanes: BTreeMap<Place, LaneId>,
-    /// Of each parameter the last round pushed, where rounds are counted; nothing when it is not known yet.
-    rounds: BTreeMap<ParameterIndex, Round>,
+    /// The number of the last mutating call.
+    sequence: u64,
+    /// The lanes of each server's shards.
+    lanes: Vec<Vec<LaneId>>,
+    /// By parameter.
+    progress: Vec<Progress>,
+    /// How often [`Job::check_once`] was asked.
+    question: u64,
+}
+
+/// How far this trainer is with one parameter.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Progress {
+    /// The last round that a call took; nothing when it is not known yet.
+    pub(super) round: Option<Round>,
+    /// The last unfinished call about it.
+    pub(super) busy: Option<CallNumber>,
+    /// The number of a push that failed: the next push is the same one again, and servers know it by its number.
+    pub(super) push_again: Option<Sequence>,
+    /// The same for a value that was set.
+    pub(super) set_again: Option<Sequence>,
+    /// The last question that found it.
+    asked: u64,
 }
 
 /// How far the job's initialisation is, as far as this client knows.
@@ -49,11 +67,12 @@ impl Job {
         let settings = joined.job.ok_or_else(|| missing("settings"))?;
         let servers = joined.topology.ok_or_else(|| missing("servers"))?;
         let topology = topology(&servers)?;
-        let mut lanes = BTreeMap::new();
+        let mut lanes = vec![Vec::new(); servers.servers.len()];
         for place in topology.places() {
-            let address = Address::parse(&servers.servers[usize::from(place.server.0)].address)?;
+            let server = usize::from(place.server.0);
+            let address = Address::parse(&servers.servers[server].address)?;
             let name = format!("server {} shard {}", place.server, place.shard);
-            lanes.insert(place, engine.add_lane(address, u64::from(place.shard.0) + 1, name));
+            lanes[server].push(engine.add_lane(address, u64::from(place.shard.0) + 1, name));
         }
         Ok(Self {
             settings,
@@ -62,16 +81,23 @@ impl Job {
             phase: Phase::Joined,
             sequence: 0,
             lanes,
-            rounds: BTreeMap::new(),
+            progress: Vec::new(),
+            question: 0,
         })
     }
 
     pub(super) fn lane(&self, place: Place) -> LaneId {
-        self.lanes[&place]
+        self.lanes[usize::from(place.server.0)][usize::from(place.shard.0)]
     }
 
     pub(super) fn lanes(&self) -> impl Iterator<Item = (Place, LaneId)> + '_ {
-        self.lanes.iter().map(|(place, lane)| (*place, *lane))
+        self.topology.places().map(|place| (place, self.lane(place)))
+    }
+
+    /// The parameters are there, and of each this is the round that it is at, where that is known.
+    pub(super) fn is_initialised(&mut self, catalogue: Catalogue, round: Option<Round>) {
+        self.progress = vec![Progress { round, ..Progress::default() }; catalogue.len()];
+        self.phase = Phase::Ready(Box::new(catalogue));
     }
 
     /// The catalogue of a job that is ready.
@@ -85,21 +111,31 @@ impl Job {
         }
     }
 
-    pub(super) fn mode(&self) -> Mode {
+    fn mode(&self) -> Mode {
         Mode::from_numbers(self.settings.mode, self.settings.staleness).unwrap_or_default()
     }
 
-    /// A parameter by name.
-    pub(super) fn parameter(&self, name: &str) -> Result<&Parameter, Failure> {
+    /// Whether each trainer has one gradient in each version.
+    pub(super) fn counts_rounds(&self) -> bool {
+        self.mode() == Mode::Sync
+    }
+
+    /// A parameter by name. Callers mostly name parameters in the order of declaration, so the one that follows the
+    /// last is tried first.
+    pub(super) fn parameter(&self, name: &str, last: &mut Option<ParameterIndex>) -> Result<ParameterIndex, Failure> {
         let catalogue = self.catalogue();
-        let index = catalogue.find(name).ok_or_else(|| {
+        let next = ParameterIndex(last.map_or(0, |last| last.0 + 1));
+        let is_next = catalogue.parameter(next).is_some_and(|one| one.declaration().name.as_str() == name);
+        let found = if is_next { Some(next) } else { catalogue.find(name) };
+        let index = found.ok_or_else(|| {
             Failure::call(format!(
                 "unknown parameter \"{}\"; this job has {} parameters",
                 name.chars().take(64).collect::<String>(),
                 catalogue.len()
             ))
         })?;
-        Ok(self.chosen(index))
+        *last = Some(index);
+        Ok(index)
     }
 
     /// A parameter that a name was found to stand for.
@@ -107,19 +143,57 @@ impl Job {
         self.catalogue().parameter(index).expect("the index came from this catalogue")
     }
 
-    pub(super) fn round(&self, parameter: ParameterIndex) -> Option<Round> {
-        self.rounds.get(&parameter).copied()
+    pub(super) fn name(&self, index: ParameterIndex) -> &str {
+        self.chosen(index).declaration().name.as_str()
     }
 
-    pub(super) fn set_round(&mut self, parameter: ParameterIndex, round: Round) {
-        self.rounds.insert(parameter, round);
+    pub(super) fn progress(&self, index: ParameterIndex) -> &Progress {
+        &self.progress[index.0 as usize]
+    }
+
+    pub(super) fn progress_mut(&mut self, index: ParameterIndex) -> &mut Progress {
+        &mut self.progress[index.0 as usize]
+    }
+
+    /// The number of one more mutating call.
+    pub(super) fn next_sequence(&mut self) -> Sequence {
+        self.sequence += 1;
+        Sequence(self.sequence)
+    }
+
+    /// Refuses a parameter that is among these twice.
+    pub(super) fn check_once(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        self.question += 1;
+        for index in chosen {
+            let question = self.question;
+            if std::mem::replace(&mut self.progress_mut(*index).asked, question) == question {
+                return Err(Failure::call(format!("parameter \"{}\" is in one call twice", self.name(*index))));
+            }
+        }
+        Ok(())
     }
 }
 
 impl State {
+    /// The job, after [`State::ready`].
+    pub(super) fn ready_job(&mut self) -> &mut Job {
+        self.job.as_mut().expect("the job is ready")
+    }
+
+    /// The type and the length in bytes of each of these parameters.
+    pub(super) fn measure(&self, names: &[&str]) -> Result<Vec<(ElementType, u64)>, Failure> {
+        let job = self.job.as_ref().expect("the job is ready");
+        let mut last = None;
+        let measure = |name: &&str| {
+            let declaration = job.chosen(job.parameter(name, &mut last)?).declaration();
+            Ok((declaration.element_type, declaration.bytes))
+        };
+        names.iter().map(measure).collect()
+    }
+
     pub(super) fn facts(&self, name: &str) -> Result<Facts, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
-        let declaration = job.parameter(name)?.declaration();
+        let declaration = job.chosen(job.parameter(name, &mut None)?).declaration();
         Ok(Facts { element_type: declaration.element_type, bytes: declaration.bytes, shape: declaration.shape.clone() })
     }
 }

@@ -1,27 +1,42 @@
 //! The trainer's calls, put together from requests: one checked client under every edition of the C API.
 //!
-//! A call takes the caller's slices, lends them to the transport for its own length, and returns when every
-//! server has answered or the deadline has passed. The calling thread does the work: nothing is handed to another.
-//! Calls of several threads on one client take turns.
+//! A call takes the caller's slices, lends them to the transport for its own length, and is over when every server
+//! has answered or the deadline has passed. A blocking call is a call that is started and finished on the calling
+//! thread; calls that are started alone ([`Client::scope`]) are moved on by a thread of the client's. Threads take
+//! turns: whoever has entered the client moves everybody's calls.
+//!
+//! Read in this order: `transfer` (what a call is made of), `packer` (its frames), `calls` (how calls end, and which
+//! wait for which), `engine` (the traffic), `turns` (whose turn it is), `pending` (calls that were started alone).
 //!
 //! Not here: C types (`api`), what a frame is (`pserver_core::wire`), what is resent and when
 //! (`pserver_core::client`).
 
+mod calls;
 mod engine;
 mod initialise;
 mod job;
+mod packer;
+mod pending;
 mod transfer;
+mod turns;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use pserver_core::client::{Finished, Refused};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::ids::Ticket;
 use pserver_core::wire::{Address, Role};
 use pserver_transport::tcp::Poll;
 
+use calls::Call;
 use job::Job;
+use turns::{Entered, Shared};
 
+pub use pending::{Calls, Pending};
+
+pub(crate) use calls::CallNumber;
 pub(crate) use engine::Engine;
 pub(crate) use initialise::{answer, unexpected};
 
@@ -91,8 +106,17 @@ pub struct Moved {
 
 /// A trainer's end of the job.
 pub struct Client {
-    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
     process: u32,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // In a child process nobody is there to give the lock back.
+        if std::process::id() == self.process {
+            self.shared.stop();
+        }
+    }
 }
 
 /// Everything behind the lock.
@@ -102,6 +126,13 @@ struct State {
     /// What is known of the job, once joined.
     job: Option<Job>,
     moved: Moved,
+    /// Calls whose results nobody has taken, in the order of their numbers.
+    calls: Vec<Call>,
+    last_call: u64,
+    /// Whether a call came to its end since somebody last told those who wait.
+    has_news: bool,
+    /// Kept between turns for its memory.
+    over: Vec<(Ticket, Result<Finished, Refused>)>,
 }
 
 impl Client {
@@ -112,14 +143,23 @@ impl Client {
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
         let engine = Engine::new(&options.coordinator, role, options.poll)?;
-        let state = State { options, engine, job: None, moved: Moved::default() };
-        Ok(Self { state: Arc::new(Mutex::new(state)), process: std::process::id() })
+        let state = State {
+            options,
+            engine,
+            job: None,
+            moved: Moved::default(),
+            calls: Vec::new(),
+            last_call: 0,
+            has_news: false,
+            over: Vec::new(),
+        };
+        Ok(Self { shared: Arc::new(Shared::new(state)), process: std::process::id() })
     }
 
     /// The options it was made with.
     #[must_use]
     pub fn options(&self) -> ClientOptions {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).options.clone()
+        self.shared.enter().options.clone()
     }
 
     /// The rank in the job; joins it when that has not happened.
@@ -135,7 +175,7 @@ impl Client {
     /// Bytes moved so far.
     #[must_use]
     pub fn moved(&self) -> Moved {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).moved
+        self.shared.enter().moved
     }
 
     /// What is known of a parameter; waits until the parameters are initialised.
@@ -158,13 +198,20 @@ impl Client {
         Ok(catalogue.iter().map(|one| one.declaration().name.as_str().to_owned()).collect())
     }
 
+    /// The type and the length in bytes of each of these parameters; waits until they are initialised.
+    pub(crate) fn measure(&self, names: &[&str]) -> Result<Vec<(ElementType, u64)>, Failure> {
+        let mut state = self.enter()?;
+        state.ready()?;
+        state.measure(names)
+    }
+
     /// Enters the client for one call.
-    fn enter(&self) -> Result<MutexGuard<'_, State>, Failure> {
+    fn enter(&self) -> Result<Entered<'_>, Failure> {
         if std::process::id() != self.process {
             return Err(Failure::call(
                 "this client was made before a fork; the child process makes a client of its own",
             ));
         }
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.shared.enter())
     }
 }

@@ -1,24 +1,21 @@
 //! Gradients, values, models: what trainers do all day.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
 use prost::Message;
-use pserver_core::client::{Finished, LaneId, RequestBody};
-use pserver_core::config::Mode;
+use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ChunkId, ParameterIndex, Round, Sequence, Ticket};
-use pserver_core::limits::FRAME_ENTRIES_MAX;
-use pserver_core::memory::{LoanBook, LoanIn, lend};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
+use pserver_core::memory::{LoanBook, lend};
 use pserver_core::partition::Parameter;
 use pserver_core::port::Outgoing;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
-use super::engine::Engine;
+use super::calls::CallNumber;
 use super::initialise::{answer, unexpected};
-use super::job::Job;
+use super::job::{Job, Progress};
+use super::packer::{Packer, Piece};
 use super::{Client, Given, State, Wanted};
 
 impl Client {
@@ -30,7 +27,10 @@ impl Client {
     pub fn push(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<(), Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        state.push(gradients, rate, &mut [])
+        lend(|book| {
+            let call = state.start_push(gradients, rate, None, book)?;
+            state.finish(call)
+        })
     }
 
     /// Sends gradients and fetches the parameters with these gradients in them.
@@ -43,14 +43,12 @@ impl Client {
         rate: Option<f64>,
         into: &mut [Wanted<'_>],
     ) -> Result<(), Failure> {
-        let alike = gradients.len() == into.len()
-            && gradients.iter().zip(into.iter()).all(|(given, wanted)| given.name == wanted.name);
-        if !alike {
-            return Err(Failure::call("push_pull takes the same parameters, in the same order, on both sides"));
-        }
         let mut state = self.enter()?;
         state.ready()?;
-        state.push(gradients, rate, into)
+        lend(|book| {
+            let call = state.start_push(gradients, rate, Some(borrowed(into)), book)?;
+            state.finish(call)
+        })
     }
 
     /// Fetches parameters. In sync mode each has all rounds in it that this trainer has pushed. After a failure
@@ -61,7 +59,10 @@ impl Client {
     pub fn pull(&self, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        state.pull(into)
+        lend(|book| {
+            let call = state.start_pull(borrowed(into), book)?;
+            state.finish(call)
+        })
     }
 
     /// Replaces parameters by the values given. The count of updates and the optimizer's state stay.
@@ -71,7 +72,10 @@ impl Client {
     pub fn set(&self, values: &[Given<'_>]) -> Result<(), Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        state.set(values)
+        lend(|book| {
+            let call = state.start_set(values, book)?;
+            state.finish(call)
+        })
     }
 
     /// Saves the model on server 0's machine, below its model directory; returns where, and its bytes.
@@ -102,215 +106,120 @@ impl Client {
     }
 }
 
-/// Frames for lanes: chunks of one lane share a frame up to a chunk's length.
-struct Packer<'job> {
-    job: &'job Job,
-    kind: Kind,
-    flags: Flags,
-    control: Vec<u8>,
-    open: BTreeMap<LaneId, Packed>,
-    ready: Vec<(LaneId, Packed)>,
-}
-
-struct Packed {
-    frame: Frame,
-    body: RequestBody,
-    parameters: Vec<ParameterIndex>,
-    /// Bytes on their way in either direction.
-    bytes: u32,
-}
-
-/// A request that was sent, and whose chunks it was about.
-struct Asked {
-    ticket: Ticket,
-    parameters: Vec<ParameterIndex>,
-}
-
-impl<'job> Packer<'job> {
-    fn new(job: &'job Job, kind: Kind) -> Self {
-        Self { job, kind, flags: Flags::default(), control: Vec::new(), open: BTreeMap::new(), ready: Vec::new() }
-    }
-
-    /// Adds a chunk: an entry, what leaves with it, and where its value goes.
-    fn add(&mut self, parameter: &Parameter, entry: Entry, payload: Option<Outgoing>, into: Option<LoanIn>) {
-        let lane = self.job.lane(parameter.place(entry.id.chunk));
-        let bytes = entry.bytes.max(into.as_ref().map_or(0, LoanIn::len));
-        let is_full = |packed: &Packed| {
-            packed.bytes.saturating_add(bytes) > self.job.settings.chunk_bytes
-                || packed.frame.entries.len() >= FRAME_ENTRIES_MAX as usize
-        };
-        if self.open.get(&lane).is_some_and(is_full)
-            && let Some(full) = self.open.remove(&lane)
-        {
-            self.ready.push((lane, full));
-        }
-        let packed = self.open.entry(lane).or_insert_with(|| Packed {
-            frame: Frame {
-                head: Head { flags: self.flags, ..Head::new(self.kind) },
-                entries: Vec::new(),
-                control: self.control.clone(),
-            },
-            body: RequestBody::default(),
-            parameters: Vec::new(),
-            bytes: 0,
-        });
-        packed.bytes += bytes;
-        packed.frame.entries.push(entry);
-        packed.parameters.push(entry.id.parameter);
-        packed.body.payload.extend(payload);
-        packed.body.into.extend(into);
-    }
-
-    fn frames(mut self) -> Vec<(LaneId, Packed)> {
-        self.ready.extend(self.open);
-        self.ready
-    }
-}
-
-/// Sends packed frames under one call's number.
-fn ask_all(engine: &mut Engine, sequence: Sequence, frames: Vec<(LaneId, Packed)>) -> Vec<Asked> {
-    let ask = |(lane, mut packed): (LaneId, Packed)| {
-        packed.frame.head.sequence = sequence;
-        let ticket = engine.ask(lane, packed.frame, packed.body);
-        Asked { ticket, parameters: packed.parameters }
-    };
-    frames.into_iter().map(ask).collect()
-}
-
-/// Waits until everything that was asked is answered.
-fn finish_all(engine: &mut Engine, asked: &[Asked], deadline: Duration, what: &str) -> Result<Vec<Finished>, Failure> {
-    let tickets: Vec<_> = asked.iter().map(|one| one.ticket).collect();
-    Ok(engine.finish(&tickets, deadline, what)?)
-}
-
 impl State {
-    fn push(&mut self, gradients: &[Given<'_>], rate: Option<f64>, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
+    /// Starts to send gradients, and to fetch their parameters when there are places for them.
+    pub(super) fn start_push<'env>(
+        &mut self,
+        gradients: &[Given<'env>],
+        rate: Option<f64>,
+        into: Option<Vec<Wanted<'env>>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
         check_rate(rate)?;
-        let job = self.job.as_ref().expect("the job is ready");
-        let chosen = choose_given(job, gradients, true)?;
-        choose_wanted(job, into)?;
-        self.know_rounds(&chosen)?;
-        let job = self.job.as_ref().expect("the job is ready");
-        let sequence = Sequence(job.sequence + 1);
-        let counts_rounds = job.mode() == Mode::Sync;
-        let what = naming("sending gradients of", gradients.iter().map(|one| one.name));
-        let (engine, deadline) = (&mut self.engine, self.options.deadline);
-        lend(|book| {
-            let mut packer = Packer::new(job, Kind::Push);
-            packer.control = PushMessage { rate }.encode_to_vec();
-            if !into.is_empty() {
-                packer.flags = Flags::WANT_VALUE;
-            }
-            let mut places = into.iter_mut();
-            for (given, index) in gradients.iter().zip(&chosen) {
-                let next = job.round(*index).map_or(0, |round| round.0 + 1);
-                let round = Round(if counts_rounds { next } else { 0 });
-                let place = places.next().map(|wanted| &mut *wanted.content);
-                add_gradient(&mut packer, job.chosen(*index), given, round, place, book);
-            }
-            let asked = ask_all(engine, sequence, packer.frames());
-            finish_all(engine, &asked, deadline, &what)
-        })?;
-        self.pushed(&chosen);
-        self.moved.sent += gradients.iter().map(|given| bytes(given.content.len())).sum::<u64>();
-        self.moved.received += into.iter().map(|wanted| bytes(wanted.content.len())).sum::<u64>();
-        Ok(())
-    }
-
-    /// Notes what was acknowledged: the call's number and each parameter's round are used up.
-    fn pushed(&mut self, chosen: &[ParameterIndex]) {
-        let job = self.job.as_mut().expect("the job is ready");
-        job.sequence += 1;
-        for index in chosen {
-            let next = job.round(*index).map_or(1, |round| round.0 + 1);
-            job.set_round(*index, Round(next));
+        let chosen = choose_given(self.ready_job(), gradients, true)?;
+        if let Some(into) = &into {
+            check_alike(self.ready_job(), gradients, into, &chosen)?;
         }
+        self.know_rounds(&chosen)?;
+        let counts_rounds = self.ready_job().counts_rounds();
+        let flags = if into.is_some() { Flags::WANT_VALUE } else { Flags::default() };
+        let sent = gradients.iter().map(|given| bytes(given.content.len())).sum();
+        let received = into.iter().flatten().map(|wanted| bytes(wanted.content.len())).sum();
+        let sequence = self.open(Kind::Push, &chosen, (sent, received))?;
+        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
+        let mut places = into.into_iter().flatten();
+        let orders = gradients.iter().zip(chosen).map(|(given, index)| {
+            let place = places.next().map(|wanted| wanted.content);
+            Order { index, given: Some(*given), place }
+        });
+        Ok(self.pack(packer, orders, book, |progress| {
+            let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
+            (round, progress.push_again.unwrap_or(sequence))
+        }))
     }
 
-    fn pull(&mut self, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
-        let job = self.job.as_ref().expect("the job is ready");
-        let chosen = choose_wanted(job, into)?;
-        let counts_rounds = job.mode() == Mode::Sync;
-        let what = naming("fetching", into.iter().map(|one| one.name));
-        let (engine, deadline) = (&mut self.engine, self.options.deadline);
-        let received: u64 = into.iter().map(|wanted| bytes(wanted.content.len())).sum();
-        let versions = lend(|book| {
-            let mut packer = Packer::new(job, Kind::Pull);
-            for (wanted, index) in into.iter_mut().zip(&chosen) {
-                let parameter = job.chosen(*index);
-                let least = job.round(*index).filter(|_| counts_rounds).unwrap_or_default();
-                let element_type = parameter.declaration().element_type;
-                let mut rest = &mut *wanted.content;
-                for (chunk, span) in parameter.chunks() {
-                    let (place, after) = rest.split_at_mut(span.bytes as usize);
-                    rest = after;
-                    let id = ChunkId { parameter: *index, chunk };
-                    packer.add(parameter, Entry::bare(id, least, element_type), None, Some(book.write(place)));
-                }
-            }
-            let asked = ask_all(engine, Sequence(0), packer.frames());
-            least_versions(engine, &asked, deadline, &what)
-        })?;
-        self.moved.received += received;
-        self.note_versions(&versions);
-        Ok(())
+    /// Starts to fetch parameters.
+    pub(super) fn start_pull<'env>(
+        &mut self,
+        into: Vec<Wanted<'env>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let chosen = choose_wanted(self.ready_job(), &into)?;
+        let counts_rounds = self.ready_job().counts_rounds();
+        let received = into.iter().map(|wanted| bytes(wanted.content.len())).sum();
+        self.open(Kind::Pull, &chosen, (0, received))?;
+        let packer = self.packer(Kind::Pull, &chosen);
+        let order = |(wanted, index): (Wanted<'env>, _)| Order { index, given: None, place: Some(wanted.content) };
+        let orders = into.into_iter().zip(chosen).map(order);
+        Ok(self.pack(packer, orders, book, |progress| {
+            (progress.round.filter(|_| counts_rounds).unwrap_or_default(), Sequence(0))
+        }))
+    }
+
+    /// Starts to replace values.
+    pub(super) fn start_set<'env>(
+        &mut self,
+        values: &[Given<'env>],
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let chosen = choose_given(self.ready_job(), values, false)?;
+        let sent = values.iter().map(|given| bytes(given.content.len())).sum();
+        let sequence = self.open(Kind::Set, &chosen, (sent, 0))?;
+        let packer = self.packer(Kind::Set, &chosen);
+        let orders = values.iter().zip(chosen).map(|(given, index)| Order { index, given: Some(*given), place: None });
+        Ok(self.pack(packer, orders, book, |progress| (Round(0), progress.set_again.unwrap_or(sequence))))
     }
 
     /// In sync mode a trainer that has not pulled yet asks how far the parameters are before it pushes.
     fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
-        let job = self.job.as_ref().expect("the job is ready");
-        if job.mode() != Mode::Sync {
+        let job = self.ready_job();
+        let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
+        if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
             return Ok(());
         }
-        let (engine, deadline) = (&mut self.engine, self.options.deadline);
-        let mut packer = Packer::new(job, Kind::Pull);
-        for index in chosen.iter().filter(|index| job.round(**index).is_none()) {
-            let parameter = job.chosen(*index);
-            let element_type = parameter.declaration().element_type;
-            for (chunk, _) in parameter.chunks() {
-                let id = ChunkId { parameter: *index, chunk };
-                packer.add(parameter, Entry::bare(id, Round(0), element_type), None, None);
-            }
-        }
-        let asked = ask_all(engine, Sequence(0), packer.frames());
-        let versions = least_versions(engine, &asked, deadline, "asking for versions")?;
-        self.note_versions(&versions);
-        Ok(())
+        let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
+        self.open(Kind::Pull, &unknown, (0, 0))?;
+        let packer = self.packer(Kind::Pull, &unknown).without_values();
+        let orders = unknown.into_iter().map(|index| Order { index, given: None, place: None });
+        let call = self.pack(packer, orders, &LoanBook::open(), |_| (Round(0), Sequence(0)));
+        self.finish(call)
     }
 
-    /// Of a parameter that this trainer has not pushed yet, the next round is the one after what it has seen.
-    fn note_versions(&mut self, versions: &BTreeMap<ParameterIndex, u64>) {
-        let job = self.job.as_mut().expect("the job is ready");
-        for (parameter, version) in versions {
-            if job.round(*parameter).is_none() {
-                job.set_round(*parameter, Round(*version));
+    /// Makes the frames of the call that was opened, and sends each as soon as it is full.
+    fn pack<'env>(
+        &mut self,
+        mut packer: Packer,
+        orders: impl Iterator<Item = Order<'env>>,
+        book: &LoanBook<'env>,
+        numbers: impl Fn(&Progress) -> (Round, Sequence),
+    ) -> CallNumber {
+        for order in orders {
+            let (round, sequence) = numbers(self.ready_job().progress(order.index));
+            let count = self.ready_job().chosen(order.index).chunk_count();
+            let mut cut = Cut::new(order, book);
+            for chunk in (0..count).map(ChunkIndex) {
+                let job = self.job.as_ref().expect("the job is ready");
+                let parameter = job.chosen(cut.index);
+                let lane = job.lane(parameter.place(chunk));
+                if let Some(full) = packer.add(lane, cut.next(parameter, chunk, round, sequence)) {
+                    self.frame(lane, full);
+                }
             }
         }
+        for (lane, packed) in packer.rest() {
+            self.frame(lane, packed);
+        }
+        self.close()
     }
 
-    fn set(&mut self, values: &[Given<'_>]) -> Result<(), Failure> {
+    fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
         let job = self.job.as_ref().expect("the job is ready");
-        let chosen = choose_given(job, values, false)?;
-        let sequence = Sequence(job.sequence + 1);
-        let what = naming("setting", values.iter().map(|one| one.name));
-        let (engine, deadline) = (&mut self.engine, self.options.deadline);
-        lend(|book| {
-            let mut packer = Packer::new(job, Kind::Set);
-            for (given, index) in values.iter().zip(&chosen) {
-                add_gradient(&mut packer, job.chosen(*index), given, Round(0), None, book);
-            }
-            let asked = ask_all(engine, sequence, packer.frames());
-            finish_all(engine, &asked, deadline, &what)
-        })?;
-        let job = self.job.as_mut().expect("the job is ready");
-        job.sequence += 1;
-        self.moved.sent += values.iter().map(|given| bytes(given.content.len())).sum::<u64>();
-        Ok(())
+        Packer::new(kind, job.settings.chunk_bytes, chosen.len())
     }
 
     fn leave(&mut self) -> Result<(), Failure> {
-        let job = self.job.as_ref().expect("the job is ready");
-        let lanes: Vec<LaneId> = job.lanes().map(|(_, lane)| lane).collect();
+        self.finish_all();
+        let lanes: Vec<LaneId> = self.ready_job().lanes().map(|(_, lane)| lane).collect();
         let leave = |lane| self.engine.ask(lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default());
         let tickets: Vec<_> = lanes.into_iter().map(leave).collect();
         self.engine.finish(&tickets, self.options.deadline, "leaving the job")?;
@@ -319,49 +228,57 @@ impl State {
     }
 }
 
-fn add_gradient<'env>(
-    packer: &mut Packer<'_>,
-    parameter: &Parameter,
-    given: &Given<'env>,
-    round: Round,
+/// What a call does with one parameter.
+struct Order<'env> {
+    index: ParameterIndex,
+    given: Option<Given<'env>>,
     place: Option<&'env mut [u8]>,
-    book: &LoanBook<'env>,
-) {
-    let element_bytes = parameter.declaration().element_type.bytes();
-    let mut rest = given.content;
-    let mut places = place;
-    for (chunk, span) in parameter.chunks() {
-        let elements = u64::from(span.bytes) / element_bytes;
-        let length = usize::try_from(elements * given.element_type.bytes()).expect("it is within a slice");
-        let (bytes, after) = rest.split_at(length);
-        rest = after;
-        let into = places.take().map(|all| {
+}
+
+/// What is left of an order while it is cut into chunks.
+struct Cut<'book, 'env> {
+    index: ParameterIndex,
+    element_type: Option<ElementType>,
+    content: &'env [u8],
+    place: Option<&'env mut [u8]>,
+    book: &'book LoanBook<'env>,
+}
+
+impl<'book, 'env> Cut<'book, 'env> {
+    fn new(order: Order<'env>, book: &'book LoanBook<'env>) -> Self {
+        Self {
+            index: order.index,
+            element_type: order.given.map(|given| given.element_type),
+            content: order.given.map_or(&[], |given| given.content),
+            place: order.place,
+            book,
+        }
+    }
+
+    fn next(&mut self, parameter: &Parameter, chunk: ChunkIndex, round: Round, sequence: Sequence) -> Piece {
+        let declared = parameter.declaration().element_type;
+        let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
+        let id = ChunkId { parameter: self.index, chunk };
+        let into = self.place.take().map(|all| {
             let (one, after) = all.split_at_mut(span.bytes as usize);
-            places = Some(after);
-            book.write(one)
+            self.place = Some(after);
+            self.book.write(one)
         });
-        let id = ChunkId { parameter: parameter.index(), chunk };
-        let entry = Entry::with_payload(id, round, given.element_type, bytes);
-        packer.add(parameter, entry, Some(Outgoing::Loan(book.read(bytes))), into);
+        let Some(element_type) = self.element_type else {
+            return Piece { entry: Entry::bare(id, round, declared), payload: None, into, sequence };
+        };
+        let elements = u64::from(span.bytes) / declared.bytes();
+        let length = usize::try_from(elements * element_type.bytes()).expect("it is within a slice");
+        let (content, after) = self.content.split_at(length);
+        self.content = after;
+        let entry = Entry::with_payload(id, round, element_type, content);
+        Piece { entry, payload: Some(Outgoing::Loan(self.book.read(content))), into, sequence }
     }
 }
 
-/// Finishes pulls and tells the least version of each parameter.
-fn least_versions(
-    engine: &mut Engine,
-    asked: &[Asked],
-    deadline: Duration,
-    what: &str,
-) -> Result<BTreeMap<ParameterIndex, u64>, Failure> {
-    let finished = finish_all(engine, asked, deadline, what)?;
-    let mut versions = BTreeMap::new();
-    for (one, finished) in asked.iter().zip(&finished) {
-        for (parameter, version) in one.parameters.iter().zip(&finished.versions) {
-            let least = versions.entry(*parameter).or_insert(version.0);
-            *least = version.0.min(*least);
-        }
-    }
-    Ok(versions)
+/// The places for the length of a blocking call.
+fn borrowed<'a>(into: &'a mut [Wanted<'_>]) -> Vec<Wanted<'a>> {
+    into.iter_mut().map(|wanted| Wanted { name: wanted.name, content: &mut *wanted.content }).collect()
 }
 
 fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
@@ -374,13 +291,14 @@ fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
 }
 
 /// Checks everything about gradients or values before any of the call is sent; says which parameters they are for.
-fn choose_given(job: &Job, all: &[Given<'_>], is_gradient: bool) -> Result<Vec<ParameterIndex>, Failure> {
-    let check = |given: &Given<'_>| {
-        let parameter = job.parameter(given.name)?;
-        check_given(parameter, given, is_gradient).map(|()| parameter.index())
-    };
-    let chosen = all.iter().map(check).collect::<Result<Vec<_>, _>>()?;
-    check_once(job, &chosen)?;
+fn choose_given(job: &mut Job, all: &[Given<'_>], is_gradient: bool) -> Result<Vec<ParameterIndex>, Failure> {
+    let (mut chosen, mut last) = (Vec::with_capacity(all.len()), None);
+    for given in all {
+        let index = job.parameter(given.name, &mut last)?;
+        check_given(job.chosen(index), given, is_gradient)?;
+        chosen.push(index);
+    }
+    job.check_once(&chosen)?;
     Ok(chosen)
 }
 
@@ -402,41 +320,41 @@ fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> R
 }
 
 /// Checks every place for a value; says which parameters they are for.
-fn choose_wanted(job: &Job, into: &[Wanted<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
-    let check = |wanted: &Wanted<'_>| {
-        let parameter = job.parameter(wanted.name)?;
-        let expected = parameter.declaration().bytes;
-        if bytes(wanted.content.len()) == expected {
-            return Ok(parameter.index());
-        }
-        Err(Failure::call(format!(
-            "parameter \"{}\": a place of {} bytes; expected {expected}",
-            wanted.name,
-            wanted.content.len()
-        )))
-    };
-    let chosen = into.iter().map(check).collect::<Result<Vec<_>, _>>()?;
-    check_once(job, &chosen)?;
+fn choose_wanted(job: &mut Job, into: &[Wanted<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
+    let (mut chosen, mut last) = (Vec::with_capacity(into.len()), None);
+    for wanted in into {
+        let index = job.parameter(wanted.name, &mut last)?;
+        check_wanted(job.chosen(index), wanted)?;
+        chosen.push(index);
+    }
+    job.check_once(&chosen)?;
     Ok(chosen)
 }
 
-fn check_once(job: &Job, chosen: &[ParameterIndex]) -> Result<(), Failure> {
-    let mut seen = BTreeSet::new();
-    match chosen.iter().find(|index| !seen.insert(**index)) {
-        None => Ok(()),
-        Some(twice) => {
-            let name = job.chosen(*twice).declaration().name.as_str();
-            Err(Failure::call(format!("parameter \"{name}\" is in one call twice")))
-        }
+/// Checks that places are for the parameters of these gradients.
+fn check_alike(
+    job: &Job,
+    gradients: &[Given<'_>],
+    into: &[Wanted<'_>],
+    chosen: &[ParameterIndex],
+) -> Result<(), Failure> {
+    let is_alike = gradients.iter().zip(into).all(|(given, wanted)| given.name == wanted.name);
+    if gradients.len() != into.len() || !is_alike {
+        return Err(Failure::call("push_pull takes the same parameters, in the same order, on both sides"));
     }
+    into.iter().zip(chosen).try_for_each(|(wanted, index)| check_wanted(job.chosen(*index), wanted))
 }
 
-fn naming<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> String {
-    let first = names.next().unwrap_or("nothing");
-    match names.count() {
-        0 => format!("{what} \"{first}\""),
-        more => format!("{what} \"{first}\" and {more} more"),
+fn check_wanted(parameter: &Parameter, wanted: &Wanted<'_>) -> Result<(), Failure> {
+    let expected = parameter.declaration().bytes;
+    if bytes(wanted.content.len()) == expected {
+        return Ok(());
     }
+    Err(Failure::call(format!(
+        "parameter \"{}\": a place of {} bytes; expected {expected}",
+        wanted.name,
+        wanted.content.len()
+    )))
 }
 
 fn bytes(length: usize) -> u64 {

@@ -1,6 +1,7 @@
 //! One connection, as its requests see it.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::request::{Finished, Refused, Request};
@@ -9,6 +10,12 @@ use crate::ids::{PeerId, Ticket};
 use crate::port::{Incoming, Outgoing};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
+
+/// Payload bytes that a transport is given of one lane before it has sent the first of them: enough that it always has
+/// more to send, and little enough that what is more urgent soon leaves.
+const FLYING_BYTES_MAX: u64 = 2 * 1024 * 1024;
+/// The same for frames, of which a transport queues 64.
+const FLYING_FRAMES_MAX: usize = 32;
 
 /// A lane, named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,13 +46,20 @@ pub(super) struct Lane {
     pub(super) address: Address,
     pub(super) number: u64,
     pub(super) state: LaneState,
-    /// What is not answered, in the order of asking.
-    pub(super) requests: BTreeMap<Ticket, Request>,
     /// The last connection, which may still bring back what was handed over when it had ended already.
     former: Option<PeerId>,
     /// Why the last connection ended.
     pub(super) reason: Option<String>,
     pub(super) refused_at: Option<Now>,
+    /// What is not answered, in the order of asking and so of tickets.
+    requests: VecDeque<Request>,
+    /// What may leave, the most urgent first.
+    waiting: BinaryHeap<Reverse<(u32, Ticket)>>,
+    /// What the server had no room for, and when it is sent again.
+    paused: Vec<(Now, Ticket)>,
+    /// Frames that the transport has and has not sent, and the bytes of their payloads.
+    flying: usize,
+    flying_bytes: u64,
     name: String,
     pause: Duration,
     /// The answer that is landing: its request, and the entry of that request for each payload.
@@ -58,37 +72,106 @@ impl Lane {
             address,
             number,
             state: LaneState::Down { again: Now(0) },
-            requests: BTreeMap::new(),
             former: None,
             reason: None,
             refused_at: None,
+            requests: VecDeque::new(),
+            waiting: BinaryHeap::new(),
+            paused: Vec::new(),
+            flying: 0,
+            flying_bytes: 0,
             name,
             pause: PAUSE_FIRST,
             landing: None,
         }
     }
 
-    /// Who does not answer, in words.
-    pub(super) fn describe(&self) -> String {
+    /// Who does not answer how many requests, in words.
+    pub(super) fn describe(&self, requests: usize) -> String {
         let state = match self.state {
             LaneState::Down { .. } | LaneState::Opening => "not connected",
             LaneState::Greeting { .. } => "connecting",
             LaneState::Up { .. } => "connected",
         };
         let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(", {reason}"));
-        format!(
-            "{} at {}: {} requests without an answer ({state}{reason})",
-            self.name,
-            self.address,
-            self.requests.len()
-        )
+        format!("{} at {}: {requests} requests without an answer ({state}{reason})", self.name, self.address)
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// How many of these requests, in order, are not answered.
+    pub(super) fn count(&self, tickets: &[Ticket]) -> usize {
+        self.requests.iter().filter(|request| tickets.binary_search(&request.ticket()).is_ok()).count()
+    }
+
+    /// Adds a request, whose ticket is larger than those before.
+    pub(super) fn ask(&mut self, request: Request, out: &mut Vec<Output>) {
+        self.waiting.push(Reverse((request.priority, request.ticket())));
+        self.requests.push_back(request);
+        self.dispatch(out);
+    }
+
+    /// Sends what may leave, as far as the transport has not enough to do.
+    pub(super) fn dispatch(&mut self, out: &mut Vec<Output>) {
+        let LaneState::Up { peer } = self.state else { return };
+        while self.flying == 0 || self.flying < FLYING_FRAMES_MAX && self.flying_bytes < FLYING_BYTES_MAX {
+            let Some(Reverse((_, ticket))) = self.waiting.pop() else { return };
+            let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
+            out.push(Output::Submit(request.send(peer)));
+            let bytes = request.bytes;
+            self.flying += 1;
+            self.flying_bytes += bytes;
+        }
+    }
+
+    /// Sends what was paused until now.
+    pub(super) fn resume(&mut self, now: Now, out: &mut Vec<Output>) {
+        if self.paused.is_empty() {
+            return;
+        }
+        let due: Vec<_> = self.paused.extract_if(.., |(again, _)| *again <= now).collect();
+        for (_, ticket) in due {
+            match self.request(ticket).map(|request| request.may_leave()) {
+                Some(true) => self.put_in_line(ticket),
+                // The refusal was faster than the rest of the payload.
+                Some(false) => self.paused.push((now + PAUSE_FIRST, ticket)),
+                None => {}
+            }
+        }
+        self.dispatch(out);
+    }
+
+    /// When something that was paused is sent again.
+    pub(super) fn resumes(&self) -> Option<Now> {
+        self.paused.iter().map(|(again, _)| *again).min()
+    }
+
+    /// The server has no room for a request now.
+    pub(super) fn pause(&mut self, ticket: Ticket, again: Now) {
+        if self.request(ticket).is_some() {
+            self.paused.push((again, ticket));
+        }
+    }
+
+    /// A frame has left.
+    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut Vec<Output>) {
+        if let Some(request) = self.request(ticket) {
+            request.came_home(body);
+            let bytes = request.bytes;
+            self.flying -= 1;
+            self.flying_bytes -= bytes;
+        }
+        self.dispatch(out);
     }
 
     /// The connection is accepted: everything that is not answered goes out, in order.
     pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<Output>) {
         self.state = LaneState::Up { peer };
         self.pause = PAUSE_FIRST;
-        self.send_waiting(out);
+        self.waiting = self.requests.iter().map(|request| Reverse((request.priority, request.ticket()))).collect();
+        self.dispatch(out);
     }
 
     /// Whether `peer` is the connection before this one.
@@ -96,19 +179,14 @@ impl Lane {
         self.former == Some(peer)
     }
 
-    /// Sends what is not answered and not on its way, when there is a connection.
-    pub(super) fn send_waiting(&mut self, out: &mut Vec<Output>) {
-        let LaneState::Up { peer } = self.state else { return };
-        let waiting = self.requests.values_mut().filter(|request| request.is_home() && !request.is_over());
-        out.extend(waiting.map(|request| Output::Submit(request.send(peer))));
-    }
-
     /// The connection is over; the next one is tried after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
         self.former = self.state.peer();
         self.state = LaneState::Down { again: now + self.pause };
         // All that is not answered goes out again with the next connection anyway.
-        self.requests.values_mut().for_each(|request| request.again = None);
+        self.waiting.clear();
+        self.paused.clear();
+        (self.flying, self.flying_bytes) = (0, 0);
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
         // A refusal says more than the end of the connection that followed it.
         if self.refused_at.take().is_none() {
@@ -116,17 +194,51 @@ impl Lane {
         }
     }
 
-    /// Takes out what was refused for good when the connection was.
-    pub(super) fn take_refused(&mut self) -> Vec<(Ticket, Result<Finished, Refused>)> {
-        let over = self.requests.iter().filter(|(_, request)| request.is_over()).map(|(ticket, _)| *ticket);
-        let over: Vec<Ticket> = over.collect();
-        over.into_iter().filter_map(|ticket| Some((ticket, self.requests.remove(&ticket)?.finish()))).collect()
+    /// Ends a request without an answer, if it is here.
+    pub(super) fn refuse(&mut self, ticket: Ticket, refused: Refused) {
+        if let Some(request) = self.request(ticket) {
+            request.refuse(refused);
+        }
+    }
+
+    /// Ends every request without an answer.
+    pub(super) fn refuse_all(&mut self, refused: &Refused) {
+        self.requests.iter_mut().for_each(|request| request.refuse(refused.clone()));
+    }
+
+    /// Ends requests without an answer; true when the transport has something of one.
+    pub(super) fn cancel(&mut self, tickets: &[Ticket], refused: &Refused) -> bool {
+        let mut is_away = false;
+        for request in &mut self.requests {
+            if tickets.binary_search(&request.ticket()).is_ok() {
+                request.refuse(refused.clone());
+                is_away |= !request.is_home();
+            }
+        }
+        is_away
+    }
+
+    /// Takes a request out if it is over.
+    pub(super) fn take_over(&mut self, ticket: Ticket) -> Option<Request> {
+        let at = self.position(ticket)?;
+        if self.requests[at].is_over() { self.requests.remove(at) } else { None }
+    }
+
+    /// Takes out every request that is over, with its end.
+    pub(super) fn take_all_over(&mut self) -> Vec<(Ticket, Result<Finished, Refused>)> {
+        let is_over = |request: &Request| request.is_over();
+        if !self.requests.iter().any(is_over) {
+            return Vec::new();
+        }
+        let (over, rest): (Vec<_>, _) = std::mem::take(&mut self.requests).into_iter().partition(is_over);
+        self.requests = rest.into();
+        over.into_iter().map(|request| (request.ticket(), request.finish())).collect()
     }
 
     /// Where the payloads of an answer go.
     pub(super) fn land(&mut self, frame: &Frame) -> Vec<Incoming> {
         let ticket = frame.head.request;
-        let mut request = self.requests.get_mut(&ticket);
+        let mut request = self.request(ticket);
         let mut wanted = Vec::new();
         let mut into = Vec::new();
         for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
@@ -146,7 +258,7 @@ impl Lane {
     pub(super) fn answered(&mut self, frame: &Frame, body: Vec<Incoming>) {
         let ticket = frame.head.request;
         let mut kept = self.put_back(body).into_iter();
-        let Some(request) = self.requests.get_mut(&ticket) else { return };
+        let Some(request) = self.request(ticket) else { return };
         if frame.entries.is_empty() {
             request.answer_whole(frame);
         }
@@ -159,28 +271,46 @@ impl Lane {
         }
     }
 
-    /// Takes back the parcels of a connection that ended.
-    pub(super) fn recover(&mut self, unsent: Vec<(Ticket, Vec<Outgoing>)>, unfilled: Vec<Incoming>) {
-        for (ticket, body) in unsent {
-            if let Some(request) = self.requests.get_mut(&ticket) {
-                request.came_home(body);
-            }
+    /// Takes back a payload that did not leave, if its request is here.
+    pub(super) fn came_home(&mut self, ticket: Ticket, body: Vec<Outgoing>) -> Option<Vec<Outgoing>> {
+        match self.request(ticket) {
+            Some(request) => request.came_home(body),
+            None => return Some(body),
         }
-        // Places that were named in the moment in which the connection ended come back later.
-        if !unfilled.is_empty() {
-            self.put_back(unfilled);
-        }
+        self.put_in_line(ticket);
+        None
     }
 
     /// Gives the places of a landing back to their request; says for each payload which entry's place it had.
-    fn put_back(&mut self, body: Vec<Incoming>) -> Vec<Option<usize>> {
+    pub(super) fn put_back(&mut self, body: Vec<Incoming>) -> Vec<Option<usize>> {
         let Some((ticket, wanted)) = self.landing.take() else { return Vec::new() };
-        let Some(request) = self.requests.get_mut(&ticket) else { return wanted };
+        let Some(request) = self.request(ticket) else { return wanted };
         for (index, incoming) in wanted.iter().zip(body) {
             if let (Some(index), Incoming::Loan(loan)) = (*index, incoming) {
                 request.return_place(index, loan);
             }
         }
         wanted
+    }
+
+    /// Drops every request, wherever its parcels are.
+    pub(super) fn drop_all(&mut self, refused: &Refused) -> Vec<(Ticket, Result<Finished, Refused>)> {
+        self.landing = None;
+        self.requests.drain(..).map(|request| (request.ticket(), Err(refused.clone()))).collect()
+    }
+
+    fn put_in_line(&mut self, ticket: Ticket) {
+        if let Some(at) = self.position(ticket) {
+            self.waiting.push(Reverse((self.requests[at].priority, ticket)));
+        }
+    }
+
+    fn request(&mut self, ticket: Ticket) -> Option<&mut Request> {
+        let at = self.position(ticket)?;
+        Some(&mut self.requests[at])
+    }
+
+    fn position(&self, ticket: Ticket) -> Option<usize> {
+        self.requests.binary_search_by_key(&ticket, Request::ticket).ok()
     }
 }

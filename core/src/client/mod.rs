@@ -16,14 +16,13 @@ mod tests;
 pub use lane::LaneId;
 pub use request::{Finished, Refused, RequestBody};
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prost::Message;
 
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
-use crate::port::{Event, Incoming, Submit};
+use crate::port::{Event, Incoming, Outgoing, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
 use lane::{Lane, LaneState};
@@ -87,7 +86,8 @@ pub enum Output {
 pub struct Client {
     identity: Identity,
     lanes: Vec<Lane>,
-    finished: BTreeMap<Ticket, Result<Finished, Refused>>,
+    /// Requests that are over, in the order in which that happened.
+    finished: Vec<(Ticket, Result<Finished, Refused>)>,
     next_ticket: u64,
 }
 
@@ -95,7 +95,7 @@ impl Client {
     /// A client without lanes.
     #[must_use]
     pub fn new(identity: Identity) -> Self {
-        Self { identity, lanes: Vec::new(), finished: BTreeMap::new(), next_ticket: 1 }
+        Self { identity, lanes: Vec::new(), finished: Vec::new(), next_ticket: 1 }
     }
 
     /// Who this client is.
@@ -132,35 +132,33 @@ impl Client {
             request: ticket,
             ..frame.head
         };
-        let lane = &mut self.lanes[lane.0];
-        let mut request = Request::new(frame, body);
-        if let LaneState::Up { peer } = lane.state {
-            out.push(Output::Submit(request.send(peer)));
-        }
-        lane.requests.insert(ticket, request);
+        self.lanes[lane.0].ask(Request::new(frame, body), out);
         ticket
     }
 
     /// Takes the end of a request, if it has come.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<Finished, Refused>> {
-        self.finished.remove(&ticket)
+        let at = self.finished.iter().position(|(one, _)| *one == ticket)?;
+        Some(self.finished.remove(at).1)
+    }
+
+    /// Takes every request that is over.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
+        self.finished.drain(..)
     }
 
     /// Whether any request is not finished.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lanes.iter().any(|lane| !lane.requests.is_empty())
+        self.lanes.iter().any(Lane::is_busy)
     }
 
     /// Opens the lanes that have something to send and whose pause is over. Call after [`Client::ask`] and when
     /// [`Client::deadline`] has passed.
     pub fn drive(&mut self, now: Now, out: &mut Vec<Output>) {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            if let LaneState::Up { peer } = lane.state {
-                let due = lane.requests.values_mut().filter(|request| request.again.is_some_and(|again| again <= now));
-                out.extend(due.filter(|request| request.is_home()).map(|request| Output::Submit(request.send(peer))));
-            }
-            if lane.requests.is_empty() {
+            lane.resume(now, out);
+            if !lane.is_busy() {
                 continue;
             }
             if let LaneState::Down { again } = lane.state
@@ -175,12 +173,12 @@ impl Client {
     /// When [`Client::drive`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Now> {
-        let lanes = self.lanes.iter().filter(|lane| !lane.requests.is_empty());
-        let pauses = lanes.clone().filter_map(|lane| match lane.state {
+        let next = |lane: &Lane| match lane.state {
             LaneState::Down { again } => Some(again),
-            LaneState::Opening | LaneState::Greeting { .. } | LaneState::Up { .. } => None,
-        });
-        pauses.chain(lanes.flat_map(|lane| lane.requests.values().filter_map(|request| request.again))).min()
+            LaneState::Opening | LaneState::Greeting { .. } => None,
+            LaneState::Up { .. } => lane.resumes(),
+        };
+        self.lanes.iter().filter(|lane| lane.is_busy()).filter_map(next).min()
     }
 
     /// The transport began to connect a lane: the hello goes first.
@@ -220,53 +218,41 @@ impl Client {
             Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
             Event::Sent { peer, ticket, body } => {
                 let Some(lane) = self.lane_of(peer) else { return };
-                if let Some(request) = lane.requests.get_mut(&ticket) {
-                    request.came_home(body);
-                }
+                lane.sent(ticket, body, out);
                 self.settle(peer, ticket);
             }
-            Event::Gone { peer, reason, unsent, unfilled } => {
-                let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer))
-                else {
-                    return;
-                };
-                lane.recover(unsent, unfilled);
-                match lane.was(peer) {
-                    true => lane.send_waiting(out),
-                    false => lane.lost(now, reason),
-                }
-                let refused: Vec<_> = lane.take_refused();
-                self.finished.extend(refused);
-            }
+            Event::Gone { peer, reason, unsent, unfilled } => self.gone(now, peer, reason, unsent, unfilled, out),
             Event::Accepted { .. } | Event::Connected { .. } => {}
         }
     }
 
-    /// Gives up every request: connections that carry one are ended, which brings its parcels back. Call
-    /// [`Client::forget`] when nothing is away any more.
-    pub fn abandon(&mut self, out: &mut Vec<Output>) {
-        for lane in self.lanes.iter().filter(|lane| !lane.requests.is_empty()) {
-            out.extend(lane.state.peer().map(Output::Close));
-        }
-    }
-
-    /// Forgets requests whose parcels are all back; false while some are still away.
-    pub fn forget(&mut self) -> bool {
+    /// Ends requests, whose tickets are in order, without an answer. Where the transport has something of one, its
+    /// connection is ended, which brings it back; requests of others are sent again. Each is finished, and what it
+    /// was given is dropped, once everything of it is back.
+    pub fn cancel(&mut self, tickets: &[Ticket], refused: &Refused, out: &mut Vec<Output>) {
         for lane in &mut self.lanes {
-            if lane.state.peer().is_none() {
-                lane.requests.clear();
+            if lane.cancel(tickets, refused) {
+                out.extend(lane.state.peer().map(Output::Close));
             }
+            self.finished.extend(lane.take_all_over());
         }
-        self.finished.clear();
-        !self.is_busy()
     }
 
-    /// What is not answered, by whom and why, for the text of a deadline.
+    /// The transport is broken and gone, and with it everything it had: every request ends without an answer.
+    pub fn break_off(&mut self, now: Now, refused: &Refused) {
+        for lane in &mut self.lanes {
+            lane.lost(now, refused.text.clone());
+            self.finished.extend(lane.drop_all(refused));
+        }
+    }
+
+    /// Who does not answer these requests, whose tickets are in order, and why, for the text of a deadline.
     #[must_use]
-    pub fn outstanding(&self) -> String {
-        let lanes: Vec<String> =
-            self.lanes.iter().filter(|lane| !lane.requests.is_empty()).map(Lane::describe).collect();
-        lanes.join("; ")
+    pub fn outstanding(&self, tickets: &[Ticket]) -> String {
+        let counts = self.lanes.iter().map(|lane| (lane, lane.count(tickets)));
+        let texts: Vec<String> =
+            counts.filter(|(_, count)| *count > 0).map(|(lane, count)| lane.describe(count)).collect();
+        texts.join("; ")
     }
 
     fn lane_of(&mut self, peer: PeerId) -> Option<&mut Lane> {
@@ -290,7 +276,7 @@ impl Client {
         let Some(lane) = self.lane_of(peer) else { return };
         out.push(Output::Close(peer));
         if refused.code == ErrorCode::Fenced {
-            lane.requests.values_mut().for_each(|request| request.refuse(refused.clone()));
+            lane.refuse_all(&refused);
         }
         lane.reason = Some(refused.text);
         lane.refused_at = Some(now);
@@ -299,22 +285,47 @@ impl Client {
     fn error(&mut self, now: Now, peer: PeerId, frame: &Frame) {
         let refused = Refused::of(frame);
         let Some(lane) = self.lane_of(peer) else { return };
-        let Some(request) = lane.requests.get_mut(&frame.head.request) else { return };
         if refused.code == ErrorCode::Busy {
             lane.reason = Some(refused.text);
-            request.again = Some(now + PAUSE_FIRST);
+            lane.pause(frame.head.request, now + PAUSE_FIRST);
         } else {
-            request.refuse(refused);
+            lane.refuse(frame.head.request, refused);
+        }
+    }
+
+    /// A connection is over: everything of it that the transport had is back.
+    fn gone(
+        &mut self,
+        now: Now,
+        peer: PeerId,
+        reason: String,
+        unsent: Vec<(Ticket, Vec<Outgoing>)>,
+        unfilled: Vec<Incoming>,
+        out: &mut Vec<Output>,
+    ) {
+        for (ticket, body) in unsent {
+            // The transport says so once more when it finds work for a connection that it has said goodbye to.
+            self.lanes.iter_mut().try_fold(body, |body, lane| lane.came_home(ticket, body));
+        }
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer)) {
+            // Places that were named in the moment in which the connection ended come back later.
+            if !unfilled.is_empty() {
+                lane.put_back(unfilled);
+            }
+            if !lane.was(peer) {
+                lane.lost(now, reason);
+            }
+        }
+        for lane in &mut self.lanes {
+            lane.dispatch(out);
+            self.finished.extend(lane.take_all_over());
         }
     }
 
     /// Moves a request that is over from its lane to the finished.
     fn settle(&mut self, peer: PeerId, ticket: Ticket) {
-        let Some(lane) = self.lane_of(peer) else { return };
-        if lane.requests.get(&ticket).is_some_and(Request::is_over)
-            && let Some(request) = lane.requests.remove(&ticket)
-        {
-            self.finished.insert(ticket, request.finish());
+        if let Some(request) = self.lane_of(peer).and_then(|lane| lane.take_over(ticket)) {
+            self.finished.push((ticket, request.finish()));
         }
     }
 }

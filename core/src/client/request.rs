@@ -1,10 +1,9 @@
 //! A request: what is sent, where its answer goes, and how far it is.
 
 use crate::error::Failure;
-use crate::ids::{PeerId, Version};
+use crate::ids::{PeerId, Ticket, Version};
 use crate::memory::LoanIn;
 use crate::port::{Outgoing, Submit};
-use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, Frame};
 
 /// The parcels of a request.
@@ -14,6 +13,9 @@ pub struct RequestBody {
     pub payload: Vec<Outgoing>,
     /// Where the values of the frame's entries go, one for each entry, or none at all.
     pub into: Vec<LoanIn>,
+    /// When it leaves: of the requests that wait for one lane the least number goes first, and of equal ones the
+    /// one that was asked first.
+    pub priority: u32,
 }
 
 /// A request that was answered.
@@ -21,6 +23,8 @@ pub struct RequestBody {
 pub struct Finished {
     /// The control message of an answer without entries.
     pub control: Vec<u8>,
+    /// What was asked.
+    pub entries: Vec<Entry>,
     /// The round or version of each entry.
     pub versions: Vec<Version>,
 }
@@ -42,9 +46,14 @@ impl From<Refused> for Failure {
 
 pub(super) struct Request {
     frame: Frame,
+    pub(super) priority: u32,
+    /// Bytes of its payloads together.
+    pub(super) bytes: u64,
     /// The parcels, or nothing while the transport has them.
     payload: Option<Vec<Outgoing>>,
     into: Vec<Option<LoanIn>>,
+    /// How many of the places the transport has.
+    landing: usize,
     versions: Vec<Option<Version>>,
     /// Entries without an answer; one for a request without entries.
     missing: usize,
@@ -52,8 +61,6 @@ pub(super) struct Request {
     cursor: usize,
     control: Vec<u8>,
     refused: Option<Refused>,
-    /// When to send it again, because the server had no room for it.
-    pub(super) again: Option<Now>,
 }
 
 impl Request {
@@ -65,19 +72,30 @@ impl Request {
         Self {
             versions: vec![None; frame.entries.len()],
             missing: frame.entries.len().max(1),
+            priority: body.priority,
+            bytes: frame.payload_bytes(),
             payload: Some(body.payload),
             into: body.into.into_iter().map(Some).collect(),
+            landing: 0,
             frame,
             cursor: 0,
             control: Vec::new(),
             refused: None,
-            again: None,
         }
     }
 
-    /// Whether the transport has none of its payload.
+    pub(super) fn ticket(&self) -> Ticket {
+        self.frame.head.request
+    }
+
+    /// Whether the transport has neither payloads nor places of it.
     pub(super) fn is_home(&self) -> bool {
-        self.payload.is_some()
+        self.payload.is_some() && self.landing == 0
+    }
+
+    /// Whether it may be sent.
+    pub(super) fn may_leave(&self) -> bool {
+        self.payload.is_some() && !self.is_over()
     }
 
     /// Whether nothing more will come of it.
@@ -87,9 +105,8 @@ impl Request {
 
     /// The frame with its payload, for the transport.
     pub(super) fn send(&mut self, peer: PeerId) -> Submit {
-        self.again = None;
         let body = self.payload.take().expect("a request that is away is not sent again");
-        Submit::Send { peer, ticket: self.frame.head.request, frame: self.frame.clone(), body }
+        Submit::Send { peer, ticket: self.ticket(), frame: self.frame.clone(), body }
     }
 
     pub(super) fn came_home(&mut self, body: Vec<Outgoing>) {
@@ -97,7 +114,7 @@ impl Request {
     }
 
     pub(super) fn refuse(&mut self, refused: Refused) {
-        self.refused = Some(refused);
+        self.refused.get_or_insert(refused);
     }
 
     /// The place for an entry's value, if it is still wanted and fits.
@@ -107,11 +124,13 @@ impl Request {
         if place.as_ref().is_none_or(|loan| loan.len() != entry.bytes) {
             return None;
         }
+        self.landing += 1;
         place.take().map(|loan| (index, loan))
     }
 
     pub(super) fn return_place(&mut self, index: usize, loan: LoanIn) {
         self.into[index] = Some(loan);
+        self.landing -= 1;
     }
 
     pub(super) fn answer_whole(&mut self, frame: &Frame) {
@@ -142,7 +161,7 @@ impl Request {
             Some(refused) => Err(refused),
             None => {
                 let versions = self.versions.into_iter().flatten().collect();
-                Ok(Finished { control: self.control, versions })
+                Ok(Finished { control: self.control, entries: self.frame.entries, versions })
             }
         }
     }

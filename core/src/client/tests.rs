@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{Client, Identity, LaneId, Output, RequestBody};
+use super::{Client, Identity, LaneId, Output, Refused, RequestBody};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
@@ -124,6 +124,24 @@ impl Line {
         ticket
     }
 
+    /// Asks with one entry of so many bytes.
+    fn ask_sized(&mut self, bytes: u32, body: RequestBody) -> Ticket {
+        let entry = Entry { bytes, ..Entry::bare(id(0), Round(1), Float32) };
+        let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) };
+        let mut out = Vec::new();
+        let ticket = self.client.ask(self.lane, frame, body, &mut out);
+        self.outputs(out);
+        self.drive();
+        ticket
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        let mut out = Vec::new();
+        let refused = Refused { code: ErrorCode::Deadline, text: "too late".into() };
+        self.client.cancel(&[ticket], &refused, &mut out);
+        self.outputs(out);
+    }
+
     fn done(&mut self, ticket: Ticket, chunks: &[(u64, u64)]) {
         let head = Head { request: ticket, ..Head::new(Kind::Done) };
         let entries = chunks.iter().map(|(chunk, round)| Entry::bare(id(*chunk), Round(*round), Float32)).collect();
@@ -175,7 +193,7 @@ fn requests_are_sent_again_in_order_after_a_reconnect() {
         assert_eq!(line.log(), "", "a lane connects when it is used");
         let push = |line: &mut Line| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() })
+            line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() })
         };
         let (first, second) = (push(&mut line), push(&mut line));
         assert_eq!(line.log(), "hello 0", "nothing goes before the welcome");
@@ -211,9 +229,9 @@ fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() 
     lend(|book| {
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let push = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        let push = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
         let into = vec![book.write(&mut value)];
-        let pull = line.ask(Kind::Pull, &[1], RequestBody { payload: Vec::new(), into });
+        let pull = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
         line.welcome();
         let (_, places) = line.begin_values(pull, &[(1, 4)]);
         let (late, former) = (std::mem::take(&mut line.sending), line.peer());
@@ -257,7 +275,7 @@ fn values_land_in_their_places() {
     lend(|book| {
         let mut line = Line::connected();
         let into = vec![book.write(first), book.write(second), book.write(third)];
-        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { payload: Vec::new(), into });
+        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         line.welcome();
         line.sent();
         line.values(ticket, &[(3, 4)]);
@@ -318,11 +336,12 @@ fn who_is_superseded_is_told_and_who_is_refused_otherwise_tries_again() {
     lend(|book| {
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
         line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
         line.gone(Vec::new());
-        assert!(line.client.outstanding().contains("shard 0 at loopback://there:1: 1 requests without an answer"));
-        assert!(line.client.outstanding().contains("Invalid"), "{}", line.client.outstanding());
+        let text = line.client.outstanding(&[ticket]);
+        assert!(text.contains("shard 0 at loopback://there:1: 1 requests without an answer"), "{text}");
+        assert!(text.contains("Invalid"), "{text}");
         line.wait(20);
         assert_eq!(line.log(), "hello 0, close, hello 0");
         line.error(Ticket(0), Kind::Refused, ErrorCode::Fenced);
@@ -339,7 +358,7 @@ fn a_refused_request_ends_when_its_payload_is_home() {
     lend(|book| {
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, into: Vec::new() });
+        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
         line.welcome();
         line.error(ticket, Kind::Error, ErrorCode::Invalid);
         assert!(line.client.take(ticket).is_none());
@@ -350,23 +369,60 @@ fn a_refused_request_ends_when_its_payload_is_home() {
 }
 
 #[test]
-fn what_is_abandoned_comes_home_and_is_forgotten() {
+fn what_is_cancelled_comes_home_and_the_rest_is_sent_again() {
     let gradient = [1; 8];
     let mut value = [0; 4];
     lend(|book| {
         let mut line = Line::connected();
-        let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        line.ask(Kind::Push, &[0], RequestBody { payload, into: vec![book.write(&mut value)] });
+        let payload = || vec![Outgoing::Loan(book.read(&gradient))];
+        let into = vec![book.write(&mut value)];
+        let first = line.ask(Kind::Push, &[0], RequestBody { payload: payload(), into, ..RequestBody::default() });
+        let second = line.ask(Kind::Push, &[1], RequestBody { payload: payload(), ..RequestBody::default() });
         line.welcome();
-        let (_, unfilled) = line.begin_values(Ticket(1), &[(0, 4)]);
+        line.sent();
+        let (_, unfilled) = line.begin_values(first, &[(0, 4)]);
         line.log();
-        let mut out = Vec::new();
-        line.client.abandon(&mut out);
-        line.outputs(out);
+        line.cancel(first);
         assert_eq!(line.log(), "close");
-        assert!(!line.client.forget(), "its parcels are with the transport");
+        assert!(line.client.take(first).is_none(), "its place is with the transport");
         line.gone(unfilled);
-        assert!(line.client.forget());
+        assert_eq!(line.client.take(first).expect("it is over").expect_err("cancelled").code, ErrorCode::Deadline);
+        line.wait(20);
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 2");
+        line.sent();
+        line.cancel(second);
+        assert_eq!(line.log(), "", "what is at home ends at once, and its connection goes on");
+        assert!(line.client.take(second).is_some() && !line.client.is_busy());
+    });
+}
+
+#[test]
+fn the_most_urgent_leaves_first() {
+    let gradient = vec![1; 1 << 20];
+    lend(|book| {
+        let mut line = Line::connected();
+        let ask = |line: &mut Line, priority| {
+            let payload = vec![Outgoing::Loan(book.read(&gradient))];
+            line.ask_sized(1 << 20, RequestBody { payload, priority, ..RequestBody::default() })
+        };
+        let mut tickets = [7, 7, 7, 7].map(|priority| ask(&mut line, priority)).to_vec();
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 1, push 2", "no more than the transport needs");
+        tickets.extend([3, 5].map(|priority| ask(&mut line, priority)));
+        line.sent();
+        assert_eq!(line.log(), "push 5, push 6", "what was asked last overtakes what waits");
+        line.gone(Vec::new());
+        line.wait(20);
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 5, push 6", "also after a reconnect");
+        line.sent();
+        assert_eq!(line.log(), "push 1, push 2");
+        line.sent();
+        line.sent();
+        assert_eq!(line.log(), "push 3, push 4");
+        tickets.into_iter().for_each(|ticket| line.done(ticket, &[(0, 1)]));
+        assert!(!line.client.is_busy());
     });
 }
 
@@ -374,13 +430,14 @@ fn what_is_abandoned_comes_home_and_is_forgotten() {
 fn an_address_that_cannot_be_reached_is_named() {
     let mut line = Line::new();
     let mut out = Vec::new();
-    line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
+    let ticket = line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
     line.client.drive(line.now, &mut out);
     assert!(matches!(out[..], [Output::Connect { .. }]));
     line.client.unreachable(line.now, line.lane, &crate::error::Failure::call("no such host"));
-    assert!(line.client.outstanding().ends_with("(not connected, no such host)"), "{}", line.client.outstanding());
+    assert!(line.client.outstanding(&[ticket]).ends_with("(not connected, no such host)"));
     assert_eq!(line.client.deadline(), Some(Now(20)));
-    assert!(line.client.forget());
+    line.cancel(ticket);
+    assert!(!line.client.is_busy());
 }
 
 #[test]

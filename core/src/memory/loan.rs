@@ -6,8 +6,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
 /// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
@@ -58,15 +56,17 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 /// let kept = lend(|book| book.read(&gradient));
 /// ```
 pub fn lend<'env, R>(body: impl FnOnce(&LoanBook<'env>) -> R) -> R {
-    let book = LoanBook { count: Arc::new(AtomicUsize::new(0)), env: PhantomData };
+    let book = LoanBook { line: Arc::new(()), closes: true, env: PhantomData };
     // The book closes when it is dropped: here, after the body's result is known, or while the body unwinds.
     body(&book)
 }
 
 /// Writes loans. `'env` is the life of what is lent, which outlives the call of [`lend`].
 pub struct LoanBook<'env> {
-    /// Loans that are out.
-    count: Arc<AtomicUsize>,
+    /// Every loan that is out holds a copy, so the copies are the count.
+    line: Arc<()>,
+    /// Whether every loan must be back when the book goes.
+    closes: bool,
     /// Makes `'env` invariant: were it allowed to shrink, a slice of the body's own could be lent.
     env: PhantomData<fn(&'env ()) -> &'env ()>,
 }
@@ -77,7 +77,7 @@ pub struct LoanOut {
     // memory may go as soon as the count is down.
     start: *const u8,
     bytes: u32,
-    _entry: Entry,
+    _line: Arc<()>,
 }
 
 /// Memory lent to be written, to one who receives into it.
@@ -85,11 +85,23 @@ pub struct LoanIn {
     // A pointer and not a reference, as in `LoanOut`.
     start: *mut u8,
     bytes: u32,
-    _entry: Entry,
+    _line: Arc<()>,
 }
 
-/// One loan's line in the book, struck out on drop.
-struct Entry(Arc<AtomicUsize>);
+impl LoanBook<'static> {
+    /// A book that need not close: what lives as long as the process may be out as long.
+    ///
+    /// ```compile_fail,E0597
+    /// use pserver_core::memory::LoanBook;
+    ///
+    /// let local = vec![0; 64];
+    /// let loan = LoanBook::open().read(&local);
+    /// ```
+    #[must_use]
+    pub fn open() -> Self {
+        Self { line: Arc::new(()), closes: false, env: PhantomData }
+    }
+}
 
 impl<'env> LoanBook<'env> {
     /// Lends a slice to be read. For many at once, lend its sub-slices.
@@ -97,7 +109,7 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn read(&self, slice: &'env [u8]) -> LoanOut {
-        LoanOut { bytes: length(slice), start: slice.as_ptr(), _entry: self.entry() }
+        LoanOut { bytes: length(slice), start: slice.as_ptr(), _line: Arc::clone(&self.line) }
     }
 
     /// Lends a slice to be written. For many at once, lend disjoint sub-slices.
@@ -105,12 +117,7 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
-        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), _entry: self.entry() }
-    }
-
-    fn entry(&self) -> Entry {
-        self.count.fetch_add(1, Relaxed);
-        Entry(Arc::clone(&self.count))
+        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), _line: Arc::clone(&self.line) }
     }
 }
 
@@ -175,17 +182,11 @@ unsafe impl Send for LoanIn {}
 // SAFETY: a shared loan only reads; writing takes `&mut self`.
 unsafe impl Sync for LoanIn {}
 
-impl Drop for Entry {
-    fn drop(&mut self) {
-        // Release: what the borrower did to the memory is done before `lend` returns. Its `Acquire` is the other half.
-        self.0.fetch_sub(1, Release);
-    }
-}
-
 impl Drop for LoanBook<'_> {
     fn drop(&mut self) {
-        let out = self.count.load(Acquire);
-        if out != 0 {
+        // A copy that is dropped releases what the borrower did to the memory; finding none acquires it.
+        if self.closes && Arc::get_mut(&mut self.line).is_none() {
+            let out = Arc::strong_count(&self.line) - 1;
             eprintln!("pserver: {out} loans of the caller's memory are still out at the end of its call; aborting");
             std::process::abort();
         }

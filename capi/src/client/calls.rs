@@ -1,0 +1,363 @@
+//! Calls on their way: in which order they leave, how they end, and what follows from that.
+//!
+//! Servers recognise a call that comes twice by its number, which only grows for one chunk. So calls about the same
+//! parameter leave one after the other, each when the one before is answered; calls about different parameters
+//! know nothing of each other. When a call fails, those that wait behind it fail too: the next one takes its number
+//! and its round, and is the same call again.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use pserver_core::client::{Finished, LaneId, Refused};
+use pserver_core::error::Failure;
+use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket};
+use pserver_core::time::Now;
+use pserver_core::wire::Kind;
+
+use super::State;
+use super::job::Job;
+use super::packer::Packed;
+
+/// Calls of one client that nobody has waited for; more are refused.
+const CALLS_MAX: usize = 4096;
+
+/// A call, named; never used twice in the life of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CallNumber(u64);
+
+/// A call that nobody has taken the result of.
+pub(super) struct Call {
+    number: CallNumber,
+    kind: Kind,
+    parameters: Vec<ParameterIndex>,
+    /// The number that servers recognise it by; zero where they need none.
+    sequence: Sequence,
+    /// Earlier calls that it waits for.
+    behind: Vec<CallNumber>,
+    /// Frames that wait for them.
+    held: Vec<(LaneId, Packed)>,
+    /// Its requests, which have consecutive numbers.
+    tickets: Range<u64>,
+    /// How many of them are not over.
+    open: usize,
+    /// Whether all its frames are made.
+    is_whole: bool,
+    end: Now,
+    limit: Duration,
+    failure: Option<String>,
+    /// What it learned of rounds that were not known.
+    seen: Vec<(ParameterIndex, Round)>,
+    /// Payload bytes to and from the servers.
+    sent: u64,
+    received: u64,
+}
+
+impl Call {
+    /// What it is about, in words.
+    fn text(&self, job: &Job) -> String {
+        let what = match self.kind {
+            Kind::Push => "sending gradients of",
+            Kind::Set => "setting",
+            _ => "fetching",
+        };
+        let first = self.parameters.first().map_or("nothing", |index| job.name(*index));
+        match self.parameters.len() {
+            0 | 1 => format!("{what} \"{first}\""),
+            more => format!("{what} \"{first}\" and {} more", more - 1),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_whole && self.open == 0 && self.held.is_empty()
+    }
+
+    fn tickets(&self) -> Vec<Ticket> {
+        self.tickets.clone().map(Ticket).collect()
+    }
+}
+
+impl State {
+    /// Opens a call about parameters that are in it once. `bytes` go to the servers and come from them.
+    pub(super) fn open(
+        &mut self,
+        kind: Kind,
+        parameters: &[ParameterIndex],
+        bytes: (u64, u64),
+    ) -> Result<Sequence, Failure> {
+        if self.calls.len() >= CALLS_MAX {
+            return Err(Failure::call(format!("{CALLS_MAX} calls were started and not waited for")));
+        }
+        let job = self.job.as_mut().expect("the job is ready");
+        self.last_call += 1;
+        let number = CallNumber(self.last_call);
+        let mut behind = Vec::new();
+        for index in parameters {
+            let progress = job.progress_mut(*index);
+            if let Some(earlier) = progress.busy.replace(number)
+                && !behind.contains(&earlier)
+            {
+                behind.push(earlier);
+            }
+            if kind == Kind::Push {
+                progress.round = progress.round.map(|round| Round(round.0 + 1));
+            }
+        }
+        let sequence = if kind == Kind::Pull { Sequence(0) } else { job.next_sequence() };
+        let limit = self.options.deadline;
+        let end = self.engine.now() + limit;
+        let (sent, received) = bytes;
+        self.calls.push(Call {
+            number,
+            kind,
+            parameters: parameters.to_vec(),
+            sequence,
+            behind,
+            held: Vec::new(),
+            tickets: 0..0,
+            open: 0,
+            is_whole: false,
+            end,
+            limit,
+            failure: None,
+            seen: Vec::new(),
+            sent,
+            received,
+        });
+        Ok(sequence)
+    }
+
+    /// A frame of the call that was opened last is full: it leaves, or waits for earlier calls.
+    pub(super) fn frame(&mut self, lane: LaneId, packed: Packed) {
+        let call = self.calls.last_mut().expect("a call is open");
+        call.held.push((lane, packed));
+        if call.behind.is_empty() {
+            let at = self.calls.len() - 1;
+            self.release(at);
+        }
+    }
+
+    /// Every frame of the call that was opened last is made.
+    pub(super) fn close(&mut self) -> CallNumber {
+        let call = self.calls.last_mut().expect("a call is open");
+        call.is_whole = true;
+        let number = call.number;
+        if call.is_over() {
+            // A call about nothing.
+            self.end(number);
+        }
+        number
+    }
+
+    /// Whether some call is not over.
+    pub(super) fn is_running(&self) -> bool {
+        self.calls.iter().any(|call| !call.is_over())
+    }
+
+    /// Whether a call is over; true also when nobody knows it.
+    pub(super) fn is_over(&self, number: CallNumber) -> bool {
+        self.position(number).is_none_or(|at| self.calls[at].is_over())
+    }
+
+    /// Takes the result of a call that is over.
+    pub(super) fn take(&mut self, number: CallNumber) -> Option<Result<(), Failure>> {
+        let at = self.position(number)?;
+        if !self.calls[at].is_over() {
+            return None;
+        }
+        let call = self.calls.remove(at);
+        Some(call.failure.map_or(Ok(()), |text| Err(Failure::Call(text))))
+    }
+
+    /// Works until a call is over.
+    pub(super) fn finish(&mut self, number: CallNumber) -> Result<(), Failure> {
+        loop {
+            if let Some(result) = self.take(number) {
+                return result;
+            }
+            self.advance();
+        }
+    }
+
+    /// Works until every call is over.
+    pub(super) fn finish_all(&mut self) {
+        while self.is_running() {
+            self.advance();
+        }
+    }
+
+    /// One turn for all calls.
+    pub(super) fn advance(&mut self) {
+        let now = self.engine.now();
+        let left = self.calls.iter().filter(|call| call.failure.is_none()).map(|call| now.until(call.end)).min();
+        if left.is_some_and(|left| left.is_zero()) {
+            self.expire(now);
+        } else {
+            self.engine.turn(left.unwrap_or(Duration::MAX));
+        }
+        self.settle();
+    }
+
+    /// Gives up calls: works until the caller's memory is the caller's again.
+    pub(super) fn abort(&mut self, numbers: &[CallNumber], why: &str) {
+        for number in numbers {
+            let Some(at) = self.position(*number).filter(|at| !self.calls[*at].is_over()) else { continue };
+            self.calls[at].is_whole = true;
+            self.give_up(at, why.to_owned());
+        }
+        self.settle();
+        while numbers.iter().any(|number| !self.is_over(*number)) {
+            self.engine.turn(Duration::MAX);
+            self.settle();
+        }
+    }
+
+    /// Gives up every call.
+    pub(super) fn abort_all(&mut self, why: &str) {
+        let numbers: Vec<_> = self.calls.iter().map(|call| call.number).collect();
+        self.abort(&numbers, why);
+    }
+
+    /// Sends the frames that a call holds.
+    fn release(&mut self, at: usize) {
+        let call = &mut self.calls[at];
+        for (lane, packed) in call.held.drain(..) {
+            let Ticket(ticket) = self.engine.ask(lane, packed.frame, packed.body);
+            if call.tickets.is_empty() {
+                call.tickets = ticket..ticket;
+            }
+            assert_eq!(call.tickets.end, ticket, "nothing is asked between the frames of a call");
+            call.tickets.end += 1;
+            call.open += 1;
+        }
+        self.engine.flush();
+    }
+
+    /// Takes in what is over.
+    fn settle(&mut self) {
+        let mut over = std::mem::take(&mut self.over);
+        over.extend(self.engine.take_finished());
+        for (ticket, result) in over.drain(..) {
+            let Some(at) = self.calls.iter().position(|call| call.tickets.contains(&ticket.0)) else { continue };
+            self.calls[at].open -= 1;
+            match result {
+                Ok(finished) => self.note(at, &finished),
+                Err(Refused { text, .. }) => self.fail(at, text),
+            }
+            if self.calls[at].is_over() {
+                let number = self.calls[at].number;
+                self.end(number);
+            }
+        }
+        self.over = over;
+    }
+
+    /// Of a parameter whose round is not known, a pull tells it: that of the chunk that is furthest behind.
+    fn note(&mut self, at: usize, finished: &Finished) {
+        let job = self.job.as_ref().expect("the job is ready");
+        let call = &mut self.calls[at];
+        if call.kind == Kind::Pull && job.counts_rounds() {
+            let seen = finished.entries.iter().zip(&finished.versions);
+            let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
+            call.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
+        }
+    }
+
+    /// The first failure of a call is its result; what it holds is dropped.
+    fn fail(&mut self, at: usize, text: String) {
+        let call = &mut self.calls[at];
+        call.held.clear();
+        call.behind.clear();
+        if call.failure.is_none() {
+            let job = self.job.as_ref().expect("the job is ready");
+            call.failure = Some(format!("{}: {text}", call.text(job)));
+        }
+    }
+
+    /// Ends the calls whose time is up.
+    fn expire(&mut self, now: Now) {
+        for at in 0..self.calls.len() {
+            let call = &self.calls[at];
+            if call.failure.is_some() || call.is_over() || call.end > now {
+                continue;
+            }
+            let limit = call.limit;
+            let text = match call.tickets().as_slice() {
+                [] => format!("an earlier call about it was not over within {:.1} s", limit.as_secs_f64()),
+                tickets => self.engine.late(tickets, limit),
+            };
+            self.give_up(at, text);
+        }
+    }
+
+    /// Fails a call, and gets back what the transport has of it.
+    fn give_up(&mut self, at: usize, text: String) {
+        let (number, tickets) = (self.calls[at].number, self.calls[at].tickets());
+        self.fail(at, text.clone());
+        if self.calls[at].is_over() {
+            self.end(number);
+        } else {
+            self.engine.abandon(&tickets, text);
+        }
+    }
+
+    /// A call is over; those behind it go on, or fail with it and are over too.
+    fn end(&mut self, number: CallNumber) {
+        self.has_news = true;
+        let mut over = vec![number];
+        while let Some(number) = over.pop() {
+            let has_failed = self.conclude(number);
+            for at in 0..self.calls.len() {
+                if !self.calls[at].behind.contains(&number) {
+                    continue;
+                }
+                if has_failed {
+                    self.fail(at, "an earlier call about one of its parameters failed".to_owned());
+                    over.push(self.calls[at].number);
+                } else {
+                    self.calls[at].behind.retain(|one| *one != number);
+                    if self.calls[at].behind.is_empty() {
+                        self.release(at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The numbers of a call that is over are used up, or given back; true when it failed.
+    fn conclude(&mut self, number: CallNumber) -> bool {
+        let at = self.position(number).expect("the call is known");
+        let job = self.job.as_mut().expect("the job is ready");
+        let call = &mut self.calls[at];
+        let has_failed = call.failure.is_some();
+        for index in &call.parameters {
+            let progress = job.progress_mut(*index);
+            progress.busy = progress.busy.filter(|busy| *busy != number);
+            if has_failed && call.kind == Kind::Push {
+                progress.round = progress.round.map(|round| Round(round.0 - 1));
+            }
+            let again = match call.kind {
+                Kind::Push => &mut progress.push_again,
+                Kind::Set => &mut progress.set_again,
+                _ => continue,
+            };
+            if !has_failed {
+                *again = None;
+            } else if !call.tickets.is_empty() {
+                again.get_or_insert(call.sequence);
+            }
+        }
+        if !has_failed {
+            self.moved.sent += call.sent;
+            self.moved.received += call.received;
+            call.seen.sort_unstable();
+            for (index, round) in call.seen.drain(..) {
+                job.progress_mut(index).round.get_or_insert(round);
+            }
+        }
+        has_failed
+    }
+
+    fn position(&self, number: CallNumber) -> Option<usize> {
+        self.calls.binary_search_by_key(&number, |call| call.number).ok()
+    }
+}

@@ -1,0 +1,182 @@
+//! Calls that are started, and waited for later.
+
+use std::sync::{Mutex, PoisonError};
+
+use pserver_core::error::Failure;
+use pserver_core::memory::{LoanBook, lend};
+
+use super::calls::CallNumber;
+use super::{Client, Given, State, Wanted};
+
+/// Starts calls within [`Client::scope`].
+pub struct Calls<'scope, 'env> {
+    client: &'scope Client,
+    book: &'scope LoanBook<'env>,
+    started: Mutex<Vec<CallNumber>>,
+}
+
+/// A call that was started. What it was given is the client's until the scope ends.
+#[must_use = "a call's failure is told to who waits for it"]
+pub struct Pending<'scope> {
+    client: &'scope Client,
+    call: CallNumber,
+}
+
+impl Client {
+    /// Runs `body`, which may start calls that go on while it computes. Every call is over when this returns.
+    ///
+    /// What leads: of the frames that wait to leave, those of the parameter that was declared first, because the next
+    /// forward pass needs it first. Calls about one parameter leave one after the other.
+    ///
+    /// ```no_run
+    /// # use paddle_pserver::client::{Client, Given, Wanted};
+    /// # use pserver_core::dtype::ElementType::Float32;
+    /// # fn step(client: &Client, last: &[u8], first: &[u8], back: &mut [u8]) -> Result<(), pserver_core::error::Failure> {
+    /// client.scope(|calls| {
+    ///     let one = calls.push(&[Given { name: "last layer", element_type: Float32, content: last }], None)?;
+    ///     // The gradient of the first layer is computed here, while that of the last one is on its way.
+    ///     let given = [Given { name: "first layer", element_type: Float32, content: first }];
+    ///     let two = calls.push_pull(&given, None, vec![Wanted { name: "first layer", content: back }])?;
+    ///     one.wait()?;
+    ///     two.wait()
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// What is lent must outlive the scope:
+    ///
+    /// ```compile_fail,E0597
+    /// # use paddle_pserver::client::{Client, Wanted};
+    /// # fn step(client: &Client) {
+    /// let result = client.scope(|calls| {
+    ///     let mut local = vec![0; 64];
+    ///     calls.pull(vec![Wanted { name: "w", content: &mut local }]).map(|_| ())
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What `body` returns, else the first failure of a call that nobody waited for.
+    pub fn scope<'env, R>(&self, body: impl FnOnce(&Calls<'_, 'env>) -> Result<R, Failure>) -> Result<R, Failure> {
+        lend(|book| {
+            let calls = Calls { client: self, book, started: Mutex::default() };
+            let guard = AbortOnUnwind(&calls);
+            let result = body(&calls);
+            std::mem::forget(guard);
+            let finished = calls.finish_all();
+            result.and_then(|value| finished.map(|()| value))
+        })
+    }
+
+    /// Starts a call on memory that lives as long as the process, as far as this program can tell.
+    pub(crate) fn start(
+        &self,
+        start: impl FnOnce(&mut State, &LoanBook<'static>) -> Result<CallNumber, Failure>,
+    ) -> Result<CallNumber, Failure> {
+        self.start_with(&LoanBook::open(), start)
+    }
+
+    /// Waits for a call and takes its result; nothing when it was taken already.
+    pub(crate) fn wait(&self, call: CallNumber) -> Result<Option<Result<(), Failure>>, Failure> {
+        Ok(self.enter()?.wait(call))
+    }
+
+    /// Whether a call is over; true also when its result was taken.
+    pub(crate) fn is_over(&self, call: CallNumber) -> Result<bool, Failure> {
+        Ok(self.enter()?.is_over(call))
+    }
+
+    fn start_with<'env>(
+        &self,
+        book: &LoanBook<'env>,
+        start: impl FnOnce(&mut State, &LoanBook<'env>) -> Result<CallNumber, Failure>,
+    ) -> Result<CallNumber, Failure> {
+        let mut state = self.enter()?;
+        state.ready()?;
+        self.shared.move_on()?;
+        start(&mut state, book)
+    }
+}
+
+impl<'scope, 'env> Calls<'scope, 'env> {
+    /// [`Client::push`], started.
+    ///
+    /// # Errors
+    /// What is wrong with which gradient; whatever else goes wrong is told to who waits.
+    pub fn push(&self, gradients: &[Given<'env>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_push(gradients, rate, None, book))
+    }
+
+    /// [`Client::push_pull`], started.
+    ///
+    /// # Errors
+    /// As [`Calls::push`] and [`Calls::pull`].
+    pub fn push_pull(
+        &self,
+        gradients: &[Given<'env>],
+        rate: Option<f64>,
+        into: Vec<Wanted<'env>>,
+    ) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_push(gradients, rate, Some(into), book))
+    }
+
+    /// [`Client::pull`], started.
+    ///
+    /// # Errors
+    /// What is wrong with which place; whatever else goes wrong is told to who waits.
+    pub fn pull(&self, into: Vec<Wanted<'env>>) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_pull(into, book))
+    }
+
+    fn start(
+        &self,
+        start: impl FnOnce(&mut State, &LoanBook<'env>) -> Result<CallNumber, Failure>,
+    ) -> Result<Pending<'scope>, Failure> {
+        let call = self.client.start_with(self.book, start)?;
+        self.started.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+        Ok(Pending { client: self.client, call })
+    }
+
+    /// Waits for the calls that nobody waited for; tells the first failure.
+    fn finish_all(&self) -> Result<(), Failure> {
+        let started = std::mem::take(&mut *self.started.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.client.shared.enter();
+        let results: Vec<_> = started.into_iter().filter_map(|call| state.wait(call)).collect();
+        results.into_iter().collect()
+    }
+
+    fn abort(&self) {
+        let started = std::mem::take(&mut *self.started.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.client.shared.enter();
+        state.abort(&started, "the program panicked");
+        for call in started {
+            // Nobody is left to hear it.
+            let _ = state.take(call);
+        }
+    }
+}
+
+impl Pending<'_> {
+    /// Whether the call is over, well or not.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.client.shared.enter().is_over(self.call)
+    }
+
+    /// Waits until the call is over.
+    ///
+    /// # Errors
+    /// As the blocking call of the same name. The time for it counts from when it was started.
+    pub fn wait(self) -> Result<(), Failure> {
+        self.client.enter()?.wait(self.call).expect("only one can wait for it")
+    }
+}
+
+/// Gets lent memory back before a panic goes on through the scope.
+struct AbortOnUnwind<'a, 'scope, 'env>(&'a Calls<'scope, 'env>);
+
+impl Drop for AbortOnUnwind<'_, '_, '_> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
