@@ -301,6 +301,17 @@ impl Serving {
             }
             None => {}
         }
+        let has_left = self.left[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
+        if has_left && !chunk.rule.is_element_wise() {
+            // What is sent again by who has left would keep the others out with a half that nobody completes.
+            let text = format!(
+                "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
+                self.table.held(chunk.id).name(),
+                chunk.id.chunk,
+                head.trainer
+            );
+            return Err(Refusal::invalid(text));
+        }
         Ok(if self.may_enter(chunk, head.trainer) { Verdict::Enter } else { Verdict::Wait })
     }
 

@@ -221,6 +221,19 @@ fn half_a_gradient_that_waits_gives_way_when_its_trainer_leaves_or_comes_back() 
 }
 
 #[test]
+fn half_a_gradient_that_is_sent_again_after_its_trainer_left_is_refused() {
+    let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
+    check(
+        plan,
+        "leave 1 -> 1 done
+         push 1 0 g=9 -> 1 error Invalid: parameter \"g\" chunk 0: trainer 1 has left*
+         push 0 0 g=1 g.1=1 -> 0 done g@1 g.1@1
+         reborn 1
+         push 1 0 g=1 g.1=1 -> 1 done g@2 g.1@2",
+    );
+}
+
+#[test]
 fn a_whole_gradient_that_waits_outlives_its_trainer() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     for end in ["leave 1 -> 1 done", "reborn 1\n push 1 0 g=9 g.1=9 -> 1 error Busy*"] {
