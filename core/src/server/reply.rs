@@ -16,6 +16,8 @@ pub(super) const NOBODY: PeerId = PeerId(u64::MAX);
 #[derive(Default)]
 pub(super) struct Replies {
     frames: Vec<Reply>,
+    /// Entries that a new frame probably gets.
+    expected: usize,
 }
 
 /// A frame that may still take entries.
@@ -28,6 +30,11 @@ struct Reply {
 }
 
 impl Replies {
+    /// For the answers to a frame of so many entries.
+    pub(super) fn to(entries: usize) -> Self {
+        Self { frames: Vec::new(), expected: entries }
+    }
+
     /// Acknowledges one entry.
     pub(super) fn done(&mut self, peer: PeerId, head: &Head, entry: Entry) {
         self.push(peer, head.answer(Kind::Done), entry, None);
@@ -78,7 +85,9 @@ impl Replies {
                 && last.payload_bytes.saturating_add(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX
         });
         if !fits {
-            self.whole(peer, Frame::bare(head));
+            let entries = Vec::with_capacity(self.expected);
+            let body = Vec::with_capacity(if payload.is_some() { self.expected } else { 0 });
+            self.frames.push(Reply { peer, frame: Frame { entries, ..Frame::bare(head) }, body, payload_bytes: 0 });
         }
         let reply = self.frames.last_mut().expect("a frame was just added");
         reply.payload_bytes += entry.bytes;

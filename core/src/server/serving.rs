@@ -107,7 +107,9 @@ impl Serving {
         let trainer = frame.head.trainer;
         self.take_back(cx.position, &frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
-            if self.is_begun_by_earlier_life(entry.id, &frame.head) {
+            let place = self.table.place(entry.id).expect("the entry was checked");
+            let steps_together = !self.table.chunks[place].rule.is_element_wise();
+            if steps_together && self.is_begun_by_earlier_life(entry.id, &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
@@ -122,7 +124,7 @@ impl Serving {
                 head: frame.head,
                 since: Some(cx.now),
             };
-            self.push_entry(cx, entry, contribution);
+            self.push_entry(cx, place, entry, contribution);
         }
     }
 
@@ -326,9 +328,8 @@ impl Serving {
         chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
     }
 
-    fn push_entry(&mut self, cx: &mut Context<'_>, entry: &Entry, contribution: Contribution) {
+    fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
         let (head, peer) = (contribution.head, contribution.peer);
-        let place = self.table.place(entry.id).expect("the entry was checked");
         if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
             return;
@@ -529,12 +530,11 @@ impl Serving {
             }
             None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
         };
-        chunk.round = round;
         if updated.is_err() {
+            chunk.round = round;
             self.stalled.push(place);
             return false;
         }
-        let mut round = std::mem::take(&mut chunk.round);
         for one in round.close() {
             let heard = chunk.heard_mut(one.trainer);
             heard.push = one.call;

@@ -176,7 +176,7 @@ impl Shard {
     }
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
-        let mut replies = Replies::default();
+        let mut replies = Replies::to(frame.entries.len());
         let about = self.peers.get_mut(&peer).map(|peer| (peer.refusal.take(), peer.right_at.take()));
         let checked = match about.unwrap_or_default() {
             (Some(refusal), _) => Err(refusal),
