@@ -22,7 +22,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
-use pserver_transport::tcp::POLL_EXPECTED;
+use pserver_transport::tcp::{CHECKS_EXPECTED, POLL_EXPECTED};
 
 use crate::client::ClientOptions;
 
@@ -31,7 +31,7 @@ const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Every name that options and file know.
-const NAMES: [&str; 5] = ["coordinator", "trainer", "deadline", "reader", "poll"];
+const NAMES: [&str; 6] = ["coordinator", "trainer", "deadline", "reader", "poll", "checks"];
 
 /// Where settings are looked up; handed in, so that only the C boundary asks the process.
 pub struct Surroundings<'a> {
@@ -94,15 +94,18 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     let trainer = places.trainer(is_reader);
     let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "120s");
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
+    let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
         is_reader,
         deadline: deadline.read(duration, "a time such as 500ms, 30s, 10m or 2h, at most 168h")?,
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
+        checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let choices = vec![coordinator.to_string(), rank, deadline.to_string(), reader.to_string(), poll.to_string()];
+    let plain = [&deadline, &reader, &poll, &checks].map(ToString::to_string);
+    let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
 }
 
@@ -294,7 +297,8 @@ mod tests {
     #[test]
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
-                        deadline = 120s (default); reader = no (default); poll = adaptive (default)";
+                        deadline = 120s (default); reader = no (default); poll = adaptive (default); \
+                        checks = between-hosts (default)";
         check("", &[], "", Ok(expected));
     }
 

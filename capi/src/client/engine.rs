@@ -10,7 +10,7 @@ use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
-use pserver_transport::tcp::{Poll, TcpOptions, TcpTransport};
+use pserver_transport::tcp::{TcpOptions, TcpTransport};
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -21,6 +21,8 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 pub(crate) struct Engine {
     requests: Client,
     transport: Box<dyn Transport>,
+    /// How it was made, and is made anew when it breaks.
+    options: TcpOptions,
     origin: Instant,
     /// How whoever made it wants servers to be reached.
     scheme: Scheme,
@@ -35,13 +37,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(coordinator: &Address, role: Role, poll: Poll) -> Result<Self, Failure> {
+    pub(crate) fn new(coordinator: &Address, role: Role, options: TcpOptions) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
         Ok(Self {
             requests,
-            transport: Box::new(TcpTransport::new(TcpOptions { poll, ..TcpOptions::default() })?),
+            transport: Box::new(TcpTransport::new(options.clone())?),
+            options,
             origin: Instant::now(),
             scheme: coordinator.scheme,
             control,
@@ -190,7 +193,7 @@ impl Engine {
 
     /// The transport is of no use any more: every parcel goes with it, and another takes its place.
     fn break_off(&mut self, failure: &Failure) {
-        if let Ok(transport) = TcpTransport::new(TcpOptions::default()) {
+        if let Ok(transport) = TcpTransport::new(self.options.clone()) {
             self.transport = Box::new(transport);
         }
         self.queue.clear();

@@ -28,7 +28,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::Ticket;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::tcp::Poll;
+use pserver_transport::tcp::{Checks, Poll, TcpOptions};
 
 use calls::Call;
 use job::Job;
@@ -53,6 +53,8 @@ pub struct ClientOptions {
     pub deadline: Duration,
     /// How a call waits for servers.
     pub poll: Poll,
+    /// Where payloads over TCP carry checksums.
+    pub checks: Checks,
 }
 
 impl ClientOptions {
@@ -60,7 +62,14 @@ impl ClientOptions {
     /// that it is the server who says which trainer is missing.
     #[must_use]
     pub fn new(coordinator: Address) -> Self {
-        Self { coordinator, trainer: None, is_reader: false, deadline: Duration::from_secs(120), poll: Poll::default() }
+        Self {
+            coordinator,
+            trainer: None,
+            is_reader: false,
+            deadline: Duration::from_secs(120),
+            poll: Poll::default(),
+            checks: Checks::default(),
+        }
     }
 }
 
@@ -142,7 +151,8 @@ impl Client {
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let engine = Engine::new(&options.coordinator, role, options.poll)?;
+        let transport = TcpOptions { poll: options.poll, checks: options.checks, ..TcpOptions::default() };
+        let engine = Engine::new(&options.coordinator, role, transport)?;
         let state = State {
             options,
             engine,

@@ -83,7 +83,8 @@ impl Server {
         };
         let first_shard = sessions.len();
         for shard in 0..start.settings.shards {
-            let options = TcpOptions { poll: start.settings.poll, ..TcpOptions::default() };
+            let options =
+                TcpOptions { poll: start.settings.poll, checks: start.settings.checks, ..TcpOptions::default() };
             let transport = TcpTransport::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());

@@ -81,6 +81,10 @@ pub struct ServeArgs {
     /// own for each shard) [default: adaptive].
     #[arg(long, value_name = "POLL")]
     pub poll: Option<String>,
+    /// Where payloads over TCP carry checksums: between-hosts, or always, for connections that end on this host at a
+    /// proxy [default: between-hosts].
+    #[arg(long, value_name = "WHERE")]
+    pub checks: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -129,6 +133,7 @@ impl ServeArgs {
             ("lease_seconds", "10", &self.lease_seconds),
             ("insecure", "false", &self.insecure),
             ("poll", "adaptive", &self.poll),
+            ("checks", "between-hosts", &self.checks),
             ("log_level", "info", &self.log_level),
             ("log_format", "text", &self.log_format),
             ("ready_fd", "", &self.ready_fd),

@@ -21,7 +21,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
-use pserver_transport::tcp::Poll;
+use pserver_transport::tcp::{Checks, Poll};
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -104,6 +104,8 @@ pub struct Settings {
     pub insecure: bool,
     /// How a shard waits.
     pub poll: Poll,
+    /// Where payloads over TCP carry checksums.
+    pub checks: Checks,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -162,6 +164,7 @@ impl Settings {
             lease: reader.take("lease_seconds", values::seconds),
             insecure: reader.take("insecure", values::truth),
             poll: reader.take("poll", values::poll),
+            checks: reader.take("checks", values::checks),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),

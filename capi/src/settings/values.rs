@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
 use pserver_core::wire::Address;
-use pserver_transport::tcp::{POLL_EXPECTED, Poll};
+use pserver_transport::tcp::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
 
 /// The shortest time a setting may name: below it a busy machine alone would let leases lapse.
 const SECONDS_MIN: f64 = 0.1;
@@ -96,6 +96,10 @@ pub(super) fn truth(text: &str) -> Result<bool, String> {
 
 pub(super) fn poll(text: &str) -> Result<Poll, String> {
     text.parse().map_err(|()| POLL_EXPECTED.to_owned())
+}
+
+pub(super) fn checks(text: &str) -> Result<Checks, String> {
+    text.parse().map_err(|()| CHECKS_EXPECTED.to_owned())
 }
 
 /// One of the words of an enumeration.

@@ -1,5 +1,7 @@
 //! Where payloads carry checksums.
 
+use std::str::FromStr;
+
 use tokio::net::TcpStream;
 
 /// Where payloads carry checksums. Heads always do.
@@ -11,6 +13,21 @@ pub enum Checks {
     BetweenHosts,
     /// Everywhere: for connections that end on this host at a proxy or a tunnel.
     Always,
+}
+
+/// The words for it, for error texts.
+pub const CHECKS_EXPECTED: &str = "one of between-hosts, always";
+
+impl FromStr for Checks {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "between-hosts" => Ok(Self::BetweenHosts),
+            "always" => Ok(Self::Always),
+            _ => Err(()),
+        }
+    }
 }
 
 /// What that means for one connection, found out with its first payload.

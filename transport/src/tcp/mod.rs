@@ -29,7 +29,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 
 pub use adopter::Adopter;
-pub use checks::Checks;
+pub use checks::{CHECKS_EXPECTED, Checks};
 pub use listener::{Listener, Stop};
 pub use policy::{POLL_EXPECTED, Poll};
 
