@@ -25,7 +25,7 @@ mxnet)
     ;;
 paddle)
     # Later releases have no parameter server in their wheels.
-    environment paddlepaddle==2.6.2 numpy==1.26.4 protobuf==3.20.3 setuptools==69.5.1 \
+    environment paddlepaddle==2.6.2 numpy==1.26.4 protobuf==4.25.8 setuptools==69.5.1 \
         decorator astor opt-einsum==3.3.0 pillow httpx httpcore h11 anyio sniffio idna certifi typing-extensions
     "$folder/$kit/bin/python" "$here/paddle_brpc.py" --version
     ;;
