@@ -84,6 +84,11 @@ enum Ended {
     Failed(Error),
 }
 
+/// Rounds of a block.
+const ROUNDS_MAX: u32 = 10_000;
+/// Steps of a block of optimizers: so few that the roundings of all of them stay within what the checks allow.
+const STEPS_MAX: u32 = 3;
+
 const COLUMNS: &[Column] = &[
     plain("peer", "peer"),
     plain("version", "version"),
@@ -142,13 +147,13 @@ impl Course<'_> {
             return Ok(());
         }
         for trainers in &self.args.trainers {
+            if !peer.serves(*trainers) {
+                let about = about(peer).with("work", many(*trainers)).with("trainers", *trainers);
+                report.results.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
+                continue;
+            }
             for bytes in &self.args.bytes {
-                if peer.serves(*trainers) {
-                    self.cell(peer, *bytes, *trainers, report)?;
-                } else {
-                    let reason = format!("it is of no use to {}", many(*trainers));
-                    report.results.push(skipped(&at(about(peer), *bytes, *trainers), &reason));
-                }
+                self.cell(peer, *bytes, *trainers, report)?;
             }
         }
         Ok(())
@@ -169,7 +174,7 @@ impl Course<'_> {
             run: Box::new(move |count| team.block(count, pace)),
         });
         let about = at(about(peer), bytes, trainers).with("rule", word(peer.rule));
-        self.contest(about, &command, (bytes, trainers), sides.collect(), report)
+        self.contest(about, &command, (bytes, Some(trainers)), sides.collect(), report)
     }
 
     /// A peer in turns with ours, as a result for each side of ours, or as one that says why there is none.
@@ -177,13 +182,13 @@ impl Course<'_> {
         &self,
         about: Outcome,
         command: &[String],
-        (amount, trainers): (u64, u32),
+        (amount, trainers): (u64, Option<u32>),
         mut ours: Vec<Side<'_>>,
         report: &mut Report,
     ) -> Result<()> {
         eprintln!("psbench: {}", about.name());
         let log = self.places.log(about.name());
-        let mut partner = match Partner::start(command, amount, trainers, &log, self.limit) {
+        let mut partner = match Partner::start(command, amount, trainers.unwrap_or(1), &log, self.limit) {
             Ok(partner) => partner,
             Err(error) => {
                 report.results.push(failed(&about, &error));
@@ -191,7 +196,8 @@ impl Course<'_> {
             }
         };
         let about = about.with("version", partner.version());
-        match alternate(&mut ours, &mut |count| partner.block(count), self.args.duration)? {
+        let most = if trainers.is_some() { ROUNDS_MAX } else { STEPS_MAX };
+        match alternate(&mut ours, &mut |count| partner.block(count), self.args.duration, most)? {
             Ended::Failed(error) => report.results.push(failed(&about, &error)),
             Ended::Well { mine, theirs } => {
                 for (side, blocks) in ours.iter().zip(&mine) {
@@ -235,7 +241,7 @@ impl Course<'_> {
             let command = optimizers(&self.places, &rule, elements);
             let mut steps = Steps { tensors: Tensors::new(length(elements), 1, kernel.rule()?), count: 0 };
             let side = Side { transport: None, run: Box::new(|count| Ok(steps.block(count))) };
-            self.contest(about, &command, (elements, 1), vec![side], report)?;
+            self.contest(about, &command, (elements, None), vec![side], report)?;
         }
         Ok(())
     }
@@ -268,11 +274,16 @@ impl Steps {
 }
 
 /// Blocks of everybody in turns, all about as long. An error is ours, and ends the program.
-fn alternate(ours: &mut [Side<'_>], theirs: &mut dyn FnMut(u32) -> Result<Block>, seconds: f64) -> Result<Ended> {
+fn alternate(
+    ours: &mut [Side<'_>],
+    theirs: &mut dyn FnMut(u32) -> Result<Block>,
+    seconds: f64,
+    most: u32,
+) -> Result<Ended> {
     let sides = u32::try_from(ours.len()).context("there are few sides")? + 1;
     let share = seconds / f64::from(sides * BLOCKS_MIN);
-    let counts = ours.iter_mut().map(|side| rounds_for(&mut side.run, share)).collect::<Result<Vec<_>>>()?;
-    let count = match rounds_for(theirs, share) {
+    let counts = ours.iter_mut().map(|side| rounds_for(&mut side.run, share, most)).collect::<Result<Vec<_>>>()?;
+    let count = match rounds_for(theirs, share, most) {
         Ok(count) => count,
         Err(error) => return Ok(Ended::Failed(error)),
     };
@@ -289,19 +300,18 @@ fn alternate(ours: &mut [Side<'_>], theirs: &mut dyn FnMut(u32) -> Result<Block>
     Ok(Ended::Well { mine, theirs: others })
 }
 
-/// How many rounds take so many seconds, with their checks; the side is warm afterwards.
-fn rounds_for(run: &mut dyn FnMut(u32) -> Result<Block>, seconds: f64) -> Result<u32> {
-    const TRIAL_MAX: u32 = 10_000;
+/// How many rounds take so many seconds, with their checks, but no more than `most`; the side is warm afterwards.
+fn rounds_for(run: &mut dyn FnMut(u32) -> Result<Block>, seconds: f64, most: u32) -> Result<u32> {
     run(2)?;
     let mut rounds = 1;
     loop {
         let start = Instant::now();
         run(rounds)?;
         let took = start.elapsed().as_secs_f64();
-        if took > seconds / 4.0 || rounds >= TRIAL_MAX {
-            return Ok(whole(f64::from(rounds) * seconds / took));
+        if took > seconds / 4.0 || rounds >= most {
+            return Ok(whole(f64::from(rounds) * seconds / took).min(most));
         }
-        rounds = (rounds * 4).min(TRIAL_MAX);
+        rounds = (rounds * 4).min(most);
     }
 }
 

@@ -33,8 +33,10 @@ pub(crate) struct Peer {
     pub(crate) kit: Kit,
     program: Program,
     pub(crate) path: Transport,
-    /// How few and how many trainers it is of use to.
+    /// How few and how many trainers it works with.
     trainers: (u32, u32),
+    /// Why not with others.
+    pub(crate) bounds: &'static str,
     /// What our servers do when they do the same work.
     pub(crate) rule: RuleName,
 }
@@ -48,6 +50,8 @@ enum Program {
     Mpirun(&'static str),
 }
 
+const ALONE: &str = "one rank has nobody to reduce with";
+
 /// Everybody who runs rounds, in the order of the table.
 pub(crate) const PEERS: [Peer; 7] = [
     Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", Transport::Tcp),
@@ -55,10 +59,15 @@ pub(crate) const PEERS: [Peer; 7] = [
     Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Shm),
     Peer {
         trainers: (1, 1),
+        bounds: "it adds nothing up, so only one trainer knows what it must get",
         rule: RuleName::None,
         ..Peer::serving("PaddlePaddle brpc, set and get", Kit::Paddle, "paddle_brpc.py", Transport::Tcp)
     },
-    Peer { trainers: (2, u32::MAX), ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", Transport::Tcp) },
+    Peer {
+        trainers: (2, u32::MAX),
+        bounds: ALONE,
+        ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", Transport::Tcp)
+    },
     Peer::mpi(Transport::Tcp, "tcp,self"),
     Peer::mpi(Transport::Shm, "vader,self"),
 ];
@@ -67,13 +76,20 @@ impl Peer {
     /// A server that sums, and trainers.
     const fn serving(name: &'static str, kit: Kit, script: &'static str, path: Transport) -> Self {
         let program = Program::Script(script);
-        Self { name, kit, program, path, trainers: (1, u32::MAX), rule: RuleName::Sum }
+        Self { name, kit, program, path, trainers: (1, u32::MAX), bounds: "", rule: RuleName::Sum }
     }
 
     const fn mpi(path: Transport, layers: &'static str) -> Self {
         let program = Program::Mpirun(layers);
-        let trainers = (2, u32::MAX);
-        Self { name: "Open MPI all-reduce", kit: Kit::Openmpi, program, path, trainers, rule: RuleName::Sum }
+        Self {
+            name: "Open MPI all-reduce",
+            kit: Kit::Openmpi,
+            program,
+            path,
+            trainers: (2, u32::MAX),
+            bounds: ALONE,
+            rule: RuleName::Sum,
+        }
     }
 
     pub(crate) fn serves(&self, trainers: u32) -> bool {

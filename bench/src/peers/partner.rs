@@ -17,7 +17,7 @@ use crate::duel::Block;
 
 /// Lines that wait to be read; one is the rule.
 const LINES_MAX: usize = 64;
-/// How long somebody may take to end, once nobody wants anything of it.
+/// How long somebody may take to end, once nobody wants anything of it; less where its time is nearly over.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// A process with all that it starts, which ends with this.
@@ -154,8 +154,9 @@ impl Drop for Bounded {
     fn drop(&mut self) {
         drop(self.input.take());
         // Its output is closed when all have ended who could write there.
-        let begun = Instant::now();
-        while self.lines.recv_timeout(FAREWELL.saturating_sub(begun.elapsed())).is_ok() {}
+        let left = self.limit.saturating_sub(self.begun.elapsed());
+        let (farewell, begun) = (FAREWELL.min(left), Instant::now());
+        while self.lines.recv_timeout(farewell.saturating_sub(begun.elapsed())).is_ok() {}
         if let Ok(id) = i32::try_from(self.process.id()) {
             // Nobody is left, as a rule.
             let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
