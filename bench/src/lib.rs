@@ -15,6 +15,7 @@ mod environment;
 mod job;
 mod ours;
 mod pattern;
+mod peers;
 pub mod program;
 mod report;
 mod sizes;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use paddle_pserver::settings::ServeArgs;
 
-use crate::commands::{ceiling, compare, doctor, kernels, latency, pushpull, scale};
+use crate::commands::{ceiling, compare, doctor, kernels, latency, peers, pushpull, scale};
 use crate::job::Job;
 use crate::report::Report;
 use crate::{ours, straight};
@@ -51,6 +51,8 @@ enum Command {
     Scale(scale::Args),
     /// What this machine can do, with nothing of the parameter server in the way.
     Ceiling(ceiling::Args),
+    /// What a user would pick instead, doing the same work in turns.
+    Peers(peers::Args),
     /// Two reports, result by result.
     Compare(compare::Args),
     /// What on this machine is in the way of speed, and how to mend it.
@@ -112,6 +114,7 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Scale(args) => scale::run(&args)?,
         Command::Ceiling(args) => ceiling::run(&args)?,
+        Command::Peers(args) => peers::run(&args)?,
         Command::Compare(args) => compare::run(&args)?,
         Command::Doctor(args) => doctor::run(&args),
         Command::ChildServer(args) => return ours::serve(&args).map(|()| true),

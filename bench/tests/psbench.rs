@@ -111,6 +111,71 @@ fn scale_grows_along_every_axis() {
     assert!(report["end"]["results"][1]["growth"].is_number());
 }
 
+/// A peer that is a shell script; the report, and how the program ended.
+fn with_fake_peer(script: &str, more: &[&str]) -> (Value, Option<i32>) {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let path = folder.path().join("peer.sh");
+    std::fs::write(&path, script).expect("it can be written");
+    let (program, folder) = (path.to_str().expect("UTF-8"), folder.path().to_str().expect("UTF-8"));
+    let peers = ["peers", "--trainers", "1", "-s", "4k", "-D", "0.1", "--json"];
+    let output = psbench(&[&peers[..], &["--program", program, "--folder", folder], more].concat());
+    let words = String::from_utf8_lossy(&output.stderr);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {words}"));
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    assert_eq!(schema::refusals(&schema, &report, ""), [""; 0], "{words}");
+    (report, output.status.code())
+}
+
+/// A script that answers rounds: each took a millisecond, and so many elements were wrong.
+fn fake_peer(wrong: u32) -> String {
+    let answer = "echo \"{\\\"bytes\\\":$1,\\\"trainers\\\":1,\\\"seconds\\\":[$all],\\\"wrong\\\":";
+    format!(
+        "echo '{{\"peer\":\"fake\",\"version\":\"1\"}}'\nwhile read word rounds; do\n  \
+         all=$(yes 0.001 | head -n $rounds | paste -sd,)\n  {answer}{wrong}}}\"\ndone\n"
+    )
+}
+
+#[test]
+fn a_peer_takes_turns_with_this_server() {
+    let (report, code) = with_fake_peer(&fake_peer(0), &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    let transports: Vec<_> = results.iter().map(|one| &one["transport"]).collect();
+    assert_eq!(transports, [&json!("tcp"), &json!("shm")]);
+    for result in results {
+        assert_eq!(result["peer_latency_us_p50"], json!(1000.0), "{result}");
+        let ratio = result["latency_us_p50"].as_f64().map(|ours| 1000.0 / ours);
+        assert_eq!(result["peer_over_ours"].as_f64(), ratio, "{result}");
+    }
+    // Nine blocks of ours and nine of theirs, for each result.
+    assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 18));
+}
+
+#[test]
+fn a_wrong_sum_of_a_peer_ends_the_program_with_1() {
+    let (report, code) = with_fake_peer(&fake_peer(3), &["--transport", "tcp"]);
+    assert_eq!(code, Some(1), "{report}");
+    let wrong = report["end"]["results"][0]["peer_wrong"].as_u64();
+    // Three in each of nine blocks.
+    assert_eq!(wrong, Some(27), "{report}");
+    assert_eq!(report["end"]["results"][0]["wrong"].as_u64(), wrong, "{report}");
+}
+
+#[test]
+fn a_peer_that_gives_no_figure_is_listed_with_its_reason() {
+    let check = |script: &str, more: &[&str], words: &str| {
+        let (report, code) = with_fake_peer(script, more);
+        assert_eq!(code, Some(0), "{report}");
+        let reason = report["end"]["results"][0]["reason"].as_str().expect("it has a reason");
+        assert!(reason.contains(words), "{reason}");
+    };
+    check("echo no such library >&2; exit 3", &[], "no such library");
+    check("echo '{\"version\":\"1\"}'; read word; echo '{}'", &[], "it said \"{}\"");
+    check("exec sleep 60", &["--run-limit", "0"], "was not done within 0 s");
+    check(&fake_peer(0).replace(":$1", ":7"), &[], "it ran rounds of 7 bytes");
+    check(&fake_peer(0).replace("[$all]", "[0.001]"), &[], "it ran 1 rounds; expected 2");
+}
+
 #[test]
 fn two_reports_are_compared() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");

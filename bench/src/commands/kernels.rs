@@ -18,7 +18,7 @@ use crate::tensors::Tensors;
 
 /// What is reckoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kernel {
+pub(crate) enum Kernel {
     /// The sum of gradients, and nothing else.
     Sum,
     /// Gradient descent.
@@ -29,6 +29,8 @@ enum Kernel {
     Adagrad,
     /// Adam.
     Adam,
+    /// Adam with a decay of its own.
+    Adamw,
 }
 
 /// The options of `psbench kernels`.
@@ -64,13 +66,14 @@ const COLUMNS: &[Column] = &[
 
 impl Kernel {
     /// Its rule; a sum has none.
-    fn rule(self) -> Result<Option<Rule>> {
+    pub(crate) fn rule(self) -> Result<Option<Rule>> {
         let text = match self {
             Self::Sum => return Ok(None),
             Self::Sgd => "optimizer: SGD sgd { }",
             Self::Momentum => "optimizer: SGD sgd { momentum: 0.9 }",
             Self::Adagrad => "optimizer: Adagrad adagrad { epsilon: 1e-6 }",
             Self::Adam => "optimizer: Adam adam { }",
+            Self::Adamw => "optimizer: Adam adam { decay: 0.01 }",
         };
         let settings = OptimizerSettings::from_text(&format!("{text} const_lr {{ learning_rate: 0.001 }}"))?;
         Ok(Some(settings.rule.context("the message names a rule")?))

@@ -5,5 +5,6 @@ pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 pub(crate) mod latency;
+pub(crate) mod peers;
 pub(crate) mod pushpull;
 pub(crate) mod scale;

@@ -1,4 +1,4 @@
-//! Plots as SVG: a latency over bytes beside its ceiling, and every result's share of its ceiling.
+//! Plots as SVG: a latency over bytes beside its ceiling or beside peers, and every result's share of its ceiling.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -8,9 +8,26 @@ use super::{Outcome, Report};
 
 const SIZE: (u32, u32) = (860, 380);
 const OURS: RGBColor = RGBColor(9, 105, 218);
+const OURS_TOO: RGBColor = RGBColor(84, 174, 255);
 const CEILING: RGBColor = RGBColor(207, 34, 46);
+/// Plots are drawn for so many trainers.
+const TRAINERS_MAX: u64 = 31;
+
+/// Of peers, one after the other.
+const OTHERS: [RGBColor; 7] = [
+    RGBColor(207, 34, 46),
+    RGBColor(191, 135, 0),
+    RGBColor(26, 127, 55),
+    RGBColor(130, 80, 223),
+    RGBColor(191, 57, 137),
+    RGBColor(87, 96, 106),
+    RGBColor(14, 138, 143),
+];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A line: its name, its colour, and its points by size.
+type Line = (String, RGBColor, Vec<(f64, f64)>);
 
 /// The plots that this report's results allow.
 pub(super) fn all(report: &Report) -> Result<Vec<String>> {
@@ -19,7 +36,16 @@ pub(super) fn all(report: &Report) -> Result<Vec<String>> {
     let ceiling = points(&report.results, "ceiling_latency_us_p50");
     let sizes = ours.iter().map(|point| point.0.to_bits()).collect::<std::collections::BTreeSet<_>>();
     if sizes.len() > 1 && !ceiling.is_empty() {
-        plots.push(draw(|area| latencies(area, &ours, &ceiling))?);
+        let lines = [("pserver", OURS, ours), ("straight server", CEILING, ceiling)];
+        let lines = lines.map(|(name, color, points)| (name.to_owned(), color, points));
+        plots.push(draw(|area| latencies(area, "a round's median, over bytes", &lines))?);
+    }
+    for trainers in 1..=TRAINERS_MAX {
+        let lines = peers(&report.results, trainers);
+        if lines.iter().any(|(_, _, points)| points.len() > 1) {
+            let caption = format!("a round's median, over bytes, {trainers} trainers");
+            plots.push(draw(|area| latencies(area, &caption, &lines))?);
+        }
     }
     let ratios: Vec<f64> =
         report.results.iter().filter_map(|result| result.field("ratio_to_ceiling").as_f64()).collect();
@@ -49,8 +75,34 @@ fn points(results: &[Outcome], field: &str) -> Vec<(f64, f64)> {
     points
 }
 
-fn latencies(area: &Area<'_>, ours: &[(f64, f64)], ceiling: &[(f64, f64)]) -> Result<()> {
-    let every = || ours.iter().chain(ceiling);
+/// This server over each transport, then its peers, where so many trainers run rounds.
+fn peers(results: &[Outcome], trainers: u64) -> Vec<Line> {
+    let text = |result: &Outcome, field: &str| result.field(field).as_str().map(str::to_owned);
+    let mut lines: Vec<(String, Vec<Outcome>, &str)> = Vec::new();
+    for (field, who) in [("transport", "latency_us_p50"), ("peer_transport", "peer_latency_us_p50")] {
+        for result in results.iter().filter(|result| result.field("trainers").as_u64() == Some(trainers)) {
+            let Some((path, peer)) = text(result, field).zip(text(result, "peer")) else { continue };
+            let name = format!("{} over {path}", if field == "transport" { "pserver" } else { &peer });
+            let line = lines.iter().position(|(known, ..)| *known == name).unwrap_or(lines.len());
+            if line == lines.len() {
+                lines.push((name, Vec::new(), who));
+            }
+            lines[line].1.push(result.clone());
+        }
+    }
+    let colors = [OURS, OURS_TOO].into_iter().chain(OTHERS);
+    lines.into_iter().zip(colors).map(|((name, of, who), color)| (name, color, least(points(&of, who)))).collect()
+}
+
+/// One point for each size: the least of what was measured.
+fn least(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    points.dedup_by_key(|point| point.0.to_bits());
+    points
+}
+
+fn latencies(area: &Area<'_>, caption: &str, lines: &[Line]) -> Result<()> {
+    let every = || lines.iter().flat_map(|(_, _, points)| points);
     let least = |pick: fn(&(f64, f64)) -> f64| every().map(pick).fold(f64::INFINITY, f64::min) / 1.5;
     let most = |pick: fn(&(f64, f64)) -> f64| every().map(pick).fold(0.0, f64::max) * 1.5;
     let (x, y) = (least(|one| one.0)..most(|one| one.0), least(|one| one.1)..most(|one| one.1));
@@ -58,14 +110,17 @@ fn latencies(area: &Area<'_>, ours: &[(f64, f64)], ceiling: &[(f64, f64)]) -> Re
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(70)
-        .caption("a round's median, over bytes", ("sans-serif", 18))
+        .caption(caption, ("sans-serif", 18))
         .build_cartesian_2d(x.log_scale(), y.log_scale())
         .map_err(failed)?;
     chart.configure_mesh().x_desc("bytes").y_desc("microseconds").draw().map_err(failed)?;
-    for (name, color, points) in [("pserver", OURS, ours), ("straight server", CEILING, ceiling)] {
+    for (name, color, points) in lines {
+        let color = *color;
         let line = LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(4);
         let series = chart.draw_series(line).map_err(failed)?;
-        series.label(name).legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
+        series
+            .label(name.as_str())
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
     }
     chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw().map_err(failed)
 }

@@ -1,0 +1,58 @@
+#!/bin/sh
+# Installs what a peer needs from package registries: install.sh KIT FOLDER. A second call finds it there.
+#
+# Each kit has a virtual environment of its own: their needs exclude each other. Versions are named, so that a figure
+# can be measured again. Nothing leaves FOLDER except pip's cache and, for openmpi, Debian's packages.
+set -eu
+kit=$1
+folder=$2
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$folder"
+[ ! -e "$folder/$kit/installed" ] || exit 0
+
+# A virtual environment with packages, and nothing that they only need elsewhere.
+environment() {
+    rm -rf "${folder:?}/$kit"
+    ${PYTHON:-python3} -m venv "$folder/$kit"
+    "$folder/$kit/bin/pip" install --quiet --no-deps "$@"
+}
+
+case $kit in
+mxnet)
+    # It says np.bool, which later NumPys have not.
+    environment mxnet==1.9.1 numpy==1.23.5 requests urllib3 idna certifi charset-normalizer graphviz
+    "$folder/$kit/bin/python" "$here/mxnet_kvstore.py" --version
+    ;;
+paddle)
+    # Later releases have no parameter server in their wheels.
+    environment paddlepaddle==2.6.2 numpy==1.26.4 protobuf==4.25.8 setuptools==69.5.1 \
+        decorator astor opt-einsum==3.3.0 pillow httpx httpcore h11 anyio sniffio idna certifi typing-extensions
+    "$folder/$kit/bin/python" "$here/paddle_brpc.py" --version
+    ;;
+torch)
+    # The wheel needs CUDA's libraries to be loaded at all, also where there is no such device; not its compilers.
+    environment torch==2.15.0 numpy filelock typing-extensions setuptools sympy mpmath networkx jinja2 markupsafe \
+        fsspec nvidia-cudnn-cu13==9.26.0.51 nvidia-cusparselt-cu13==0.8.1 nvidia-nccl-cu13==2.30.7 \
+        nvidia-nvshmem-cu13==3.7.2
+    "$folder/$kit/bin/pip" install --quiet \
+        'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,cusparse,nvjitlink,nvrtc]==13.2.2' 2>&1
+    "$folder/$kit/bin/python" "$here/torch_gloo.py" --version
+    ;;
+openmpi)
+    if ! command -v mpicc >/dev/null || ! command -v mpirun >/dev/null; then
+        if [ "$(id -u)" != 0 ]; then
+            echo "mpicc is missing; expected libopenmpi-dev and openmpi-bin, which only root can install" >&2
+            exit 1
+        fi
+        apt-get update --quiet
+        DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes libopenmpi-dev openmpi-bin
+    fi
+    mkdir -p "$folder/$kit"
+    mpicc -O3 -march=native -Wall -Wextra -o "$folder/$kit/openmpi" "$here/openmpi.c"
+    ;;
+*)
+    echo "$kit: not a kit; expected mxnet, paddle, torch or openmpi" >&2
+    exit 1
+    ;;
+esac
+touch "$folder/$kit/installed"

@@ -1,0 +1,34 @@
+"""PyTorch's all-reduce with gloo: every rank is a trainer, and there is no server."""
+
+import os
+
+os.environ.update(GLOO_SOCKET_IFNAME="lo")
+
+import torch
+import torch.distributed as dist
+
+import rounds
+
+
+class Trainer:
+    def __init__(self, options):
+        torch.set_num_threads(1)
+        place = f"tcp://127.0.0.1:{options.port}"
+        dist.init_process_group("gloo", init_method=place, rank=options.index, world_size=options.trainers)
+        self.tensor = torch.zeros(options.bytes // 4)
+
+    def gradient(self):
+        return self.tensor.numpy()
+
+    def settle(self):
+        pass
+
+    def round(self):
+        dist.all_reduce(self.tensor)
+
+    def value(self):
+        return self.tensor.numpy()
+
+
+if __name__ == "__main__":
+    rounds.main("gloo all-reduce", torch.__version__, Trainer)

@@ -1,0 +1,379 @@
+//! `psbench peers`: what a user would pick instead, doing the same work in turns with this parameter server.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, ensure};
+use pserver_core::ids::Version;
+use pserver_core::optim::Step;
+use serde_json::json;
+
+use super::kernels::Kernel;
+use crate::duel::{BLOCKS_MIN, Block, Pace, Team};
+use crate::job::{Dtype, Job, ModeName, Poll, Transport, word};
+use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
+use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::sizes::{self, length};
+use crate::statistics::{median, median_interval};
+use crate::tensors::Tensors;
+
+/// The options of `psbench peers`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only these; several with commas between them.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "mxnet,paddle,torch,openmpi")]
+    only: Vec<Kit>,
+    /// Bytes of a gradient; several sizes with commas between them.
+    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',',
+        default_value = "4KiB,64KiB,1MiB,4MiB,64MiB")]
+    bytes: Vec<u64>,
+    /// Trainers; several counts with commas between them.
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    trainers: Vec<u32>,
+    /// How bytes travel to our servers; several ways with commas between them. Peers that share memory are compared
+    /// with shm only.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,shm")]
+    transport: Vec<Transport>,
+    /// How our servers and trainers wait.
+    #[arg(long, value_enum, default_value_t = Poll::Adaptive)]
+    poll: Poll,
+    /// Seconds of each peer and size, all sides together.
+    #[arg(short = 'D', long, default_value_t = 3.0)]
+    duration: f64,
+    /// Elements of the tensors that optimizers update; 0 leaves optimizers out.
+    #[arg(long, value_parser = sizes::parse, default_value = "100000000")]
+    elements: u64,
+    /// Where peers are installed.
+    #[arg(long, default_value = "target/peers")]
+    folder: PathBuf,
+    /// The scripts that install and run them.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/peers"))]
+    scripts: PathBuf,
+    /// Seconds that an installation may take.
+    #[arg(long, default_value_t = 600)]
+    install_limit: u64,
+    /// Seconds that a peer may take for a size.
+    #[arg(long, default_value_t = 180)]
+    run_limit: u64,
+    /// Measure this program instead, which speaks as the scripts do.
+    #[arg(long, hide = true, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// What peers are measured at, besides themselves.
+struct Course<'a> {
+    args: &'a Args,
+    places: Places,
+    limit: Duration,
+    /// Kits that cannot be had, with the reason.
+    missing: Vec<(Kit, String)>,
+}
+
+/// A side of ours: somebody who runs so many rounds when asked.
+struct Side<'a> {
+    /// None where nothing travels.
+    transport: Option<Transport>,
+    run: Box<dyn FnMut(u32) -> Result<Block> + 'a>,
+}
+
+/// What became of a contest.
+enum Ended {
+    /// Everybody's blocks: of ours those of each side.
+    Well { mine: Vec<Vec<Block>>, theirs: Vec<Block> },
+    /// The peer's reason to give none.
+    Failed(Error),
+}
+
+/// Rounds of a block.
+const ROUNDS_MAX: u32 = 10_000;
+/// Steps of a block of optimizers: so few that the roundings of all of them stay within what the checks allow.
+const STEPS_MAX: u32 = 3;
+
+const COLUMNS: &[Column] = &[
+    plain("peer", "peer"),
+    plain("version", "version"),
+    plain("peer_transport", "over"),
+    plain("work", "work"),
+    plain("transport", "ours over"),
+    scaled("latency_us_p50", "ours[us]", 1.0, 1),
+    scaled("peer_latency_us_p50", "theirs[us]", 1.0, 1),
+    scaled("peer_over_ours", "theirs/ours", 1.0, 2),
+    scaled("peer_over_ours_low", "low", 1.0, 2),
+    scaled("peer_over_ours_high", "high", 1.0, 2),
+    plain("wrong", "#wrong"),
+    plain("reason", "why not"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    ensure!(args.duration > 0.0, "--duration {}: expected seconds above zero", args.duration);
+    let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "poll": word(args.poll),
+        "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
+        "transport": args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
+        "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
+        "run_limit_seconds": args.run_limit });
+    let mut report = Report::new("peers", parameters, COLUMNS);
+    let places = Places::new(&args.scripts, &args.folder)?;
+    let mut course = Course { args, places, limit: Duration::from_secs(args.run_limit), missing: Vec::new() };
+    if args.program.is_none() {
+        course.install();
+    }
+    for peer in PEERS.iter().filter(|peer| args.only.contains(&peer.kit)) {
+        course.rounds(peer, &mut report)?;
+        if args.program.is_some() {
+            return Ok(report);
+        }
+    }
+    if args.only.contains(&Kit::Torch) && args.elements > 0 {
+        course.optimizers(&mut report)?;
+    }
+    Ok(report)
+}
+
+impl Course<'_> {
+    fn install(&mut self) {
+        for kit in &self.args.only {
+            eprintln!("psbench: installing {} unless it is there", word(*kit));
+            if let Err(error) = install(*kit, &self.places, Duration::from_secs(self.args.install_limit)) {
+                eprintln!("psbench: {error:#}");
+                self.missing.push((*kit, format!("not installed: {error:#}")));
+            }
+        }
+    }
+
+    /// A peer at every size and number of trainers.
+    fn rounds(&self, peer: &Peer, report: &mut Report) -> Result<()> {
+        if let Some(reason) = self.lacks(peer.kit) {
+            report.results.push(skipped(&about(peer), reason));
+            return Ok(());
+        }
+        for trainers in &self.args.trainers {
+            if !peer.serves(*trainers) {
+                let about = about(peer).with("work", many(*trainers)).with("trainers", *trainers);
+                report.results.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
+                continue;
+            }
+            for bytes in &self.args.bytes {
+                self.cell(peer, *bytes, *trainers, report)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cell(&self, peer: &Peer, bytes: u64, trainers: u32, report: &mut Report) -> Result<()> {
+        let command = match &self.args.program {
+            Some(program) => ["sh".to_owned(), program.to_string_lossy().into_owned(), bytes.to_string()].to_vec(),
+            None => peer.command(&self.places, bytes, trainers),
+        };
+        let same = |transport: &&Transport| peer.path == Transport::Tcp || **transport == Transport::Shm;
+        let job = |transport| self.job(peer, bytes, trainers, transport);
+        let jobs = self.args.transport.iter().filter(same).map(|one| job(*one)).collect::<Result<Vec<_>>>()?;
+        let mut teams = jobs.iter().map(|job| Team::ours(job, None)).collect::<Result<Vec<_>>>()?;
+        let pace = Pace { rate: None, spoil: false };
+        let sides = teams.iter_mut().zip(&jobs).map(|(team, job)| Side {
+            transport: Some(job.transport),
+            run: Box::new(move |count| team.block(count, pace)),
+        });
+        let about = at(about(peer), bytes, trainers).with("rule", word(peer.rule));
+        self.contest(about, &command, (bytes, Some(trainers)), sides.collect(), report)
+    }
+
+    /// A peer in turns with ours, as a result for each side of ours, or as one that says why there is none.
+    fn contest(
+        &self,
+        about: Outcome,
+        command: &[String],
+        (amount, trainers): (u64, Option<u32>),
+        mut ours: Vec<Side<'_>>,
+        report: &mut Report,
+    ) -> Result<()> {
+        eprintln!("psbench: {}", about.name());
+        let log = self.places.log(about.name());
+        let mut partner = match Partner::start(command, amount, trainers.unwrap_or(1), &log, self.limit) {
+            Ok(partner) => partner,
+            Err(error) => {
+                report.results.push(failed(&about, &error));
+                return Ok(());
+            }
+        };
+        let about = about.with("version", partner.version());
+        let most = if trainers.is_some() { ROUNDS_MAX } else { STEPS_MAX };
+        match alternate(&mut ours, &mut |count| partner.block(count), self.args.duration, most)? {
+            Ended::Failed(error) => report.results.push(failed(&about, &error)),
+            Ended::Well { mine, theirs } => {
+                for (side, blocks) in ours.iter().zip(&mine) {
+                    note(report, about.clone(), side.transport, blocks, &theirs);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn job(&self, peer: &Peer, bytes: u64, trainers: u32, transport: Transport) -> Result<Job> {
+        let job = Job {
+            transport,
+            trainers,
+            servers: 1,
+            shards: 1,
+            bytes,
+            parameters: 1,
+            chunk_bytes: 1 << 20,
+            mode: ModeName::Sync,
+            dtype: Dtype::F32,
+            rule: peer.rule,
+            poll: self.args.poll,
+            pin: false,
+        };
+        job.check()?;
+        Ok(job)
+    }
+
+    /// PyTorch's fused optimizers beside our kernels, one thread each.
+    fn optimizers(&self, report: &mut Report) -> Result<()> {
+        for kernel in [Kernel::Sgd, Kernel::Momentum, Kernel::Adagrad, Kernel::Adam, Kernel::Adamw] {
+            let (rule, elements) = (word(kernel), self.args.elements);
+            let work = format!("{rule}, {elements} elements");
+            let about = Outcome::new(&format!("torch fused optimizer, {work}")).with("peer", "torch fused optimizer");
+            let about = about.with("work", work).with("elements", elements).with("rule", rule.as_str());
+            if let Some(reason) = self.lacks(Kit::Torch) {
+                report.results.push(skipped(&about, reason));
+                continue;
+            }
+            let command = optimizers(&self.places, &rule, elements);
+            let mut steps = Steps { tensors: Tensors::new(length(elements), 1, kernel.rule()?), count: 0 };
+            let side = Side { transport: None, run: Box::new(|count| Ok(steps.block(count))) };
+            self.contest(about, &command, (elements, None), vec![side], report)?;
+        }
+        Ok(())
+    }
+
+    fn lacks(&self, kit: Kit) -> Option<&str> {
+        self.missing.iter().find(|(missing, _)| *missing == kit).map(|(_, reason)| reason.as_str())
+    }
+}
+
+/// The servers' kernels, step by step.
+struct Steps {
+    tensors: Tensors,
+    count: u64,
+}
+
+impl Steps {
+    fn block(&mut self, steps: u32) -> Block {
+        let mut block = Block::default();
+        for _ in 0..steps {
+            self.count += 1;
+            let step = Step { version: Version(self.count), rate: None, norm: None, scale: 1.0 };
+            let start = Instant::now();
+            self.tensors.step(&step);
+            block.seconds.push(start.elapsed().as_secs_f64());
+            self.tensors.step_plain(&step);
+        }
+        block.wrong = self.tensors.wrong();
+        block
+    }
+}
+
+/// Blocks of everybody in turns, all about as long. An error is ours, and ends the program.
+fn alternate(
+    ours: &mut [Side<'_>],
+    theirs: &mut dyn FnMut(u32) -> Result<Block>,
+    seconds: f64,
+    most: u32,
+) -> Result<Ended> {
+    let sides = u32::try_from(ours.len()).context("there are few sides")? + 1;
+    let share = seconds / f64::from(sides * BLOCKS_MIN);
+    let counts = ours.iter_mut().map(|side| rounds_for(&mut side.run, share, most)).collect::<Result<Vec<_>>>()?;
+    let count = match rounds_for(theirs, share, most) {
+        Ok(count) => count,
+        Err(error) => return Ok(Ended::Failed(error)),
+    };
+    let (mut mine, mut others) = (vec![Vec::new(); ours.len()], Vec::new());
+    for _ in 0..BLOCKS_MIN {
+        for ((side, count), blocks) in ours.iter_mut().zip(&counts).zip(&mut mine) {
+            blocks.push((side.run)(*count)?);
+        }
+        match theirs(count) {
+            Ok(block) => others.push(block),
+            Err(error) => return Ok(Ended::Failed(error)),
+        }
+    }
+    Ok(Ended::Well { mine, theirs: others })
+}
+
+/// How many rounds take so many seconds, with their checks, but no more than `most`; the side is warm afterwards.
+fn rounds_for(run: &mut dyn FnMut(u32) -> Result<Block>, seconds: f64, most: u32) -> Result<u32> {
+    run(2)?;
+    let mut rounds = 1;
+    loop {
+        let start = Instant::now();
+        run(rounds)?;
+        let took = start.elapsed().as_secs_f64();
+        if took > seconds / 4.0 || rounds >= most {
+            return Ok(whole(f64::from(rounds) * seconds / took).min(most));
+        }
+        rounds = (rounds * 4).min(most);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is within 1 and a million")]
+fn whole(rounds: f64) -> u32 {
+    rounds.clamp(1.0, 1e6) as u32
+}
+
+fn about(peer: &Peer) -> Outcome {
+    Outcome::new(&format!("{} over {}", peer.name, word(peer.path)))
+        .with("peer", peer.name)
+        .with("peer_transport", word(peer.path))
+}
+
+fn at(about: Outcome, bytes: u64, trainers: u32) -> Outcome {
+    let work = format!("{}, {}", sizes::show(bytes), many(trainers));
+    let name = format!("{}, {work}", about.name());
+    about.with("name", name).with("work", work).with("bytes", bytes).with("trainers", trainers)
+}
+
+fn many(trainers: u32) -> String {
+    if trainers == 1 { "1 trainer".to_owned() } else { format!("{trainers} trainers") }
+}
+
+fn skipped(about: &Outcome, reason: &str) -> Outcome {
+    about.clone().with("reason", reason)
+}
+
+fn failed(about: &Outcome, error: &Error) -> Outcome {
+    eprintln!("psbench: {}: {error:#}", about.name());
+    skipped(about, &format!("failed: {error:#}"))
+}
+
+/// Notes the blocks of a side of ours and of the peer, and how they compare.
+fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours: &[Block], theirs: &[Block]) {
+    let medians = |blocks: &[Block]| blocks.iter().map(|block| median(&block.seconds) * 1e6).collect::<Vec<_>>();
+    let rounds = |blocks: &[Block]| blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
+    let wrong = |blocks: &[Block]| blocks.iter().map(|block| block.wrong).sum::<u64>();
+    let own = transport.map_or_else(|| "pserver".to_owned(), |one| format!("pserver over {}", word(one)));
+    let name = format!("{} beside {own}", about.name());
+    for (who, blocks) in [(own.as_str(), ours), ("the peer", theirs)] {
+        for (index, block) in blocks.iter().enumerate() {
+            report.intervals.push(json!({ "block": index, "name": format!("{name}: {who}"),
+                "rounds": block.seconds.len(), "latency_us_p50": median(&block.seconds) * 1e6, "wrong": block.wrong }));
+        }
+    }
+    let (mine, others) = (medians(ours), medians(theirs));
+    let ratios: Vec<f64> = mine.iter().zip(&others).map(|(own, other)| other / own).collect();
+    let (low, high) = median_interval(&ratios);
+    report.results.push(
+        about
+            .with("name", name)
+            .with("transport", json!(transport.map(word)))
+            .with("rounds", rounds(ours))
+            .with("peer_rounds", rounds(theirs))
+            .with("latency_us_p50", median(&mine))
+            .with("peer_latency_us_p50", median(&others))
+            .with("peer_over_ours", median(&others) / median(&mine))
+            .with("peer_over_ours_low", low)
+            .with("peer_over_ours_high", high)
+            .with("block_latency_us", mine)
+            .with("peer_wrong", wrong(theirs))
+            .with("wrong", wrong(ours) + wrong(theirs)),
+    );
+}

@@ -1,0 +1,122 @@
+//! What a user would pick instead of this parameter server, and can be had from package registries.
+//!
+//! Each is a script in `bench/peers` that starts processes of its own and runs rounds when it is told to (`partner`);
+//! what it needs is put into a folder once (`install`). Nothing here is needed to build or to test.
+
+mod install;
+mod partner;
+
+use clap::ValueEnum;
+
+use crate::job::{RuleName, Transport, word};
+
+pub(crate) use install::{Places, install};
+pub(crate) use partner::Partner;
+
+/// What is installed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kit {
+    /// MXNet's kvstore, which is ps-lite.
+    Mxnet,
+    /// PaddlePaddle's parameter server over brpc.
+    Paddle,
+    /// PyTorch's all-reduce with gloo, its RPC, and its fused optimizers.
+    Torch,
+    /// Open MPI's all-reduce.
+    Openmpi,
+}
+
+/// Somebody who can run rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: &'static str,
+    pub(crate) kit: Kit,
+    program: Program,
+    pub(crate) path: Transport,
+    /// How few and how many trainers it works with.
+    trainers: (u32, u32),
+    /// Why not with others.
+    pub(crate) bounds: &'static str,
+    /// What our servers do when they do the same work.
+    pub(crate) rule: RuleName,
+}
+
+/// How a peer is started.
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    /// By the Python of its kit, with this script.
+    Script(&'static str),
+    /// By `mpirun`, with these ways to carry bytes.
+    Mpirun(&'static str),
+}
+
+const ALONE: &str = "one rank has nobody to reduce with";
+
+/// Everybody who runs rounds, in the order of the table.
+pub(crate) const PEERS: [Peer; 7] = [
+    Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", Transport::Tcp),
+    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Tcp),
+    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Shm),
+    Peer {
+        trainers: (1, 1),
+        bounds: "it adds nothing up, so only one trainer knows what it must get",
+        rule: RuleName::None,
+        ..Peer::serving("PaddlePaddle brpc, set and get", Kit::Paddle, "paddle_brpc.py", Transport::Tcp)
+    },
+    Peer {
+        trainers: (2, u32::MAX),
+        bounds: ALONE,
+        ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", Transport::Tcp)
+    },
+    Peer::mpi(Transport::Tcp, "tcp,self"),
+    Peer::mpi(Transport::Shm, "vader,self"),
+];
+
+impl Peer {
+    /// A server that sums, and trainers.
+    const fn serving(name: &'static str, kit: Kit, script: &'static str, path: Transport) -> Self {
+        let program = Program::Script(script);
+        Self { name, kit, program, path, trainers: (1, u32::MAX), bounds: "", rule: RuleName::Sum }
+    }
+
+    const fn mpi(path: Transport, layers: &'static str) -> Self {
+        let program = Program::Mpirun(layers);
+        Self {
+            name: "Open MPI all-reduce",
+            kit: Kit::Openmpi,
+            program,
+            path,
+            trainers: (2, u32::MAX),
+            bounds: ALONE,
+            rule: RuleName::Sum,
+        }
+    }
+
+    pub(crate) fn serves(&self, trainers: u32) -> bool {
+        (self.trainers.0..=self.trainers.1).contains(&trainers)
+    }
+
+    /// What starts it, once its kit is there.
+    pub(crate) fn command(&self, places: &Places, bytes: u64, trainers: u32) -> Vec<String> {
+        let mut command = match self.program {
+            Program::Script(script) => vec![places.python(self.kit), places.script(script)],
+            Program::Mpirun(layers) => {
+                let mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"];
+                let mut all: Vec<_> = mpirun.map(str::to_owned).to_vec();
+                all.extend(["--mca", "btl", layers, "-n"].map(str::to_owned));
+                all.extend([trainers.to_string(), places.program(self.kit)]);
+                all
+            }
+        };
+        command.extend(["--bytes".to_owned(), bytes.to_string(), "--trainers".to_owned(), trainers.to_string()]);
+        command.extend(["--transport".to_owned(), word(self.path)]);
+        command
+    }
+}
+
+/// What starts PyTorch's optimizers, once its kit is there.
+pub(crate) fn optimizers(places: &Places, rule: &str, elements: u64) -> Vec<String> {
+    let script = places.script("torch_optimizers.py");
+    let words = ["--rule", rule, "--elements", &elements.to_string()].map(str::to_owned);
+    [places.python(Kit::Torch), script].into_iter().chain(words).collect()
+}
