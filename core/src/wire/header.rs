@@ -90,8 +90,8 @@ pub struct Flags(pub u16);
 impl Flags {
     /// On a push: answer with the value once the gradient is in it (`push_pull`).
     pub const WANT_VALUE: Self = Self(1);
-    /// The payloads' checksums are not there: both ends are on one host, and there is no network to check. Set by
-    /// transports, and taken only where it is true.
+    /// The payloads' checksums are not there: for its sender both ends are on one host, and there is no network to
+    /// check. Set by transports.
     pub const UNCHECKED: Self = Self(2);
     const KNOWN: u16 = 3;
 
@@ -191,8 +191,8 @@ pub enum WireError {
         /// The limit.
         limit: u64,
     },
-    /// Payloads without checksums between hosts.
-    #[error("payloads without checksums over a connection between hosts; expected a checksum in every entry")]
+    /// Payloads without checksums, to somebody who insists on them.
+    #[error("payloads without checksums; this side checks always and expects one in every entry")]
     Unchecked,
     /// A checksum that does not hold.
     #[error("checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way")]

@@ -51,5 +51,6 @@ impl Checking {
 /// Whether both ends have the address of this host.
 fn is_within_host(stream: &TcpStream) -> bool {
     let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
-    ends.is_some_and(|(near, far)| near.ip() == far.ip() || near.ip().is_loopback() && far.ip().is_loopback())
+    let ips = ends.map(|(near, far)| (near.ip().to_canonical(), far.ip().to_canonical()));
+    ips.is_some_and(|(near, far)| near == far || near.is_loopback() && far.is_loopback())
 }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::checks::{Checking, Checks};
+use super::checks::Checks;
 use super::{Pause, SLICES_MAX, TURN_BYTES, TURN_FRAMES};
 use crate::payload::Landing;
 
@@ -36,7 +36,9 @@ pub(super) struct Reader {
     rest: Vec<u8>,
     /// How much of the buffer a read may fill; little while payloads are large.
     ahead: usize,
-    checking: Checking,
+    /// Who sends says whether a payload is checked: a proxy may hide from us that it is on our host. This side only
+    /// insists.
+    insists: bool,
     state: State,
 }
 
@@ -66,7 +68,7 @@ impl Reader {
 
     pub(super) fn new(checks: Checks) -> Self {
         Self {
-            checking: Checking::new(checks),
+            insists: checks == Checks::Always,
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -79,9 +81,8 @@ impl Reader {
     /// Reads until nothing is there, a head waits for its places, or the turn is over.
     pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> Result<Pause, Ended> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
-        let checks = self.checking.is_on(stream);
         loop {
-            while self.advance(peer, checks, events)? {}
+            while self.advance(peer, events)? {}
             if matches!(self.state, State::Held(_)) {
                 return Ok(Pause::Idle);
             }
@@ -127,14 +128,14 @@ impl Reader {
     }
 
     /// One step with what is in the buffer; false when more must be read first, or places must come.
-    fn advance(&mut self, peer: PeerId, checks: bool, events: &mut Vec<Event>) -> Result<bool, Ended> {
+    fn advance(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, Ended> {
         match &mut self.state {
             State::Header => {
                 let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
                     return Ok(false);
                 };
                 let prefix = Prefix::decode(header)?;
-                if checks && prefix.head().flags.contains(Flags::UNCHECKED) {
+                if self.insists && prefix.head().flags.contains(Flags::UNCHECKED) {
                     return Err(WireError::Unchecked.into());
                 }
                 self.state = State::Rest(prefix);
