@@ -87,6 +87,10 @@ impl Round {
 
     pub(super) fn add(&mut self, contribution: Contribution) {
         let at = find(&self.contributions, contribution.trainer).expect_err("a trainer contributes once to a round");
+        if self.contributions.capacity() == self.contributions.len() {
+            // A chunk of a lone trainer, of which there may be a million, has room for one and not for four.
+            self.contributions.reserve_exact(self.contributions.len().max(1));
+        }
         self.contributions.insert(at, contribution);
     }
 
