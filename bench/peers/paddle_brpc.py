@@ -41,6 +41,8 @@ class Trainer:
         join(options, "trainer")
         executor = paddle.static.Executor(paddle.CPUPlace())
         executor.run(paddle.static.default_startup_program())
+        # It gives up at once when the server is not there yet.
+        rounds.wait_for(options.port)
         fleet.init_worker()
         runtime = fleet.fleet._runtime_handle
         self.worker, self.scope = runtime._worker, paddle.static.global_scope()

@@ -115,9 +115,9 @@ def lead(peer, version, options, roles, environment):
         for name in ["bytes", "trainers", "transport", "port"]:
             command += [f"--{name}", str(getattr(options, name))]
         around = dict(os.environ, OMP_NUM_THREADS="1", **environment(options, role, index))
-        # The first line of standard output is the parent's; what a library prints goes where errors go.
-        return subprocess.Popen(command, env=around, pass_fds=[barrier], stdin=pipe and subprocess.PIPE or
-                                subprocess.DEVNULL, stdout=pipe and subprocess.PIPE or sys.stderr, text=True)
+        # Standard output is the parent's; what a library prints goes where errors go.
+        take, give = (subprocess.PIPE, subprocess.PIPE) if pipe else (subprocess.DEVNULL, sys.stderr)
+        return subprocess.Popen(command, env=around, pass_fds=[barrier], stdin=take, stdout=give, text=True)
 
     others = [start(role, 0, False) for role in roles]
     trainers = [start("trainer", index, True) for index in range(options.trainers)]
@@ -182,6 +182,16 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def wait_for(port):
+    """Waits until somebody listens."""
+    for _ in range(600):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise SystemExit(f"nobody listens on port {port} after a minute")
 
 
 def die_with_parent():
