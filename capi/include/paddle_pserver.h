@@ -12,7 +12,7 @@
  *
  * Errors: a function that returns int gives -1 when it fails, one that returns a pointer gives NULL, and
  * paddle_last_error() says why. Outputs are set only when a call succeeds. Any call ends within the client's deadline
- * (60 s unless the options or PSERVER_DEADLINE say otherwise), saving within ten of them.
+ * (120 s unless the options or PSERVER_DEADLINE say otherwise), saving within ten of them.
  *
  * Memory: the caller owns everything it passes, and the library does not use it after the call; that of a call which
  * is started alone it uses until paddle_wait. What the library allocates is freed by paddle_parameter_release or

@@ -1,4 +1,5 @@
-//! The names under which C knows clients: numbers that are looked up, never addresses that are followed.
+//! The names under which C knows clients and started calls: numbers that are looked up, never addresses that are
+//! followed.
 //!
 //! A pointer handle is a scrambled count with the highest bit set, so it is no address that any memory has. A number
 //! is given once in a process and its children, so a released handle stays dead and can be told from one that never
