@@ -12,10 +12,11 @@
  *
  * Errors: a function that returns int gives -1 when it fails, one that returns a pointer gives NULL, and
  * paddle_last_error() says why. Outputs are set only when a call succeeds. Any call ends within the client's deadline
- * (60 s unless the options or PSERVER_DEADLINE say otherwise), saving within ten of them.
+ * (120 s unless the options or PSERVER_DEADLINE say otherwise), saving within ten of them.
  *
- * Memory: the caller owns everything it passes, and the library does not use it after the call. What the library
- * allocates is freed by paddle_parameter_release or paddle_free.
+ * Memory: the caller owns everything it passes, and the library does not use it after the call; that of a call which
+ * is started alone it uses until paddle_wait. What the library allocates is freed by paddle_parameter_release or
+ * paddle_free.
  *
  * Threads: any function may be called from any thread at any time; calls on one client take turns. After a fork the
  * child makes a client of its own: calls with one of before give -1.
@@ -66,6 +67,11 @@ typedef enum {
 #define PADDLE_ELEMENT_TYPE_BFLOAT16 7
 typedef int paddle_element_type;
 #endif
+
+/**
+ * A call that was started; a program only ever holds pointers to it.
+ */
+typedef struct paddle_call paddle_call;
 
 /**
  * One connection to the parameter servers; a program only ever holds pointers to it.
@@ -246,6 +252,44 @@ int paddle_push_pull(paddle_pserver_client *client,
  * @return 0 if successful, otherwise -1: when the content was not allocated by this library.
  */
 int paddle_parameter_release(paddle_parameter *param);
+
+/**
+ * @brief Starts paddle_push_pull and returns while it goes on. Calls about one parameter are carried out in the
+ * order of their starts, others overlap; parameters that were declared earlier go first.
+ *
+ * The contents of grads and of dst are the library's until paddle_wait for this call, or the release of the client,
+ * has returned: grads must stay as they are, and dst may not be touched. The arrays and the names are not used after
+ * the start. Every dst[i].content is the caller's, not NULL. Of dst[i], name, element_type and content_len are set
+ * now; the content is there after paddle_wait.
+ *
+ * @param grads the gradients, as for paddle_push_pull.
+ * @param dst a place for each gradient's parameter.
+ * @param len the length of both arrays, at least 1.
+ * @param out becomes the call, which paddle_wait frees.
+ * @return 0 if the call is on its way, otherwise -1, and then nothing is started.
+ */
+int paddle_push_pull_start(paddle_pserver_client *client,
+                           const paddle_gradient *grads,
+                           paddle_parameter *dst,
+                           int len,
+                           paddle_call **out);
+
+/**
+ * @brief Waits until a call that was started is over, and frees it, whether it failed or not. Its deadline counts
+ * from the start.
+ *
+ * @return 0 if the call was successful, otherwise -1: also when it was waited for before, or when an earlier call
+ * about one of its parameters failed. The same call may then be made again: no gradient is applied twice.
+ */
+int paddle_wait(paddle_call *call);
+
+/**
+ * @brief Says whether a call that was started is over, without waiting for it. paddle_wait is needed still.
+ *
+ * @param done becomes 1 if the call is over, well or not, otherwise 0.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_test(paddle_call *call, int *done);
 
 #endif
 

@@ -193,6 +193,11 @@ fn threads_share_a_client() {
 }
 
 #[test]
+fn calls_are_started_and_waited_for() {
+    check("tests/c/started.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
 fn a_child_process_makes_a_client_of_its_own() {
     let options = |address: &str| Some(format!("reader=yes coordinator={address}"));
     check("tests/c/fork.c", Language::C, Link::Shared, options);
@@ -212,5 +217,9 @@ fn the_shared_library_exports_our_names_only() {
     let names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
     let foreign: Vec<&&str> = names.iter().filter(|name| !name.starts_with("paddle_")).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
-    assert!(names.contains(&"paddle_send_grads") && names.contains(&"paddle_send_grads_go"), "{names:?}");
+    for expected in
+        ["paddle_send_grads", "paddle_send_grads_go", "paddle_push_pull_start", "paddle_wait", "paddle_test"]
+    {
+        assert!(names.contains(&expected), "{expected}: {names:?}");
+    }
 }

@@ -142,7 +142,7 @@ pub(super) fn init(
 }
 
 /// The room that the caller has for each parameter.
-fn rooms<'call>(
+pub(super) fn rooms<'call>(
     call: &'call Call,
     dst: *mut Parameter,
     len: c_int,
@@ -155,7 +155,7 @@ fn rooms<'call>(
 }
 
 /// Writes the outputs of a call that succeeded.
-fn fill(call: &Call, dst: *mut Parameter, names: impl Iterator<Item = *mut c_char>, places: Places<'_>) {
+pub(super) fn fill(call: &Call, dst: *mut Parameter, names: impl Iterator<Item = *mut c_char>, places: Places<'_>) {
     for (index, (name, filled)) in names.zip(places.hand_over()).enumerate() {
         let parameter = Parameter {
             name,

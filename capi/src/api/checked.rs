@@ -29,6 +29,10 @@ const ARRAY_BYTES_MAX: usize = usize::MAX >> 1;
 /// One call from C. What it borrows from the caller lives as long as it does, and it ends before the call returns.
 pub(super) struct Call(());
 
+/// A call that is waited for later. The caller promises that contents stay until then; Rust cannot know how long
+/// that is, and nothing that is borrowed here is used once the wait is over.
+static LASTING: Call = Call(());
+
 /// A place of the caller's that may be written to, of which only the start and the room are known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
@@ -40,6 +44,11 @@ impl Call {
     /// For `guard`, which every call runs in.
     pub(super) fn begin() -> Self {
         Self(())
+    }
+
+    /// For what outlives the function that C called: only contents and outputs of a call that is started.
+    pub(super) fn lasting() -> &'static Self {
+        &LASTING
     }
 
     /// A parameter's name.
@@ -200,6 +209,14 @@ impl Room {
         assert!(bytes <= self.bytes, "a room is measured before it is filled");
         // SAFETY: the caller promises `self.bytes` bytes that are its own during the call, and no other slice of
         // the call overlaps them, by `places::refuse_overlaps`.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
+    }
+
+    /// The first `bytes` of it, to fill until the call is waited for.
+    pub(super) fn lent(self, bytes: usize) -> &'static mut [u8] {
+        assert!(bytes <= self.bytes, "a room is measured before it is filled");
+        // SAFETY: the caller promises `self.bytes` bytes that are its own until it has waited for the call, nothing
+        // of ours touches them after that, and `places::refuse_overlaps` keeps other slices of the call away.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
     }
 }

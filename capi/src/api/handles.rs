@@ -1,4 +1,5 @@
-//! The names under which C knows clients: numbers that are looked up, never addresses that are followed.
+//! The names under which C knows clients and started calls: numbers that are looked up, never addresses that are
+//! followed.
 //!
 //! A pointer handle is a scrambled count with the highest bit set, so it is no address that any memory has. A number
 //! is given once in a process and its children, so a released handle stays dead and can be told from one that never
@@ -9,12 +10,13 @@ use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use pserver_core::error::Failure;
 
 use super::session::Session;
-use super::sys::ClientHandle;
+use super::sys::{CallHandle, ClientHandle};
+use crate::client::CallNumber;
 
 const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
 
@@ -22,6 +24,8 @@ const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle 
 const POINTER_BIT: u64 = 1 << 63;
 /// Any odd number: its products with different 63-bit numbers differ in their low 63 bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// What tells the handle of a call from that of a client: other bits, without the highest.
+const CALL_BITS: u64 = 0x2545_f491_4f6c_dd1d;
 const GATHER: u64 = inverse(SPREAD);
 /// Lists under locks of their own, so that threads with different clients seldom meet.
 const LISTS: usize = 16;
@@ -47,6 +51,9 @@ struct Registry {
     numbers_first: u64,
     numbers: AtomicU64,
     lists: [List; LISTS],
+    /// Call handles given so far, and those that nobody has waited for.
+    calls_given: AtomicU64,
+    calls: Mutex<BTreeMap<u64, (Weak<Session>, CallNumber)>>,
     /// The parent's, if this process is a fork.
     before: Option<&'static Registry>,
 }
@@ -100,6 +107,35 @@ pub(super) fn give_number(session: Session) -> Result<c_int, Failure> {
     Ok(number)
 }
 
+/// Gives a call that was started a handle. It does not keep the client alive.
+pub(super) fn give_call(session: &Arc<Session>, number: CallNumber) -> *mut CallHandle {
+    let registry = Registry::current();
+    let bits = registry.scramble(registry.calls_given.fetch_add(1, Ordering::Relaxed)) ^ CALL_BITS;
+    let mut calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
+    calls.insert(bits, (Arc::downgrade(session), number));
+    let address = usize::try_from(bits).expect("a pointer is 64 bits");
+    ptr::without_provenance_mut(address)
+}
+
+/// The call behind a handle, and its client.
+pub(super) fn find_call(pointer: *const CallHandle) -> Result<(Arc<Session>, CallNumber), Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
+    alive(calls.get(&bits).cloned().ok_or_else(|| registry.unknown_call(bits))?)
+}
+
+/// Takes a call out: its handle is dead from now on.
+pub(super) fn take_call(pointer: *const CallHandle) -> Result<(Arc<Session>, CallNumber), Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let mut calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
+    alive(calls.remove(&bits).ok_or_else(|| registry.unknown_call(bits))?)
+}
+
+fn alive((session, number): (Weak<Session>, CallNumber)) -> Result<(Arc<Session>, CallNumber), Failure> {
+    let session = session.upgrade();
+    session.map(|session| (session, number)).ok_or_else(|| Failure::call("the call's client was released before it"))
+}
+
 impl Registry {
     fn current() -> &'static Self {
         let process = std::process::id();
@@ -128,6 +164,8 @@ impl Registry {
             numbers_first,
             numbers: AtomicU64::new(numbers_first),
             lists: std::array::from_fn(|_| List::default()),
+            calls_given: AtomicU64::new(0),
+            calls: Mutex::default(),
             before,
         }
     }
@@ -164,6 +202,23 @@ impl Registry {
             Handle::Number(_) if handle.key() < self.numbers.load(Ordering::Relaxed) => Failure::call(released),
             Handle::Pointer(bits) => Failure::call(format!("client {bits:#x} was never given by this library")),
             Handle::Number(number) => Failure::call(format!("client {number} was never given by this library")),
+        }
+    }
+
+    fn gave_call(&self, bits: u64) -> bool {
+        let count = ((bits ^ CALL_BITS).wrapping_mul(GATHER) ^ self.key) & !POINTER_BIT;
+        bits & POINTER_BIT != 0 && count < self.calls_given.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with a call that is not in its list.
+    fn unknown_call(&self, bits: u64) -> Failure {
+        match bits {
+            0 => Failure::call("call is NULL; expected what a function that starts one gave"),
+            bits if self.gave_call(bits) => Failure::call("call was waited for already; a call is waited for once"),
+            bits if self.parents().any(|parent| parent.gave_call(bits)) => {
+                Failure::call("call was started before a fork; the process that started it waits for it")
+            }
+            bits => Failure::call(format!("call {bits:#x} was never given by this library")),
         }
     }
 

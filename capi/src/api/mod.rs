@@ -6,9 +6,9 @@
 //! Not here: what a call does ([`crate::client`]), where a job is found ([`crate::environment`]), the headers
 //! (`capi/include`, made from these files by `capi/tests/header.rs`).
 //!
-//! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients that C can only
-//! name), `places` (where parameters go), then the faces: [`shared`] by all editions, [`batch`] by 2 and 3,
-//! [`edition1`], [`edition2`], [`edition3`], [`go`].
+//! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can
+//! only name), `places` (where parameters go), then the faces: [`shared`] by all editions, [`batch`] and [`started`] by
+//! 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
 
 pub mod batch;
 pub mod edition1;
@@ -16,6 +16,7 @@ pub mod edition2;
 pub mod edition3;
 pub mod go;
 pub mod shared;
+pub mod started;
 pub mod sys;
 
 mod allocation;

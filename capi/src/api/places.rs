@@ -2,11 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
 use super::allocation::Allocation;
 use super::checked::Room;
-use crate::client::{Client, Facts, Given, Wanted};
+use crate::client::{Client, Given, Wanted};
 
 /// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
 pub(super) struct Places<'call>(Vec<Place<'call>>);
@@ -37,8 +38,9 @@ impl<'call> Places<'call> {
         wanted: &[(&'call str, Option<Room>)],
         given: &[Given<'_>],
     ) -> Result<Self, Failure> {
-        let place = |(name, room): &(&'call str, Option<Room>)| Place::measure(client, name, *room);
-        let places: Vec<_> = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
+        let place = |((name, room), size): (&(&'call str, Option<Room>), _)| Place::new(name, *room, size);
+        let places: Vec<_> = wanted.iter().zip(client.measure(&names)?).map(place).collect::<Result<_, _>>()?;
         refuse_overlaps(&places, given)?;
         Ok(Self(places))
     }
@@ -74,9 +76,16 @@ impl<'call> Places<'call> {
     }
 }
 
+impl Places<'static> {
+    /// The places as the client takes them for a call that is waited for later; each is in the caller's memory.
+    pub(super) fn lent(&self) -> Result<Vec<Wanted<'static>>, Failure> {
+        self.0.iter().map(Place::lent).collect()
+    }
+}
+
 impl<'call> Place<'call> {
-    fn measure(client: &Client, name: &'call str, room: Option<Room>) -> Result<Self, Failure> {
-        let Facts { element_type, bytes, .. } = client.describe(name)?;
+    /// The place for a parameter of this type and so many bytes.
+    fn new(name: &'call str, room: Option<Room>, (element_type, bytes): (ElementType, u64)) -> Result<Self, Failure> {
         let fits = c_int::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = fits.ok_or_else(|| {
             let most = c_int::MAX;
@@ -104,6 +113,18 @@ impl<'call> Place<'call> {
             Memory::Ours(allocation) => allocation.bytes_mut(),
         };
         Wanted { name: self.name, content }
+    }
+}
+
+impl Place<'static> {
+    fn lent(&self) -> Result<Wanted<'static>, Failure> {
+        match self.memory {
+            Memory::Theirs(room) => Ok(Wanted { name: self.name, content: room.lent(self.bytes) }),
+            Memory::Ours(_) => Err(Failure::call(format!(
+                "parameter \"{}\": content is NULL; expected the caller's memory, as this call is waited for later",
+                self.name
+            ))),
+        }
     }
 }
 

@@ -5,6 +5,9 @@ use std::ffi::{c_char, c_int, c_void};
 /// One connection to the parameter servers; a program only ever holds pointers to it.
 pub struct ClientHandle;
 
+/// A call that was started; a program only ever holds pointers to it.
+pub struct CallHandle;
+
 /// The number of an element type.
 pub type ElementTypeNumber = c_int;
 

@@ -31,7 +31,8 @@ impl Client {
     /// ```no_run
     /// # use paddle_pserver::client::{Client, Given, Wanted};
     /// # use pserver_core::dtype::ElementType::Float32;
-    /// # fn step(client: &Client, last: &[u8], first: &[u8], back: &mut [u8]) -> Result<(), pserver_core::error::Failure> {
+    /// # use pserver_core::error::Failure;
+    /// # fn step(client: &Client, last: &[u8], first: &[u8], back: &mut [u8]) -> Result<(), Failure> {
     /// client.scope(|calls| {
     ///     let one = calls.push(&[Given { name: "last layer", element_type: Float32, content: last }], None)?;
     ///     // The gradient of the first layer is computed here, while that of the last one is on its way.
@@ -68,20 +69,21 @@ impl Client {
         })
     }
 
-    /// Starts a call on memory that lives as long as the process, as far as this program can tell.
-    pub(crate) fn start(
+    /// [`Client::push_pull`], started on memory that lives as long as the process, as far as Rust can tell.
+    pub(crate) fn start_push_pull(
         &self,
-        start: impl FnOnce(&mut State, &LoanBook<'static>) -> Result<CallNumber, Failure>,
+        gradients: &[Given<'static>],
+        into: Vec<Wanted<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_with(&LoanBook::open(), start)
+        self.start_with(&LoanBook::open(), |state, book| state.start_push(gradients, None, Some(into), book))
     }
 
-    /// Waits for a call and takes its result; nothing when it was taken already.
-    pub(crate) fn wait(&self, call: CallNumber) -> Result<Option<Result<(), Failure>>, Failure> {
-        Ok(self.enter()?.wait(call))
+    /// Waits until a call is over and takes its result, once.
+    pub(crate) fn wait(&self, call: CallNumber) -> Result<(), Failure> {
+        self.enter()?.wait(call).expect("only one can wait for it")
     }
 
-    /// Whether a call is over; true also when its result was taken.
+    /// Whether a call is over, well or not.
     pub(crate) fn is_over(&self, call: CallNumber) -> Result<bool, Failure> {
         Ok(self.enter()?.is_over(call))
     }
@@ -168,7 +170,7 @@ impl Pending<'_> {
     /// # Errors
     /// As the blocking call of the same name. The time for it counts from when it was started.
     pub fn wait(self) -> Result<(), Failure> {
-        self.client.enter()?.wait(self.call).expect("only one can wait for it")
+        self.client.wait(self.call)
     }
 }
 

@@ -123,11 +123,11 @@ pub(crate) fn given<'a>(tensors: &'a [Tensor], contents: &'a [Vec<u8>]) -> Vec<G
     tensors.iter().zip(contents).map(one).collect()
 }
 
-fn places(tensors: &[Tensor]) -> Vec<Vec<u8>> {
+pub(crate) fn places(tensors: &[Tensor]) -> Vec<Vec<u8>> {
     tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect()
 }
 
-fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>]) -> Vec<Wanted<'a>> {
+pub(crate) fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>]) -> Vec<Wanted<'a>> {
     let one = |(tensor, content): (&'a Tensor, &'a mut Vec<u8>)| Wanted { name: &tensor.name, content };
     tensors.iter().zip(contents).map(one).collect()
 }
