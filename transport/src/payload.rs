@@ -17,7 +17,6 @@ pub(crate) struct Landing {
     filled: usize,
     /// Their checksum, where payloads are checked.
     sum: u32,
-    checks: bool,
     remaining: u64,
 }
 
@@ -29,8 +28,7 @@ impl Landing {
     pub(crate) fn new(frame: Frame, places: Vec<Incoming>) -> Self {
         assert_lengths(&frame, places.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
-        let checks = !frame.head.flags.contains(Flags::UNCHECKED);
-        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, checks, remaining }
+        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, remaining }
     }
 
     /// Payload bytes that are not there yet.
@@ -77,7 +75,7 @@ impl Landing {
             let place = &self.places[self.place];
             let room = place.len() as usize - self.filled;
             let step = room.min(bytes);
-            if self.checks && !matches!(place, Incoming::Discard { .. }) {
+            if self.is_checked() {
                 // What has just arrived is still in cache.
                 self.sum = append(self.sum, &place.bytes()[self.filled..self.filled + step]);
             }
@@ -95,12 +93,18 @@ impl Landing {
         (self.frame, self.places)
     }
 
+    /// Whether the payload of the current place is compared with its checksum.
+    fn is_checked(&self) -> bool {
+        let is_kept = !matches!(self.places[self.place], Incoming::Discard { .. });
+        is_kept && !self.frame.head.flags.contains(Flags::UNCHECKED)
+    }
+
     /// Checks the place that was filled, and goes on to the next.
     fn finish_place(&mut self) -> Result<(), WireError> {
         while self.frame.entries[self.entry].bytes == 0 {
             self.entry += 1;
         }
-        if self.checks && !matches!(self.places[self.place], Incoming::Discard { .. }) {
+        if self.is_checked() {
             self.frame.check_payload(self.entry, self.sum)?;
         }
         self.entry += 1;

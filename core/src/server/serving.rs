@@ -108,8 +108,7 @@ impl Serving {
         self.take_back(cx.position, &frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
-            let steps_together = !self.table.chunks[place].rule.is_element_wise();
-            if steps_together && self.is_begun_by_earlier_life(entry.id, &frame.head) {
+            if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
@@ -291,7 +290,7 @@ impl Serving {
         match chunk.round.ahead(head.trainer) {
             Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
             // It gives way, see `push`.
-            Some(_) if self.is_begun_by_earlier_life(chunk.id, head) => return Ok(Verdict::Wait),
+            Some(_) if self.is_begun_by_earlier_life(chunk, head) => return Ok(Verdict::Wait),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
@@ -624,11 +623,14 @@ impl Serving {
         }
     }
 
-    /// Whether an earlier life of the trainer, which will not send the rest, has begun a push to these chunks that
-    /// step together.
-    fn is_begun_by_earlier_life(&self, id: ChunkId, head: &Head) -> bool {
-        let begun = self.begun(self.table.held(id), head.trainer);
-        begun.is_some_and(|call| call.incarnation < head.incarnation)
+    /// Whether an earlier life of the trainer, which will not send the rest, has begun a push to the chunks that step
+    /// together with this one.
+    fn is_begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> bool {
+        // The parameter is looked up for few rules only.
+        !chunk.rule.is_element_wise()
+            && self
+                .begun(self.table.held(chunk.id), head.trainer)
+                .is_some_and(|call| call.incarnation < head.incarnation)
     }
 
     /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
