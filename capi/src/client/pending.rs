@@ -1,6 +1,6 @@
 //! Calls that are started, and waited for later.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pserver_core::error::Failure;
 use pserver_core::memory::{LoanBook, lend};
@@ -135,26 +135,30 @@ impl<'scope, 'env> Calls<'scope, 'env> {
         start: impl FnOnce(&mut State, &LoanBook<'env>) -> Result<CallNumber, Failure>,
     ) -> Result<Pending<'scope>, Failure> {
         let call = self.client.start_with(self.book, start)?;
-        self.started.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+        self.started().push(call);
         Ok(Pending { client: self.client, call })
     }
 
     /// Waits for the calls that nobody waited for; tells the first failure.
     fn finish_all(&self) -> Result<(), Failure> {
-        let started = std::mem::take(&mut *self.started.lock().unwrap_or_else(PoisonError::into_inner));
+        let started = std::mem::take(&mut *self.started());
         let mut state = self.client.shared.enter();
         let results: Vec<_> = started.into_iter().filter_map(|call| state.wait(call)).collect();
         results.into_iter().collect()
     }
 
     fn abort(&self) {
-        let started = std::mem::take(&mut *self.started.lock().unwrap_or_else(PoisonError::into_inner));
+        let started = std::mem::take(&mut *self.started());
         let mut state = self.client.shared.enter();
         state.abort(&started, "the program panicked");
         for call in started {
             // Nobody is left to hear it.
             let _ = state.take(call);
         }
+    }
+
+    fn started(&self) -> MutexGuard<'_, Vec<CallNumber>> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

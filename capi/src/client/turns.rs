@@ -69,7 +69,7 @@ impl Shared {
 
     /// Sees to it that calls move on while nobody is inside.
     pub(super) fn move_on(self: &Arc<Self>) -> Result<(), Failure> {
-        let mut mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mover = self.mover();
         if matches!(*mover, Mover::None) {
             let shared = Arc::clone(self);
             let thread = std::thread::Builder::new().name("pserver-calls".to_owned()).spawn(move || shared.run());

@@ -21,7 +21,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
-use pserver_transport::tcp::{Checks, Poll};
+use pserver_transport::tcp::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -162,9 +162,9 @@ impl Settings {
             model_dir: reader.take("model_dir", values::path),
             round_timeout: reader.take("round_timeout_seconds", values::seconds),
             lease: reader.take("lease_seconds", values::seconds),
-            insecure: reader.take("insecure", values::truth),
-            poll: reader.take("poll", values::poll),
-            checks: reader.take("checks", values::checks),
+            insecure: reader.take("insecure", values::plain("true or false")),
+            poll: reader.take("poll", values::plain(POLL_EXPECTED)),
+            checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),

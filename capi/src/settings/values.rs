@@ -1,13 +1,13 @@
 //! From a setting's text to its value. Every error is what was expected.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
 use pserver_core::wire::Address;
-use pserver_transport::tcp::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
 
 /// The shortest time a setting may name: below it a busy machine alone would let leases lapse.
 const SECONDS_MIN: f64 = 0.1;
@@ -90,16 +90,9 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("a number of seconds from {SECONDS_MIN} to {SECONDS_MAX}"))
 }
 
-pub(super) fn truth(text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_| "true or false".to_owned())
-}
-
-pub(super) fn poll(text: &str) -> Result<Poll, String> {
-    text.parse().map_err(|()| POLL_EXPECTED.to_owned())
-}
-
-pub(super) fn checks(text: &str) -> Result<Checks, String> {
-    text.parse().map_err(|()| CHECKS_EXPECTED.to_owned())
+/// What its type reads by itself.
+pub(super) fn plain<T: FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, String> {
+    move |text| text.parse().map_err(|_| expected.to_owned())
 }
 
 /// One of the words of an enumeration.
