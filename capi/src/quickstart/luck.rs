@@ -19,6 +19,11 @@ impl Luck {
         f64::from(self.high()) / f64::from(1_u32 << 31) - 1.0
     }
 
+    /// A number in `0.0 .. 1.0`, in steps of 2^-32.
+    pub(super) fn share(&mut self) -> f64 {
+        f64::from(self.high()) / (f64::from(u32::MAX) + 1.0)
+    }
+
     /// Puts `items` in an order that depends on nothing but the generator.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

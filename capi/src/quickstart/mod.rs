@@ -16,6 +16,7 @@ mod luck;
 pub mod model;
 mod plan;
 pub mod trainer;
+pub mod words;
 
 #[cfg(test)]
 mod tests;
