@@ -3,17 +3,20 @@
 //! Not here: threads, sockets, clocks; fast arithmetic (`pserver-kernels` fills the port).
 //!
 //! A [`Program`] is a claim: blocks of ops over variables with names, as a file, a message or a person wrote them.
-//! Whoever runs one makes a checked form of it first, which knows the facts of every variable.
+//! Whoever runs one makes a [`Graph`] of it first, which is known to fit and has the facts of every variable.
 //!
 //! Read in this order: [`Facts`] and [`Variable`]; [`OpKind`], which is the list of all operations with their
-//! signatures; [`Block`] and [`Program`]; [`Tensor`].
+//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`].
 
 mod block;
+mod graph;
+mod infer;
 mod op;
 mod value;
 mod variable;
 
 pub use block::{Block, Program};
+pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, Peer, Role};
-pub use value::{Elements, Tensor};
+pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};

@@ -6,6 +6,7 @@ use std::fmt;
 
 use crate::config::Merge;
 use crate::dtype::ElementType;
+use crate::rows::Initializer;
 
 /// Which part of training an op belongs to. A transpiler places ops by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,8 +142,8 @@ pub enum OpKind {
         high: f64,
         /// Which numbers these are: equal seeds give equal values.
         seed: u64,
-        /// The number of the first element; element `i` depends on the seed and `first + i` only, so that a piece of a
-        /// tensor is filled as the whole would have been.
+        /// The number of the first row. A row is what one number of the first dimension selects; it depends on the seed,
+        /// its number and its width only, so that some rows of a tensor are filled as in the whole.
         first: u64,
     },
     /// `() -> the declared facts of its output`: independent, normal.
@@ -279,6 +280,17 @@ impl OpKind {
             Self::GradientAccumulator { .. } => "gradient_accumulator",
             Self::StringAccumulator { .. } => "string_accumulator",
             Self::LoopForever { .. } => "loop_forever",
+        }
+    }
+
+    /// What a kind that makes a tensor from nothing fills it with; none for every other kind.
+    #[must_use]
+    pub const fn initializer(&self) -> Option<Initializer> {
+        match *self {
+            Self::Fill { value } => Some(Initializer::Constant(value)),
+            Self::Uniform { low, high, .. } => Some(Initializer::Uniform { low, high }),
+            Self::Gaussian { mean, deviation, .. } => Some(Initializer::Gaussian { mean, deviation }),
+            _ => None,
         }
     }
 

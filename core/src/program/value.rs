@@ -1,8 +1,14 @@
 //! What a variable holds while a program runs.
 
+use std::fmt;
+
 use half::{bf16, f16};
 
 use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::rows::{Height, SelectedRows};
+
+use super::variable::{Dim, Facts};
 
 /// The elements of a tensor, in its own type.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,5 +106,94 @@ impl Tensor {
     #[must_use]
     pub const fn elements_mut(&mut self) -> &mut Elements {
         &mut self.elements
+    }
+}
+
+/// What a variable holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A dense tensor.
+    Dense(Tensor),
+    /// Selected rows.
+    SelectedRows(SelectedRows),
+    /// Strings.
+    Strings(Vec<String>),
+}
+
+impl Value {
+    /// Refuses a value that a variable with these facts cannot hold. The first dimension named [`Dim::Batch`] that is
+    /// met sets `batch`, and every later one must be as long.
+    ///
+    /// # Errors
+    /// Names what was found and expected; the caller knows the variable.
+    pub fn check(&self, facts: &Facts, batch: &mut Option<u64>) -> Result<(), Failure> {
+        let fits = match (self, facts) {
+            (Self::Dense(tensor), Facts::Dense { element_type, shape }) => {
+                tensor.elements.element_type() == *element_type
+                    && tensor.shape.len() == shape.len()
+                    && tensor.shape.iter().zip(shape).all(|(found, dim)| match dim {
+                        Dim::Fixed(length) => found == length,
+                        Dim::Batch => batch.get_or_insert(*found) == found,
+                    })
+            }
+            (Self::SelectedRows(rows), Facts::SelectedRows { element_type, height, width }) => {
+                let layout = rows.view().layout();
+                layout.element_type() == *element_type
+                    && layout.height() == Height::Rows(*height)
+                    && u64::from(layout.width()) == *width
+            }
+            (Self::Strings(_), Facts::Strings) => true,
+            _ => false,
+        };
+        if fits {
+            return Ok(());
+        }
+        let batch = batch.map_or(String::new(), |batch| format!(" where batch is {batch}"));
+        Err(Failure::call(format!("found {self}; expected {facts}{batch}")))
+    }
+
+    /// The tensor.
+    ///
+    /// # Panics
+    /// When it is something else, which a checked program rules out.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Dense(tensor) => tensor,
+            other => panic!("{other} where a checked program has a dense tensor"),
+        }
+    }
+
+    /// The selected rows.
+    ///
+    /// # Panics
+    /// When it is something else, which a checked program rules out.
+    #[must_use]
+    pub fn rows(&self) -> &SelectedRows {
+        match self {
+            Self::SelectedRows(rows) => rows,
+            other => panic!("{other} where a checked program has selected rows"),
+        }
+    }
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Self {
+        Self::Dense(tensor)
+    }
+}
+
+/// What it is, without its elements: `float32[32, 64]`, `7 of rows(float32, 12500, 64)`, `3 strings`.
+impl fmt::Display for Value {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dense(tensor) => Facts::fixed(tensor.elements.element_type(), &tensor.shape).fmt(formatter),
+            Self::SelectedRows(rows) => {
+                let (view, layout) = (rows.view(), rows.view().layout());
+                let (element_type, height) = (layout.element_type(), layout.height().bound());
+                write!(formatter, "{} of rows({element_type}, {height}, {})", view.len(), layout.width())
+            }
+            Self::Strings(strings) => write!(formatter, "{} strings", strings.len()),
+        }
     }
 }
