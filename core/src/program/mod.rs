@@ -12,11 +12,13 @@ mod block;
 mod graph;
 mod infer;
 mod op;
+mod plain;
 mod value;
 mod variable;
 
 pub use block::{Block, Program};
 pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, Peer, Role};
+pub use plain::{PlainArithmetic, Real, apply_update};
 pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};
