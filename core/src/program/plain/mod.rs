@@ -9,6 +9,7 @@ mod loss;
 mod matrix;
 mod pointwise;
 mod real;
+mod run;
 mod table;
 mod update;
 
@@ -21,6 +22,7 @@ use super::value::{Elements, Tensor, Value};
 use super::variable::Facts;
 
 pub use real::Real;
+pub use run::PlainRun;
 pub use update::apply_update;
 
 type Outputs = Result<Vec<Value>, Failure>;
@@ -38,7 +40,13 @@ impl Arithmetic for PlainArithmetic {
             OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } => {
                 Ok(vec![arrange::made(&node.kind, outputs[0]).into()])
             }
-            OpKind::Sum if matches!(inputs[0], Value::SelectedRows(_)) => table::sum(inputs).map(|rows| vec![rows]),
+            OpKind::Sum if matches!(outputs[0], Facts::SelectedRows { .. }) => {
+                table::sum(inputs).map(|rows| vec![rows])
+            }
+            OpKind::Sum if inputs.iter().any(|input| matches!(input, Value::SelectedRows(_))) => {
+                let whole = inputs.iter().map(|input| table::whole(input)).collect::<Result<Vec<_>, _>>()?;
+                self.run(node, &whole.iter().collect::<Vec<_>>(), outputs)
+            }
             // Its type is that of what comes back; the first input is ids.
             OpKind::LookupTableGradient { height } => table::gradient(inputs, *height).map(|rows| vec![rows]),
             kind => match inputs[0].tensor().elements() {

@@ -70,6 +70,14 @@ pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Value>, 
     Ok(pieces)
 }
 
+/// The same value without selected rows.
+pub(super) fn whole(value: &Value) -> Result<Value, Failure> {
+    match value {
+        Value::SelectedRows(rows) => dense(rows).map(Value::Dense),
+        other => Ok(other.clone()),
+    }
+}
+
 /// Selected rows as the whole tensor, rows that are there more than once added up in order, zero elsewhere.
 pub(super) fn dense(rows: &SelectedRows) -> Result<Tensor, Failure> {
     let view = rows.view();
