@@ -26,6 +26,9 @@ const _: () = assert!(FRAME_PAYLOAD_BYTES_MAX + FRAME_CONTROL_BYTES_MAX < JOURNA
 
 /// A parameter's bytes: 2^48, so that offsets fit the 48 bits of an address.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
+/// The values of one row of a table: a frame's payload holds many, and a record with its states is small beside the
+/// piece of memory it lies in.
+pub const ROW_BYTES_MAX: u32 = 64 * 1024;
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.
@@ -40,3 +43,17 @@ pub const SHARDS_MAX: u16 = 256;
 pub const DIMENSIONS_MAX: usize = 64;
 /// A parameter's encoded configuration, with the text of its rule; a declaration then fits a page many times over.
 pub const PARAMETER_CONFIG_BYTES_MAX: usize = 64 * 1024;
+
+/// A program in its text form, and in its binary form.
+pub const PROGRAM_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Blocks of a program: one for every loop, and each is walked within the one around it.
+pub const PROGRAM_BLOCKS_MAX: usize = 64;
+/// Variables of a program, those that need no declaration among them.
+pub const PROGRAM_VARIABLES_MAX: usize = 1024 * 1024;
+/// Ops of a program.
+pub const PROGRAM_OPS_MAX: usize = 1024 * 1024;
+/// Inputs of an op, and outputs: one for every trainer, and some.
+pub const PROGRAM_OPERANDS_MAX: usize = 8192;
+const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
+/// Items of one queue, and pieces that one accumulator takes.
+pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;

@@ -1,0 +1,78 @@
+//! The op that updates a parameter by a rule.
+
+use crate::config::OptimizerSettings;
+use crate::dtype::ElementType;
+use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
+use crate::optim::Rule;
+use crate::program::op::OpKind;
+use crate::program::variable::{Dim, Facts};
+
+use super::Inferred;
+use super::operands::Operands;
+
+/// Where the parameter, its gradient, its count of updates and its first state are among the inputs.
+const GRADIENT: usize = 1;
+const COUNT: usize = 2;
+const STATES: usize = 3;
+
+/// The facts of an update's outputs and its rule; none for any other op.
+pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, String> {
+    let OpKind::Update { config } = &operands.op.kind else { return Ok(None) };
+    let rule = rule(config)?;
+    let states = rule.states().len();
+    operands.check_inputs(STATES + states, STATES + states).map_err(|reason| {
+        format!("{reason}: parameter, gradient, count and the states {:?} of {}", rule.states(), rule.algorithm.name())
+    })?;
+    operands.check_outputs(2 + states)?;
+    let (element_type, shape) = operands.dense(0)?;
+    rule.validate_for(element_type).map_err(|failure| operands.misfit(0, &failure.to_string()))?;
+    check_gradient(operands, element_type, shape, &rule)?;
+    operands.exactly_dense(COUNT, ElementType::Int64, &[])?;
+    (STATES..STATES + states).try_for_each(|place| operands.exactly_dense(place, element_type, shape))?;
+    check_in_place(operands)?;
+    let updated = std::iter::once(0).chain(COUNT..STATES + states);
+    let facts = updated.map(|place| operands.input(place).clone()).collect();
+    Ok(Some(Inferred { facts, rule: Some(rule) }))
+}
+
+/// The rule that a configuration says.
+pub(in crate::program) fn rule(config: &str) -> Result<Rule, String> {
+    let bytes = config.len();
+    if bytes > PARAMETER_CONFIG_BYTES_MAX {
+        return Err(format!("found a config of {bytes} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
+    }
+    let settings = OptimizerSettings::from_text(config).map_err(|failure| format!("in its config, {failure}"))?;
+    if settings.mode.is_some() || settings.merge.is_some() {
+        return Err("found a mode or a merge in the config; expected other ops to say who is summed with whom".into());
+    }
+    settings.rule.ok_or_else(|| "found no rule in the config; expected one".to_owned())
+}
+
+fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim], rule: &Rule) -> Result<(), String> {
+    let fits = match operands.input(GRADIENT) {
+        Facts::Dense { element_type, shape: found } => found == shape && element_type.is_gradient_for(parameter),
+        Facts::SelectedRows { element_type, height, width } => {
+            shape == [Dim::Fixed(*height), Dim::Fixed(*width)] && *element_type == parameter && parameter.is_float()
+        }
+        _ => false,
+    };
+    if !fits {
+        return Err(operands.misfit(GRADIENT, &format!("a gradient for {}", operands.input(0))));
+    }
+    if matches!(operands.input(GRADIENT), Facts::SelectedRows { .. }) && !rule.is_element_wise() {
+        return Err(operands.misfit(GRADIENT, "a dense gradient, because clip_norm needs the whole one"));
+    }
+    Ok(())
+}
+
+/// An update writes the variables that it reads.
+fn check_in_place(operands: &Operands<'_>) -> Result<(), String> {
+    let (inputs, outputs) = (&operands.op.inputs, &operands.op.outputs);
+    let read = inputs.iter().take(1).chain(inputs.iter().skip(COUNT));
+    for (place, (read, written)) in read.zip(outputs).enumerate() {
+        if read != written {
+            return Err(format!("output {} is {written:?}; expected {read:?}, which is read", place + 1));
+        }
+    }
+    Ok(())
+}
