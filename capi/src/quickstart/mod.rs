@@ -15,6 +15,7 @@ pub mod lifeline;
 mod luck;
 pub mod model;
 mod plan;
+pub mod skip_gram;
 pub mod trainer;
 pub mod words;
 
