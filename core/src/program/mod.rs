@@ -9,6 +9,7 @@
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`].
 
 mod block;
+pub mod executor;
 mod graph;
 mod infer;
 mod op;
