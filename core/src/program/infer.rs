@@ -17,6 +17,8 @@ use super::variable::{Dim, Facts, Purpose, Variable};
 
 use operands::Operands;
 
+pub(super) use update::rule;
+
 /// What an op turned out to be.
 #[derive(Debug)]
 pub(super) struct Inferred {

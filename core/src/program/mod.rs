@@ -8,16 +8,24 @@
 //! Read in this order: [`Facts`] and [`Variable`]; [`OpKind`], which is the list of all operations with their
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`].
 
+mod backward;
 mod block;
+mod builder;
 pub mod executor;
 mod graph;
 mod infer;
 mod op;
+mod optimizer;
+mod plain;
 mod value;
 mod variable;
 
+pub use backward::{ParameterGradient, append_backward};
 pub use block::{Block, Program};
+pub use builder::{Builder, Symbol};
 pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, Peer, Role};
+pub use optimizer::append_optimizer;
+pub use plain::{PlainArithmetic, PlainRun, Real, apply_update};
 pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};

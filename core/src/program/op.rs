@@ -87,8 +87,8 @@ pub enum OpKind {
         /// The factor, rounded to the type of `x`.
         factor: f64,
     },
-    /// `(x, y, ...) -> x's facts`: all inputs, of equal facts, added from left to right. Selected rows are
-    /// one after another.
+    /// `(x, y, ...) -> x's shape`: all inputs, of one shape and type, added from left to right. Selected rows alone are
+    /// put one after another; beside a dense tensor they are added to it.
     Sum,
     /// `(x) -> x's shape without one dimension`, over which it is added.
     ReduceSum {

@@ -10,6 +10,9 @@ use crate::rows::{Height, SelectedRows};
 
 use super::variable::{Dim, Facts};
 
+// Elements in memory are elements on the wire and on disk.
+const _: () = assert!(cfg!(target_endian = "little"), "the bytes of a tensor are little endian");
+
 /// The elements of a tensor, in its own type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
@@ -67,6 +70,51 @@ impl Elements {
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// So many zeros.
+    #[must_use]
+    pub fn zeros(element_type: ElementType, count: usize) -> Self {
+        match element_type {
+            ElementType::Int32 => Self::Int32(vec![0; count]),
+            ElementType::Uint32 => Self::Uint32(vec![0; count]),
+            ElementType::Int64 => Self::Int64(vec![0; count]),
+            ElementType::Uint64 => Self::Uint64(vec![0; count]),
+            ElementType::Float32 => Self::Float32(vec![0.0; count]),
+            ElementType::Float64 => Self::Float64(vec![0.0; count]),
+            ElementType::Float16 => Self::Float16(vec![f16::ZERO; count]),
+            ElementType::Bfloat16 => Self::Bfloat16(vec![bf16::ZERO; count]),
+        }
+    }
+
+    /// Their bytes, as they travel: little endian.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Int32(values) => bytemuck::cast_slice(values),
+            Self::Uint32(values) => bytemuck::cast_slice(values),
+            Self::Int64(values) => bytemuck::cast_slice(values),
+            Self::Uint64(values) => bytemuck::cast_slice(values),
+            Self::Float32(values) => bytemuck::cast_slice(values),
+            Self::Float64(values) => bytemuck::cast_slice(values),
+            Self::Float16(values) => bytemuck::cast_slice(values),
+            Self::Bfloat16(values) => bytemuck::cast_slice(values),
+        }
+    }
+
+    /// Their bytes, to write.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Int32(values) => bytemuck::cast_slice_mut(values),
+            Self::Uint32(values) => bytemuck::cast_slice_mut(values),
+            Self::Int64(values) => bytemuck::cast_slice_mut(values),
+            Self::Uint64(values) => bytemuck::cast_slice_mut(values),
+            Self::Float32(values) => bytemuck::cast_slice_mut(values),
+            Self::Float64(values) => bytemuck::cast_slice_mut(values),
+            Self::Float16(values) => bytemuck::cast_slice_mut(values),
+            Self::Bfloat16(values) => bytemuck::cast_slice_mut(values),
+        }
+    }
 }
 
 /// A dense tensor: elements with the last dimension fastest.
@@ -90,6 +138,18 @@ impl Tensor {
         Self { shape, elements }
     }
 
+    /// A tensor of zeros.
+    ///
+    /// # Panics
+    ///
+    /// When it is larger than memory could be.
+    #[must_use]
+    pub fn zeros(element_type: ElementType, shape: &[u64]) -> Self {
+        let count = shape.iter().try_fold(1_usize, |count, length| count.checked_mul(usize::try_from(*length).ok()?));
+        let count = count.unwrap_or_else(|| panic!("a tensor of shape {shape:?} is larger than memory"));
+        Self { shape: shape.to_vec(), elements: Elements::zeros(element_type, count) }
+    }
+
     /// Its dimensions, the slowest first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
@@ -102,10 +162,16 @@ impl Tensor {
         &self.elements
     }
 
-    /// Its elements, to write; there are as many of the same type afterwards, or the next reader panics.
+    /// The bytes of its elements, little endian.
     #[must_use]
-    pub const fn elements_mut(&mut self) -> &mut Elements {
-        &mut self.elements
+    pub fn bytes(&self) -> &[u8] {
+        self.elements.bytes()
+    }
+
+    /// The bytes of its elements, to write.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.elements.bytes_mut()
     }
 }
 

@@ -176,16 +176,34 @@ fn same(operands: &Operands<'_>) -> Outputs {
     Ok(vec![Facts::dense(element_type, shape)])
 }
 
+/// All of one type and shape. Where some are dense and some are selected rows, the sum is dense.
 fn sum(operands: &Operands<'_>) -> Outputs {
     operands.check_inputs(1, usize::MAX)?;
     let first = operands.input(0);
-    match first {
-        Facts::SelectedRows { element_type: ElementType::Float32 | ElementType::Float64, .. } => {}
-        Facts::SelectedRows { .. } => return Err(operands.misfit(0, "float32 or float64")),
-        _ => drop(operands.floats(0)?),
+    let Some((element_type, shape)) = whole(first) else {
+        return Err(operands.misfit(0, "dense or rows, of float32 or float64"));
+    };
+    let mut sum = first;
+    for place in 1..operands.input_count() {
+        let input = operands.input(place);
+        if whole(input).is_none_or(|found| found != (element_type, shape.clone())) {
+            return Err(operands.misfit(place, &format!("what can be added to {first}")));
+        }
+        sum = if let Facts::Dense { .. } = input { input } else { sum };
     }
-    (1..operands.input_count()).try_for_each(|place| operands.exactly(place, first))?;
-    Ok(vec![first.clone()])
+    Ok(vec![sum.clone()])
+}
+
+/// The type and shape of a dense tensor, or of what selected rows are rows of.
+fn whole(facts: &Facts) -> Option<(ElementType, Vec<Dim>)> {
+    let (element_type, shape) = match facts {
+        Facts::Dense { element_type, shape } => (*element_type, shape.clone()),
+        Facts::SelectedRows { element_type, height, width } => {
+            (*element_type, vec![Dim::Fixed(*height), Dim::Fixed(*width)])
+        }
+        Facts::Queue { .. } | Facts::Strings => return None,
+    };
+    matches!(element_type, ElementType::Float32 | ElementType::Float64).then_some((element_type, shape))
 }
 
 fn reduce_sum(operands: &Operands<'_>, axis: u32) -> Outputs {

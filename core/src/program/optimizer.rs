@@ -1,0 +1,53 @@
+//! The ops that turn gradients into new parameters.
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+
+use super::backward::ParameterGradient;
+use super::block::{Block, Program};
+use super::graph::Graph;
+use super::infer;
+use super::op::{Op, OpKind, Role};
+use super::variable::{Facts, Purpose, Variable};
+
+/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block 0.
+///
+/// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the states
+/// `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
+/// [`Initialise`](Role::Initialise) fill with zero.
+///
+/// # Errors
+/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there. The
+/// program is then as it was.
+pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[ParameterGradient]) -> Result<(), Failure> {
+    let graph = Graph::new(program.clone())?;
+    let rule = infer::rule(config).map_err(Failure::call)?;
+    let mut appended = program.clone();
+    let block = &mut appended.blocks[0];
+    for ParameterGradient { parameter, gradient } in gradients {
+        let facts = graph.facts(parameter).ok_or_else(|| {
+            Failure::call(format!("found no parameter {parameter:?} to be updated by {gradient:?}; expected one"))
+        })?;
+        let count = (format!("{parameter}@count"), Facts::fixed(ElementType::Int64, &[]));
+        let states = rule.states().iter().map(|state| (format!("{parameter}@{state}"), facts.clone()));
+        let kept: Vec<(String, Facts)> = std::iter::once(count).chain(states).collect();
+        let mut outputs = vec![parameter.clone()];
+        outputs.extend(kept.iter().map(|(name, _)| name.clone()));
+        let mut inputs = outputs.clone();
+        inputs.insert(1, gradient.clone());
+        kept.into_iter().for_each(|(name, facts)| add_state(block, name, facts));
+        let kind = OpKind::Update { config: config.to_owned() };
+        block.ops.push(Op { kind, inputs, outputs, role: Role::Optimize });
+    }
+    *program = Graph::new(appended)?.into_program();
+    Ok(())
+}
+
+/// Declares a state, and has it filled with zero after whatever is filled already.
+fn add_state(block: &mut Block, name: String, facts: Facts) {
+    block.variables.push(Variable { name: name.clone(), facts, purpose: Purpose::State });
+    let place = block.ops.iter().rposition(|op| op.role == Role::Initialise).map_or(0, |place| place + 1);
+    let fill =
+        Op { kind: OpKind::Fill { value: 0.0 }, inputs: Vec::new(), outputs: vec![name], role: Role::Initialise };
+    block.ops.insert(place, fill);
+}

@@ -1,0 +1,99 @@
+//! Tables of rows, and selected rows.
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::program::infer;
+use crate::program::value::{Tensor, Value};
+use crate::rows::SelectedRows;
+
+use super::loss::integers;
+use super::pointwise::index;
+use super::real::Real;
+
+/// Rows of a table by number.
+pub(super) fn lookup<R: Real>(table: &Tensor, ids: &Tensor) -> Result<Tensor, Failure> {
+    let (height, width) = (index(table.shape()[0]), index(table.shape()[1]));
+    let values = R::slice(table.elements());
+    let mut found = Vec::with_capacity(ids.elements().len() * width);
+    for (place, id) in integers(ids).iter().enumerate() {
+        let row = usize::try_from(*id).ok().filter(|row| *row < height);
+        let row =
+            row.ok_or_else(|| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))?;
+        found.extend_from_slice(&values[row * width..][..width]);
+    }
+    let mut shape = ids.shape().to_vec();
+    shape.push(width as u64);
+    Ok(Tensor::new(shape, R::wrap(found)))
+}
+
+/// What a table gets back: each id with the slopes at its place.
+pub(super) fn gradient(inputs: &[&Value], height: u64) -> Result<Value, Failure> {
+    let (ids, slope) = (inputs[0].tensor(), inputs[1].tensor());
+    let width = *slope.shape().last().expect("a checked gradient has a last dimension");
+    let element_type = slope.elements().element_type();
+    let layout = infer::layout(element_type, height, width).map_err(Failure::call)?;
+    let ids = integers(ids).iter().enumerate().map(|(place, id)| {
+        u64::try_from(*id).map_err(|_| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))
+    });
+    let ids = ids.collect::<Result<Vec<_>, _>>()?;
+    SelectedRows::new(layout, &ids, slope.bytes()).map(Value::SelectedRows)
+}
+
+/// Rows of several, one after another.
+pub(super) fn sum(inputs: &[&Value]) -> Result<Value, Failure> {
+    let layout = inputs[0].rows().view().layout();
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for input in inputs {
+        let rows = input.rows().view();
+        ids.extend(rows.ids().iter());
+        values.extend_from_slice(rows.values());
+    }
+    SelectedRows::new(layout, &ids, &values).map(Value::SelectedRows)
+}
+
+/// Pieces of selected rows by height; each counts its rows from its own zero and keeps their order.
+pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Value>, Failure> {
+    let view = rows.view();
+    let (element_type, width) = (view.element_type(), view.layout().width());
+    let mut first = 0;
+    let mut pieces = Vec::with_capacity(heights.len());
+    for height in heights {
+        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        for (id, row) in view.iter().filter(|(id, _)| (first..first + height).contains(id)) {
+            ids.push(id - first);
+            values.extend_from_slice(row);
+        }
+        let layout = infer::layout(element_type, *height, width.into()).map_err(Failure::call)?;
+        pieces.push(Value::SelectedRows(SelectedRows::new(layout, &ids, &values)?));
+        first += height;
+    }
+    Ok(pieces)
+}
+
+/// The same value without selected rows.
+pub(super) fn whole(value: &Value) -> Result<Value, Failure> {
+    match value {
+        Value::SelectedRows(rows) => dense(rows).map(Value::Dense),
+        other => Ok(other.clone()),
+    }
+}
+
+/// Selected rows as the whole tensor, rows that are there more than once added up in order, zero elsewhere.
+pub(super) fn dense(rows: &SelectedRows) -> Result<Tensor, Failure> {
+    let view = rows.view();
+    let layout = view.layout();
+    let shape = [layout.height().bound(), u64::from(layout.width())];
+    let mut tensor = Tensor::zeros(view.element_type(), &shape);
+    match view.element_type() {
+        ElementType::Float32 | ElementType::Float64 => {}
+        other => return Err(Failure::call(format!("selected rows of {other}; expected float32 or float64"))),
+    }
+    let mut merge = crate::rows::Merge::default();
+    let contributions = [view];
+    let merged = merge.unite(layout, &contributions)?;
+    let bytes = tensor.bytes_mut();
+    for (place, id) in merged.ids().enumerate() {
+        merged.sum(place..place + 1, &mut bytes[index(id) * layout.row_bytes()..][..layout.row_bytes()]);
+    }
+    Ok(tensor)
+}

@@ -1,0 +1,65 @@
+//! One update of a parameter by a rule.
+
+use crate::error::Failure;
+use crate::ids::Version;
+use crate::optim::{Gradient, Rule, Step, square_sum};
+use crate::port::{Kernels, Update};
+use crate::program::value::{Elements, Tensor, Value};
+
+use super::table;
+
+/// Updates a parameter and its states in place by one gradient, and counts it.
+///
+/// Selected rows are first made whole, with zeros where no row is: the answer that every other way of applying them is
+/// compared with. It costs what a dense gradient costs.
+///
+/// # Errors
+/// When the count is below zero or at its end, which a checkpoint from elsewhere may hold.
+///
+/// # Panics
+/// When the operands are not those of an update in a checked graph.
+pub fn apply_update(
+    kernels: &mut dyn Kernels,
+    rule: &Rule,
+    parameter: &mut Tensor,
+    gradient: &Value,
+    count: &mut Tensor,
+    states: &mut [&mut Tensor],
+) -> Result<(), Failure> {
+    let version = next_version(count)?;
+    let whole;
+    let gradient = match gradient {
+        Value::SelectedRows(rows) => {
+            whole = table::dense(rows)?;
+            &whole
+        }
+        other => other.tensor(),
+    };
+    let elements = gradient.elements();
+    let gradient = Gradient { bytes: elements.bytes(), element_type: elements.element_type() };
+    let element_type = parameter.elements().element_type();
+    let norm = rule.clip_norm.map(|_| {
+        let mut sum = vec![0; parameter.bytes().len()];
+        kernels.sum(element_type, &mut sum, &[gradient]);
+        square_sum(element_type, &sum).sqrt()
+    });
+    let coefficients = rule.coefficients(&Step { version, rate: None, norm, scale: 1.0 });
+    let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| state.bytes_mut()).collect();
+    kernels.update(Update {
+        rule,
+        coefficients: &coefficients,
+        element_type,
+        parameter: parameter.bytes_mut(),
+        states: &mut states,
+        gradients: &[gradient],
+    });
+    *count = Tensor::new([], Elements::Int64(vec![i64::try_from(version.0).expect("it came from one")]));
+    Ok(())
+}
+
+/// The number of this update, from one.
+fn next_version(count: &Tensor) -> Result<Version, Failure> {
+    let Elements::Int64(counts) = count.elements() else { panic!("a count that is not int64 in a checked program") };
+    let next = counts[0].checked_add(1).and_then(|next| u64::try_from(next).ok()).filter(|next| *next > 0);
+    next.map(Version).ok_or_else(|| Failure::call(format!("a count of {} updates; expected 0 or more", counts[0])))
+}
