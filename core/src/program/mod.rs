@@ -17,6 +17,7 @@ mod infer;
 mod op;
 mod optimizer;
 mod plain;
+pub mod transpile;
 mod value;
 mod variable;
 
