@@ -68,11 +68,11 @@ impl Marking {
     /// around. So the order depends on nothing but what is there, and no stage keeps the others from their turn.
     ///
     /// # Errors
-    /// What the unit did; it has then not run.
+    /// What the unit said, and which it was; it has then not run.
     #[inline]
-    pub fn step<P: Port>(&mut self, plan: &Plan, port: &mut P) -> Result<Option<UnitIndex>, P::Error> {
+    pub fn step<P: Port>(&mut self, plan: &Plan, port: &mut P) -> Result<Option<UnitIndex>, (UnitIndex, P::Error)> {
         let Some(unit) = self.first_ready(plan, port) else { return Ok(None) };
-        port.run(plan, unit)?;
+        port.run(plan, unit).map_err(|error| (unit, error))?;
         self.ran(plan, unit);
         Ok(Some(unit))
     }

@@ -72,6 +72,8 @@ pub enum Standing {
     Ended,
     /// Somebody outside must send something, or make room.
     Awaits,
+    /// It may go on: the units that it was allowed have run.
+    Runs,
 }
 
 /// How a program stands that has no ready unit.
