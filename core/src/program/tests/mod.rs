@@ -1,0 +1,5 @@
+//! What programs promise.
+
+mod gradients;
+mod luck;
+mod refusals;

@@ -1,0 +1,300 @@
+//! The optimizer part of a program: which ops belong together, and which of them may be cut by rows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::Failure;
+use crate::program::graph::{Graph, Node};
+use crate::program::op::{Op, OpKind, Role};
+use crate::program::variable::{Dim, Facts, Purpose};
+
+/// Ops of the role [`Optimize`](Role::Optimize) that share a variable, and therefore a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    /// The optimizer ops, by their places in block 0.
+    pub(super) ops: Vec<usize>,
+    /// The parameters and states that they write, which live where they run; in the order of their declaration.
+    pub(super) kept: Vec<String>,
+    /// The parameters and states that they only read, of which there is a copy wherever one is read.
+    pub(super) read: Vec<String>,
+    /// What trainers compute for them, one piece each in every step.
+    pub(super) arrivals: Vec<String>,
+    /// Rows of its parameter, when it may be cut between any two of them.
+    pub(super) rows: Option<u64>,
+}
+
+/// Everything that places ops.
+#[derive(Debug)]
+pub(super) struct Groups {
+    /// In the order of their first ops.
+    pub(super) all: Vec<Group>,
+    /// Which group keeps a variable.
+    keeper: BTreeMap<String, usize>,
+}
+
+impl Groups {
+    /// Finds the optimizer part by its roles.
+    ///
+    /// # Errors
+    /// When the program is a part already, has no optimizer part, or ties it to the rest by more than gradients in and
+    /// parameters and states out.
+    pub(super) fn find(graph: &Graph) -> Result<Self, Failure> {
+        check_whole(graph)?;
+        let ties = Ties::new(graph);
+        let groups = Self::of(graph, ties);
+        if groups.all.is_empty() {
+            return Err(Failure::call("found no op of the role optimize; expected what append_optimizer adds"));
+        }
+        groups.check_trainers(graph)?;
+        groups.all.iter().try_for_each(|group| group.check(graph))?;
+        Ok(groups)
+    }
+
+    /// The group that keeps a variable.
+    pub(super) fn keeper(&self, name: &str) -> Option<usize> {
+        self.keeper.get(name).copied()
+    }
+
+    fn of<'a>(graph: &'a Graph, mut ties: Ties<'a>) -> Self {
+        let mut by_root: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut groups = Self { all: Vec::new(), keeper: BTreeMap::new() };
+        for (place, op) in optimizer_ops(graph) {
+            let root = ties.root(&op.outputs[0]);
+            let number = *by_root.entry(root).or_insert_with(|| {
+                groups.all.push(Group::empty());
+                groups.all.len() - 1
+            });
+            groups.all[number].ops.push(place);
+        }
+        for (number, group) in groups.all.iter_mut().enumerate() {
+            group.fill(graph, &ties.written);
+            groups.keeper.extend(group.kept.iter().map(|name| (name.clone(), number)));
+        }
+        groups
+    }
+
+    /// Refuses ops of trainers that do what only servers may, or that need what servers keep to themselves.
+    fn check_trainers(&self, graph: &Graph) -> Result<(), Failure> {
+        let mut is_updated = BTreeSet::new();
+        let mut hidden = BTreeSet::new();
+        for (place, op) in ops(graph) {
+            if op.role == Role::Optimize {
+                let (kept, own): (Vec<_>, Vec<_>) = op.outputs.iter().partition(|name| self.keeper(name).is_some());
+                is_updated.extend(kept);
+                hidden.extend(own);
+                continue;
+            }
+            let refuse = |found: String| Err(Failure::call(format!("{}: found {found}", label(place, op))));
+            if let Some(name) = op.inputs.iter().find(|name| hidden.contains(name)) {
+                return refuse(format!(
+                    "{name:?}, which an op of the role optimize writes; expected only parameters and states of it"
+                ));
+            }
+            if let Some(name) = op.inputs.iter().find(|name| is_updated.contains(name)) {
+                return refuse(format!("{name:?} read after its update; expected every reader before it"));
+            }
+            let written = op.outputs.iter().find(|name| self.keeper(name).is_some());
+            if let (Some(name), true) = (written, op.role != Role::Initialise) {
+                return refuse(format!(
+                    "{name:?}, which ops of the role optimize write too; expected one side to write it"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    const fn empty() -> Self {
+        Self { ops: Vec::new(), kept: Vec::new(), read: Vec::new(), arrivals: Vec::new(), rows: None }
+    }
+
+    /// How errors and reports name it: by its first parameter, or its first state.
+    pub(super) fn name(&self, graph: &Graph) -> String {
+        let is_parameter = |name: &&String| purpose(graph, name) == Purpose::Parameter;
+        self.kept.iter().find(is_parameter).or(self.kept.first()).cloned().unwrap_or_default()
+    }
+
+    /// Sorts what its ops touch.
+    fn fill(&mut self, graph: &Graph, written: &BTreeSet<&str>) {
+        let block = &graph.program().blocks[0];
+        let mut touched = BTreeSet::new();
+        for place in &self.ops {
+            let op = &block.ops[*place];
+            for name in &op.inputs {
+                let is_new = touched.insert(name.as_str());
+                if is_new && !written.contains(name.as_str()) && !purpose(graph, name).is_persistable() {
+                    self.arrivals.push(name.clone());
+                }
+            }
+            touched.extend(op.outputs.iter().map(String::as_str));
+        }
+        let persistable = block.variables.iter().filter(|known| known.purpose.is_persistable());
+        for variable in persistable.filter(|known| touched.contains(known.name.as_str())) {
+            let list = if written.contains(variable.name.as_str()) { &mut self.kept } else { &mut self.read };
+            list.push(variable.name.clone());
+        }
+        self.rows = self.cut(graph);
+    }
+
+    /// Refuses what cannot be gathered from several trainers.
+    fn check(&self, graph: &Graph) -> Result<(), Failure> {
+        let op = &graph.program().blocks[0].ops[self.ops[0]];
+        let refuse = |text: String| Err(Failure::call(format!("{}: {text}", label(self.ops[0], op))));
+        if self.arrivals.is_empty() {
+            return refuse("found no gradient among what it reads; expected one, which says when it runs".to_owned());
+        }
+        if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(graph, name)) {
+            return refuse(format!(
+                "found {name:?}, which trainers write and keep; expected gradients, and what the optimizer keeps"
+            ));
+        }
+        for name in &self.arrivals {
+            let facts = graph.facts(name).expect("a name that an op reads has facts");
+            let expected = match facts {
+                Facts::SelectedRows { .. } => continue,
+                Facts::Dense { shape, .. } if !shape.contains(&Dim::Batch) => continue,
+                Facts::Dense { .. } => "fixed dimensions, so that pieces of several trainers can be added",
+                Facts::Queue { .. } | Facts::Strings => "a gradient",
+            };
+            return refuse(format!("found {name:?}, which is {facts}; expected {expected}"));
+        }
+        Ok(())
+    }
+
+    /// How many rows its parameter has, when every op works on each element alone and every beginning can be made in
+    /// pieces.
+    fn cut(&self, graph: &Graph) -> Option<u64> {
+        let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
+        let mut updates = nodes().filter(|node| node.rule.is_some());
+        let update = updates.next().filter(|_| updates.next().is_none())?;
+        let Facts::Dense { shape, .. } = &graph.variable(update.inputs[0]).facts else { return None };
+        let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
+        let is_cut = |node: &Node| {
+            let mut touched = node.inputs.iter().chain(&node.outputs);
+            let whole = |facts: &Facts| is_cut_along(facts, shape);
+            match &node.kind {
+                OpKind::Update { .. } => node.rule.as_ref().is_some_and(crate::optim::Rule::is_element_wise),
+                OpKind::Scale { .. } | OpKind::Cast { .. } | OpKind::Sum | OpKind::Add | OpKind::Mul => {
+                    touched.all(|index| whole(&graph.variable(*index).facts))
+                }
+                _ => false,
+            }
+        };
+        let begins = |name: &String| beginnings(graph, name).is_some();
+        (nodes().all(is_cut) && self.kept.iter().chain(&self.read).all(begins)).then_some(*rows)
+    }
+}
+
+/// Whether a variable has a row for each of the parameter's.
+fn is_cut_along(facts: &Facts, parameter: &[Dim]) -> bool {
+    match facts {
+        Facts::Dense { shape, .. } => shape == parameter,
+        Facts::SelectedRows { height, .. } => parameter.first() == Some(&Dim::Fixed(*height)),
+        Facts::Queue { .. } | Facts::Strings => false,
+    }
+}
+
+/// The ops that fill a variable at the beginning, when each makes it from nothing, so that pieces can be made alike.
+fn beginnings<'a>(graph: &'a Graph, name: &'a str) -> Option<Vec<&'a Op>> {
+    let writers = ops(graph).filter(|(_, op)| op.role == Role::Initialise && op.outputs.iter().any(|out| out == name));
+    let writers: Vec<&Op> = writers.map(|(_, op)| op).collect();
+    writers.iter().all(|op| op.kind.initializer().is_some()).then_some(writers)
+}
+
+/// Which variables hold groups together.
+struct Ties<'a> {
+    places: BTreeMap<&'a str, usize>,
+    parents: Vec<usize>,
+    /// What optimizer ops write.
+    written: BTreeSet<&'a str>,
+}
+
+impl<'a> Ties<'a> {
+    /// Ops tie what they write to what they read, except what nobody writes. Beginnings tie too: a state that is made
+    /// from a parameter lives with it.
+    fn new(graph: &'a Graph) -> Self {
+        let written = optimizer_ops(graph).flat_map(|(_, op)| &op.outputs).map(String::as_str).collect();
+        let mut ties = Self { places: BTreeMap::new(), parents: Vec::new(), written };
+        for (_, op) in optimizer_ops(graph) {
+            let tied = |name: &&str| ties.written.contains(name) || !purpose(graph, name).is_persistable();
+            let names: Vec<&str> = operands(op).filter(tied).collect();
+            ties.tie(&names);
+        }
+        for (_, op) in ops(graph).filter(|(_, op)| op.role == Role::Initialise) {
+            let names: Vec<&str> = operands(op).collect();
+            ties.tie(&names);
+        }
+        ties
+    }
+
+    fn tie(&mut self, names: &[&'a str]) {
+        let places: Vec<usize> = names.iter().map(|name| self.place(name)).collect();
+        for pair in places.windows(2) {
+            let (one, other) = (self.find(pair[0]), self.find(pair[1]));
+            self.parents[one.max(other)] = one.min(other);
+        }
+    }
+
+    fn root(&mut self, name: &'a str) -> usize {
+        let place = self.place(name);
+        self.find(place)
+    }
+
+    fn place(&mut self, name: &'a str) -> usize {
+        let next = self.parents.len();
+        let place = *self.places.entry(name).or_insert(next);
+        if place == next {
+            self.parents.push(next);
+        }
+        place
+    }
+
+    fn find(&mut self, mut place: usize) -> usize {
+        while self.parents[place] != place {
+            self.parents[place] = self.parents[self.parents[place]];
+            place = self.parents[place];
+        }
+        place
+    }
+}
+
+/// Refuses what has been divided before.
+pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
+    let blocks = graph.program().blocks.len();
+    if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == Role::Communication) {
+        let role = op.role.name();
+        return Err(Failure::call(format!("{}: found the role {role}; expected no flow yet", label(place, op))));
+    }
+    if blocks != 1 {
+        return Err(Failure::call(format!("found a program of {blocks} blocks; expected one, without loops")));
+    }
+    Ok(())
+}
+
+/// How errors name an op.
+pub(super) fn label(place: usize, op: &Op) -> String {
+    format!("block 0, op {place} {}", op.kind.name())
+}
+
+/// The ops of block 0 with their places.
+pub(super) fn ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
+    graph.program().blocks[0].ops.iter().enumerate()
+}
+
+fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
+    ops(graph).filter(|(_, op)| op.role == Role::Optimize && !op.outputs.is_empty())
+}
+
+fn operands(op: &Op) -> impl Iterator<Item = &str> {
+    op.inputs.iter().chain(&op.outputs).map(String::as_str)
+}
+
+/// What a variable is for; those without a declaration are temporaries.
+pub(super) fn purpose(graph: &Graph, name: &str) -> Purpose {
+    graph.find(name).map_or(Purpose::Temporary, |index| graph.variable(index).purpose)
+}
+
+fn is_written_by_trainers(graph: &Graph, name: &str) -> bool {
+    let by_trainers = |role| matches!(role, Role::Forward | Role::Backward);
+    ops(graph).any(|(_, op)| by_trainers(op.role) && op.outputs.iter().any(|output| output == name))
+}

@@ -1,0 +1,294 @@
+//! Optimizer ops and what they write to servers, everything else to trainers.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::config::{Merge, Mode};
+use crate::error::Failure;
+use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
+use crate::program::graph::Graph;
+use crate::program::op::{Peer, Role};
+use crate::program::variable::{Dim, Facts, Purpose};
+
+use super::cost::{CostModel, group_work};
+use super::group::{Group, Groups, ops};
+use super::placement::{Load, Placement, Portion};
+use super::write::{Names, part};
+use super::{Cluster, Part, Transpiler};
+use super::{server, trainer};
+
+/// The transpiler of the parameter server.
+///
+/// A step of a trainer's part receives the parameters it reads, runs forward and backward, and sends each gradient when
+/// it is there. A server's part sends its parameters to every trainer once, and then loops: it accumulates the gradients,
+/// optimizes, and sends the parameter to those whose gradients were in it.
+///
+/// ```
+/// use pserver_core::dtype::ElementType::Float32;
+/// use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+/// use pserver_core::program::{Builder, Dim, Graph, append_backward, append_optimizer};
+/// use pserver_core::rows::Initializer;
+///
+/// let p = Builder::new();
+/// let x = p.data("x", Float32, [Dim::Batch, Dim::Fixed(8)]);
+/// let w = p.parameter("w", Float32, &[8, 1], Initializer::Zeros, 0);
+/// p.named("loss", p.mean(p.matmul(x, w)));
+/// let mut program = p.finish()?.into_program();
+/// let gradients = append_backward(&mut program, "loss")?;
+/// append_optimizer(&mut program, "const_lr { learning_rate: 0.1 }", &gradients)?;
+///
+/// let cluster = Cluster { trainers: 4, servers: 2 };
+/// let parts = ParameterServer::default().transpile(&Graph::new(program)?, cluster, &CostModel::default())?;
+/// assert_eq!(parts.iter().map(|part| part.peers.len()).collect::<Vec<_>>(), [4, 1, 1]);
+/// # Ok::<(), pserver_core::error::Failure>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParameterServer {
+    /// How servers share the parameters.
+    pub placement: Placement,
+    /// Whether an update waits for a gradient of every trainer.
+    pub mode: Mode,
+    /// How the gradients of one update become one; those of integers are added.
+    pub merge: Merge,
+}
+
+/// What the mode says to the accumulators.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// Pieces that make one.
+    pub(super) count: u32,
+    /// How they become one.
+    pub(super) merge: Merge,
+    /// How far a sender may be in front.
+    pub(super) staleness: Option<u32>,
+}
+
+/// A group, or some rows of it, on one server.
+#[derive(Debug)]
+pub(super) struct Piece<'a> {
+    pub(super) group: &'a Group,
+    pub(super) server: u32,
+    /// Which rows of its variables; none when it is whole.
+    pub(super) rows: Option<Range<u64>>,
+    /// The names of the group's variables here.
+    names: BTreeMap<&'a str, String>,
+    /// For each arrival, in order, the names on its way to the optimizer.
+    pub(super) arrivals: Vec<Arrival>,
+}
+
+/// The names of a gradient on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// The channel, and the name of what trainers send.
+    pub(super) channel: String,
+    /// One trainer's piece.
+    pub(super) piece: String,
+    /// That, in the parameter's type, when it comes in a narrower one.
+    pub(super) wide: String,
+    /// Who sent it.
+    pub(super) sender: String,
+    /// All pieces as one.
+    pub(super) merged: String,
+    /// Those who sent them.
+    pub(super) senders: String,
+}
+
+/// Everything that the parts are written from.
+pub(super) struct Division<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) groups: &'a Groups,
+    /// In the order of groups, and of rows.
+    pub(super) pieces: Vec<Piece<'a>>,
+    pub(super) cluster: Cluster,
+    pub(super) terms: Terms,
+}
+
+impl Transpiler for ParameterServer {
+    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<Part>, Failure> {
+        costs.validate()?;
+        check(cluster)?;
+        let terms = self.terms(cluster)?;
+        let groups = Groups::find(graph)?;
+        let loads: Result<Vec<Load>, Failure> =
+            groups.all.iter().map(|group| load(graph, &groups, group, cluster, terms, costs)).collect();
+        let portions = self.placement.place(&loads?, cluster.servers);
+
+        let mut names = Names::of(graph);
+        let placed = groups.all.iter().zip(&portions);
+        let pieces = placed.flat_map(|(group, portions)| pieces(graph, group, portions, &mut names)).collect();
+        let division = Division { graph, groups: &groups, pieces, cluster, terms };
+        let trainers = (0..cluster.trainers).map(Peer::Trainer).collect();
+        let mut parts = vec![part(trainers, vec![trainer::block(&division)])?];
+        for server in 0..cluster.servers {
+            parts.push(part(vec![Peer::Server(server)], server::blocks(&division, server))?);
+        }
+        Ok(parts)
+    }
+}
+
+impl ParameterServer {
+    fn terms(&self, cluster: Cluster) -> Result<Terms, Failure> {
+        let (count, merge, staleness) = match self.mode {
+            Mode::Sync => (cluster.trainers, self.merge, Some(0)),
+            Mode::Async => (1, Merge::Sum, None),
+            Mode::Staleness { bound: 0 } => {
+                return Err(Failure::call("found a staleness bound of 0; expected 1 or more, or synchronous training"));
+            }
+            Mode::Staleness { bound } => (1, Merge::Sum, Some(bound)),
+            Mode::Delta => {
+                return Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one"));
+            }
+        };
+        Ok(Terms { count, merge, staleness })
+    }
+}
+
+impl<'a> Piece<'a> {
+    /// The name of one of its group's variables here.
+    pub(super) fn name<'n>(&'n self, name: &'n str) -> &'n str {
+        self.names.get(name).map_or(name, String::as_str)
+    }
+
+    /// The facts of one of its group's variables here.
+    pub(super) fn facts(&self, facts: &Facts) -> Facts {
+        let Some(rows) = &self.rows else { return facts.clone() };
+        let mut facts = facts.clone();
+        match &mut facts {
+            Facts::Dense { shape, .. } => {
+                // Only the count of updates has no rows, and every piece has its own.
+                if let Some(first) = shape.first_mut() {
+                    *first = Dim::Fixed(rows.end - rows.start);
+                }
+            }
+            Facts::SelectedRows { height, .. } => *height = rows.end - rows.start,
+            Facts::Queue { .. } | Facts::Strings => {}
+        }
+        facts
+    }
+}
+
+fn check(cluster: Cluster) -> Result<(), Failure> {
+    let Cluster { trainers, servers } = cluster;
+    if trainers == 0 || trainers > TRAINERS_MAX {
+        return Err(Failure::call(format!("{trainers} trainers; expected 1 to {TRAINERS_MAX}")));
+    }
+    if servers == 0 || servers > u32::from(SERVERS_MAX) {
+        return Err(Failure::call(format!("{servers} servers; expected 1 to {SERVERS_MAX}")));
+    }
+    Ok(())
+}
+
+/// What a group costs the server that has it: what its own part would cost.
+fn load(
+    graph: &Graph,
+    groups: &Groups,
+    group: &Group,
+    cluster: Cluster,
+    terms: Terms,
+    costs: &CostModel,
+) -> Result<Load, Failure> {
+    let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
+    let pieces = pieces(graph, group, &whole, &mut Names::of(graph));
+    let division = Division { graph, groups, pieces, cluster, terms };
+    let alone = part(vec![Peer::Server(0)], server::blocks(&division, 0))?;
+    let work = group_work(&alone.graph, cluster, costs);
+    let seconds = work.seconds(&costs.server);
+    let fixed = super::Work { messages: work.messages, ..super::Work::default() }.seconds(&costs.server);
+    let unit = unit(graph, group, costs.chunk_bytes);
+    Ok(Load { fixed, rows_seconds: seconds - fixed, rows: group.rows.unwrap_or(1), unit })
+}
+
+/// The fewest rows that fill a chunk.
+fn unit(graph: &Graph, group: &Group, chunk_bytes: u32) -> u64 {
+    let Some(rows) = group.rows else { return 1 };
+    let bytes = group.kept.iter().filter_map(|name| match graph.facts(name)? {
+        Facts::Dense { element_type, shape } if !shape.is_empty() => Some(shape.iter().fold(
+            element_type.bytes(),
+            |bytes, dim| match dim {
+                Dim::Fixed(length) => bytes.saturating_mul(*length),
+                Dim::Batch => bytes,
+            },
+        )),
+        _ => None,
+    });
+    let row_bytes = bytes.max().unwrap_or(1) / rows;
+    u64::from(chunk_bytes).div_ceil(row_bytes.max(1)).min(rows)
+}
+
+/// The pieces of a group, with all their names.
+fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &mut Names) -> Vec<Piece<'a>> {
+    let is_whole = portions.len() == 1;
+    let mut pieces = Vec::new();
+    for (number, Portion { server, rows }) in portions.iter().enumerate() {
+        let mut own: BTreeMap<&str, String> = BTreeMap::new();
+        if !is_whole {
+            for name in touched(graph, group) {
+                own.entry(name).or_insert_with(|| names.fresh(format!("{name}@piece{number}")));
+            }
+        }
+        let rows = (!is_whole).then(|| rows.clone());
+        let mut piece = Piece { group, server: *server, rows, names: own, arrivals: Vec::new() };
+        for gradient in &group.arrivals {
+            let arrival = arrival(graph, &piece, gradient, names);
+            piece.names.insert(gradient, arrival.merged.clone());
+            piece.arrivals.push(arrival);
+        }
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// The names of a gradient on its way: after the group's parameter, or when there are several gradients after itself.
+fn arrival(graph: &Graph, piece: &Piece<'_>, gradient: &str, names: &mut Names) -> Arrival {
+    let parameter = piece.group.name(graph);
+    let owner = if piece.group.arrivals.len() == 1 { parameter.as_str() } else { gradient };
+    let owner = piece.name(owner).to_owned();
+    Arrival {
+        piece: piece.name(gradient).to_owned(),
+        wide: names.fresh(format!("{owner}@wide")),
+        sender: names.fresh(format!("{owner}@sender")),
+        merged: names.fresh(format!("{owner}@merged")),
+        senders: names.fresh(format!("{owner}@senders")),
+        channel: owner,
+    }
+}
+
+/// What a group's ops touch and its beginnings fill, in the order of the ops.
+fn touched<'a>(graph: &'a Graph, group: &'a Group) -> impl Iterator<Item = &'a str> {
+    let ops = group.ops.iter().map(|place| &graph.program().blocks[0].ops[*place]);
+    ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)).map(String::as_str)
+}
+
+/// The parameters and states that trainers' ops read and servers keep, in the order in which they are read first.
+pub(super) fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> Vec<&'a str> {
+    let readers = ops(graph).filter(|(_, op)| matches!(op.role, Role::Forward | Role::Backward));
+    let mut wanted: Vec<&str> = Vec::new();
+    let mut known = std::collections::BTreeSet::new();
+    for name in readers.flat_map(|(_, op)| &op.inputs) {
+        if groups.keeper(name).is_some() && known.insert(name) {
+            wanted.push(name);
+        }
+    }
+    wanted
+}
+
+/// The ops of the role [`Initialise`](Role::Initialise) that these variables need, in order.
+pub(super) fn beginnings(graph: &Graph, names: impl IntoIterator<Item = String>) -> Vec<usize> {
+    let mut needed: std::collections::BTreeSet<String> = names.into_iter().collect();
+    let mut places = Vec::new();
+    for (place, op) in ops(graph).collect::<Vec<_>>().into_iter().rev() {
+        if op.role == Role::Initialise && op.outputs.iter().any(|output| needed.contains(output)) {
+            needed.extend(op.inputs.iter().cloned());
+            places.push(place);
+        }
+    }
+    places.reverse();
+    places
+}
+
+/// What a variable of block 0 is for, with its facts, as it was declared or found.
+pub(super) fn variable<'a>(graph: &'a Graph, name: &str) -> (&'a Facts, Purpose) {
+    let index = graph.find(name).expect("a name of the program's own");
+    let variable = graph.variable(index);
+    (&variable.facts, variable.purpose)
+}

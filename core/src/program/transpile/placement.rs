@@ -1,0 +1,241 @@
+//! Which server keeps which rows of which parameter.
+
+use std::ops::Range;
+
+use super::cost::real;
+
+/// How servers share the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// So that the slowest server is as fast as can be found; parameters are cut where they may be.
+    ///
+    /// Parameters that stay whole go first, the slowest first, each to the server that is done first (no server is then
+    /// later than 4/3 of the best possible, by Graham's bound). The others fill servers up to the level at which all
+    /// would be equal, the slowest first, and are cut at the level. Then what makes the slowest server slow is moved,
+    /// cut or exchanged as long as that helps.
+    #[default]
+    Balanced,
+    /// One after the other to the servers in turn, whole, in the program's order: what there is to compare with.
+    RoundRobin,
+}
+
+/// What a server takes for a step of one group of ops.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Load {
+    /// Seconds however much of it is there.
+    pub(super) fixed: f64,
+    /// Seconds of all rows.
+    pub(super) rows_seconds: f64,
+    /// Rows; one when it cannot be cut.
+    pub(super) rows: u64,
+    /// A cut is at a multiple of so many rows.
+    pub(super) unit: u64,
+}
+
+/// Some rows of a group, on a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Portion {
+    /// The server.
+    pub(super) server: u32,
+    /// Which rows.
+    pub(super) rows: Range<u64>,
+}
+
+/// Improvements at most; each makes the slowest server faster, and a few per group are usual.
+const IMPROVEMENTS_MAX: usize = 10_000;
+/// An improvement of less than this share is left alone.
+const WORTH: f64 = 1e-6;
+
+impl Load {
+    fn units(&self) -> u64 {
+        self.rows.div_ceil(self.unit)
+    }
+
+    /// Seconds of so many units, none of which is short.
+    fn seconds(&self, units: u64) -> f64 {
+        if units == 0 {
+            return 0.0;
+        }
+        let rows = (units * self.unit).min(self.rows);
+        self.fixed + self.rows_seconds * (real(rows) / real(self.rows))
+    }
+
+    /// How many units fit into these seconds.
+    fn fitting(&self, seconds: f64) -> u64 {
+        let (mut least, mut most) = (0, self.units());
+        while least < most {
+            let middle = most - (most - least) / 2;
+            if self.seconds(middle) <= seconds { least = middle } else { most = middle - 1 }
+        }
+        least
+    }
+}
+
+impl Placement {
+    /// Where the groups go: for each one its portions in the order of their rows, each on a server of its own.
+    pub(super) fn place(self, loads: &[Load], servers: u32) -> Vec<Vec<Portion>> {
+        let mut held = Held::new(loads, servers);
+        match self {
+            Self::RoundRobin => {
+                (0..loads.len()).for_each(|group| held.put(group, group % held.servers.len(), loads[group].units()));
+            }
+            Self::Balanced => {
+                held.fill();
+                held.improve();
+            }
+        }
+        (0..loads.len()).map(|group| held.portions(group)).collect()
+    }
+}
+
+/// Who holds how much, while it is decided.
+struct Held<'a> {
+    loads: &'a [Load],
+    /// Seconds of each server.
+    servers: Vec<f64>,
+    /// For every group the units on each server.
+    units: Vec<Vec<u64>>,
+}
+
+impl<'a> Held<'a> {
+    fn new(loads: &'a [Load], servers: u32) -> Self {
+        let servers = servers as usize;
+        Self { loads, servers: vec![0.0; servers], units: vec![vec![0; servers]; loads.len()] }
+    }
+
+    fn put(&mut self, group: usize, server: usize, units: u64) {
+        self.set(group, server, self.units[group][server] + units);
+    }
+
+    fn set(&mut self, group: usize, server: usize, units: u64) {
+        self.units[group][server] = units;
+        // Added up afresh, so that it does not depend on what was there before.
+        self.servers[server] =
+            self.loads.iter().zip(&self.units).map(|(load, units)| load.seconds(units[server])).sum();
+    }
+
+    /// Whole groups, the slowest first; then the others up to the level.
+    fn fill(&mut self) {
+        let mut order: Vec<usize> = (0..self.loads.len()).collect();
+        let seconds = |group: &usize| self.loads[*group].seconds(self.loads[*group].units());
+        order.sort_by(|one, other| seconds(other).total_cmp(&seconds(one)).then(one.cmp(other)));
+        let all: f64 = order.iter().map(seconds).sum();
+        let (cut, whole): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|at| self.loads[*at].units() > 1);
+        for group in whole {
+            self.put(group, self.least(), 1);
+        }
+        let level = (all / real(self.servers.len() as u64)).max(self.servers[self.most()]);
+        for group in cut {
+            self.pour(group, level);
+        }
+    }
+
+    /// Fills one server after the other up to the level; what fits nowhere is added to the least loaded.
+    fn pour(&mut self, group: usize, level: f64) {
+        let mut left = self.loads[group].units();
+        while left > 0 {
+            let server = self.least();
+            let room = self.loads[group].fitting(level - self.servers[server]).min(left);
+            let units = if room == 0 { left } else { room };
+            self.put(group, server, units);
+            left -= units;
+        }
+    }
+
+    /// Takes something off the slowest server, the best that can be found, as long as it helps.
+    fn improve(&mut self) {
+        for _ in 0..IMPROVEMENTS_MAX {
+            let slowest = self.most();
+            let limit = self.servers[slowest] * (1.0 - WORTH);
+            let groups = (0..self.loads.len()).filter(|group| self.units[*group][slowest] > 0);
+            let mut best: Option<(f64, Change)> = None;
+            for group in groups {
+                for change in self.changes(group, slowest) {
+                    let seconds = self.after(&change);
+                    if seconds < best.as_ref().map_or(limit, |(least, _)| *least) {
+                        best = Some((seconds, change));
+                    }
+                }
+            }
+            let Some((_, change)) = best else { return };
+            change.sets.iter().for_each(|(group, server, units)| self.set(*group, *server, *units));
+        }
+    }
+
+    /// What could be done with a group on the slowest server.
+    fn changes(&self, group: usize, slowest: usize) -> Vec<Change> {
+        let held = self.units[group][slowest];
+        let load = &self.loads[group];
+        let mut changes = Vec::new();
+        for server in (0..self.servers.len()).filter(|server| *server != slowest) {
+            let there = self.units[group][server];
+            let shift = |units: u64| Change::of(&[(group, slowest, held - units), (group, server, there + units)]);
+            changes.push(shift(held));
+            // As much as makes both equal, or a little less or more.
+            let half = (self.servers[slowest] - self.servers[server]) / 2.0;
+            let half = load.fitting(half).min(held);
+            changes.extend([half, half + 1].into_iter().filter(|units| (1..held).contains(units)).map(shift));
+            let others = (0..self.loads.len()).filter(|other| *other != group);
+            for other in others.filter(|other| self.units[*other][server] > 0) {
+                let back = self.units[other][server];
+                let own = self.units[other][slowest];
+                changes.push(Change::of(&[
+                    (group, slowest, 0),
+                    (group, server, there + held),
+                    (other, server, 0),
+                    (other, slowest, own + back),
+                ]));
+            }
+        }
+        changes
+    }
+
+    /// The time of the slower of the servers that a change touches.
+    fn after(&self, change: &Change) -> f64 {
+        let mut touched: Vec<usize> = change.sets.iter().map(|(_, server, _)| *server).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        let seconds = touched.into_iter().map(|server| {
+            let sets = change.sets.iter().filter(|(_, at, _)| *at == server);
+            sets.fold(self.servers[server], |seconds, (group, _, units)| {
+                let load = &self.loads[*group];
+                seconds - load.seconds(self.units[*group][server]) + load.seconds(*units)
+            })
+        });
+        seconds.fold(0.0, f64::max)
+    }
+
+    fn least(&self) -> usize {
+        let all = self.servers.iter().enumerate();
+        all.min_by(|one, other| one.1.total_cmp(other.1)).map_or(0, |(server, _)| server)
+    }
+
+    fn most(&self) -> usize {
+        let all = self.servers.iter().enumerate().rev();
+        all.max_by(|one, other| one.1.total_cmp(other.1)).map_or(0, |(server, _)| server)
+    }
+
+    /// Neighbouring rows for each server that has some, servers in order.
+    fn portions(&self, group: usize) -> Vec<Portion> {
+        let load = &self.loads[group];
+        let mut next = 0;
+        let mut portions = Vec::new();
+        for (server, units) in (0..).zip(&self.units[group]).filter(|(_, units)| **units > 0) {
+            let end = (next + units * load.unit).min(load.rows);
+            portions.push(Portion { server, rows: next..end });
+            next = end;
+        }
+        portions
+    }
+}
+
+/// Units of groups on servers as they would be.
+struct Change {
+    sets: Vec<(usize, usize, u64)>,
+}
+
+impl Change {
+    fn of(sets: &[(usize, usize, u64)]) -> Self {
+        Self { sets: sets.to_vec() }
+    }
+}

@@ -1,0 +1,145 @@
+//! A server's part.
+//!
+//! ```text
+//! initialise what it keeps
+//! send each parameter that trainers read, to every trainer
+//! loop_forever {
+//!     for each piece that it keeps:
+//!     gradient, sender = recv
+//!     merged = gradient_accumulator(gradient, sender)    count, merge and staleness say the mode
+//!     senders = string_accumulator(sender)
+//!     the optimizer ops
+//!     send(parameter, senders)
+//! }
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::config::Merge;
+use crate::dtype::ElementType;
+use crate::program::block::Block;
+use crate::program::op::{Destination, Op, OpKind, Peer, Role};
+use crate::program::variable::{Facts, Purpose};
+
+use super::parameter_server::{Arrival, Division, Piece, Terms, beginnings, variable, wanted};
+use super::write::Writer;
+
+/// The blocks of one server.
+pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
+    let pieces: Vec<&Piece<'_>> = division.pieces.iter().filter(|piece| piece.server == server).collect();
+    if pieces.is_empty() {
+        return vec![Block::default()];
+    }
+    let wanted = wanted(division.graph, division.groups);
+    let mut outer = Writer::default();
+    let mut declared = BTreeSet::new();
+    for piece in &pieces {
+        begin(division, piece, &mut declared, &mut outer);
+    }
+    for piece in &pieces {
+        for name in sent(piece, &wanted) {
+            let to = (0..division.cluster.trainers).map(Peer::Trainer);
+            to.for_each(|trainer| outer.send(name, name, trainer));
+        }
+    }
+    outer.op(OpKind::LoopForever { block: 1 }, &[], &[], Role::Communication);
+    let mut inner = Writer::default();
+    inner.block.parent = Some(0);
+    for piece in &pieces {
+        turn(division, piece, &wanted, &mut inner);
+    }
+    vec![outer.block, inner.block]
+}
+
+/// Declares what a piece keeps and reads, and fills it as the whole would have been filled.
+fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet<String>, outer: &mut Writer) {
+    let graph = division.graph;
+    let block = &graph.program().blocks[0];
+    let needed = beginnings(graph, piece.group.kept.iter().chain(&piece.group.read).cloned());
+    let filled = needed.iter().flat_map(|place| &block.ops[*place].outputs);
+    let all: BTreeSet<&String> = piece.group.kept.iter().chain(&piece.group.read).chain(filled).collect();
+    let mut new = BTreeSet::new();
+    for known in block.variables.iter().filter(|known| all.contains(&known.name)) {
+        let name = piece.name(&known.name);
+        if declared.insert(name.to_owned()) {
+            new.insert(known.name.as_str());
+            outer.declare(name, piece.facts(&known.facts), known.purpose);
+        }
+    }
+    for op in needed.iter().map(|place| &block.ops[*place]) {
+        // What several groups read is filled once.
+        let is_new = |name: &String| variable(graph, name).1 == Purpose::Temporary || new.contains(name.as_str());
+        if op.outputs.iter().any(is_new) {
+            outer.block.ops.push(renamed(op, piece));
+        }
+    }
+}
+
+/// What a piece does with one gradient of every trainer, or with one.
+fn turn(division: &Division<'_>, piece: &Piece<'_>, wanted: &[&str], inner: &mut Writer) {
+    for (gradient, arrival) in piece.group.arrivals.iter().zip(&piece.arrivals) {
+        let facts = piece.facts(variable(division.graph, gradient).0);
+        let to = widened(division, piece, &facts);
+        accumulate(division.terms, arrival, facts, to, inner);
+    }
+    let block = &division.graph.program().blocks[0];
+    for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {
+        for output in &op.outputs {
+            let known = block.variables.iter().find(|known| known.name == *output);
+            if let Some(known) = known.filter(|known| known.purpose == Purpose::Temporary) {
+                inner.declare(piece.name(output), piece.facts(&known.facts), Purpose::Temporary);
+            }
+        }
+        inner.block.ops.push(renamed(op, piece));
+    }
+    let senders = piece.arrivals[0].senders.as_str();
+    for name in sent(piece, wanted) {
+        let kind = OpKind::Send { channel: name.to_owned(), to: Destination::Senders };
+        inner.op(kind, &[name, senders], &[], Role::Communication);
+    }
+}
+
+/// Receives one trainer's piece and adds it to the others.
+fn accumulate(terms: Terms, arrival: &Arrival, facts: Facts, to: Option<ElementType>, inner: &mut Writer) {
+    let Arrival { channel, piece, wide, sender, merged, senders } = arrival;
+    let is_integer = matches!(&facts, Facts::Dense { element_type, .. } if !element_type.is_float());
+    inner.declare(piece, facts, Purpose::Temporary);
+    inner.op(OpKind::Recv { channel: channel.clone() }, &[], &[piece, sender], Role::Communication);
+    let mut gradient = piece;
+    if let Some(to) = to {
+        inner.op(OpKind::Cast { to }, &[piece], &[wide], Role::Communication);
+        gradient = wide;
+    }
+    // What integers add up to is exact, and is not divided.
+    let merge = if is_integer { Merge::Sum } else { terms.merge };
+    let kind = OpKind::GradientAccumulator { count: terms.count, merge, staleness: terms.staleness };
+    inner.op(kind, &[gradient, sender], &[merged], Role::Communication);
+    inner.op(OpKind::StringAccumulator { count: terms.count }, &[sender], &[senders], Role::Communication);
+}
+
+/// The type in which a half is added: its parameter's.
+fn widened(division: &Division<'_>, piece: &Piece<'_>, facts: &Facts) -> Option<ElementType> {
+    let is_half = matches!(facts, Facts::Dense { element_type, .. } if !element_type.is_parameter_type());
+    let kept = piece.group.kept.iter().map(|name| variable(division.graph, name));
+    let types = kept.filter_map(|(facts, purpose)| match facts {
+        Facts::Dense { element_type, .. } if purpose == Purpose::Parameter => Some(*element_type),
+        _ => None,
+    });
+    types.take(1).find(|_| is_half)
+}
+
+/// What a piece sends to trainers.
+fn sent<'p>(piece: &'p Piece<'_>, wanted: &'p [&str]) -> impl Iterator<Item = &'p str> {
+    let is_kept = |name: &&str| piece.group.kept.iter().any(|kept| kept == name);
+    wanted.iter().copied().filter(is_kept).map(|name| piece.name(name))
+}
+
+/// An op over a piece's variables; what makes random numbers begins where the piece does.
+fn renamed(op: &Op, piece: &Piece<'_>) -> Op {
+    let names = |names: &[String]| names.iter().map(|name| piece.name(name).to_owned()).collect();
+    let mut kind = op.kind.clone();
+    if let (OpKind::Uniform { first, .. } | OpKind::Gaussian { first, .. }, Some(rows)) = (&mut kind, &piece.rows) {
+        *first = first.saturating_add(rows.start);
+    }
+    Op { kind, inputs: names(&op.inputs), outputs: names(&op.outputs), role: op.role }
+}

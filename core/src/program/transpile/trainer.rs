@@ -1,0 +1,102 @@
+//! The part of all trainers.
+//!
+//! ```text
+//! initialise what trainers keep
+//! parameter = recv, and concat where it is in pieces
+//! forward and backward; after the op that gives a gradient, split where it is in pieces, and send
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::program::block::Block;
+use crate::program::op::{OpKind, Peer, Role};
+use crate::program::variable::{Purpose, Variable};
+
+use super::group::ops;
+use super::parameter_server::{Division, Piece, beginnings, variable, wanted};
+use super::write::Writer;
+
+/// The one block.
+pub(super) fn block(division: &Division<'_>) -> Block {
+    let graph = division.graph;
+    let mut writer = Writer::default();
+    let is_own = |known: &&Variable| division.groups.keeper(&known.name).is_none() && !is_hidden(division, known);
+    writer.block.variables = graph.program().blocks[0].variables.iter().filter(is_own).cloned().collect();
+    let places = initialised(division);
+    writer.block.ops.extend(places.iter().map(|place| graph.program().blocks[0].ops[*place].clone()));
+    for name in wanted(graph, division.groups) {
+        receive(division, name, &mut writer);
+    }
+    let mut gradients = gradients(division);
+    let fed = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Data);
+    for pieces in fed.filter_map(|variable| gradients.remove(variable.name.as_str())) {
+        send(&pieces, division, &mut writer);
+    }
+    for (_, op) in ops(graph).filter(|(_, op)| matches!(op.role, Role::Forward | Role::Backward)) {
+        writer.block.ops.push(op.clone());
+        for pieces in op.outputs.iter().filter_map(|output| gradients.remove(output.as_str())) {
+            send(&pieces, division, &mut writer);
+        }
+    }
+    writer.block
+}
+
+/// The ops that fill what trainers keep: those that no server needs, and those that trainers need too.
+fn initialised(division: &Division<'_>) -> Vec<usize> {
+    let graph = division.graph;
+    let block = &graph.program().blocks[0];
+    let is_kept = |name: &str| division.groups.keeper(name).is_some();
+    let kept = block.variables.iter().filter(|known| is_kept(&known.name)).map(|known| known.name.clone());
+    let of_servers: BTreeSet<usize> = beginnings(graph, kept).into_iter().collect();
+    let own = block.variables.iter().filter(|known| known.purpose.is_persistable() && !is_kept(&known.name));
+    let of_trainers: BTreeSet<usize> = beginnings(graph, own.map(|known| known.name.clone())).into_iter().collect();
+    let all = ops(graph).filter(|(_, op)| op.role == Role::Initialise).map(|(place, _)| place);
+    all.filter(|place| of_trainers.contains(place) || !of_servers.contains(place)).collect()
+}
+
+/// Whether only optimizer ops write a temporary, so that trainers have none.
+fn is_hidden(division: &Division<'_>, known: &Variable) -> bool {
+    let mut writers = ops(division.graph).filter(|(_, op)| op.outputs.contains(&known.name));
+    known.purpose == Purpose::Temporary && writers.any(|(_, op)| op.role == Role::Optimize)
+}
+
+fn receive(division: &Division<'_>, name: &str, writer: &mut Writer) {
+    let facts = variable(division.graph, name).0;
+    let pieces = division.pieces.iter().filter(|piece| piece.group.kept.iter().any(|kept| kept == name));
+    let pieces: Vec<&Piece<'_>> = pieces.collect();
+    for piece in &pieces {
+        writer.recv(piece.name(name), piece.name(name), piece.facts(facts));
+    }
+    if pieces.len() > 1 {
+        let names: Vec<&str> = pieces.iter().map(|piece| piece.name(name)).collect();
+        writer.op(OpKind::Concat { axis: 0 }, &names, &[name], Role::Communication);
+    }
+}
+
+/// The pieces that each gradient goes to, with the place among the arrivals of each.
+fn gradients<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<(&'d Piece<'d>, usize)>> {
+    let mut gradients: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    for piece in &division.pieces {
+        for (place, name) in piece.group.arrivals.iter().enumerate() {
+            gradients.entry(name).or_default().push((piece, place));
+        }
+    }
+    gradients
+}
+
+fn send(pieces: &[(&Piece<'_>, usize)], division: &Division<'_>, writer: &mut Writer) {
+    let (first, place) = pieces[0];
+    let gradient = first.group.arrivals[place].as_str();
+    let names: Vec<&str> = pieces.iter().map(|(piece, place)| piece.arrivals[*place].piece.as_str()).collect();
+    let lengths: Vec<u64> =
+        pieces.iter().filter_map(|(piece, _)| piece.rows.as_ref().map(|rows| rows.end - rows.start)).collect();
+    if !lengths.is_empty() {
+        for (name, (piece, _)) in names.iter().zip(pieces) {
+            writer.declare(name, piece.facts(variable(division.graph, gradient).0), Purpose::Temporary);
+        }
+        writer.op(OpKind::Split { axis: 0, lengths }, &[gradient], &names, Role::Communication);
+    }
+    for (name, (piece, place)) in names.iter().zip(pieces) {
+        writer.send(name, &piece.arrivals[*place].channel, Peer::Server(piece.server));
+    }
+}

@@ -1,0 +1,71 @@
+//! How parts are written: blocks, and names that nothing else has.
+
+use std::collections::BTreeSet;
+
+use crate::error::Failure;
+use crate::program::block::{Block, Program};
+use crate::program::graph::Graph;
+use crate::program::op::{Destination, Op, OpKind, Peer, Role};
+use crate::program::variable::{Facts, Purpose, Variable};
+
+use super::Part;
+
+/// Names that are in use.
+pub(super) struct Names {
+    taken: BTreeSet<String>,
+}
+
+impl Names {
+    /// Those of a program.
+    pub(super) fn of(graph: &Graph) -> Self {
+        Self { taken: graph.variables().iter().map(|variable| variable.name.clone()).collect() }
+    }
+
+    /// This name, or when it is in use the first one with `_` after it that is not.
+    pub(super) fn fresh(&mut self, mut name: String) -> String {
+        while self.taken.contains(&name) {
+            name.push('_');
+        }
+        self.taken.insert(name.clone());
+        name
+    }
+}
+
+/// A block while it is written.
+#[derive(Default)]
+pub(super) struct Writer {
+    pub(super) block: Block,
+}
+
+impl Writer {
+    pub(super) fn declare(&mut self, name: &str, facts: Facts, purpose: Purpose) {
+        self.block.variables.push(Variable { name: name.to_owned(), facts, purpose });
+    }
+
+    pub(super) fn op(&mut self, kind: OpKind, inputs: &[&str], outputs: &[&str], role: Role) {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        self.block.ops.push(Op { kind, inputs: owned(inputs), outputs: owned(outputs), role });
+    }
+
+    /// Sends a value to one process.
+    pub(super) fn send(&mut self, name: &str, channel: &str, to: Peer) {
+        let kind = OpKind::Send { channel: channel.to_owned(), to: Destination::Peer(to) };
+        self.op(kind, &[name], &[], Role::Communication);
+    }
+
+    /// Receives a value, into a new temporary with these facts.
+    pub(super) fn recv(&mut self, channel: &str, name: &str, facts: Facts) {
+        self.declare(name, facts, Purpose::Temporary);
+        self.op(OpKind::Recv { channel: channel.to_owned() }, &[], &[name], Role::Communication);
+    }
+}
+
+/// Checks what was written for some processes.
+///
+/// # Errors
+/// When it does not check, which a limit can be the reason for: a part has more variables than the program.
+pub(super) fn part(peers: Vec<Peer>, blocks: Vec<Block>) -> Result<Part, Failure> {
+    let who = peers.first().map_or(String::new(), Peer::to_string);
+    let graph = Graph::new(Program { blocks }).map_err(|failure| Failure::call(format!("{who}'s part: {failure}")))?;
+    Ok(Part { peers, graph })
+}
