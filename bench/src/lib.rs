@@ -48,6 +48,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             shape: Vec::new(),
             whole: false,
             config: Vec::new(),
+            buckets: None,
         })?;
     }
     Ok(catalogue)

@@ -179,7 +179,7 @@ impl State {
             message.merge = merge.number();
         }
         let default_config = match &settings.rule {
-            Some(rule) => ParameterConfig { rule: rule.clone() }.encode(),
+            Some(rule) => ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
             None => job.default_config.clone(),
         };
         let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
@@ -215,7 +215,7 @@ impl State {
             bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
             shape: shape.to_vec(),
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule }.encode(),
+            config: ParameterConfig { rule, sparse: None }.encode(),
         })
     }
 

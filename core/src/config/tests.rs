@@ -77,10 +77,10 @@ fn nothing_said_is_told_apart_from_a_rule() {
     check("  # only a comment", nothing.clone());
     check("base64:", nothing.clone());
     check("mode: Async", OptimizerSettings { mode: Some(Mode::Async), ..nothing.clone() });
-    check("mode: Sync merge: Sum", OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), rule: None });
+    check("mode: Sync merge: Sum", OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), ..nothing.clone() });
     check(
         "mode: Delta, merge: Mean",
-        OptimizerSettings { mode: Some(Mode::Delta), merge: Some(Merge::Mean), rule: None },
+        OptimizerSettings { mode: Some(Mode::Delta), merge: Some(Merge::Mean), ..nothing.clone() },
     );
     let staleness = Some(Mode::Staleness { bound: 3 });
     check("mode: Staleness; staleness_bound: 3;", OptimizerSettings { mode: staleness, ..nothing.clone() });
@@ -287,6 +287,7 @@ fn text_of_every_field(schema: &Schema) -> String {
         Kind::Double => ": 1.5".to_owned(),
         Kind::Bool => ": true".to_owned(),
         Kind::Uint32 => ": 4000000000".to_owned(),
+        Kind::Uint64 => ": 18000000000000000000".to_owned(),
         Kind::Text => ": 'text'".to_owned(),
         Kind::Enumeration(values) => format!(": {}", values.last().unwrap().0),
         Kind::Message(inner) => format!(" {{ {} }}", text_of_every_field(inner)),
@@ -302,7 +303,7 @@ fn a_catalogue_entry_without_a_rule_is_refused() {
     };
     check(&[], "found no rule in 0 bytes");
     check(&[0; 9], "found no rule in 9 bytes");
-    let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() } };
+    let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() }, sparse: None };
     check(&invalid.encode(), "l1 is -1");
 }
 
@@ -371,14 +372,14 @@ proptest! {
     #[test]
     fn a_valid_rule_survives_the_catalogue(rule in rules()) {
         prop_assert!(rule.validate().is_ok(), "{:?}", rule.validate());
-        let config = ParameterConfig { rule };
+        let config = ParameterConfig { rule, sparse: None };
         prop_assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
     }
 
     /// The text of a rule, its binary form and base64 of that mean the same.
     #[test]
     fn text_and_binary_form_agree(rule in rules()) {
-        let binary = ParameterConfig { rule: rule.clone() }.encode();
+        let binary = ParameterConfig { rule: rule.clone(), sparse: None }.encode();
         let text = print(&OPTIMIZER_CONFIG, &binary);
         prop_assert_eq!(text::to_binary(&OPTIMIZER_CONFIG, &text).unwrap(), binary.clone(), "{}", text);
         let encoded = format!("base64:{}", BASE64.encode(&binary));
@@ -399,7 +400,7 @@ proptest! {
         byte in any::<u8>(),
         cut in any::<bool>(),
     ) {
-        let mut bytes = ParameterConfig { rule }.encode();
+        let mut bytes = ParameterConfig { rule, sparse: None }.encode();
         let at = at.index(bytes.len());
         bytes[at] = byte;
         bytes.truncate(if cut { at } else { bytes.len() });
@@ -438,7 +439,7 @@ fn print(schema: &Schema, mut binary: &[u8]) -> String {
                     _ => format!(": \"{}\"", value.escape_ascii()),
                 }
             }
-            Kind::Bool | Kind::Uint32 => format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap()),
+            Kind::Bool | Kind::Uint32 | Kind::Uint64 => format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap()),
             Kind::Enumeration(values) => {
                 let number = prost::encoding::decode_varint(&mut binary).unwrap();
                 format!(": {}", values.iter().find(|(_, value)| u64::from(*value) == number).unwrap().0)

@@ -67,6 +67,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         shape: Vec::new(),
         whole: false,
         config: Vec::new(),
+        buckets: None,
     }
 }
 

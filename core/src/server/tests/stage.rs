@@ -88,7 +88,8 @@ impl Plan {
             bytes: one.elements * one.element_type.bytes(),
             shape: vec![one.elements],
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule }.encode(),
+            config: ParameterConfig { rule, sparse: None }.encode(),
+            buckets: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }
