@@ -6,7 +6,7 @@
 //!
 //! Read in this order: [`ids`], [`dtype`], [`error`] (values); [`partition`] (which chunk lives where);
 //! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel
-//! must do); [`server`] and [`client`] (who talks to whom, and when).
+//! must do); [`rows`] (tables of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
 
 pub mod checkpoint;
 pub mod checksum;
@@ -20,6 +20,7 @@ pub mod memory;
 pub mod optim;
 pub mod partition;
 pub mod port;
+pub mod rows;
 pub mod server;
 pub mod time;
 pub mod wire;

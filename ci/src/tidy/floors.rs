@@ -19,6 +19,7 @@ const CORE: &[(&str, u8)] = &[
     ("checkpoint", 1),
     ("port", 1),
     ("program", 1),
+    ("rows", 1),
     ("client", 2),
     ("server", 2),
 ];

@@ -1,0 +1,117 @@
+//! What every row of a parameter has in common.
+
+use std::fmt;
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::limits::ROW_BYTES_MAX;
+
+/// The bound of every id, also of tables that grow: 2^63, so that an id is also a number in languages that have no
+/// unsigned ones.
+pub const ROW_IDS_MAX: u64 = 1 << 63;
+
+/// The bound of a parameter's row ids, which are counted from zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Height {
+    /// Ids are below this number: the parameter is a matrix with so many rows.
+    Rows(u64),
+    /// Ids are below [`ROW_IDS_MAX`]: the table has whatever rows somebody touches.
+    Unbounded,
+}
+
+impl Height {
+    /// The number that every id is below.
+    #[must_use]
+    pub const fn bound(self) -> u64 {
+        match self {
+            Self::Rows(rows) => rows,
+            Self::Unbounded => ROW_IDS_MAX,
+        }
+    }
+}
+
+impl fmt::Display for Height {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rows(rows) => write!(formatter, "{rows} rows"),
+            Self::Unbounded => formatter.write_str("any number of rows"),
+        }
+    }
+}
+
+/// The shape of rows, checked: an element type, how many elements a row has, and which ids there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowLayout {
+    element_type: ElementType,
+    width: u32,
+    height: Height,
+}
+
+impl RowLayout {
+    /// Rows of `width` elements. Any element type will do: which go with an optimizer, and which may be the gradient of
+    /// which, is said by [`ElementType`] and by the rule.
+    ///
+    /// # Errors
+    /// When a row has no elements or more than [`ROW_BYTES_MAX`] bytes, and when the height is beyond [`ROW_IDS_MAX`].
+    pub fn new(element_type: ElementType, width: u32, height: Height) -> Result<Self, Failure> {
+        let bytes = u64::from(width) * element_type.bytes();
+        if bytes == 0 || u64::from(ROW_BYTES_MAX) < bytes {
+            return Err(Failure::call(format!(
+                "a row of {width} elements of {element_type} has {bytes} bytes; expected 1 to {ROW_BYTES_MAX}"
+            )));
+        }
+        if ROW_IDS_MAX < height.bound() {
+            return Err(Failure::call(format!("a height of {height}; expected at most {ROW_IDS_MAX}")));
+        }
+        Ok(Self { element_type, width, height })
+    }
+
+    /// The same rows with elements of another type: the layout of a gradient.
+    ///
+    /// # Errors
+    /// When a row of that type has more than [`ROW_BYTES_MAX`] bytes.
+    pub fn of(self, element_type: ElementType) -> Result<Self, Failure> {
+        Self::new(element_type, self.width, self.height)
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub const fn element_type(self) -> ElementType {
+        self.element_type
+    }
+
+    /// Elements in a row; at least one.
+    #[must_use]
+    pub const fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Which ids there can be.
+    #[must_use]
+    pub const fn height(self) -> Height {
+        self.height
+    }
+
+    /// Bytes of a row's values.
+    #[must_use]
+    pub fn row_bytes(self) -> usize {
+        self.width as usize * element_bytes(self.element_type)
+    }
+
+    /// Refuses an id that no row can have.
+    ///
+    /// # Errors
+    /// When it is not below the height; names it.
+    pub fn check(self, id: u64) -> Result<(), Failure> {
+        let bound = self.height.bound();
+        if id < bound {
+            return Ok(());
+        }
+        Err(Failure::call(format!("row {id}; expected an id below {bound}")))
+    }
+}
+
+/// Bytes of an element, as a length in memory.
+pub(super) fn element_bytes(element_type: ElementType) -> usize {
+    usize::try_from(element_type.bytes()).expect("an element has at most 8 bytes")
+}
