@@ -5,9 +5,9 @@
 
 use prost::Message;
 use pserver_core::client::LaneId;
-use pserver_core::dtype::ElementType;
+use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
 use pserver_core::memory::{LoanBook, lend};
 use pserver_core::port::Outgoing;
 use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
@@ -209,9 +209,9 @@ impl State {
 
 /// What the rows of a parameter are, which must have some.
 pub(super) fn layout_of(job: &Job, index: ParameterIndex) -> Result<RowLayout, Failure> {
-    let parameter = job.chosen(index);
-    parameter.declaration().row_layout()?.ok_or_else(|| {
-        let name = parameter.declaration().name.as_str();
+    let declaration = job.chosen(index).declaration();
+    row_layout(declaration)?.ok_or_else(|| {
+        let name = declaration.name.as_str();
         Failure::call(format!("parameter \"{name}\" is not sparse: it is sent and fetched as a whole, not by rows"))
     })
 }

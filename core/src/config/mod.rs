@@ -46,7 +46,7 @@ use prost::Message;
 use crate::error::Failure;
 use crate::optim::Rule;
 
-pub use sparse::SparseSettings;
+pub use sparse::{SparseSettings, row_layout};
 
 use message::OptimizerConfig;
 use schema::OPTIMIZER_CONFIG;

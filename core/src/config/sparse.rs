@@ -3,7 +3,8 @@
 use crate::error::Failure;
 use crate::limits::BUCKETS_MAX;
 use crate::optim::Range;
-use crate::rows::{Initializer, ROW_IDS_MAX};
+use crate::partition::Declaration;
+use crate::rows::{Height, Initializer, ROW_IDS_MAX, RowLayout};
 
 use super::message::{ConstantConfig, GaussianConfig, SparseConfig, UniformConfig};
 
@@ -25,6 +26,25 @@ pub struct SparseSettings {
     pub seed: u64,
     /// How a row begins.
     pub initializer: Initializer,
+}
+
+/// What the rows of a declared parameter have in common; nothing where it is not one of rows.
+///
+/// # Errors
+/// When its shape is not that of rows.
+pub fn row_layout(declaration: &Declaration) -> Result<Option<RowLayout>, Failure> {
+    let name = declaration.name.as_str();
+    if declaration.buckets.is_none() {
+        return Ok(None);
+    }
+    let named = |failure: Failure| Failure::call(format!("parameter \"{name}\": {failure}"));
+    let [height, width] = declaration.shape[..] else {
+        let found = &declaration.shape;
+        return Err(named(Failure::call(format!("shape {found:?} of rows; expected height and width"))));
+    };
+    let height = if height == 0 { Height::Unbounded } else { Height::Rows(height) };
+    let width = u32::try_from(width).unwrap_or(u32::MAX);
+    RowLayout::new(declaration.element_type, width, height).map(Some).map_err(named)
 }
 
 /// Reads a message whose fields the schema has checked.

@@ -55,9 +55,13 @@ impl Initializer {
         if !element_type.is_parameter_type() {
             return refuse(format!("rows of type {element_type}, which is for gradients; expected a parameter's type"));
         }
+        let is_finite = |value: f64| match element_type {
+            ElementType::Float32 => value.abs() <= f64::from(f32::MAX),
+            _ => value.is_finite(),
+        };
         match *self {
             Self::Zeros => Ok(()),
-            Self::Constant(value) if !value.is_finite() => refuse(format!("{value}; expected a finite number")),
+            Self::Constant(value) if !is_finite(value) => refuse(format!("{value}; expected a finite {element_type}")),
             Self::Constant(value) if !element_type.is_float() && !fits(element_type, value) => {
                 refuse(format!("{value}; expected a whole number that {element_type} has"))
             }
@@ -65,11 +69,12 @@ impl Initializer {
             _ if !element_type.is_float() => {
                 refuse(format!("rows of type {element_type}; expected float32 or float64"))
             }
-            Self::Uniform { low, high } if !(low.is_finite() && high.is_finite() && low <= high) => {
+            Self::Uniform { low, high } if !(is_finite(low) && is_finite(high) && low <= high) => {
                 refuse(format!("from {low} to {high}; expected finite numbers in order"))
             }
-            Self::Gaussian { mean, deviation } if !(mean.is_finite() && deviation.is_finite() && 0.0 <= deviation) => {
-                refuse(format!("mean {mean}, deviation {deviation}; expected finite numbers, the second not negative"))
+            // No value is further away than nine deviations.
+            Self::Gaussian { mean, deviation } if !(0.0 <= deviation && is_finite(mean.abs() + 9.0 * deviation)) => {
+                refuse(format!("mean {mean}, deviation {deviation}; expected finite values, the second not negative"))
             }
             Self::Uniform { .. } | Self::Gaussian { .. } => Ok(()),
         }

@@ -7,7 +7,7 @@ use super::pool::Pool;
 use super::reply::Refusal;
 use super::round::Contribution;
 use crate::checkpoint::StateLayout;
-use crate::config::SparseSettings;
+use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{PeerId, TrainerId, Version};
@@ -17,7 +17,7 @@ use crate::optim::{Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    CatchUp, Height, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+    CatchUp, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
 };
 use crate::wire::{Entry, Head, RowsPart};
 
@@ -105,19 +105,14 @@ impl RowsPlan {
     ) -> Result<Option<Self>, Failure> {
         let name = declaration.name.as_str();
         let refused = |text: String| Err(Failure::call(format!("parameter \"{name}\": {text}")));
-        let (buckets, sparse) = match (declaration.buckets, sparse) {
-            (None, None) => return Ok(None),
-            (Some(buckets), Some(sparse)) => (buckets, sparse),
+        let (buckets, sparse, layout) = match (declaration.buckets, sparse, row_layout(declaration)?) {
+            (None, None, None) => return Ok(None),
+            (Some(buckets), Some(sparse), Some(layout)) => (buckets, sparse, layout),
             _ => return refused("declared sparse or not, and configured otherwise".to_owned()),
-        };
-        let [height, width] = declaration.shape[..] else {
-            return refused(format!("shape {:?} of a sparse parameter; expected height and width", declaration.shape));
         };
         if !rule.is_element_wise() {
             return refused("clip_norm needs the whole gradient, of which a sparse parameter has only rows".to_owned());
         }
-        let height = if height == 0 { Height::Unbounded } else { Height::Rows(height) };
-        let layout = RowLayout::new(declaration.element_type, u32::try_from(width).unwrap_or(u32::MAX), height)?;
         sparse.initializer.validate_for(declaration.element_type)?;
         Ok(Some(Self { layout, buckets, sparse }))
     }
@@ -175,7 +170,7 @@ impl Bucket {
         let SparseSettings { lazy, seed, initializer, .. } = plan.sparse;
         let settings = TableSettings {
             layout: plan.layout,
-            rule: Arc::clone(rule),
+            rule: rule.as_ref().clone(),
             initializer,
             seed,
             catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
@@ -191,7 +186,7 @@ impl Bucket {
 
     /// Goes on under another rule, before the first update.
     pub(super) fn follow(&mut self, rule: &Arc<Rule>, plan: &RowsPlan) -> Result<(), Failure> {
-        if self.table.settings().rule == *rule {
+        if self.table.settings().rule == **rule {
             return Ok(());
         }
         let mut fresh = Self::new(plan, rule)?;
