@@ -26,11 +26,11 @@ const _: () = assert!(FRAME_PAYLOAD_BYTES_MAX + FRAME_CONTROL_BYTES_MAX < JOURNA
 
 /// A parameter's bytes: 2^48, so that offsets fit the 48 bits of an address.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
-/// Buckets of a sparse parameter: each costs an entry in every push of every trainer.
-pub const BUCKETS_MAX: u32 = 64 * 1024;
 /// The values of one row of a table: a frame's payload holds many, and a record with its states is small beside the
 /// piece of memory it lies in.
 pub const ROW_BYTES_MAX: u32 = 64 * 1024;
+/// Buckets of a sparse parameter: each costs an entry in every push of every trainer.
+pub const BUCKETS_MAX: u32 = 64 * 1024;
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.

@@ -252,3 +252,37 @@ const FAR: [[f64; 8]; 2] = [
         2.044_263_103_389_939_8e-15,
     ],
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::{logarithm, quantile};
+
+    #[test]
+    fn the_logarithm_is_that_of_the_library() {
+        for exponent in -60..4 {
+            for step in 0..97 {
+                let value = 2.0_f64.powi(exponent) * (1.0 + f64::from(step) / 97.0);
+                let error = (logarithm(value) - value.ln()).abs();
+                assert!(error <= 4e-16 * value.ln().abs().max(1.0), "{value}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_tables() {
+        let table = [
+            (0.5, 0.0),
+            (0.6, 0.253_347_103_135_799_7),
+            (0.975, 1.959_963_984_540_054),
+            (0.99, 2.326_347_874_040_841),
+            (0.999, 3.090_232_306_167_813_5),
+            (1e-5, -4.264_890_793_922_602),
+            (1e-10, -6.361_340_902_404_056),
+            (1e-15, -7.941_345_326_170_998),
+        ];
+        for (p, expected) in table {
+            let found = quantile(p);
+            assert!((found - expected).abs() < 1e-13, "{p}: {found} for {expected}");
+        }
+    }
+}

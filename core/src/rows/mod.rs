@@ -12,6 +12,8 @@ mod layout;
 mod merge;
 mod selected;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use initializer::Initializer;
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};

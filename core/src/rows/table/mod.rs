@@ -209,6 +209,7 @@ impl RowTable {
                 let row = &mut into[place * row_bytes..][..row_bytes];
                 if let Some(last) = self.read(ids.get(place), slot, row) {
                     let slot = slot.or_else(|| self.keep(ids.get(place)));
+                    let last = slot.map_or(last, |slot| self.last(slot));
                     work.tile.rows.push(TileRow { id: ids.get(place), slot, last, place });
                 }
                 if work.tile.rows.len() == self.shape.rows() {
