@@ -10,7 +10,7 @@ use crate::checkpoint::StateLayout;
 use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{PeerId, TrainerId, Version};
+use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
 use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease, Value};
 use crate::optim::{Rule, Step};
@@ -77,6 +77,9 @@ struct Gathering {
 
 /// The rows of one bucket.
 pub(super) struct Bucket {
+    buckets: Buckets,
+    /// Which of them it is.
+    index: ChunkIndex,
     table: RowTable,
     gathering: Vec<Gathering>,
 }
@@ -166,7 +169,7 @@ impl Wish {
 
 impl Bucket {
     /// A bucket without a row, with memory for as many as it may have.
-    pub(super) fn new(plan: &RowsPlan, rule: &Arc<Rule>) -> Result<Self, Failure> {
+    pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Rule>) -> Result<Self, Failure> {
         let SparseSettings { lazy, seed, initializer, .. } = plan.sparse;
         let settings = TableSettings {
             layout: plan.layout,
@@ -177,7 +180,7 @@ impl Bucket {
         };
         let states = rule.states().len();
         let pieces = pieces(plan.buckets.rows_in_each(), plan.layout.row_bytes() as u64 * (states as u64 + 1) + 8)?;
-        Ok(Self { table: RowTable::new(settings, pieces)?, gathering: Vec::new() })
+        Ok(Self { buckets: plan.buckets, index, table: RowTable::new(settings, pieces)?, gathering: Vec::new() })
     }
 
     pub(super) fn element_type(&self) -> ElementType {
@@ -189,7 +192,7 @@ impl Bucket {
         if self.table.settings().rule == **rule {
             return Ok(());
         }
-        let mut fresh = Self::new(plan, rule)?;
+        let mut fresh = Self::new(plan, self.index, rule)?;
         let sorted = self.table.sorted();
         let mut work = Workspace::default();
         let row_bytes = self.table.layout().row_bytes();
@@ -222,6 +225,7 @@ impl Bucket {
     /// Checks that a payload is ids.
     pub(super) fn check_ids(&self, payload: &[u8]) -> Result<(), Failure> {
         let ids = Ids::parse(self.table.layout(), payload)?;
+        self.check_own(ids)?;
         let most = FRAME_PAYLOAD_BYTES_MAX as usize / self.table.layout().row_bytes();
         if ids.len() <= most {
             return Ok(());
@@ -248,8 +252,7 @@ impl Bucket {
             let (found, expected) = (entry.element_type, self.element_type());
             return Err(Failure::call(format!("rows of {found}; expected {expected}")));
         }
-        let (_, rows) = RowsPart::decode(payload)?;
-        let rows = RowsView::parse(self.table.layout(), rows)?;
+        let rows = self.view(entry.element_type, payload)?;
         // Nothing was missed before the first update, so no kernel is asked for anything.
         self.table.set(&mut room.work, &mut Plain, &rows)
     }
@@ -402,9 +405,21 @@ impl Bucket {
         Ok(())
     }
 
+    /// Refuses rows of another bucket: nobody would ever ask for them here.
+    fn check_own(&self, ids: Ids<'_>) -> Result<(), Failure> {
+        match ids.iter().find(|id| u64::from(self.buckets.of(*id)) != self.index.0) {
+            None => Ok(()),
+            Some(id) => {
+                let (found, owner) = (self.index, self.buckets.of(id));
+                Err(Failure::call(format!("row {id} came to bucket {found}; expected bucket {owner}")))
+            }
+        }
+    }
+
     fn view<'a>(&self, element_type: ElementType, payload: &'a [u8]) -> Result<RowsView<'a>, Failure> {
         let (part, rows) = RowsPart::decode(payload)?;
         let rows = RowsView::parse(self.table.layout().of(element_type)?, rows)?;
+        self.check_own(rows.ids())?;
         // Each part but the last has a row or more, so more parts than there can be rows are nobody's contribution.
         if u64::from(part.count) <= PARTS_MAX {
             return Ok(rows);

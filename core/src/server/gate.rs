@@ -240,7 +240,7 @@ impl Table {
         } else {
             let held = self.parameters.get(&id.parameter).expect("the entry was checked");
             let plan = held.rows.as_ref().expect("the parameter is one of rows");
-            let chunk = Chunk::of_rows(id, Arc::clone(&held.rule), Bucket::new(plan, &held.rule)?);
+            let chunk = Chunk::of_rows(id, Arc::clone(&held.rule), Bucket::new(plan, id.chunk, &held.rule)?);
             self.add(chunk)
         };
         Ok(&mut self.chunks[place])

@@ -16,7 +16,7 @@ use crate::error::Failure;
 use crate::ids::{TrainerId, Version};
 use crate::optim::{Rule, Step};
 use crate::port::Kernels;
-use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
 
 impl Serving {
     /// Whether the payload of an entry is rows or their ids.
@@ -48,6 +48,27 @@ impl Serving {
                 _ => Ok(()),
             };
             checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
+        }
+        Ok(())
+    }
+
+    /// A push of rows is not answered with a value: which rows would that be?
+    pub(super) fn check_rows_wish(&self, place: usize, head: &Head) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[place];
+        if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
+    }
+
+    /// Only a bucket is asked for rows.
+    pub(super) fn check_wishes(&self, frame: &Frame, places: &[usize]) -> Result<(), Refusal> {
+        for (entry, place) in frame.entries.iter().zip(places) {
+            if entry.bytes > 0 && self.table.chunks[*place].bucket().is_none() {
+                let name = self.table.held(entry.id).name();
+                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
+            }
         }
         Ok(())
     }

@@ -85,6 +85,7 @@ impl Serving {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
+            self.check_rows_wish(place, &frame.head)?;
             if !self.table.chunks[place].is_before_restored(position) {
                 self.verdict(place, &frame.head, entry)?;
             }
@@ -166,6 +167,7 @@ impl Serving {
     ) -> Result<(), Refusal> {
         let places = frame.entries.iter().map(|entry| self.table.place(entry.id).ok_or_else(|| unknown(entry.id)));
         let places = places.collect::<Result<Vec<_>, _>>()?;
+        self.check_wishes(frame, &places)?;
         let mut body = body.into_iter();
         for (entry, place) in frame.entries.iter().zip(places) {
             let is_bucket = self.table.chunks[place].bucket().is_some();
