@@ -296,6 +296,25 @@ fn text_of_every_field(schema: &Schema) -> String {
 }
 
 #[test]
+fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
+    let sparse = |text: &str| OptimizerSettings::from_text(&format!("sparse {{ {text} }}")).unwrap().sparse.unwrap();
+    let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
+    assert_eq!(sparse("height: 9 width: 2"), rows);
+    assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, u64::MAX);
+    assert_eq!(sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer, Initializer::Uniform { low: -0.5, high: 0.5 });
+    assert_eq!(sparse("rows: 5 gaussian { }").initializer, Initializer::Gaussian { mean: 0.0, deviation: 1.0 });
+    check_refused("sparse { }", &["neither height nor rows"]);
+    check_refused("sparse { height: 9223372036854775809 }", &["sparse.height", "at most"]);
+    check_refused("sparse { rows: 1 buckets: 100000 }", &["sparse.buckets", "100000"]);
+    check_refused("sparse { rows: 1 uniform { low: 2 high: 1 } }", &["sparse.uniform.low is 2"]);
+    check_refused("sparse { rows: 1 gaussian { deviation: -1 } }", &["sparse.gaussian.deviation"]);
+    check_refused("sparse { rows: 1 constant { value: nan } }", &["sparse.constant.value"]);
+    check_refused("sparse { rows: 1 constant { } uniform { } }", &["more than one"]);
+    let config = ParameterConfig { rule: Rule::default(), sparse: Some(sparse("rows: 7 seed: 3 uniform { }")) };
+    assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
+}
+
+#[test]
 fn a_catalogue_entry_without_a_rule_is_refused() {
     let check = |bytes: &[u8], part: &str| {
         let failure = ParameterConfig::decode(bytes).unwrap_err().to_string();

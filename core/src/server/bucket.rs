@@ -17,7 +17,7 @@ use crate::optim::{Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    CatchUp, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+    CatchUp, Height, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
 };
 use crate::wire::{Entry, Head, RowsPart};
 
@@ -80,6 +80,8 @@ pub(super) struct Bucket {
     buckets: Buckets,
     /// Which of them it is.
     index: ChunkIndex,
+    /// How many rows it may have.
+    rows_max: u64,
     table: RowTable,
     gathering: Vec<Gathering>,
 }
@@ -180,7 +182,11 @@ impl Bucket {
         };
         let states = rule.states().len();
         let pieces = pieces(plan.buckets.rows_in_each(), plan.layout.row_bytes() as u64 * (states as u64 + 1) + 8)?;
-        Ok(Self { buckets: plan.buckets, index, table: RowTable::new(settings, pieces)?, gathering: Vec::new() })
+        // Where every id may come to be, the height is the bound, and a bucket has what chance gives it.
+        let is_all = plan.layout.height() == Height::Rows(plan.buckets.rows);
+        let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
+        let table = RowTable::new(settings, pieces)?;
+        Ok(Self { buckets: plan.buckets, index, rows_max, table, gathering: Vec::new() })
     }
 
     pub(super) fn element_type(&self) -> ElementType {
@@ -219,6 +225,18 @@ impl Bucket {
     /// Checks that a payload is rows, and makes room for those that are new.
     pub(super) fn reserve(&mut self, room: &mut RowsRoom, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
         let ids = self.view(entry.element_type, payload)?.ids();
+        let there = self.table.usage().rows;
+        // As long as all could be new nobody has to look which are.
+        if self.rows_max.saturating_sub(there) < ids.len() as u64 {
+            let new = self.table.missing(ids);
+            if self.rows_max.saturating_sub(there) < new {
+                return Err(Failure::call(format!(
+                    "{new} new rows for bucket {}, which has {there}; expected at most {} in all, its share of the {} \
+                     that were declared",
+                    self.index, self.rows_max, self.buckets.rows
+                )));
+            }
+        }
         self.table.reserve(&mut room.work, ids)
     }
 

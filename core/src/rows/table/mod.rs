@@ -526,3 +526,10 @@ fn is_finite(layout: RowLayout, row: &[u8]) -> bool {
 fn array<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
     bytes.try_into().expect("an element has its type's bytes")
 }
+
+impl RowTable {
+    /// How many of these rows are not there, each counted as often as it comes.
+    pub fn missing(&self, ids: Ids<'_>) -> u64 {
+        ids.iter().filter(|id| self.index.find(*id).is_none()).count() as u64
+    }
+}

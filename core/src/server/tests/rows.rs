@@ -147,12 +147,11 @@ fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
     let rows = |from: u64, count: u64| (from..from + count).map(|id| (id, -1.0)).collect::<Vec<_>>();
     let first = push(&mut stage, 0, 0, part(0, 1, &rows(0, 1000)));
     assert_eq!(kinds(&deliver(&mut stage, 0, &first)), [Kind::Done], "{:?}", stage.errors());
-    // Memory comes in pieces, so there may be room for some more.
     let more = push(&mut stage, 0, 0, part(0, 1, &rows(5000, 1000)));
     stage.answers.clear();
     stage.deliver(0, &more);
     let errors = stage.errors();
-    assert!(errors[0].contains("parameter \"s\"") && errors[0].contains("no room for row"), "{errors:?}");
+    assert!(errors[0].contains("parameter \"s\"") && errors[0].contains("1000 new rows for bucket 0, which has 1000; expected at most 1000"), "{errors:?}");
     assert_eq!(pull(&mut stage, 0, 0, &[0, 5000]), [1.0, 0.0], "nothing of it is applied");
     let known = push(&mut stage, 0, 0, part(0, 1, &rows(0, 1000)));
     assert_eq!(kinds(&deliver(&mut stage, 0, &known)), [Kind::Done]);
