@@ -18,6 +18,7 @@ mod pattern;
 mod peers;
 pub mod program;
 mod report;
+mod rows;
 mod sizes;
 mod statistics;
 mod straight;

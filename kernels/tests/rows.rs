@@ -65,9 +65,9 @@ fn scatter(layout: RowLayout, rows: &SelectedRows, bytes: usize) -> Vec<u8> {
     for (id, row) in rows.view().iter() {
         let into = &mut dense[usize::try_from(id).expect("a small id") * layout.row_bytes()..][..row.len()];
         match layout.element_type() {
-            ElementType::Float32 => add::<4>(into, row, |a, b| {
-                (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()
-            }),
+            ElementType::Float32 => {
+                add::<4>(into, row, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes())
+            }
             _ => add::<8>(into, row, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()),
         }
     }
@@ -121,7 +121,8 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
         if record.last == table.version() {
             let at = usize::try_from(id).expect("a small id") * settings.layout.row_bytes();
             let states = dense.states.iter().map(|state| &state[at..at + settings.layout.row_bytes()]);
-            let content: Vec<_> = std::iter::once(&dense.weight[at..at + settings.layout.row_bytes()]).chain(states).collect();
+            let content: Vec<_> =
+                std::iter::once(&dense.weight[at..at + settings.layout.row_bytes()]).chain(states).collect();
             proptest::prop_assert_eq!(record.content, content.concat(), "row {} at the end", id);
         }
     }
@@ -199,8 +200,8 @@ fn rounds() -> impl Strategy<Value = Vec<Round>> {
     let contributions = vec(vec(row, 0..4), 1..4);
     let reads = prop_oneof![2 => Just(Vec::new()), 1 => vec(0..ROWS, 0..5)];
     let rate = prop_oneof![9 => Just(None), 1 => Just(Some(0.25))];
-    let round = (contributions, reads, rate)
-        .prop_map(|(contributions, reads, rate)| Round { contributions, reads, rate });
+    let round =
+        (contributions, reads, rate).prop_map(|(contributions, reads, rate)| Round { contributions, reads, rate });
     // Without a rate of their own in half of the jobs: only then may a replay end early.
     (vec(round, 1..40), any::<bool>()).prop_map(|(mut rounds, plain)| {
         rounds.iter_mut().filter(|_| plain).for_each(|round| round.rate = None);
@@ -238,9 +239,8 @@ proptest! {
 #[test]
 fn a_row_that_is_wanted_after_a_long_time_has_missed_every_update() {
     let touched = |round: u64| vec![vec![(if round.is_multiple_of(1000) { 3 } else { 4 }, 1.0)]];
-    let rounds: Vec<_> = (0..1500)
-        .map(|round| Round { contributions: touched(round), reads: Vec::new(), rate: None })
-        .collect();
+    let rounds: Vec<_> =
+        (0..1500).map(|round| Round { contributions: touched(round), reads: Vec::new(), rate: None }).collect();
     for rule in algorithms() {
         for l2 in [0.0, 0.01] {
             let l2 = if rule.is_exact() { 0.0 } else { l2 };

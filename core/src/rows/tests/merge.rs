@@ -105,7 +105,8 @@ fn halves_are_widened_and_integers_wrap() {
     let half = |values: [f32; 2]| values.map(|value| f16::from_f32(value).to_le_bytes()).concat();
     let brain = |values: [f32; 2]| values.map(|value| bf16::from_f32(value).to_le_bytes()).concat();
     let of = |element_type| floats.of(element_type).expect("narrower");
-    let halves = SelectedRows::new(of(ElementType::Float16), &[3, 1], &[half([0.5, 2.0]), half([65504.0, 0.0])].concat());
+    let halves =
+        SelectedRows::new(of(ElementType::Float16), &[3, 1], &[half([0.5, 2.0]), half([65504.0, 0.0])].concat());
     let brains = SelectedRows::new(of(ElementType::Bfloat16), &[3], &brain([1e30, -3.0]));
     let found = merged(floats, &[halves.expect("two rows"), brains.expect("a row")]);
     let large = bf16::from_f32(1e30).to_f32();
@@ -124,7 +125,10 @@ fn unlike_contributions_are_refused_by_name() {
         let rows = SelectedRows::new(found, &[], &[]).expect("no rows");
         let views = [rows.view()];
         let refusal = Merge::default().unite(parameter, &views).expect_err("it does not fit").to_string();
-        assert_eq!(refusal, format!("contribution 0 has rows of {expected}; expected 4 float32 with any number of rows"));
+        assert_eq!(
+            refusal,
+            format!("contribution 0 has rows of {expected}; expected 4 float32 with any number of rows")
+        );
     };
     check(layout(ElementType::Float32, 3), "3 float32 with any number of rows");
     check(layout(ElementType::Float64, 4), "4 float64 with any number of rows");

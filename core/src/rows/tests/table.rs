@@ -99,9 +99,8 @@ fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice
     // The shrink is 1 / (1 + 0.5); the plain form rounds after each.
     let decayed = |initial: f32| (0..3).fold(initial, |value, _| (f64::from(value) / 1.5) as f32);
     let initial = player.initial(7);
-    let near = |found: &[f32]| {
-        found.iter().zip(&initial).all(|(found, initial)| (found - decayed(*initial)).abs() <= 1e-7)
-    };
+    let near =
+        |found: &[f32]| found.iter().zip(&initial).all(|(found, initial)| (found - decayed(*initial)).abs() <= 1e-7);
     let first = player.pull(&[7, 7, 7]);
     assert!(near(&first[..2]) && near(&first[2..4]) && near(&first[4..]), "{first:?} from {initial:?}");
     assert_eq!(player.rows(), 2);
