@@ -18,6 +18,7 @@ mod pattern;
 mod peers;
 pub mod program;
 mod report;
+mod rows;
 mod sizes;
 mod statistics;
 mod straight;
@@ -48,6 +49,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             shape: Vec::new(),
             whole: false,
             config: Vec::new(),
+            buckets: None,
         })?;
     }
     Ok(catalogue)

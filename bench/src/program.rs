@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use paddle_pserver::settings::ServeArgs;
 
-use crate::commands::{ceiling, compare, doctor, kernels, latency, peers, pushpull, scale};
+use crate::commands::{ceiling, compare, doctor, kernels, latency, peers, pushpull, rows, scale};
 use crate::job::Job;
 use crate::report::Report;
 use crate::{ours, straight};
@@ -47,6 +47,8 @@ enum Command {
     Latency(latency::Args),
     /// The servers' arithmetic, beside memory's own speed.
     Kernels(kernels::Args),
+    /// A table of rows on one core, beside an array that is walked in the same order.
+    Rows(rows::Args),
     /// Time per byte as bytes, parameters and trainers grow.
     Scale(scale::Args),
     /// What this machine can do, with nothing of the parameter server in the way.
@@ -112,6 +114,7 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Pushpull(args) => pushpull::run(&args)?,
         Command::Latency(args) => latency::run(&args)?,
         Command::Kernels(args) => kernels::run(&args)?,
+        Command::Rows(args) => rows::run(&args)?,
         Command::Scale(args) => scale::run(&args)?,
         Command::Ceiling(args) => ceiling::run(&args)?,
         Command::Peers(args) => peers::run(&args)?,

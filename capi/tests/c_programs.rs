@@ -198,6 +198,11 @@ fn calls_are_started_and_waited_for() {
 }
 
 #[test]
+fn rows_are_sent_and_fetched() {
+    check("tests/c/rows.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
 fn a_child_process_makes_a_client_of_its_own() {
     let options = |address: &str| Some(format!("reader=yes coordinator={address}"));
     check("tests/c/fork.c", Language::C, Link::Shared, options);
@@ -218,7 +223,7 @@ fn the_shared_library_exports_our_names_only() {
     let foreign: Vec<&&str> = names.iter().filter(|name| !name.starts_with("paddle_")).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
     for expected in
-        ["paddle_send_grads", "paddle_send_grads_go", "paddle_push_pull_start", "paddle_wait", "paddle_test"]
+        ["paddle_send_grads", "paddle_send_grads_go", "paddle_push_pull_start", "paddle_wait", "paddle_get_rows"]
     {
         assert!(names.contains(&expected), "{expected}: {names:?}");
     }

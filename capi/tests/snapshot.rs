@@ -104,7 +104,8 @@ impl World {
             bytes: CHUNKS * u64::from(CHUNK_BYTES),
             shape: vec![CHUNKS * u64::from(CHUNK_BYTES) / 4],
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule }.encode(),
+            config: ParameterConfig { rule, sparse: None }.encode(),
+            buckets: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };

@@ -29,6 +29,8 @@ pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
 /// The values of one row of a table: a frame's payload holds many, and a record with its states is small beside the
 /// piece of memory it lies in.
 pub const ROW_BYTES_MAX: u32 = 64 * 1024;
+/// Buckets of a sparse parameter: each costs an entry in every push of every trainer.
+pub const BUCKETS_MAX: u32 = 64 * 1024;
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.

@@ -7,4 +7,5 @@ pub(crate) mod kernels;
 pub(crate) mod latency;
 pub(crate) mod peers;
 pub(crate) mod pushpull;
+pub(crate) mod rows;
 pub(crate) mod scale;

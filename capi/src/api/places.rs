@@ -146,6 +146,25 @@ fn refuse_overlaps(places: &[Place<'_>], given: &[Given<'_>]) -> Result<(), Fail
     })
 }
 
+/// Refuses places for rows that overlap each other or the ids of any.
+pub(super) fn refuse_overlapping_rows<'a>(
+    all: impl Iterator<Item = (&'a str, &'a [u64], Option<&'a Room>)>,
+) -> Result<(), Failure> {
+    let spans = all.flat_map(|(name, ids, room)| {
+        let ids = Span::new(ids.as_ptr().addr(), size_of_val(ids), name, false);
+        let room = room.map(|room| Span::new(room.start.addr().get(), room.bytes, name, true));
+        std::iter::once(ids).chain(room)
+    });
+    let mut spans: Vec<Span<'_>> = spans.filter(|span| span.start < span.end).collect();
+    spans.sort_unstable_by_key(|span| span.start);
+    first_overlap(&spans).map_or(Ok(()), |(one, other)| {
+        Err(Failure::call(format!(
+            "the contents or the ids of \"{}\" and \"{}\" overlap; expected memory of its own for rows that are fetched",
+            one.name, other.name
+        )))
+    })
+}
+
 /// Some bytes of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span<'a> {

@@ -25,5 +25,23 @@ pub struct Parameter {
     pub content_len: c_int,
 }
 
+/// Some rows of a sparse parameter, or of its gradient.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Rows {
+    /// The parameter's name.
+    pub name: *mut c_char,
+    /// The type of the elements.
+    pub element_type: ElementTypeNumber,
+    /// Which rows.
+    pub ids: *const u64,
+    /// How many ids there are.
+    pub ids_len: c_int,
+    /// A row for each id, in their order.
+    pub content: *mut c_void,
+    /// The length of content in bytes.
+    pub content_len: c_int,
+}
+
 /// A gradient looks like its parameter.
 pub type Gradient = Parameter;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 use pserver_core::client::{LaneId, Refused, RequestBody};
-use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings, row_layout};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Place, Round, TrainerId};
-use pserver_core::limits::FRAME_CONTROL_BYTES_MAX;
+use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::{LoanBook, lend};
 use pserver_core::optim::Rule;
-use pserver_core::partition::{Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter};
+use pserver_core::partition::{Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter};
 use pserver_core::port::Outgoing;
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
@@ -20,6 +20,7 @@ use pserver_core::wire::{
     Kind,
 };
 
+use super::dealt::{Dealt, Stack};
 use super::job::{Draft, Job, Phase};
 use super::{Client, State};
 
@@ -170,6 +171,9 @@ impl State {
 
     /// Begins a catalogue under the settings of the job and what the initialiser says.
     fn draft(&mut self, settings: &OptimizerSettings) -> Result<(), Failure> {
+        if settings.sparse.is_some() {
+            return Err(Failure::call("sparse is said of one parameter; expected it with init_param, not for all"));
+        }
         let job = self.job.as_mut().expect("it was joined");
         let mut message = job.settings;
         if let Some(mode) = settings.mode {
@@ -179,7 +183,7 @@ impl State {
             message.merge = merge.number();
         }
         let default_config = match &settings.rule {
-            Some(rule) => ParameterConfig { rule: rule.clone() }.encode(),
+            Some(rule) => ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
             None => job.default_config.clone(),
         };
         let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
@@ -204,18 +208,25 @@ impl State {
         settings: &OptimizerSettings,
     ) -> Result<Declaration, Failure> {
         let draft = self.drafting()?;
+        let named = |failure: Failure| Failure::call(format!("parameter \"{name}\": {failure}"));
         let rule = match &settings.rule {
             Some(rule) => rule.clone(),
             None => default_rule(&draft.default_config, element_type)?,
         };
-        rule.validate_for(element_type).map_err(|failure| Failure::call(format!("parameter \"{name}\": {failure}")))?;
+        rule.validate_for(element_type).map_err(named)?;
+        if let Some(sparse) = settings.sparse {
+            let name = Name::new(name.as_bytes())?;
+            let declared = sparse_declaration(&draft.catalogue, name, element_type, shape, rule, sparse);
+            return declared.and_then(|declared| check_content(declared, content)).map_err(named);
+        }
         Ok(Declaration {
             name: Name::new(name.as_bytes())?,
             element_type,
             bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
             shape: shape.to_vec(),
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule }.encode(),
+            config: ParameterConfig { rule, sparse: None }.encode(),
+            buckets: None,
         })
     }
 
@@ -228,8 +239,13 @@ impl State {
         let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
         let parameter = draft.catalogue.parameter(index).expect("it was just declared");
         let engine = &mut self.engine;
+        let stack = stack_of(parameter, content, job.chunk_bytes())?;
         let done = lend(|book| {
-            let tickets: Vec<_> = init_frames(job, parameter, content, book)
+            let frames = match &stack {
+                Some(stack) => init_rows_frames(job, parameter, stack, book),
+                None => init_frames(job, parameter, content, book),
+            };
+            let tickets: Vec<_> = frames
                 .into_iter()
                 .map(|(lane, frame, payload)| {
                     engine.ask(lane, frame, RequestBody { payload, ..RequestBody::default() })
@@ -304,11 +320,7 @@ fn init_frames<'env>(
     content: &'env [u8],
     book: &LoanBook<'env>,
 ) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
-    let message = InitMessage {
-        parameter: parameter.index().0,
-        declaration: Some(DeclarationMessage::from(parameter.declaration())),
-        chunk_bytes: parameter.chunk_bytes(),
-    };
+    let message = init_message(parameter);
     let element_type = parameter.declaration().element_type;
     let mut frames = Vec::new();
     let mut rest = content;
@@ -322,6 +334,108 @@ fn init_frames<'env>(
         frames.push((job.lane(parameter.place(chunk)), frame, vec![Outgoing::Loan(book.read(bytes))]));
     }
     frames
+}
+
+/// The rows of a sparse parameter's initial value, dealt to buckets; nothing for a parameter that is not sparse.
+fn stack_of(parameter: &Parameter, content: &[u8], bytes_max: u32) -> Result<Option<Stack>, Failure> {
+    let Some(layout) = row_layout(parameter.declaration())? else { return Ok(None) };
+    let buckets = parameter.declaration().buckets.expect("a parameter of rows has buckets");
+    Ok(Some(Dealt { buckets, bytes_max }.stack_all(layout, content)))
+}
+
+/// The frames that make the buckets of a parameter, with what rows there are: those of one shard share frames.
+fn init_rows_frames<'env>(
+    job: &Job,
+    parameter: &Parameter,
+    stack: &'env Stack,
+    book: &LoanBook<'env>,
+) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
+    let message = init_message(parameter);
+    let mut frames: Vec<(LaneId, Frame, Vec<Outgoing>)> = Vec::new();
+    for (bucket, part) in stack.parts() {
+        let lane = job.lane(parameter.place(bucket));
+        let id = ChunkId { parameter: parameter.index(), chunk: bucket };
+        let entry = Entry::with_payload(id, Round(0), stack.element_type, part);
+        let fits = |frame: &Frame| {
+            let bytes = frame.payload_bytes() + u64::from(entry.bytes);
+            frame.entries.len() < FRAME_ENTRIES_MAX as usize && bytes <= job.chunk_bytes().into()
+        };
+        let open = frames.iter().rposition(|(one, _, _)| *one == lane).filter(|at| fits(&frames[*at].1));
+        let at = open.unwrap_or_else(|| {
+            frames.push((lane, Frame::with_control(Head::new(Kind::Init), &message), Vec::new()));
+            frames.len() - 1
+        });
+        frames[at].1.entries.push(entry);
+        frames[at].2.extend((!part.is_empty()).then(|| Outgoing::Loan(book.read(part))));
+    }
+    frames
+}
+
+fn init_message(parameter: &Parameter) -> InitMessage {
+    InitMessage {
+        parameter: parameter.index().0,
+        declaration: Some(DeclarationMessage::from(parameter.declaration())),
+        chunk_bytes: parameter.chunk_bytes(),
+    }
+}
+
+/// The declaration of a parameter that is updated by rows. Height and width are said by the shape or by the
+/// configuration.
+fn sparse_declaration(
+    catalogue: &Catalogue,
+    name: Name,
+    element_type: ElementType,
+    shape: &[u64],
+    rule: Rule,
+    sparse: SparseSettings,
+) -> Result<Declaration, Failure> {
+    let refused = |text: String| Err(Failure::call(text));
+    let said = (sparse.height.unwrap_or(0), sparse.width.map_or(0, u64::from));
+    let (height, width) = match *shape {
+        [] => said,
+        [height, width] => (height, width),
+        _ => return refused(format!("shape {shape:?} of a sparse parameter; expected height and width")),
+    };
+    if width == 0 {
+        return refused("sparse: nobody says how wide a row is; expected width, or a shape".to_owned());
+    }
+    if said.1 > 0 && said != (height, width) {
+        return refused(format!("shape {shape:?}; its configuration says height {} and width {}", said.0, said.1));
+    }
+    let rows = match (sparse.rows, height) {
+        (None, 0) => return refused("sparse: neither rows nor height is given; expected one of them".to_owned()),
+        (Some(rows), height) if height > 0 => rows.min(height),
+        (rows, height) => rows.unwrap_or(height),
+    };
+    if !rule.is_element_wise() {
+        return refused(
+            "clip_norm needs the whole gradient; a sparse parameter has rows of it: expected none".to_owned(),
+        );
+    }
+    let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(catalogue.topology())) };
+    let bytes = rows.checked_mul(width).and_then(|elements| elements.checked_mul(element_type.bytes()));
+    Ok(Declaration {
+        name,
+        element_type,
+        bytes: bytes.unwrap_or(u64::MAX),
+        shape: vec![height, width],
+        whole: false,
+        config: ParameterConfig { rule, sparse: Some(sparse) }.encode(),
+        buckets: Some(buckets),
+    })
+}
+
+/// A sparse parameter begins with no content, or with a whole matrix of it.
+fn check_content(declared: Declaration, content: &[u8]) -> Result<Declaration, Failure> {
+    let whole = declared.shape.iter().try_fold(declared.element_type.bytes(), |bytes, one| bytes.checked_mul(*one));
+    if content.is_empty() || u64::try_from(content.len()).ok() == whole.filter(|whole| *whole <= declared.bytes) {
+        return Ok(declared);
+    }
+    Err(Failure::call(format!(
+        "{} bytes of initial value; expected none, or {} bytes when all of its rows may come to be",
+        content.len(),
+        whole.unwrap_or(u64::MAX)
+    )))
 }
 
 /// The configuration of a parameter of which nobody said anything; integers can only be added to.

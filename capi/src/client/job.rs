@@ -115,6 +115,11 @@ impl Job {
         Mode::from_numbers(self.settings.mode, self.settings.staleness).unwrap_or_default()
     }
 
+    /// The bytes that a payload is cut to.
+    pub(super) fn chunk_bytes(&self) -> u32 {
+        self.settings.chunk_bytes
+    }
+
     /// Whether each trainer has one gradient in each version.
     pub(super) fn counts_rounds(&self) -> bool {
         self.mode() == Mode::Sync
@@ -194,7 +199,12 @@ impl State {
     pub(super) fn facts(&self, name: &str) -> Result<Facts, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let declaration = job.chosen(job.parameter(name, &mut None)?).declaration();
-        Ok(Facts { element_type: declaration.element_type, bytes: declaration.bytes, shape: declaration.shape.clone() })
+        Ok(Facts {
+            element_type: declaration.element_type,
+            bytes: declaration.bytes,
+            shape: declaration.shape.clone(),
+            is_sparse: declaration.buckets.is_some(),
+        })
     }
 }
 

@@ -5,18 +5,20 @@
 //! thread; calls that are started alone ([`Client::scope`]) are moved on by a thread of the client's. Threads take
 //! turns: whoever has entered the client moves everybody's calls.
 //!
-//! Read in this order: `transfer` (what a call is made of), `packer` (its frames), `calls` (how calls end, and which
+//! Read in this order: `transfer` (what a call is made of), `rows` and `dealt` (the same by rows), `packer` (its frames), `calls` (how calls end, and which
 //! wait for which), `engine` (the traffic), `turns` (whose turn it is), `pending` (calls that were started alone).
 //!
 //! Not here: C types (`api`), what a frame is (`pserver_core::wire`), what is resent and when
 //! (`pserver_core::client`).
 
 mod calls;
+mod dealt;
 mod engine;
 mod initialise;
 mod job;
 mod packer;
 mod pending;
+mod rows;
 mod transfer;
 mod turns;
 
@@ -93,6 +95,30 @@ pub struct Wanted<'a> {
     pub content: &'a mut [u8],
 }
 
+/// Rows of a gradient or of a delta on their way to the servers.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenRows<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub element_type: ElementType,
+    /// Which rows; one that is there twice is summed.
+    pub ids: &'a [u64],
+    /// Their elements, row after row in the ids' order.
+    pub values: &'a [u8],
+}
+
+/// Places for rows.
+#[derive(Debug)]
+pub struct WantedRows<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// Which rows; they may repeat.
+    pub ids: &'a [u64],
+    /// Where they go, row after row in the ids' order.
+    pub values: &'a mut [u8],
+}
+
 /// What is known of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
@@ -100,8 +126,10 @@ pub struct Facts {
     pub element_type: ElementType,
     /// Its length in bytes.
     pub bytes: u64,
-    /// Its shape, the slowest dimension first.
+    /// Its shape, the slowest dimension first. A sparse parameter without a height has zero there.
     pub shape: Vec<u64>,
+    /// Whether it is sent and fetched by rows. Its length is then that of all rows that may come to be.
+    pub is_sparse: bool,
 }
 
 /// Bytes of payload that a client has moved.

@@ -45,9 +45,14 @@ pub(super) struct Piece {
 impl Packer {
     /// A packer for chunks of at most `chunk_bytes`; about so many chunks are expected.
     pub(super) fn new(kind: Kind, chunk_bytes: u32, expected: usize) -> Self {
-        let bytes_max = chunk_bytes.min(SHARED_BYTES_MAX);
+        let bytes_max = Self::shared_bytes_max(chunk_bytes);
         let (flags, fetches) = (Flags::default(), kind == Kind::Pull);
         Self { kind, flags, control: Vec::new(), fetches, bytes_max, expected, open: Vec::new() }
+    }
+
+    /// The bytes up to which chunks share a frame.
+    pub(super) fn shared_bytes_max(chunk_bytes: u32) -> u32 {
+        chunk_bytes.min(SHARED_BYTES_MAX)
     }
 
     /// Frames that ask for the value back, and that bring this control message.

@@ -171,7 +171,7 @@ impl State {
     }
 
     /// In sync mode a trainer that has not pulled yet asks how far the parameters are before it pushes.
-    fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+    pub(super) fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
         let job = self.ready_job();
         let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
         if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
@@ -206,13 +206,18 @@ impl State {
                 }
             }
         }
+        self.send_rest(packer)
+    }
+
+    /// Sends the frames that are not full: every frame of the call is made.
+    pub(super) fn send_rest(&mut self, packer: Packer) -> CallNumber {
         for (lane, packed) in packer.rest() {
             self.frame(lane, packed);
         }
         self.close()
     }
 
-    fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
+    pub(super) fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
         let job = self.job.as_ref().expect("the job is ready");
         Packer::new(kind, job.settings.chunk_bytes, chosen.len())
     }
@@ -281,7 +286,7 @@ fn borrowed<'a>(into: &'a mut [Wanted<'_>]) -> Vec<Wanted<'a>> {
     into.iter_mut().map(|wanted| Wanted { name: wanted.name, content: &mut *wanted.content }).collect()
 }
 
-fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
+pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
     match rate {
         Some(rate) if !rate.is_finite() || rate < 0.0 => {
             Err(Failure::call(format!("learning rate {rate}; expected a finite number that is not negative")))
@@ -304,6 +309,7 @@ fn choose_given(job: &mut Job, all: &[Given<'_>], is_gradient: bool) -> Result<V
 
 fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> Result<(), Failure> {
     let declaration = parameter.declaration();
+    check_dense(parameter)?;
     let (found, declared) = (given.element_type, declaration.element_type);
     if found != declared && !(is_gradient && found.is_gradient_for(declared)) {
         return Err(Failure::call(format!("parameter \"{}\": element type {found}; expected {declared}", given.name)));
@@ -346,6 +352,7 @@ fn check_alike(
 }
 
 fn check_wanted(parameter: &Parameter, wanted: &Wanted<'_>) -> Result<(), Failure> {
+    check_dense(parameter)?;
     let expected = parameter.declaration().bytes;
     if bytes(wanted.content.len()) == expected {
         return Ok(());
@@ -355,6 +362,14 @@ fn check_wanted(parameter: &Parameter, wanted: &Wanted<'_>) -> Result<(), Failur
         wanted.name,
         wanted.content.len()
     )))
+}
+
+fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
+    if parameter.declaration().buckets.is_none() {
+        return Ok(());
+    }
+    let name = parameter.declaration().name.as_str();
+    Err(Failure::call(format!("parameter \"{name}\" is sparse: it is sent and fetched by rows, not as a whole")))
 }
 
 fn bytes(length: usize) -> u64 {

@@ -158,7 +158,7 @@ impl Start {
     /// A parameter's configuration when nobody says otherwise, encoded.
     fn default_config(&self) -> Result<Vec<u8>, Failure> {
         let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
-        Ok(ParameterConfig { rule }.encode())
+        Ok(ParameterConfig { rule, sparse: None }.encode())
     }
 
     fn now(&self) -> Now {

@@ -37,6 +37,31 @@ pub struct ChunkLayout {
     pub value_bytes: u64,
     /// Its optimizer's state, in the order in which [`ChunkRecord::states`] will hold it.
     pub states: Vec<StateLayout>,
+    /// Whether its lengths are those that it has when it is pushed, because it grows meanwhile. It then has a data file
+    /// of its own.
+    grows: bool,
+}
+
+impl ChunkLayout {
+    /// A chunk whose lengths are known.
+    #[must_use]
+    pub fn fixed(id: ChunkId, element_type: ElementType, value_bytes: u64, states: Vec<StateLayout>) -> Self {
+        Self { id, element_type, value_bytes, states, grows: false }
+    }
+
+    /// A chunk whose lengths are known when it is pushed; those of `states` are not looked at.
+    #[must_use]
+    pub fn growing(id: ChunkId, element_type: ElementType, states: Vec<StateLayout>) -> Self {
+        Self { id, element_type, value_bytes: 0, states, grows: true }
+    }
+
+    fn grow_to(&mut self, chunk: &ChunkRecord<'_>) {
+        assert_eq!(chunk.states.len(), self.states.len(), "states are as many as the layout says");
+        self.value_bytes = chunk.value.len() as u64;
+        for (layout, state) in self.states.iter_mut().zip(chunk.states) {
+            layout.bytes = state.len() as u64;
+        }
+    }
 }
 
 /// One state tensor of a chunk.
@@ -144,8 +169,11 @@ impl ShardCheckpoint {
         Ok(bytes)
     }
 
-    fn check(&self, chunk: &ChunkRecord<'_>) {
-        let layout = self.layout.get(self.pushed).expect("no chunk is pushed beyond the layout");
+    fn check(&mut self, chunk: &ChunkRecord<'_>) {
+        let layout = self.layout.get_mut(self.pushed).expect("no chunk is pushed beyond the layout");
+        if layout.grows {
+            layout.grow_to(chunk);
+        }
         let states = chunk.states.iter().map(|state| state.len() as u64);
         assert_eq!(chunk.id, layout.id, "chunks are pushed in the layout's order");
         assert_eq!(chunk.value.len() as u64, layout.value_bytes, "a value is as long as the layout says");
@@ -170,10 +198,14 @@ impl ShardCheckpoint {
 
     fn begin_part(&mut self) -> Result<(), Failure> {
         let mut header = HeaderBuilder::new(&BTreeMap::new());
-        for chunk in &self.layout[self.placed..] {
+        let first = self.placed;
+        for chunk in &self.layout[first..] {
+            if chunk.grows && self.placed > first {
+                break;
+            }
             add_chunk(&mut header, chunk);
             self.placed += 1;
-            if header.header_bytes() >= self.part_header_bytes {
+            if chunk.grows || header.header_bytes() >= self.part_header_bytes {
                 break;
             }
         }

@@ -56,6 +56,53 @@ pub(super) struct OptimizerConfig {
     pub(super) staleness_bound: Option<u32>,
     #[prost(enumeration = "MergeKind", optional, tag = "1014")]
     pub(super) merge: Option<i32>,
+    #[prost(message, optional, tag = "1100")]
+    pub(super) sparse: Option<SparseConfig>,
+}
+
+/// What makes a parameter sparse.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct SparseConfig {
+    #[prost(uint64, optional, tag = "1")]
+    pub(super) height: Option<u64>,
+    #[prost(uint32, optional, tag = "2")]
+    pub(super) width: Option<u32>,
+    #[prost(uint64, optional, tag = "3")]
+    pub(super) rows: Option<u64>,
+    #[prost(uint32, optional, tag = "4")]
+    pub(super) buckets: Option<u32>,
+    #[prost(bool, optional, tag = "5")]
+    pub(super) lazy: Option<bool>,
+    #[prost(uint64, optional, tag = "6")]
+    pub(super) seed: Option<u64>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) constant: Option<ConstantConfig>,
+    #[prost(message, optional, tag = "8")]
+    pub(super) uniform: Option<UniformConfig>,
+    #[prost(message, optional, tag = "9")]
+    pub(super) gaussian: Option<GaussianConfig>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct ConstantConfig {
+    #[prost(double, optional, tag = "1")]
+    pub(super) value: Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct UniformConfig {
+    #[prost(double, optional, tag = "1", default = "-1.0")]
+    pub(super) low: Option<f64>,
+    #[prost(double, optional, tag = "2", default = "1.0")]
+    pub(super) high: Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct GaussianConfig {
+    #[prost(double, optional, tag = "1")]
+    pub(super) mean: Option<f64>,
+    #[prost(double, optional, tag = "2", default = "1.0")]
+    pub(super) deviation: Option<f64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

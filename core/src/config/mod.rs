@@ -24,6 +24,8 @@
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
+//! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, which are there once somebody pushed to them;
+//!   `rows` bounds how many may come to be, and must be given where there is no `height`.
 //!
 //! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
 
@@ -31,6 +33,7 @@ mod message;
 mod numbers;
 mod rule;
 mod schema;
+mod sparse;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -43,6 +46,8 @@ use prost::Message;
 
 use crate::error::Failure;
 use crate::optim::Rule;
+
+pub use sparse::{SparseSettings, row_layout};
 
 use message::OptimizerConfig;
 use schema::OPTIMIZER_CONFIG;
@@ -91,6 +96,8 @@ pub struct OptimizerSettings {
     pub mode: Option<Mode>,
     /// How the gradients of one round become one.
     pub merge: Option<Merge>,
+    /// What makes the parameter sparse, if it is.
+    pub sparse: Option<SparseSettings>,
 }
 
 impl OptimizerSettings {
@@ -123,6 +130,8 @@ impl OptimizerSettings {
 pub struct ParameterConfig {
     /// The update rule; it has passed [`Rule::validate`] when this came from [`decode`](Self::decode).
     pub rule: Rule,
+    /// What makes it sparse, if it is.
+    pub sparse: Option<SparseSettings>,
 }
 
 impl ParameterConfig {
@@ -130,7 +139,8 @@ impl ParameterConfig {
     /// [`decode`](Self::decode) turns the bytes of a valid rule back into an equal value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        rule::message(&self.rule).encode_to_vec()
+        let sparse = self.sparse.as_ref().map(sparse::message);
+        OptimizerConfig { sparse, ..rule::message(&self.rule) }.encode_to_vec()
     }
 
     /// The same message in its text form, which [`OptimizerSettings::from_text`] reads as the same rule.
@@ -145,6 +155,6 @@ impl ParameterConfig {
         let rule = settings.rule.ok_or_else(|| {
             Failure::call(format!("{}: found no rule in {} bytes; expected one", OPTIMIZER_CONFIG.name, bytes.len()))
         })?;
-        Ok(Self { rule })
+        Ok(Self { rule, sparse: settings.sparse })
     }
 }

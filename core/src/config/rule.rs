@@ -7,7 +7,7 @@ use super::message::{
     AdadeltaConfig, AdagradConfig, AdamConfig, ConstLrConfig, DecayingLrConfig, FtrlConfig, LrPolicy, MergeKind,
     ModeKind, Optimizer, OptimizerConfig, RegularizerKind, RmsPropConfig, SgdConfig,
 };
-use super::{Merge, Mode, OptimizerSettings};
+use super::{Merge, Mode, OptimizerSettings, sparse};
 
 /// Reads a message whose fields and enumerators the schema has checked.
 pub(super) fn settings(message: &OptimizerConfig) -> Result<OptimizerSettings, Failure> {
@@ -15,6 +15,7 @@ pub(super) fn settings(message: &OptimizerConfig) -> Result<OptimizerSettings, F
         mode: message.mode,
         staleness_bound: message.staleness_bound,
         merge: message.merge,
+        sparse: message.sparse,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message)?) };
@@ -22,7 +23,8 @@ pub(super) fn settings(message: &OptimizerConfig) -> Result<OptimizerSettings, F
         MergeKind::Mean => Merge::Mean,
         MergeKind::Sum => Merge::Sum,
     });
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge })
+    let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse })
 }
 
 /// The message that [`settings`] reads as this rule, with every value written out.

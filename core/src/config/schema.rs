@@ -21,6 +21,7 @@ pub(super) enum Kind {
     Double,
     Bool,
     Uint32,
+    Uint64,
     Text,
     Enumeration(&'static [(&'static str, u32)]),
     Message(&'static Schema),
@@ -66,6 +67,7 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         field("mode", 1012, Kind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
         field("staleness_bound", 1013, Kind::Uint32),
         field("merge", 1014, Kind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
+        field("sparse", 1100, Kind::Message(&SPARSE)),
     ],
 };
 
@@ -115,11 +117,34 @@ static DECAYING_LR: Schema = Schema {
     ],
 };
 
+static SPARSE: Schema = Schema {
+    name: "SparseConfig",
+    fields: &[
+        field("height", 1, Kind::Uint64),
+        field("width", 2, Kind::Uint32),
+        field("rows", 3, Kind::Uint64),
+        field("buckets", 4, Kind::Uint32),
+        field("lazy", 5, Kind::Bool),
+        field("seed", 6, Kind::Uint64),
+        field("constant", 7, Kind::Message(&CONSTANT)),
+        field("uniform", 8, Kind::Message(&UNIFORM)),
+        field("gaussian", 9, Kind::Message(&GAUSSIAN)),
+    ],
+};
+
+static CONSTANT: Schema = Schema { name: "ConstantConfig", fields: &[field("value", 1, Kind::Double)] };
+
+static UNIFORM: Schema =
+    Schema { name: "UniformConfig", fields: &[field("low", 1, Kind::Double), field("high", 2, Kind::Double)] };
+
+static GAUSSIAN: Schema =
+    Schema { name: "GaussianConfig", fields: &[field("mean", 1, Kind::Double), field("deviation", 2, Kind::Double)] };
+
 impl Kind {
     pub(super) const fn wire_type(self) -> WireType {
         match self {
             Self::Double => WireType::EightBytes,
-            Self::Bool | Self::Uint32 | Self::Enumeration(_) => WireType::Varint,
+            Self::Bool | Self::Uint32 | Self::Uint64 | Self::Enumeration(_) => WireType::Varint,
             Self::Text | Self::Message(_) => WireType::Delimited,
         }
     }
@@ -179,7 +204,7 @@ fn check_field(schema: &'static Schema, path: &str, rest: &mut &[u8]) -> Result<
 fn check_value(kind: Kind, path: &str, rest: &mut &[u8]) -> Result<(), Failure> {
     match kind {
         Kind::Double => take(rest, 8, path).map(drop),
-        Kind::Bool => take_varint(rest, path).map(drop),
+        Kind::Bool | Kind::Uint64 => take_varint(rest, path).map(drop),
         Kind::Uint32 => {
             let value = take_varint(rest, path)?;
             u32::try_from(value)

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::schema::{Field, Kind, Schema};
 use super::*;
 use crate::optim::{Algorithm, Regularizer, Schedule};
+use crate::rows::Initializer;
 
 /// The one configuration file Paddle shipped (`optimizer.pb`): SGD, a constant rate of .1, `clip_norm` .1.
 const OPTIMIZER_PB: [u8; 50] = [
@@ -77,10 +78,13 @@ fn nothing_said_is_told_apart_from_a_rule() {
     check("  # only a comment", nothing.clone());
     check("base64:", nothing.clone());
     check("mode: Async", OptimizerSettings { mode: Some(Mode::Async), ..nothing.clone() });
-    check("mode: Sync merge: Sum", OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), rule: None });
+    check(
+        "mode: Sync merge: Sum",
+        OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), ..nothing.clone() },
+    );
     check(
         "mode: Delta, merge: Mean",
-        OptimizerSettings { mode: Some(Mode::Delta), merge: Some(Merge::Mean), rule: None },
+        OptimizerSettings { mode: Some(Mode::Delta), merge: Some(Merge::Mean), ..nothing.clone() },
     );
     let staleness = Some(Mode::Staleness { bound: 3 });
     check("mode: Staleness; staleness_bound: 3;", OptimizerSettings { mode: staleness, ..nothing.clone() });
@@ -287,11 +291,34 @@ fn text_of_every_field(schema: &Schema) -> String {
         Kind::Double => ": 1.5".to_owned(),
         Kind::Bool => ": true".to_owned(),
         Kind::Uint32 => ": 4000000000".to_owned(),
+        Kind::Uint64 => ": 18000000000000000000".to_owned(),
         Kind::Text => ": 'text'".to_owned(),
         Kind::Enumeration(values) => format!(": {}", values.last().unwrap().0),
         Kind::Message(inner) => format!(" {{ {} }}", text_of_every_field(inner)),
     };
     schema.fields.iter().map(|field| format!("{}{} ", field.name, value(field))).collect()
+}
+
+#[test]
+fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
+    let sparse = |text: &str| OptimizerSettings::from_text(&format!("sparse {{ {text} }}")).unwrap().sparse.unwrap();
+    let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
+    assert_eq!(sparse("height: 9 width: 2"), rows);
+    assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, u64::MAX);
+    assert_eq!(
+        sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer,
+        Initializer::Uniform { low: -0.5, high: 0.5 }
+    );
+    assert_eq!(sparse("rows: 5 gaussian { }").initializer, Initializer::Gaussian { mean: 0.0, deviation: 1.0 });
+    check_refused("sparse { }", &["neither height nor rows"]);
+    check_refused("sparse { height: 9223372036854775809 }", &["sparse.height", "at most"]);
+    check_refused("sparse { rows: 1 buckets: 100000 }", &["sparse.buckets", "100000"]);
+    check_refused("sparse { rows: 1 uniform { low: 2 high: 1 } }", &["sparse.uniform.low is 2"]);
+    check_refused("sparse { rows: 1 gaussian { deviation: -1 } }", &["sparse.gaussian.deviation"]);
+    check_refused("sparse { rows: 1 constant { value: nan } }", &["sparse.constant.value"]);
+    check_refused("sparse { rows: 1 constant { } uniform { } }", &["more than one"]);
+    let config = ParameterConfig { rule: Rule::default(), sparse: Some(sparse("rows: 7 seed: 3 uniform { }")) };
+    assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
 }
 
 #[test]
@@ -302,7 +329,7 @@ fn a_catalogue_entry_without_a_rule_is_refused() {
     };
     check(&[], "found no rule in 0 bytes");
     check(&[0; 9], "found no rule in 9 bytes");
-    let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() } };
+    let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() }, sparse: None };
     check(&invalid.encode(), "l1 is -1");
 }
 
@@ -371,7 +398,7 @@ proptest! {
     #[test]
     fn a_valid_rule_survives_the_catalogue(rule in rules()) {
         prop_assert!(rule.validate().is_ok(), "{:?}", rule.validate());
-        let config = ParameterConfig { rule };
+        let config = ParameterConfig { rule, sparse: None };
         prop_assert_eq!(OptimizerSettings::from_text(&config.to_text()).unwrap().rule, Some(config.rule.clone()));
         prop_assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
     }
@@ -379,7 +406,7 @@ proptest! {
     /// The text of a rule, its binary form and base64 of that mean the same.
     #[test]
     fn text_and_binary_form_agree(rule in rules()) {
-        let binary = ParameterConfig { rule: rule.clone() }.encode();
+        let binary = ParameterConfig { rule: rule.clone(), sparse: None }.encode();
         let text = print(&OPTIMIZER_CONFIG, &binary);
         prop_assert_eq!(text::to_binary(&OPTIMIZER_CONFIG, &text).unwrap(), binary.clone(), "{}", text);
         let encoded = format!("base64:{}", BASE64.encode(&binary));
@@ -400,7 +427,7 @@ proptest! {
         byte in any::<u8>(),
         cut in any::<bool>(),
     ) {
-        let mut bytes = ParameterConfig { rule }.encode();
+        let mut bytes = ParameterConfig { rule, sparse: None }.encode();
         let at = at.index(bytes.len());
         bytes[at] = byte;
         bytes.truncate(if cut { at } else { bytes.len() });
@@ -439,7 +466,9 @@ fn print(schema: &Schema, mut binary: &[u8]) -> String {
                     _ => format!(": \"{}\"", value.escape_ascii()),
                 }
             }
-            Kind::Bool | Kind::Uint32 => format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap()),
+            Kind::Bool | Kind::Uint32 | Kind::Uint64 => {
+                format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap())
+            }
             Kind::Enumeration(values) => {
                 let number = prost::encoding::decode_varint(&mut binary).unwrap();
                 format!(": {}", values.iter().find(|(_, value)| u64::from(*value) == number).unwrap().0)

@@ -79,6 +79,10 @@ impl<'a> Parser<'a> {
                 let value = self.plain(field.name, "a whole number below 4294967296", to_uint32)?;
                 push_varint(binary, value.into());
             }
+            Kind::Uint64 => {
+                let value = self.plain(field.name, "a whole number below 2^64", to_uint64)?;
+                push_varint(binary, value);
+            }
             Kind::Enumeration(values) => {
                 let expected = format!("one of {}", enumerators(values));
                 let number = self.plain(field.name, &expected, |text| {
@@ -289,8 +293,12 @@ fn to_bool(text: &str) -> Option<bool> {
 
 /// Decimal, or hexadecimal after `0x`. A leading zero would mean octal in protobuf and decimal to a reader: refused.
 fn to_uint32(text: &str) -> Option<u32> {
+    to_uint64(text).and_then(|value| u32::try_from(value).ok())
+}
+
+fn to_uint64(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None if text.len() > 1 && text.starts_with('0') => None,
         None => text.parse().ok(),
     }

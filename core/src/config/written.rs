@@ -27,7 +27,7 @@ fn word(field: &Field, rest: &mut &[u8]) -> String {
     let mut varint = || decode_varint(rest).expect("the message was just encoded");
     match field.kind {
         Kind::Bool => format!("{name}: {}", varint() != 0),
-        Kind::Uint32 => format!("{name}: {}", varint()),
+        Kind::Uint32 | Kind::Uint64 => format!("{name}: {}", varint()),
         Kind::Enumeration(values) => {
             let value = varint();
             let known = values.iter().find(|(_, number)| u64::from(*number) == value);

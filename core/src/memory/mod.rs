@@ -37,6 +37,7 @@ mod arena;
 mod budget;
 mod free;
 mod loan;
+mod prefetch;
 pub mod shared;
 mod value;
 
@@ -46,4 +47,5 @@ mod tests;
 pub use arena::{Arena, Lease, SharedPlace, Usage};
 pub use budget::{Budget, Line};
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
+pub use prefetch::prefetch;
 pub use value::Value;

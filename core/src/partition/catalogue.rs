@@ -23,6 +23,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     shape: vec![50, 50],
 ///     whole: false,
 ///     config: Vec::new(),
+///     buckets: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
@@ -95,13 +96,11 @@ impl Catalogue {
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
-        let chunk_bytes = chunk_bytes(self.chunk_bytes, declaration.bytes);
-        let chunks = declaration.bytes.div_ceil(u64::from(chunk_bytes));
-        let size = Size { chunks, chunk_bytes, bytes: declaration.bytes };
+        let size = size(self.chunk_bytes, &declaration);
         let layout = self.loads.add(size, declaration.whole);
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
-        self.parameters.push(Parameter { declaration, index, chunk_bytes, layout });
+        self.parameters.push(Parameter { declaration, index, chunk_bytes: size.chunk_bytes, layout });
         Ok(index)
     }
 
@@ -187,12 +186,19 @@ impl Parameter {
     /// How many chunks it has; at least one.
     #[must_use]
     pub fn chunk_count(&self) -> u64 {
-        self.declaration.bytes.div_ceil(u64::from(self.chunk_bytes))
+        match self.declaration.buckets {
+            Some(buckets) => buckets.count.into(),
+            None => self.declaration.bytes.div_ceil(u64::from(self.chunk_bytes)),
+        }
     }
 
-    /// Which bytes this chunk is, if there is such a chunk.
+    /// Which bytes this chunk is, if there is such a chunk; of a bucket, those that placement reckons with.
     #[must_use]
     pub fn span(&self, chunk: ChunkIndex) -> Option<ChunkSpan> {
+        if self.declaration.buckets.is_some() {
+            let offset = chunk.0.checked_mul(u64::from(self.chunk_bytes)).filter(|_| chunk.0 < self.chunk_count())?;
+            return Some(ChunkSpan { offset, bytes: self.chunk_bytes });
+        }
         let offset = chunk.0.checked_mul(u64::from(self.chunk_bytes))?;
         let left = self.declaration.bytes.checked_sub(offset).filter(|left| *left > 0)?;
         let bytes = u32::try_from(left).map_or(self.chunk_bytes, |left| left.min(self.chunk_bytes));
@@ -250,6 +256,22 @@ impl Catalogue {
     /// The bytes of each shard of a server, as placement counted them.
     pub(super) fn shard_bytes(&self, server: ServerIndex) -> Vec<u64> {
         self.loads.shards_of(server).to_vec()
+    }
+}
+
+/// How a parameter is cut, where no chunk exceeds `largest`. Buckets are reckoned to be equally full.
+fn size(largest: u32, declaration: &Declaration) -> Size {
+    match declaration.buckets {
+        Some(buckets) => {
+            let chunks = u64::from(buckets.count);
+            let chunk_bytes = u32::try_from(declaration.bytes.div_ceil(chunks)).expect("the declaration was checked");
+            Size { chunks, chunk_bytes, bytes: chunks * u64::from(chunk_bytes) }
+        }
+        None => {
+            let chunk_bytes = chunk_bytes(largest, declaration.bytes);
+            let chunks = declaration.bytes.div_ceil(u64::from(chunk_bytes));
+            Size { chunks, chunk_bytes, bytes: declaration.bytes }
+        }
     }
 }
 

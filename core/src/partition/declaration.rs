@@ -4,9 +4,10 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
+use super::buckets::Buckets;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
+use crate::limits::{BUCKETS_MAX, DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +29,8 @@ pub struct Declaration {
     pub whole: bool,
     /// Its encoded configuration, opaque here; at most [`PARAMETER_CONFIG_BYTES_MAX`] bytes.
     pub config: Vec<u8>,
+    /// How its rows are dealt out, if it is updated by rows; its chunks are then buckets of rows.
+    pub buckets: Option<Buckets>,
 }
 
 impl Name {
@@ -103,7 +106,32 @@ impl Declaration {
         if config > PARAMETER_CONFIG_BYTES_MAX {
             return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
         }
-        self.shape_fault()
+        match self.buckets {
+            Some(buckets) => self.buckets_fault(buckets),
+            None => self.shape_fault(),
+        }
+    }
+
+    fn buckets_fault(&self, Buckets { rows, count }: Buckets) -> Option<String> {
+        let [height, width] = self.shape[..] else {
+            return Some(format!("shape {:?} of a sparse parameter; expected height and width", self.shape));
+        };
+        if rows == 0 || (height > 0 && height < rows) {
+            return Some(format!("{rows} rows of a height of {height}; expected at least one, and no more than that"));
+        }
+        if !(1..=BUCKETS_MAX).contains(&count) {
+            return Some(format!("{count} buckets; expected 1 to {BUCKETS_MAX}"));
+        }
+        let expected = width.checked_mul(rows).and_then(|elements| elements.checked_mul(self.element_type.bytes()));
+        if expected != Some(self.bytes) {
+            return Some(format!("length {} bytes; expected {rows} rows of {width} elements", self.bytes));
+        }
+        if self.whole {
+            return Some("sparse and whole: its rule needs the whole gradient; expected one that does not".to_owned());
+        }
+        let most = u64::from(u32::MAX);
+        let each = self.bytes.div_ceil(count.into());
+        (each > most).then(|| format!("{count} buckets of {each} bytes each; expected more buckets of at most {most}"))
     }
 
     fn shape_fault(&self) -> Option<String> {

@@ -6,9 +6,10 @@
 //! Not here: the bytes of chunks ([`memory`](crate::memory)), frames ([`wire`](crate::wire)) and what a parameter's
 //! configuration means ([`config`](crate::config)).
 //!
-//! Read in this order: [`Topology`], [`Declaration`], [`Catalogue`], [`Parameter`]; then `placement`, which has the
+//! Read in this order: [`Topology`], [`Declaration`], [`Catalogue`], [`Parameter`], [`Buckets`]; then `placement`, which has the
 //! proof that servers are balanced; then [`CataloguePage`], in which a catalogue travels.
 
+mod buckets;
 mod catalogue;
 mod declaration;
 mod pages;
@@ -18,6 +19,7 @@ mod topology;
 #[cfg(test)]
 mod tests;
 
+pub use buckets::Buckets;
 pub use catalogue::{Catalogue, ChunkSpan, Parameter};
 pub use declaration::{Declaration, Name};
 pub use pages::{CataloguePage, DeclarationMessage};

@@ -2,6 +2,7 @@
 
 use prost::Message;
 
+use super::buckets::Buckets;
 use super::catalogue::Catalogue;
 use super::declaration::{Declaration, Name};
 use super::topology::Topology;
@@ -30,6 +31,12 @@ pub struct DeclarationMessage {
     /// The encoded configuration.
     #[prost(bytes = "vec", tag = "6")]
     pub config: Vec<u8>,
+    /// How many buckets its rows are dealt to; zero when it is not updated by rows.
+    #[prost(uint32, tag = "7")]
+    pub buckets: u32,
+    /// The rows that may come to be in them.
+    #[prost(uint64, tag = "8")]
+    pub rows: u64,
 }
 
 /// A run of a catalogue's declarations, with what places them. Every page repeats the facts of the whole, so that
@@ -141,6 +148,8 @@ impl From<&Declaration> for DeclarationMessage {
             shape: declaration.shape.clone(),
             whole: declaration.whole,
             config: declaration.config.clone(),
+            buckets: declaration.buckets.map_or(0, |buckets| buckets.count),
+            rows: declaration.buckets.map_or(0, |buckets| buckets.rows),
         }
     }
 }
@@ -155,8 +164,9 @@ impl TryFrom<DeclarationMessage> for Declaration {
             let (quoted, found) = (name.quoted(), message.element_type);
             Failure::Call(format!("parameter {quoted}: element type number {found}; expected 0 to 5"))
         })?;
-        let DeclarationMessage { bytes, shape, whole, config, .. } = message;
-        Ok(Self { name, element_type, bytes, shape, whole, config })
+        let DeclarationMessage { bytes, shape, whole, config, rows, .. } = message;
+        let buckets = (message.buckets > 0).then_some(Buckets { rows, count: message.buckets });
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets })
     }
 }
 

@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::{Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
+use super::{Buckets, Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkIndex, ParameterIndex, Place, ServerIndex, ShardIndex};
@@ -67,6 +67,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         shape: Vec::new(),
         whole: false,
         config: Vec::new(),
+        buckets: None,
     }
 }
 
@@ -415,4 +416,88 @@ fn a_parameter_is_cut_so_that_its_pieces_overlap_on_their_way() {
     check(1024 * KIB, 1 << 30, 1024 * KIB, 1024);
     check(4 * KIB, 1024 * KIB, 4 * KIB, 256);
     check(16384 * KIB, 8192 * KIB, 2048 * KIB, 4);
+}
+
+fn sparse(height: u64, rows: u64, width: u64, count: u32) -> Declaration {
+    let bytes = rows.saturating_mul(width).saturating_mul(4);
+    Declaration { shape: vec![height, width], buckets: Some(Buckets { rows, count }), ..declaration("rows", bytes) }
+}
+
+#[test]
+fn a_sparse_parameter_that_cannot_be_is_refused() {
+    let check = |declared: Declaration, part: &str| {
+        let refused = empty(&[2, 2], 4096).declare(declared).expect_err("it cannot be").to_string();
+        assert!(refused.contains("parameter \"rows\"") && refused.contains(part), "{refused}; expected {part}");
+    };
+    check(Declaration { shape: vec![8], ..sparse(8, 8, 2, 1) }, "expected height and width");
+    check(sparse(8, 9, 2, 1), "9 rows of a height of 8");
+    check(sparse(8, 8, 2, 0), "0 buckets; expected 1 to 65536");
+    check(sparse(8, 8, 2, 65537), "65537 buckets");
+    check(Declaration { whole: true, ..sparse(8, 8, 2, 1) }, "sparse and whole");
+    check(Declaration { bytes: 60, ..sparse(8, 8, 2, 1) }, "expected 8 rows of 2 elements");
+    check(sparse(0, 1 << 32, 64, 16), "expected more buckets");
+    let mut catalogue = empty(&[2, 2], 4096);
+    catalogue.declare(sparse(0, 1 << 20, 64, 16)).expect("it is legal");
+    let sent = Catalogue::from_pages(catalogue.pages(64)).expect("its own pages");
+    assert!(catalogue.iter().eq(sent.iter()) && catalogue.digest() == sent.digest());
+}
+
+/// Ids drawn as words are: the k-th most frequent one k^-1.05 as often as the first.
+fn zipf(count: usize, ids: u64) -> Vec<u64> {
+    let mut state = 1_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from(u32::try_from(state >> 32).expect("32 bits")) / 2.0_f64.powi(32)
+    };
+    // The inverse of the continuous distribution's sum; near enough for the least ids, where the load is.
+    let most = (ids as f64).powf(-0.05);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and the ids")]
+    let draw = |_| (1.0 - random() * (1.0 - most)).powf(-20.0).min(ids as f64) as u64 - 1;
+    (0..count).map(draw).collect()
+}
+
+/// What a trainer moves is each row once for a batch, so no shard gets more than a quarter above the mean, whichever
+/// ids are drawn most. Ids that follow each other are no worse.
+#[test]
+fn skewed_ids_load_all_shards_alike() {
+    let check = |shards: &[u16], ids: &[u64], most: f64| {
+        let mut catalogue = empty(shards, 4096);
+        let count = Buckets::suiting(catalogue.topology());
+        let index = catalogue.declare(sparse(2_000_000, 2_000_000, 16, count)).expect("it is legal");
+        let parameter = catalogue.parameter(index).expect("it was declared");
+        let buckets = parameter.declaration().buckets.expect("it is sparse");
+        let mut loads = std::collections::BTreeMap::<Place, u32>::new();
+        let unique: HashSet<u64> = ids.iter().copied().collect();
+        for id in &unique {
+            *loads.entry(parameter.place(ChunkIndex(buckets.of(*id).into()))).or_default() += 1;
+        }
+        let places = catalogue.topology().places().count();
+        assert_eq!(loads.len(), places, "every shard has rows");
+        let mean = unique.len() as f64 / places as f64;
+        let found = f64::from(*loads.values().max().expect("there are shards")) / mean;
+        assert!(found <= most, "{shards:?}: {found} times the mean of {mean}; expected at most {most}");
+    };
+    let skewed = zipf(65_536, 2_000_000);
+    let hottest = skewed.iter().filter(|id| **id == 0).count();
+    assert!(hottest > 1000, "the ids are skewed: {hottest} of them are the first");
+    let row: Vec<u64> = (0..65_536).collect();
+    let strides: Vec<u64> = (0..65_536).map(|id| id * 30).collect();
+    for ids in [&skewed, &row, &strides] {
+        check(&[1], ids, 1.0);
+        check(&[2, 2], ids, 1.05);
+        check(&[1, 3, 2], ids, 1.05);
+        check(&[4; 8], ids, 1.25);
+    }
+}
+
+#[test]
+fn a_bucket_has_room_for_what_chance_gives_it() {
+    for (rows, count) in [(100, 16), (1000, 16), (100_000, 64), (1_000_000, 128)] {
+        let buckets = Buckets { rows, count };
+        let mut found = vec![0_u64; count as usize];
+        (0..rows).for_each(|id| found[buckets.of(id) as usize] += 1);
+        let most = found.into_iter().max().expect("there are buckets");
+        assert!(most <= buckets.rows_in_each(), "{rows} rows: {most}; expected at most {}", buckets.rows_in_each());
+        assert!(buckets.rows_in_each() <= rows);
+    }
 }

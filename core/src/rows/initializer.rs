@@ -55,9 +55,13 @@ impl Initializer {
         if !element_type.is_parameter_type() {
             return refuse(format!("rows of type {element_type}, which is for gradients; expected a parameter's type"));
         }
+        let is_finite = |value: f64| match element_type {
+            ElementType::Float32 => value.abs() <= f64::from(f32::MAX),
+            _ => value.is_finite(),
+        };
         match *self {
             Self::Zeros => Ok(()),
-            Self::Constant(value) if !value.is_finite() => refuse(format!("{value}; expected a finite number")),
+            Self::Constant(value) if !is_finite(value) => refuse(format!("{value}; expected a finite {element_type}")),
             Self::Constant(value) if !element_type.is_float() && !fits(element_type, value) => {
                 refuse(format!("{value}; expected a whole number that {element_type} has"))
             }
@@ -65,11 +69,12 @@ impl Initializer {
             _ if !element_type.is_float() => {
                 refuse(format!("rows of type {element_type}; expected float32 or float64"))
             }
-            Self::Uniform { low, high } if !(low.is_finite() && high.is_finite() && low <= high) => {
+            Self::Uniform { low, high } if !(is_finite(low) && is_finite(high) && low <= high) => {
                 refuse(format!("from {low} to {high}; expected finite numbers in order"))
             }
-            Self::Gaussian { mean, deviation } if !(mean.is_finite() && deviation.is_finite() && 0.0 <= deviation) => {
-                refuse(format!("mean {mean}, deviation {deviation}; expected finite numbers, the second not negative"))
+            // No value is further away than nine deviations.
+            Self::Gaussian { mean, deviation } if !(0.0 <= deviation && is_finite(mean.abs() + 9.0 * deviation)) => {
+                refuse(format!("mean {mean}, deviation {deviation}; expected finite values, the second not negative"))
             }
             Self::Uniform { .. } | Self::Gaussian { .. } => Ok(()),
         }
@@ -247,3 +252,37 @@ const FAR: [[f64; 8]; 2] = [
         2.044_263_103_389_939_8e-15,
     ],
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::{logarithm, quantile};
+
+    #[test]
+    fn the_logarithm_is_that_of_the_library() {
+        for exponent in -60..4 {
+            for step in 0..97 {
+                let value = 2.0_f64.powi(exponent) * (1.0 + f64::from(step) / 97.0);
+                let error = (logarithm(value) - value.ln()).abs();
+                assert!(error <= 4e-16 * value.ln().abs().max(1.0), "{value}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_tables() {
+        let table = [
+            (0.5, 0.0),
+            (0.6, 0.253_347_103_135_799_7),
+            (0.975, 1.959_963_984_540_054),
+            (0.99, 2.326_347_874_040_841),
+            (0.999, 3.090_232_306_167_813_5),
+            (1e-5, -4.264_890_793_922_825_6),
+            (1e-10, -6.361_340_902_404_057_5),
+            (1e-15, -7.941_345_326_170_998),
+        ];
+        for (p, expected) in table {
+            let found = quantile(p);
+            assert!((found - expected).abs() < 1e-13, "{p}: {found} for {expected}");
+        }
+    }
+}

@@ -12,6 +12,7 @@ use half::{bf16, f16};
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
+use crate::memory::prefetch;
 
 use super::layout::{RowLayout, element_bytes};
 use super::selected::{RowsView, SelectedRows};
@@ -179,6 +180,12 @@ impl Merged<'_> {
     pub fn id(&self, index: usize) -> u64 {
         assert!(index < self.len(), "row {index} of {}", self.len());
         self.places[self.starts[index] as usize].id
+    }
+
+    /// Asks for the first row that a unique one is made of, which will soon be summed.
+    pub(super) fn prefetch(&self, index: usize) {
+        let place = self.places[self.starts[index] as usize];
+        prefetch(self.contributions[place.contribution as usize].row(place.row as usize));
     }
 
     /// Writes the sums of some of the unique rows, row after row, in the parameter's type.

@@ -5,14 +5,18 @@
 //!
 //! Read in this order: [`RowLayout`] (what a row is), [`RowsView`] and [`SelectedRows`] (rows that travel, some perhaps
 //! more than once), [`Merge`] (contributions become unique rows), [`Initializer`] (what a row is before anybody
-//! touches it).
+//! touches it), [`RowTable`] (rows that somebody has touched).
 
 mod initializer;
 mod layout;
 mod merge;
 mod selected;
+mod table;
+#[cfg(test)]
+mod tests;
 
 pub use initializer::Initializer;
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};
 pub use merge::{Merge, Merged};
 pub use selected::{Ids, RowsView, SelectedRows};
+pub use table::{CatchUp, Pieces, Rates, Record, RowTable, Sorted, TableSettings, TableUsage, Workspace};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::bucket::{Bucket, Wish};
 use super::pool::Pool;
 use super::round::Round;
 use crate::dtype::ElementType;
@@ -46,12 +47,13 @@ pub(super) struct Heard {
 }
 
 /// Somebody who waits for a version.
-#[derive(Clone, Debug)]
 pub(super) struct Waiter {
     pub(super) peer: PeerId,
     pub(super) head: Head,
     pub(super) version: Version,
     pub(super) since: Now,
+    /// The ids of the rows that it wants, or what it wants to know of ids; nothing where it wants a whole value.
+    pub(super) wish: Option<Wish>,
 }
 
 /// What a checkpoint says of a chunk's contributions that were not yet in the value. Their payloads are in the
@@ -67,13 +69,32 @@ pub(super) struct Restoring {
 pub(super) struct Open {
     pub(super) trainer: TrainerId,
     pub(super) call: Mark,
-    /// Whether it waits for its round.
-    pub(super) is_ahead: bool,
+    pub(super) stage: Stage,
+}
+
+/// How far a contribution is that is not in the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Some of its parts are missing.
+    Gathered,
+    /// It waits for its round.
+    Ahead,
+    /// It is in the open round.
+    Entered,
+}
+
+/// What a chunk holds.
+enum Content {
+    /// A piece of a tensor.
+    Dense(Arc<Value>),
+    /// A table of rows.
+    Rows(Box<Bucket>),
 }
 
 /// A piece of a parameter.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
+    /// The length of its value; zero for a bucket, which has as many rows as came to be.
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
     /// Its parameter's.
@@ -85,7 +106,7 @@ pub(super) struct Chunk {
     pub(super) states: Vec<Lease>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Restoring>,
-    value: Arc<Value>,
+    content: Content,
 }
 
 impl Chunk {
@@ -101,23 +122,73 @@ impl Chunk {
             waiters: Vec::new(),
             states: Vec::new(),
             restored: None,
-            value: Arc::new(Value::new(value, bytes)),
+            content: Content::Dense(Arc::new(Value::new(value, bytes))),
+        }
+    }
+
+    /// A bucket of rows.
+    pub(super) fn of_rows(id: ChunkId, rule: Arc<Rule>, bucket: Bucket) -> Self {
+        Self {
+            id,
+            bytes: 0,
+            element_type: bucket.element_type(),
+            rule,
+            version: Version(0),
+            heard: Vec::new(),
+            round: Round::default(),
+            waiters: Vec::new(),
+            states: Vec::new(),
+            restored: None,
+            content: Content::Rows(Box::new(bucket)),
+        }
+    }
+
+    /// Its rows, if it is a bucket.
+    pub(super) fn bucket(&self) -> Option<&Bucket> {
+        match &self.content {
+            Content::Dense(_) => None,
+            Content::Rows(bucket) => Some(bucket),
+        }
+    }
+
+    /// Its rows, to change.
+    pub(super) fn bucket_mut(&mut self) -> Option<&mut Bucket> {
+        match &mut self.content {
+            Content::Dense(_) => None,
+            Content::Rows(bucket) => Some(bucket),
+        }
+    }
+
+    fn dense(&self) -> &Arc<Value> {
+        match &self.content {
+            Content::Dense(value) => value,
+            Content::Rows(_) => panic!("chunk {:?} is a bucket: who asks for a value looks at that first", self.id),
         }
     }
 
     /// The value as it is now; whoever holds it keeps this version.
     pub(super) fn value(&self) -> Arc<Value> {
-        Arc::clone(&self.value)
+        Arc::clone(self.dense())
     }
 
     /// The value's bytes.
     pub(super) fn value_bytes(&self) -> &[u8] {
-        self.value.bytes()
+        self.dense().bytes()
     }
 
     /// Replaces the value. The version counts updates and stays.
     pub(super) fn set_value(&mut self, value: Lease) {
-        self.value = Arc::new(Value::new(value, self.bytes));
+        self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
+    }
+
+    /// Contributions that are not in the value yet.
+    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
+        self.round.open().chain(self.bucket().into_iter().flat_map(Bucket::open))
+    }
+
+    /// The oldest journal position that is not yet in the value.
+    pub(super) fn oldest_position(&self) -> Option<u64> {
+        self.round.oldest_position().into_iter().chain(self.bucket().and_then(Bucket::oldest_position)).min()
     }
 
     /// Since when somebody waits for a version, or with a gradient for its round.
@@ -142,12 +213,14 @@ impl Chunk {
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
     /// with an empty place; without readers does nothing.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
-        if Arc::get_mut(&mut self.value).is_none() {
-            let mut fresh = Value::new(pool.take(self.bytes)?, self.bytes);
-            if self.rule.algorithm != Algorithm::Sum {
-                fresh.bytes_mut().copy_from_slice(self.value_bytes());
+        let (bytes, copies) = (self.bytes, self.rule.algorithm != Algorithm::Sum);
+        let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
+        if Arc::get_mut(value).is_none() {
+            let mut fresh = Value::new(pool.take(bytes)?, bytes);
+            if copies {
+                fresh.bytes_mut().copy_from_slice(value.bytes());
             }
-            self.value = Arc::new(fresh);
+            *value = Arc::new(fresh);
         }
         Ok(())
     }
@@ -181,7 +254,8 @@ impl Chunk {
     ) -> Result<(), Failure> {
         self.make_writable(pool)?;
         let bytes = self.bytes as usize;
-        let value = Arc::get_mut(&mut self.value).expect("nobody else holds it");
+        let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
+        let value = Arc::get_mut(value).expect("nobody else holds it");
         let count = self.states.len();
         let mut states: [&mut [u8]; STATES_MAX] = Default::default();
         for (state, lease) in states.iter_mut().zip(&mut self.states) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::bucket::{Bucket, RowsPlan, RowsRoom};
 use super::chunk::Chunk;
 use super::reply::Refusal;
 use crate::config::ParameterConfig;
@@ -24,6 +25,8 @@ pub(super) struct Held {
     pub(super) declaration: Declaration,
     /// One for all parameters with the same rule.
     pub(super) rule: Arc<Rule>,
+    /// What its buckets are, if it is updated by rows.
+    pub(super) rows: Option<RowsPlan>,
     pub(super) chunk_bytes: u32,
     pub(super) group: Group,
 }
@@ -45,8 +48,9 @@ impl Held {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
         let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
-        let rule = ParameterConfig::decode(&declaration.config).map_err(invalid)?.rule;
+        let ParameterConfig { rule, sparse } = ParameterConfig::decode(&declaration.config).map_err(invalid)?;
         rule.validate_for(declaration.element_type).map_err(invalid)?;
+        let rows = RowsPlan::of(&declaration, &rule, sparse).map_err(invalid)?;
         if !rule.is_element_wise() && !declaration.whole {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": its rule needs the whole gradient, and the parameter is not declared whole",
@@ -55,10 +59,11 @@ impl Held {
         }
         let chunk_bytes = message.chunk_bytes;
         let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
-        if !chunk_bytes.is_power_of_two() || !limits.contains(&chunk_bytes) {
+        let is_legal = chunk_bytes.is_power_of_two() && limits.contains(&chunk_bytes);
+        if rows.is_none() && !is_legal {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { message, declaration, rule: Arc::new(rule), chunk_bytes, group: Group::default() })
+        Ok(Self { message, declaration, rule: Arc::new(rule), rows, chunk_bytes, group: Group::default() })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -69,8 +74,24 @@ impl Held {
         self.declaration.element_type
     }
 
+    /// Checks an entry that brings the beginning of a chunk of this parameter: its value, or some of its rows.
+    fn check_initial(&self, entry: &Entry) -> Result<(), Refusal> {
+        match &self.rows {
+            Some(plan) if entry.id.chunk.0 < plan.buckets.count.into() => plan.check_entry(self.name(), entry),
+            Some(_) => Err(unknown(entry.id)),
+            None => self.check_whole(entry),
+        }
+    }
+
     /// Checks an entry with a payload that fills a chunk of this parameter.
     fn check_whole(&self, entry: &Entry) -> Result<(), Refusal> {
+        if self.rows.is_some() {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{}\" is sparse: a value of {} bytes was sent as a whole, expected rows",
+                self.name(),
+                entry.bytes
+            )));
+        }
         let bytes = self.span(entry.id).ok_or_else(|| unknown(entry.id))?;
         if entry.element_type != self.element_type() {
             return Err(Refusal::invalid(format!(
@@ -124,7 +145,7 @@ impl Table {
         let index = ParameterIndex(message.parameter);
         let check = |held: &Held| {
             entries.iter().try_for_each(|entry| match entry.id.parameter == index {
-                true => held.check_whole(entry),
+                true => held.check_initial(entry),
                 false => Err(Refusal::invalid("an init frame brings chunks of one parameter")),
             })
         };
@@ -162,6 +183,10 @@ impl Table {
     pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
         let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.chunks[place];
+        if let Some(plan) = &self.held(entry.id).rows {
+            plan.check_entry(self.held(entry.id).name(), entry)?;
+            return Ok(place);
+        }
         if !entry.element_type.is_gradient_for(chunk.element_type) {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": a gradient of {} was sent for a parameter of {}",
@@ -178,17 +203,61 @@ impl Table {
         Ok(place)
     }
 
+    /// Takes in the beginning of a chunk: its value, or some rows of a bucket.
+    pub(super) fn begin(&mut self, room: &mut RowsRoom, entry: &Entry, payload: Option<Lease>) -> Result<(), Refusal> {
+        let held = self.held(entry.id);
+        if held.rows.is_none() {
+            let value = payload.ok_or_else(|| wrong_length(held, entry, held.span(entry.id).unwrap_or(0).into()))?;
+            self.fill(entry, value);
+            return Ok(());
+        }
+        let name = held.name().to_owned();
+        let refused = |failure: Failure| Refusal::invalid(format!("parameter \"{name}\": {failure}"));
+        let bucket = self.bucket(entry.id).map_err(refused)?.bucket_mut().expect("it was made as one");
+        let Some(lease) = payload else { return Ok(()) };
+        bucket.set(room, entry, &lease.bytes()[..entry.bytes as usize]).map_err(refused)
+    }
+
     /// Puts an initial value in its place; the last one sent counts.
     pub(super) fn fill(&mut self, entry: &Entry, value: Lease) {
         if let Some(place) = self.place(entry.id) {
             self.chunks[place].set_value(value);
             return;
         }
+        let held = self.parameters.get(&entry.id.parameter).expect("the entry was checked");
+        self.add(Chunk::new(entry.id, held.element_type(), Arc::clone(&held.rule), value, entry.bytes));
+    }
+
+    /// The bucket of an entry that was checked, made when it is not there.
+    pub(super) fn bucket(&mut self, id: ChunkId) -> Result<&mut Chunk, Failure> {
+        let place = if let Some(place) = self.place(id) {
+            place
+        } else {
+            let held = self.parameters.get(&id.parameter).expect("the entry was checked");
+            let plan = held.rows.as_ref().expect("the parameter is one of rows");
+            let chunk = Chunk::of_rows(id, Arc::clone(&held.rule), Bucket::new(plan, id.chunk, &held.rule)?);
+            self.add(chunk)
+        };
+        Ok(&mut self.chunks[place])
+    }
+
+    /// Every parameter is from now on updated by this rule.
+    pub(super) fn follow(&mut self, rule: &Arc<Rule>) -> Result<(), Failure> {
+        self.parameters.values_mut().for_each(|held| held.rule = Arc::clone(rule));
+        for chunk in &mut self.chunks {
+            let plan = self.parameters.get(&chunk.id.parameter).and_then(|held| held.rows.as_ref());
+            chunk.follow(rule, plan)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, chunk: Chunk) -> usize {
         let place = self.chunks.len();
-        self.places.insert(entry.id, place);
-        let held = self.parameters.get_mut(&entry.id.parameter).expect("the entry was checked");
-        self.chunks.push(Chunk::new(entry.id, held.element_type(), Arc::clone(&held.rule), value, entry.bytes));
+        self.places.insert(chunk.id, place);
+        let held = self.parameters.get_mut(&chunk.id.parameter).expect("the entry was checked");
         held.group.chunks.push(place);
+        self.chunks.push(chunk);
+        place
     }
 }
 

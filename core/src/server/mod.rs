@@ -6,8 +6,10 @@
 //! [`crate::checkpoint`].
 //!
 //! Read in this order: [`shard`](Shard) (which frame goes where), `chunk` (value, version, marks), `round` (how
-//! contributions become one update), `gate` (initialisation and its fence), `coordinator`.
+//! contributions become one update), `gate` (initialisation and its fence), `bucket` and `rows` (chunks that are tables
+//! of rows), `coordinator`.
 
+mod bucket;
 mod chunk;
 mod coordinator;
 mod gate;
@@ -15,6 +17,7 @@ mod pool;
 mod program;
 mod reply;
 mod round;
+mod rows;
 mod running;
 mod serving;
 mod shard;

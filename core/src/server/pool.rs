@@ -7,17 +7,24 @@ use crate::memory::{Arena, Budget, Lease};
 /// The first extent of a size maps at most this much; every further one twice as much as the one before.
 const FIRST_EXTENT_BYTES: u64 = 64 * 1024 * 1024;
 
+/// The first extent for rows of a size.
+const FIRST_ROWS_BYTES: u64 = 4 * 1024 * 1024;
+
 /// The arenas of one shard.
 pub(super) struct Pool {
     extents: Vec<Arena>,
     /// Whether trainers of this machine may read the arenas where they are.
     is_shared: bool,
     sealed: bool,
+    /// Arenas for payloads of rows, whose lengths nobody knows beforehand; they grow up to a bound.
+    rows: Vec<Arena>,
+    rows_bytes: u64,
+    rows_bytes_max: u64,
 }
 
 impl Pool {
     pub(super) fn new(is_shared: bool) -> Self {
-        Self { extents: Vec::new(), is_shared, sealed: false }
+        Self { extents: Vec::new(), is_shared, sealed: false, rows: Vec::new(), rows_bytes: 0, rows_bytes_max: 0 }
     }
 
     /// A lease of `bytes`. Before the pool is sealed a missing slot is mapped; afterwards it is a refusal.
@@ -34,8 +41,33 @@ impl Pool {
         self.extents.last().expect("an extent was just added").take(bytes)
     }
 
-    /// Adds the last arena: from here on nothing is mapped.
-    pub(super) fn seal(&mut self, budget: &Budget) -> Result<(), Failure> {
+    /// A lease for rows. What is there is used again; beyond it memory is mapped up to the bound.
+    pub(super) fn take_for_rows(&mut self, bytes: u32) -> Result<Lease, Failure> {
+        if !self.sealed {
+            return self.take(bytes);
+        }
+        if let Some(lease) = self.rows.iter().find_map(|arena| arena.take(bytes).ok()) {
+            return Ok(lease);
+        }
+        let slot = bytes.clamp(64, CHUNK_BYTES_MAX).next_power_of_two();
+        let wanted = (self.rows_bytes / 4).clamp(FIRST_ROWS_BYTES, FIRST_EXTENT_BYTES);
+        let mut budget = Budget::new();
+        budget.line("payloads of rows", slot, (wanted / u64::from(slot)).max(1));
+        if self.rows_bytes.saturating_add(budget.bytes()) > self.rows_bytes_max {
+            let (found, most) = (self.rows_bytes, self.rows_bytes_max);
+            return Err(Failure::call(format!(
+                "no room for {bytes} bytes of rows: {found} of at most {most} bytes are mapped and in use"
+            )));
+        }
+        let arena = self.arena(&budget)?;
+        self.rows_bytes += budget.bytes();
+        self.rows.push(arena);
+        self.rows.last().expect("it was just added").take(bytes)
+    }
+
+    /// Adds the last arena: from here on nothing is mapped but for rows, and for those at most `rows_bytes`.
+    pub(super) fn seal(&mut self, budget: &Budget, rows_bytes: u64) -> Result<(), Failure> {
+        self.rows_bytes_max = rows_bytes;
         if budget.bytes() > 0 {
             self.add(budget)?;
         }
@@ -53,8 +85,12 @@ impl Pool {
     }
 
     fn add(&mut self, budget: &Budget) -> Result<(), Failure> {
-        let arena = if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) };
-        self.extents.push(arena?);
+        let arena = self.arena(budget)?;
+        self.extents.push(arena);
         Ok(())
+    }
+
+    fn arena(&self, budget: &Budget) -> Result<Arena, Failure> {
+        if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) }
     }
 }

@@ -20,22 +20,24 @@ use super::gate::{Held, Table};
 use super::serving::Job;
 use crate::config::{Merge, Mode, ParameterConfig};
 use crate::error::Failure;
+use crate::limits::PARAMETER_BYTES_MAX;
 use crate::optim::{Algorithm, Rule};
 use crate::program::executor::{Act, Marking, Pace, Plan};
 use crate::program::{Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable};
+use crate::rows::RowLayout;
 
 /// The units that are left when the accumulators' giving, the scaling and the list of senders are done within their
 /// neighbours: the last add is fused with the update, and a piece knows its sender.
 const UNITS: [Act; 4] = [Act::Recv, Act::PutGradient, Act::Compute, Act::Send];
 
 /// The rule by which every parameter is updated, whatever was configured: differences are added and nothing else.
-pub(super) fn rule_of_all(job: &Job) -> Option<Arc<Rule>> {
-    (job.mode == Mode::Delta).then(|| Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }))
+pub(super) fn rule_of_mode(mode: Mode) -> Option<Arc<Rule>> {
+    (mode == Mode::Delta).then(|| Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }))
 }
 
 /// The rule by which a parameter is updated.
 pub(super) fn rule_of(job: &Job, rule: &Arc<Rule>) -> Arc<Rule> {
-    rule_of_all(job).unwrap_or_else(|| Arc::clone(rule))
+    rule_of_mode(job.mode).unwrap_or_else(|| Arc::clone(rule))
 }
 
 /// What a server runs for a parameter.
@@ -55,7 +57,7 @@ pub(super) fn program_of(job: &Job, held: &Held) -> Program {
         outputs: Vec::new(),
         role: Role::Communication,
     };
-    let gradient = Variable { name: names.gradient.clone(), facts, purpose: Purpose::Temporary };
+    let gradient = Variable { name: names.gradient.clone(), facts: gradient_facts(held), purpose: Purpose::Temporary };
     let body = Block { parent: Some(0), variables: vec![gradient], ops: ops(job, held, &rule, &names) };
     Program { blocks: vec![Block { parent: None, variables: outer, ops: vec![loops] }, body] }
 }
@@ -79,11 +81,27 @@ impl Names {
     }
 }
 
+/// A table of rows is a matrix of all that there may be.
 fn facts(held: &Held) -> Facts {
+    if let Some(plan) = &held.rows {
+        return Facts::fixed(held.element_type(), &matrix(plan.layout));
+    }
     let (element_type, shape) = (held.element_type(), &held.declaration.shape);
     let elements = held.declaration.bytes / element_type.bytes();
     let is_whole = shape.iter().try_fold(1_u64, |count, length| count.checked_mul(*length)) == Some(elements);
     Facts::fixed(element_type, if is_whole { shape } else { std::slice::from_ref(&elements) })
+}
+
+fn gradient_facts(held: &Held) -> Facts {
+    let Some(plan) = &held.rows else { return facts(held) };
+    let [height, width] = matrix(plan.layout);
+    Facts::SelectedRows { element_type: held.element_type(), height, width }
+}
+
+/// Height and width; where ids go beyond what a matrix may be, the highest one.
+fn matrix(layout: RowLayout) -> [u64; 2] {
+    let row_bytes = u64::from(layout.width()) * layout.element_type().bytes();
+    [layout.height().bound().min(PARAMETER_BYTES_MAX / row_bytes), layout.width().into()]
 }
 
 fn ops(job: &Job, held: &Held, rule: &Rule, names: &Names) -> Vec<Op> {
@@ -119,7 +137,7 @@ fn ops(job: &Job, held: &Held, rule: &Rule, names: &Names) -> Vec<Op> {
         ops.push(op(OpKind::Scale { factor }, Role::Optimize, &[gradient], &[&scaled]));
         gradient = &scaled;
     }
-    let config = ParameterConfig { rule: rule.clone() }.to_text();
+    let config = ParameterConfig { rule: rule.clone(), sparse: None }.to_text();
     let kept = || std::iter::once(&names.count).chain(&names.states);
     let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
     let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();

@@ -50,6 +50,11 @@ impl Replies {
         self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Value(value)));
     }
 
+    /// Answers one entry with a value of no bytes.
+    pub(super) fn nothing(&mut self, peer: PeerId, head: &Head, entry: Entry) {
+        self.push(peer, head.answer(Kind::Value), entry, None);
+    }
+
     /// Refuses a request: all of it, or what is not answered yet.
     pub(super) fn error(&mut self, peer: PeerId, head: &Head, refusal: &Refusal) {
         self.whole(peer, refusal.frame(head.answer(Kind::Error)));

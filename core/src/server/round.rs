@@ -6,7 +6,8 @@
 
 use smallvec::SmallVec;
 
-use super::chunk::{Mark, Open};
+use super::bucket::RowsLease;
+use super::chunk::{Mark, Open, Stage};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -32,6 +33,10 @@ pub(super) struct Contribution {
     pub(super) bytes: u32,
     /// The gradient; gone once it was folded into the round's sum.
     pub(super) gradient: Option<Lease>,
+    /// The gradient of a bucket, in parts; none where it brings no rows.
+    pub(super) rows: Vec<RowsLease>,
+    /// Whether the frame at hand brings a part of it that is not the last: such a frame does not wait for a round.
+    pub(super) is_early_part: bool,
     /// Where in the journal it is.
     pub(super) position: u64,
     /// Who sent it, to answer when it is admitted or applied.
@@ -117,9 +122,9 @@ impl Round {
 
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let open = |one: &Contribution, is_ahead| Open { trainer: one.trainer, call: one.call, is_ahead };
-        let entered = self.contributions.iter().map(move |one| open(one, false));
-        entered.chain(self.ahead.iter().map(move |one| open(one, true)))
+        let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.call, stage };
+        let entered = self.contributions.iter().map(move |one| open(one, Stage::Entered));
+        entered.chain(self.ahead.iter().map(move |one| open(one, Stage::Ahead)))
     }
 
     /// Since when the first of those who wait for an answer does.
@@ -163,6 +168,11 @@ impl Round {
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let sum = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         sum.chain(self.contributions.iter().filter_map(Contribution::gradient)).collect()
+    }
+
+    /// The rows to sum, in trainer order.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &RowsLease> {
+        self.contributions.iter().flat_map(|one| &one.rows)
     }
 
     /// Takes the gradient of the only contribution, when it is of this type and so is its own sum, and is ours to

@@ -5,15 +5,16 @@
 //! The accumulator is the round; it gives when the round is complete.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use super::chunk::{Chunk, Mark, Open, Waiter};
+use super::bucket::{RowsRoom, Wish};
+use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
-use super::program::{Programs, rule_of_all};
+use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::{Contribution, FOLD_AT};
 use crate::config::{Merge, Mode};
+use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{self, Algorithm, Step};
@@ -53,10 +54,12 @@ pub(super) struct Serving {
     stalled: Vec<usize>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
     waits: BTreeSet<(Now, usize)>,
+    /// Where rows are merged and looked up.
+    pub(super) rows_room: RowsRoom,
 }
 
 /// What is to be done with one entry of a push.
-enum Verdict {
+pub(super) enum Verdict {
     /// It is in the value already.
     Applied,
     /// It is in the open round already.
@@ -69,16 +72,23 @@ enum Verdict {
 
 impl Serving {
     /// Runs `programs`, which were made for this job and this table.
-    pub(super) fn new(job: Job, mut table: Table, programs: Programs) -> Self {
-        if let Some(rule) = rule_of_all(&job) {
-            table.parameters.values_mut().for_each(|held| held.rule = Arc::clone(&rule));
-            table.chunks.iter_mut().for_each(|chunk| chunk.rule = Arc::clone(&rule));
+    pub(super) fn new(job: Job, mut table: Table, programs: Programs) -> Result<Self, Failure> {
+        if let Some(rule) = rule_of_mode(job.mode) {
+            table.follow(&rule)?;
         }
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
         let left = vec![None; job.trainers as usize];
-        Self { job, table, programs, left, stalled: Vec::new(), waits: BTreeSet::new() }
+        Ok(Self {
+            job,
+            table,
+            programs,
+            left,
+            stalled: Vec::new(),
+            waits: BTreeSet::new(),
+            rows_room: RowsRoom::default(),
+        })
     }
 
     /// Checks a push before anything is landed or applied, so that nothing is half-applied.
@@ -86,6 +96,7 @@ impl Serving {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
+            self.check_rows_wish(place, &frame.head)?;
             if !self.table.chunks[place].is_before_restored(position) {
                 self.verdict(place, &frame.head, entry)?;
             }
@@ -105,10 +116,18 @@ impl Serving {
     }
 
     /// Applies a push that was checked; `body` holds one lease for each entry.
-    pub(super) fn push(&mut self, cx: &mut Context<'_>, frame: &Frame, rate: Option<f64>, body: Vec<Lease>) {
+    pub(super) fn push(
+        &mut self,
+        cx: &mut Context<'_>,
+        frame: &Frame,
+        rate: Option<f64>,
+        body: impl IntoIterator<Item = Lease>,
+    ) {
         let trainer = frame.head.trainer;
         self.take_back(cx.position, &frame.head);
-        for (entry, lease) in frame.entries.iter().zip(body) {
+        let mut body = body.into_iter();
+        for entry in &frame.entries {
+            let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let place = self.table.place(entry.id).expect("the entry was checked");
             if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
@@ -120,13 +139,19 @@ impl Serving {
                 rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
-                gradient: Some(lease),
+                gradient: lease,
+                rows: Vec::new(),
+                is_early_part: false,
                 position: cx.position,
                 peer: cx.peer,
                 head: frame.head,
                 since: Some(cx.now),
             };
-            self.push_entry(cx, place, entry, contribution);
+            if self.table.chunks[place].bucket().is_some() {
+                self.push_rows(cx, place, entry, contribution);
+            } else {
+                self.push_entry(cx, place, entry, contribution);
+            }
         }
     }
 
@@ -146,11 +171,22 @@ impl Serving {
     }
 
     /// Answers a pull with what is there, and remembers what is not there yet.
-    pub(super) fn pull(&mut self, cx: &mut Context<'_>, frame: &Frame) -> Result<(), Refusal> {
+    pub(super) fn pull(
+        &mut self,
+        cx: &mut Context<'_>,
+        frame: &Frame,
+        body: impl IntoIterator<Item = Lease>,
+    ) -> Result<(), Refusal> {
         let places = frame.entries.iter().map(|entry| self.table.place(entry.id).ok_or_else(|| unknown(entry.id)));
         let places = places.collect::<Result<Vec<_>, _>>()?;
+        self.check_wishes(frame, &places)?;
+        let mut body = body.into_iter();
         for (entry, place) in frame.entries.iter().zip(places) {
-            self.want(cx, place, cx.peer, &frame.head, Version(entry.round.0));
+            let is_bucket = self.table.chunks[place].bucket().is_some();
+            let ids = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
+            let wish = is_bucket.then_some(Wish { ids, bytes: entry.bytes });
+            let version = Version(entry.round.0);
+            self.want(cx, place, Waiter { peer: cx.peer, head: frame.head, version, since: cx.now, wish });
         }
         Ok(())
     }
@@ -159,6 +195,7 @@ impl Serving {
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
+        self.forget_gathered(cx.position, head.trainer);
         let begun = self.table.parameters.values().filter(|held| self.begun(held, head.trainer).is_some());
         for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
@@ -196,7 +233,7 @@ impl Serving {
             let chunk = &mut self.table.chunks[place];
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(|since| since + limit <= cx.now).into_iter();
-            expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now }));
+            expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
             self.note_waits(place, before);
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
@@ -249,7 +286,7 @@ impl Serving {
         Err(Refusal::no_such_trainer(head.trainer, self.left.len()))
     }
 
-    fn verdict(&self, place: usize, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
+    pub(super) fn verdict(&self, place: usize, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
         let chunk = &self.table.chunks[place];
         if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
             return Ok(Verdict::Applied);
@@ -334,7 +371,7 @@ impl Serving {
         chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
     }
 
-    fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
+    pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
         let (head, peer) = (contribution.head, contribution.peer);
         if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
@@ -343,6 +380,11 @@ impl Serving {
         let before = self.table.chunks[place].waits_since();
         match self.verdict(place, &head, entry).expect("the entry was checked") {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
+            // The parts before the last are answered as they come.
+            Verdict::Contributed | Verdict::Waits if contribution.is_early_part => {
+                let chunk = &self.table.chunks[place];
+                cx.replies.done(peer, &head, version_entry(chunk));
+            }
             Verdict::Contributed => {
                 let round = &mut self.table.chunks[place].round;
                 let entered = round.contribution_mut(head.trainer).expect("it is in the round");
@@ -365,7 +407,7 @@ impl Serving {
         let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.call);
         let is_there = chunk.round.open().any(is_it);
         match chunk.open_in_checkpoint(&contribution.head) {
-            Some(open) if !is_there && open.is_ahead => chunk.round.add_ahead(contribution),
+            Some(open) if !is_there && open.stage == Stage::Ahead => chunk.round.add_ahead(contribution),
             Some(_) if !is_there => self.enter(cx, place, contribution),
             _ => {}
         }
@@ -410,19 +452,26 @@ impl Serving {
         }
     }
 
-    fn want(&mut self, cx: &mut Context<'_>, place: usize, peer: PeerId, head: &Head, version: Version) {
-        let chunk = &self.table.chunks[place];
-        if version <= chunk.version {
-            cx.replies.value(peer, head, value_entry(chunk), chunk.value());
+    fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
+        if waiter.version <= self.table.chunks[place].version {
+            self.answer(cx, place, &waiter);
             return;
         }
-        if peer == NOBODY {
+        if waiter.peer == NOBODY {
             return;
         }
         let before = self.table.chunks[place].waits_since();
-        let waiter = Waiter { peer, head: *head, version, since: cx.now };
         self.table.chunks[place].waiters.push(waiter);
         self.note_waits(place, before);
+    }
+
+    /// Answers somebody with the value, or with the rows that were asked for.
+    fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter) {
+        let chunk = &self.table.chunks[place];
+        match &waiter.wish {
+            Some(wish) => self.answer_rows(cx, place, waiter, wish),
+            None => cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value()),
+        }
     }
 
     /// Keeps the list of waits true to a chunk whose oldest wait was `before`.
@@ -465,6 +514,9 @@ impl Serving {
         // One that left may come back while the round is open, and then its place in the sum is still its own.
         let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[place];
+        if chunk.bucket().is_some() {
+            return;
+        }
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
@@ -512,6 +564,7 @@ impl Serving {
                 chunk.take_over(gradient);
                 Ok(())
             }
+            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &round),
             None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
         };
         chunk.round = round;
@@ -544,8 +597,7 @@ impl Serving {
             return;
         }
         for waiter in self.take_waiters(place, |waiter| waiter.version <= version) {
-            let chunk = &self.table.chunks[place];
-            cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value());
+            self.answer(cx, place, &waiter);
         }
     }
 
@@ -616,7 +668,7 @@ impl Serving {
             {
                 // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
                 let version = Version(chunk.version.0 + 1);
-                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since });
+                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since, wish: None });
             }
             self.note_waits(*place, before);
         }
@@ -624,7 +676,7 @@ impl Serving {
     }
 }
 
-fn version_entry(chunk: &Chunk) -> Entry {
+pub(super) fn version_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 

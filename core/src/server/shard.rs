@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::bucket::RowsRoom;
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
@@ -172,8 +173,11 @@ impl Shard {
 
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
         let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
-        let take = |bytes| self.pool.take(bytes).map(|lease| Incoming::Chunk { lease, bytes }).map_err(busy);
-        frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0).map(take).collect()
+        let take = |entry: &Entry| {
+            let lease = take(&self.phase, &mut self.pool, entry).map_err(busy)?;
+            Ok(Incoming::Chunk { lease, bytes: entry.bytes })
+        };
+        frame.entries.iter().filter(|entry| entry.bytes > 0).map(take).collect()
     }
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
@@ -325,6 +329,9 @@ impl Shard {
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let mut position = self.unwritten;
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
+        }
         if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
             let head = frame.encode();
             let mut parts: Vec<&[u8]> = vec![&head];
@@ -366,7 +373,7 @@ impl Shard {
                 serving.push(&mut cx, frame, message.rate, leases);
             }
             Kind::Set => serving.set(&mut cx, frame, leases),
-            Kind::Pull => serving.pull(&mut cx, frame)?,
+            Kind::Pull => serving.pull(&mut cx, frame, leases)?,
             Kind::Leave => serving.leave(&mut cx, &frame.head)?,
             _ => unreachable!("every other kind was refused"),
         }
@@ -386,8 +393,10 @@ impl Shard {
             _ => self.begin(generation),
         };
         table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
-        for (entry, lease) in frame.entries.iter().zip(leases) {
-            table.fill(entry, lease);
+        let (mut leases, mut room) = (leases.into_iter(), RowsRoom::default());
+        for entry in &frame.entries {
+            let lease = (entry.bytes > 0).then(|| leases.next().expect("there is a lease for every payload"));
+            table.begin(&mut room, entry, lease)?;
             replies.done(peer, &frame.head, bare(entry));
         }
         Ok(())
@@ -429,11 +438,15 @@ impl Shard {
         }
         let job = Job::from_message(message)?;
         let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
-        self.pool.seal(&budget(table, &job)).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let trainers = u64::from(job.trainers);
+        let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
+        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers)).fold(0, u64::saturating_add);
+        self.pool.seal(&budget(table, &job), rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };
-        let mut serving = Serving::new(job, table, programs);
+        let mut serving =
+            Serving::new(job, table, programs).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let made = make_states(&mut serving, &mut self.pool);
         self.phase = Phase::Serving(Box::new(serving));
         made.map_err(|failure| Refusal::invalid(failure.to_string()))
@@ -460,10 +473,14 @@ impl Shard {
             let (bytes, after) = payload
                 .split_at_checked(entry.bytes as usize)
                 .ok_or_else(|| damaged("it ends within its payload".into()))?;
-            let mut lease = self.pool.take(entry.bytes)?;
+            let mut lease = take(&self.phase, &mut self.pool, entry)?;
             lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
             leases.push(lease);
             payload = after;
+        }
+        if let Phase::Serving(serving) = &mut self.phase {
+            // It was found to be right before it was written; this counts the rows that are coming.
+            let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), position);
         }
         let _ = self.apply(Now(0), NOBODY, position, &frame, leases, &mut Replies::default());
         Ok(())
@@ -496,6 +513,14 @@ impl Job {
     }
 }
 
+/// Room for a payload: rows have theirs, because nobody knows beforehand how many come.
+fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Lease, Failure> {
+    match phase {
+        Phase::Serving(serving) if serving.is_of_rows(entry) => pool.take_for_rows(entry.bytes),
+        _ => pool.take(entry.bytes),
+    }
+}
+
 fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
     M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
@@ -516,7 +541,7 @@ fn lost(expected: u64, found: u64) -> Refusal {
 /// The sum of reasons for chunk memory, beyond the values, which have theirs already.
 fn budget(table: &Table, job: &Job) -> Budget {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for chunk in &table.chunks {
+    for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
         let states = rule_of(job, &table.held(chunk.id).rule).states().len();
         let count = counts.entry(class).or_default();
@@ -541,6 +566,9 @@ fn budget(table: &Table, job: &Job) -> Budget {
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
     let table = &mut serving.table;
     for place in 0..table.chunks.len() {
+        if table.chunks[place].bucket().is_some() {
+            continue;
+        }
         let count = table.held(table.chunks[place].id).rule.states().len();
         let chunk = &mut table.chunks[place];
         while chunk.states.len() < count {

@@ -10,16 +10,20 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::chunk::{Chunk, Heard, Mark, Open, Restoring};
+use super::bucket::Bucket;
+use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
 use super::gate::Table;
+use super::program::rule_of_mode;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
 };
+use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
 use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
+use crate::rows::Rates;
 use crate::wire::{FinishMessage, Frame, Head, InitMessage, JobMessage, Kind};
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
@@ -53,7 +57,7 @@ pub struct ShardStatus {
     pub generation: Generation,
     /// Chunks held.
     pub chunks: u64,
-    /// Bytes of values held.
+    /// Bytes of values held; of a bucket those of its rows.
     pub bytes: u64,
     /// The least version of any chunk.
     pub slowest: Version,
@@ -77,7 +81,7 @@ impl ShardStatus {
         Self {
             generation,
             chunks: chunks.len() as u64,
-            bytes: chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum(),
+            bytes: chunks.iter().map(|chunk| chunk.bucket().map_or(chunk.bytes.into(), Bucket::value_bytes)).sum(),
             slowest: chunks.iter().map(|chunk| chunk.version).min().unwrap_or_default(),
             fastest: chunks.iter().map(|chunk| chunk.version).max().unwrap_or_default(),
         }
@@ -139,7 +143,7 @@ impl Shard {
             return Ok(false);
         };
         let now = self.journal_position();
-        let open = serving.table.chunks.iter().filter_map(|chunk| chunk.round.oldest_position()).min();
+        let open = serving.table.chunks.iter().filter_map(Chunk::oldest_position).min();
         let from = open.map_or(now, |open| open.min(now));
         let generation = serving.table.generation;
         let about = self.about(serving).encode_to_vec();
@@ -214,6 +218,12 @@ impl Shard {
             return;
         };
         for chunk in in_order(&serving.table) {
+            if let Some(bucket) = chunk.bucket() {
+                let tensors = bucket.tensors();
+                let (value, states) = tensors.parts();
+                visit(chunk.id, chunk.version, value, &states);
+                continue;
+            }
             let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..chunk.bytes as usize]).collect();
             visit(chunk.id, chunk.version, chunk.value_bytes(), &states);
         }
@@ -243,8 +253,16 @@ impl Shard {
         let Phase::Filling(table) = &mut self.phase else {
             return Err(damaged("it comes before the shard's description"));
         };
-        let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
         let held = table.parameters.get(&record.id.parameter).ok_or_else(|| damaged("its parameter is unknown"))?;
+        if held.rows.is_some() {
+            let chunk = table.bucket(record.id)?;
+            let bucket = chunk.bucket_mut().expect("it was made as one");
+            let restored = bucket.restore(record.version, rates(&marks), record.value, record.states);
+            restored.map_err(|failure| damaged(&failure.to_string()))?;
+            restore_marks(chunk, record.version, marks);
+            return Ok(());
+        }
+        let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
         let entry = crate::wire::Entry {
             bytes,
             ..crate::wire::Entry::bare(record.id, Default::default(), held.element_type())
@@ -258,10 +276,7 @@ impl Shard {
             state.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
             chunk.states.push(state);
         }
-        chunk.version = record.version;
-        chunk.heard = marks.heard.iter().map(Heard::from).collect();
-        let open = marks.open.into_iter().map(OpenMessage::open).collect();
-        chunk.restored = Some(Restoring { position: marks.position, open });
+        restore_marks(chunk, record.version, marks);
         Ok(())
     }
 
@@ -281,6 +296,13 @@ impl Shard {
         }
         Ok(())
     }
+}
+
+fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
+    chunk.version = version;
+    chunk.heard = marks.heard.iter().map(Heard::from).collect();
+    let open = marks.open.into_iter().map(OpenMessage::open).collect();
+    chunk.restored = Some(Restoring { position: marks.position, open });
 }
 
 impl Job {
@@ -304,14 +326,16 @@ fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
-    let about =
-        ChunkLayout { id: ABOUT, element_type: crate::dtype::ElementType::Uint32, value_bytes: 0, states: Vec::new() };
+    let about = ChunkLayout::fixed(ABOUT, crate::dtype::ElementType::Uint32, 0, Vec::new());
     let chunks = in_order(&serving.table).map(|chunk| {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));
+        if let Some(bucket) = chunk.bucket() {
+            return ChunkLayout::growing(chunk.id, element_type, bucket.state_layouts());
+        }
         let names = held.rule.states().iter().take(chunk.states.len());
         let states = names.map(|name| StateLayout { name: Arc::from(*name), element_type, bytes }).collect();
-        ChunkLayout { id: chunk.id, element_type, value_bytes: bytes, states }
+        ChunkLayout::fixed(chunk.id, element_type, bytes, states)
     });
     std::iter::once(about).chain(chunks).collect()
 }
@@ -323,8 +347,16 @@ fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
 
 fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
     let heard = chunk.heard.iter().map(HeardMessage::of).collect();
-    let open = chunk.round.open().map(OpenMessage::of).collect();
-    let marks = MarksMessage { heard, position, open }.encode_to_vec();
+    let open = chunk.open().map(OpenMessage::of).collect();
+    let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
+    let marks = MarksMessage { heard, position, open, rates }.encode_to_vec();
+    let (id, version) = (chunk.id, chunk.version);
+    if let Some(bucket) = chunk.bucket() {
+        let tensors = bucket.tensors();
+        let (value, states) = tensors.parts();
+        writer.push(ChunkRecord { id, version, marks: &marks, value, states: &states })?;
+        return Ok(tensors.bytes());
+    }
     let bytes = chunk.bytes as usize;
     let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
     writer.push(ChunkRecord {
@@ -341,6 +373,11 @@ fn table_of(about: &AboutMessage) -> Result<Table, Failure> {
     let mut table = Table::new(Generation(about.generation));
     for message in &about.parameters {
         table.declare(message.clone(), &[]).map_err(|refusal| Failure::Node(refusal.text))?;
+    }
+    let mode = about.job.and_then(|job| Mode::from_numbers(job.mode, job.staleness));
+    if let Some(rule) = mode.and_then(rule_of_mode) {
+        // Tables of rows are made as they were, without the states of the rule that was declared.
+        table.follow(&rule)?;
     }
     Ok(table)
 }
@@ -373,6 +410,31 @@ struct MarksMessage {
     position: u64,
     #[prost(message, repeated, tag = "3")]
     open: Vec<OpenMessage>,
+    /// Of a bucket: the learning rates that steps brought with them, where they changed.
+    #[prost(message, repeated, tag = "4")]
+    rates: Vec<RateMessage>,
+}
+
+/// From which version on steps brought which learning rate; absent where the schedule's holds.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct RateMessage {
+    #[prost(uint64, tag = "1")]
+    version: u64,
+    #[prost(double, optional, tag = "2")]
+    rate: Option<f64>,
+}
+
+impl RateMessage {
+    fn of(bucket: &Bucket) -> Vec<Self> {
+        let changes = bucket.rates().changes().iter();
+        changes.map(|(version, rate)| Self { version: version.0, rate: *rate }).collect()
+    }
+}
+
+fn rates(marks: &MarksMessage) -> Rates {
+    let mut rates = Rates::default();
+    marks.rates.iter().for_each(|one| rates.note(Version(one.version), one.rate));
+    rates
 }
 
 /// A contribution that is not in the value yet.
@@ -386,17 +448,31 @@ struct OpenMessage {
     sequence: u64,
     #[prost(bool, tag = "4")]
     is_ahead: bool,
+    /// Whether some of its parts are missing.
+    #[prost(bool, tag = "5")]
+    is_gathered: bool,
 }
 
 impl OpenMessage {
     fn of(open: Open) -> Self {
-        let Open { trainer, call, is_ahead } = open;
-        Self { trainer: trainer.0, incarnation: call.incarnation.0, sequence: call.sequence.0, is_ahead }
+        let Open { trainer, call, stage } = open;
+        Self {
+            trainer: trainer.0,
+            incarnation: call.incarnation.0,
+            sequence: call.sequence.0,
+            is_ahead: stage == Stage::Ahead,
+            is_gathered: stage == Stage::Gathered,
+        }
     }
 
     fn open(self) -> Open {
         let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
-        Open { trainer: TrainerId(self.trainer), call, is_ahead: self.is_ahead }
+        let stage = match (self.is_gathered, self.is_ahead) {
+            (true, _) => Stage::Gathered,
+            (false, true) => Stage::Ahead,
+            (false, false) => Stage::Entered,
+        };
+        Open { trainer: TrainerId(self.trainer), call, stage }
     }
 }
 

@@ -5,5 +5,6 @@ mod gate;
 mod modes;
 mod restart;
 mod rounds;
+mod rows;
 mod script;
 mod stage;

@@ -93,7 +93,9 @@ impl Flags {
     /// The payloads' checksums are not there: for its sender both ends are on one host, and there is no network to
     /// check. Set by transports.
     pub const UNCHECKED: Self = Self(2);
-    const KNOWN: u16 = 3;
+    /// On a pull of buckets: answer with ids of rows that are there, not with values.
+    pub const LIST: Self = Self(4);
+    const KNOWN: u16 = 7;
 
     /// Whether every bit of `other` is set.
     #[must_use]

@@ -9,6 +9,7 @@ mod address;
 mod control;
 mod frame;
 mod header;
+mod rows;
 
 #[cfg(test)]
 mod tests;
@@ -21,3 +22,4 @@ pub use control::{
 };
 pub use frame::{Entry, Frame};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, Prefix, WIRE_VERSION, WireError};
+pub use rows::RowsPart;

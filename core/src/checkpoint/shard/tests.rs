@@ -32,12 +32,8 @@ impl Owned {
             element_type: [ElementType::Float32, ElementType::Uint64, ElementType::Float32][index],
             bytes: state.len() as u64,
         };
-        ChunkLayout {
-            id: self.id,
-            element_type: ElementType::Float32,
-            value_bytes: self.value.len() as u64,
-            states: self.states.iter().enumerate().map(state).collect(),
-        }
+        let states = self.states.iter().enumerate().map(state).collect();
+        ChunkLayout::fixed(self.id, ElementType::Float32, self.value.len() as u64, states)
     }
 }
 

@@ -54,6 +54,7 @@ fn pages() -> Vec<Vec<u8>> {
             shape: vec![2],
             whole: false,
             config: Vec::new(),
+            buckets: None,
         };
         catalogue.declare(declaration).expect("valid");
     }

@@ -12,20 +12,23 @@ use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
-use crate::wire::{Flags, Frame, Kind};
+use crate::wire::{Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
+const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2: 0.01 \
+                    sparse { height: 60 width: 3 buckets: 3 seed: 5 uniform { } }";
 const ADD: &str = "algorithm: \"add\"";
 
-/// Chunks that step alone, chunks that step together, and a chunk of integers.
+/// Chunks that step alone, chunks that step together, a chunk of integers, and buckets of rows.
 fn plan(mode: Mode, trainers: u32) -> Plan {
     Plan::new(mode, Merge::Mean, trainers)
         .with("a", Float32, 1027, ADAM)
         .with("g", Float32, 2050, CLIPPED)
         .with("n", Int64, 3, ADD)
         .with("d", Float64, 2, "optimizer: SGD")
+        .with("s", Float32, 3, ROWS)
 }
 
 /// Numbers from a seed.
@@ -47,7 +50,25 @@ impl Luck {
         usize::try_from(self.below(count as u64)).expect("it is below a count")
     }
 
+    /// Some rows of a bucket, which may be none, as a part.
+    fn rows(&mut self, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
+        let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
+        let own: Vec<u64> = (0..60).filter(|row| u64::from(buckets.of(*row)) == id.chunk.0).collect();
+        let count = self.below(6);
+        if count == 0 && part.count == 1 {
+            return Vec::new();
+        }
+        let ids: Vec<u64> = (0..count).map(|_| own[self.index(own.len())]).collect();
+        let mut number = || f32::from(i16::try_from(self.below(2001)).expect("it is small") - 1000) / 1.0e3;
+        let values: Vec<f32> = (0..count * 3).map(|_| number()).collect();
+        let ids = ids.iter().flat_map(|id| id.to_le_bytes());
+        part.encode().into_iter().chain(ids).chain(values.iter().flat_map(|value| value.to_le_bytes())).collect()
+    }
+
     fn payload(&mut self, plan: &Plan, id: ChunkId) -> Vec<u8> {
+        if plan.parameters[id.parameter.0 as usize].buckets.is_some() {
+            return self.rows(plan, id, RowsPart::ONLY);
+        }
         let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
         let mut number = || i16::try_from(self.below(20_001)).expect("it is small") - 10_000;
         let elements = u64::from(bytes) / plan.element_type(id).bytes();
@@ -160,7 +181,7 @@ impl Pair {
 
     fn set(&mut self, trainer: u32) -> Parcel {
         let plan = self.peace.plan.clone();
-        let chunks = plan.chunks();
+        let chunks: Vec<_> = plan.chunks().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         let id = chunks[self.luck.index(chunks.len())].0;
         let head = self.peace.call(Kind::Set, trainer);
         let payload = self.luck.payload(&plan, id);
@@ -171,14 +192,26 @@ impl Pair {
     fn push(&mut self, trainer: u32) -> Option<Parcel> {
         let plan = self.peace.plan.clone();
         let contents = self.peace.contents();
-        let wanted = 1 + self.luck.below(15);
+        let wanted = 1 + self.luck.below(31);
+        let mut wants = self.luck.below(2) == 0;
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
         for (place, (id, version, ..)) in contents.iter().enumerate() {
             // Chunks of one parameter are at one version or may be apart by who is ahead: each has its own round.
             let may = self.course.mode != Mode::Sync || rounds[place] <= version.0 + 2;
             if wanted & (1 << id.parameter.0) != 0 && may {
-                entries.push((*id, rounds[place], self.luck.payload(&plan, *id)));
+                let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
+                wants &= !is_bucket;
+                // Where lives end early, so would contributions in parts, of which rows without a gradient remain.
+                if is_bucket && self.course.changes == 0 && self.luck.below(3) == 0 {
+                    let index = u32::try_from(self.luck.below(2)).expect("it is 0 or 1");
+                    for index in [index, 1 - index] {
+                        let part = self.luck.rows(&plan, *id, RowsPart { index, count: 2 });
+                        entries.push((*id, rounds[place], part));
+                    }
+                } else {
+                    entries.push((*id, rounds[place], self.luck.payload(&plan, *id)));
+                }
                 rounds[place] += 1;
             }
         }
@@ -186,7 +219,6 @@ impl Pair {
             return None;
         }
         let second = entries.split_off(1 + self.luck.index(entries.len()));
-        let wants = self.luck.below(2) == 0;
         let first = self.peace.push(trainer, entries, wants);
         if !second.is_empty() {
             let mut head = first.frame.head;

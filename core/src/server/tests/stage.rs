@@ -11,7 +11,7 @@ use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
     Version,
 };
-use crate::partition::{Declaration, DeclarationMessage, Name};
+use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Event, Incoming, Outgoing, Plain, Submit};
 use crate::server::{Output, Shard, ShardOptions};
 use crate::time::Now;
@@ -36,8 +36,11 @@ pub(super) struct Plan {
 pub(super) struct Parameter {
     pub(super) name: &'static str,
     pub(super) element_type: ElementType,
+    /// Of a sparse parameter those of a row.
     pub(super) elements: u64,
     pub(super) config: &'static str,
+    /// How a sparse parameter's rows are dealt out.
+    pub(super) buckets: Option<Buckets>,
 }
 
 impl Plan {
@@ -52,7 +55,12 @@ impl Plan {
         elements: u64,
         config: &'static str,
     ) -> Self {
-        self.parameters.push(Parameter { name, element_type, elements, config });
+        let settings = OptimizerSettings::from_text(config).expect("the test's configuration is valid");
+        let buckets = settings.sparse.map(|sparse| Buckets {
+            rows: sparse.rows.or(sparse.height).expect("one of them is said"),
+            count: sparse.buckets.expect("the test says how many"),
+        });
+        self.parameters.push(Parameter { name, element_type, elements, config, buckets });
         self
     }
 
@@ -66,7 +74,12 @@ impl Plan {
     pub(super) fn chunks(&self) -> Vec<(ChunkId, u32)> {
         let all = (0..).zip(&self.parameters).flat_map(|(index, one)| {
             let bytes = one.elements * one.element_type.bytes();
-            (0..bytes.div_ceil(CHUNK_BYTES.into())).map(move |chunk| {
+            let is_sparse = one.buckets.is_some();
+            let count = one.buckets.map_or(bytes.div_ceil(CHUNK_BYTES.into()), |buckets| buckets.count.into());
+            (0..count).map(move |chunk| {
+                if is_sparse {
+                    return (id(index, chunk), 0);
+                }
                 let left = (bytes - chunk * u64::from(CHUNK_BYTES)).min(CHUNK_BYTES.into());
                 (id(index, chunk), u32::try_from(left).expect("a chunk is small"))
             })
@@ -82,13 +95,17 @@ impl Plan {
         let one = &self.parameters[index as usize];
         let settings = OptimizerSettings::from_text(one.config).expect("the test's configuration is valid");
         let rule = settings.rule.expect("the test's configuration has a rule");
+        let width = one.elements;
+        let height = settings.sparse.and_then(|sparse| sparse.height).unwrap_or(0);
+        let rows = one.buckets.map(|buckets| buckets.rows);
         let declaration = Declaration {
             name: Name::new(one.name.as_bytes()).expect("the test's name is valid"),
             element_type: one.element_type,
-            bytes: one.elements * one.element_type.bytes(),
-            shape: vec![one.elements],
+            bytes: width * rows.unwrap_or(1) * one.element_type.bytes(),
+            shape: if rows.is_some() { vec![height, width] } else { vec![width] },
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule }.encode(),
+            config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
+            buckets: one.buckets,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }

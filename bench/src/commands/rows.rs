@@ -1,0 +1,130 @@
+//! `psbench rows --local`: a row table on one core, beside a plain array that is walked in the same order.
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use pserver_core::rows::CatchUp;
+use serde_json::json;
+
+use crate::commands::kernels::Kernel;
+use crate::duel::BLOCKS_MIN;
+use crate::environment::memory_bytes;
+use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::rows::{Distribution, Local, Plan, Times};
+use crate::sizes::{self, length};
+use crate::statistics::{median, median_interval};
+
+/// What becomes of the updates that a row has missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Missed {
+    /// Rows see them all before they are wanted again.
+    Exact,
+    /// Rows see only the updates they are in.
+    Lazy,
+}
+
+/// The options of `psbench rows`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// One table in this process, and one core.
+    #[arg(long, required = true)]
+    local: bool,
+    /// Rows of the table.
+    #[arg(long, value_parser = sizes::parse, default_value = "2000000")]
+    rows: u64,
+    /// Elements of a row, f32.
+    #[arg(long, default_value_t = 64)]
+    width: u32,
+    /// Ids of a batch, each counted as often as it comes.
+    #[arg(long, value_parser = sizes::parse, default_value = "65536")]
+    batch: u64,
+    /// Rules; several with commas between them.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "adagrad")]
+    rule: Vec<Kernel>,
+    /// How often rows are wanted; several with commas between them.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "zipf,uniform")]
+    distribution: Vec<Distribution>,
+    /// How steep Zipf's law is.
+    #[arg(long, default_value_t = 1.05)]
+    exponent: f64,
+    /// What becomes of the updates that a row has missed.
+    #[arg(long, value_enum, default_value = "exact")]
+    missed: Missed,
+    /// Batches that are looked up, and as many that are updated.
+    #[arg(short = 'n', long, default_value_t = 5 * BLOCKS_MIN)]
+    iterations: u32,
+}
+
+const COLUMNS: &[Column] = &[
+    plain("name", "what"),
+    scaled("rows_per_second", "Mrows/s", 1e6, 2),
+    scaled("ceiling_rows_per_second", "array[Mrows/s]", 1e6, 2),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    scaled("ratio_low", "low", 1.0, 3),
+    scaled("ratio_high", "high", 1.0, 3),
+    scaled("latency_us_max", "slowest[ms]", 1e3, 3),
+    scaled("latency_us_p50", "median[ms]", 1e3, 3),
+    plain("wrong", "#wrong"),
+];
+
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let rules: Vec<_> = args.rule.iter().map(|rule| crate::job::word(*rule)).collect();
+    let distributions: Vec<_> = args.distribution.iter().map(|one| crate::job::word(*one)).collect();
+    let parameters = json!({ "local": args.local, "rows": args.rows, "width": args.width, "batch": args.batch,
+        "rules": rules, "distributions": distributions, "exponent": args.exponent,
+        "missed": crate::job::word(args.missed), "iterations": args.iterations, "dtype": "f32", "threads": 1 });
+    ensure!(args.rows > 0 && args.batch > 0 && args.iterations > 0, "expected rows, a batch and iterations");
+    ensure!(args.exponent.is_finite() && args.exponent >= 0.0, "--exponent {}: expected zero or above", args.exponent);
+    // The table and the array with two states, and the values that are compared.
+    let needed = args.rows.saturating_mul(u64::from(args.width) * 4 * 7 + 64);
+    if let Some(there) = memory_bytes() {
+        ensure!(needed < there, "these tables take {needed} bytes; this machine has {there}");
+    }
+    let mut report = Report::new("rows", parameters, COLUMNS);
+    for kernel in &args.rule {
+        let name = crate::job::word(*kernel);
+        let Some(rule) = kernel.rule()? else { anyhow::bail!("--rule {name}: expected one that updates") };
+        for distribution in &args.distribution {
+            eprintln!("psbench: {name}, {}", crate::job::word(*distribution));
+            let plan = Plan {
+                rows: args.rows,
+                width: args.width,
+                batch: length(args.batch),
+                rule: rule.clone(),
+                catch_up: if args.missed == Missed::Lazy { CatchUp::Lazy } else { CatchUp::Exact },
+                distribution: *distribution,
+                exponent: args.exponent,
+                iterations: args.iterations,
+            };
+            outcomes(&name, &plan, &Local::measure(&plan)?, &mut report);
+        }
+    }
+    Ok(report)
+}
+
+fn outcomes(rule: &str, plan: &Plan, local: &Local, report: &mut Report) {
+    let distribution = crate::job::word(plan.distribution);
+    let outcome = |what: &str, times: &Times| {
+        let (own, straight) = (median(&times.own), median(&times.straight));
+        let ratios: Vec<f64> = times.own.iter().zip(&times.straight).map(|(own, straight)| straight / own).collect();
+        let (low, high) = median_interval(&ratios);
+        let slowest = times.own.iter().copied().fold(0.0, f64::max);
+        let batch = plan.batch.min(length(plan.rows)) as f64;
+        let batch = if what == "first touch" { batch } else { plan.batch as f64 };
+        Outcome::new(&format!("{what}, {rule}, {distribution}"))
+            .with("rule", rule)
+            .with("distribution", distribution.as_str())
+            .with("rows_per_second", batch / own)
+            .with("ceiling_rows_per_second", batch / straight)
+            .with("ratio_to_ceiling", straight / own)
+            .with("ratio_low", low)
+            .with("ratio_high", high)
+            .with("latency_us_p50", own * 1e6)
+            .with("latency_us_max", slowest * 1e6)
+            .with("block_latency_us", times.own.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
+            .with("record_bytes", local.record_bytes)
+            .with("index_bytes", local.index_bytes)
+    };
+    report.results.push(outcome("first touch", &local.touch));
+    report.results.push(outcome("lookup", &local.lookup).with("wrong", local.wrong));
+    report.results.push(outcome("update", &local.update).with("unique_rows_per_batch", local.unique));
+}

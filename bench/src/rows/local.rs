@@ -1,0 +1,264 @@
+//! One table, looked up and updated in batches, and every row of it checked.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::memory::{Arena, Budget};
+use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::port::{Kernels, Update};
+use pserver_core::rows::{
+    CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+};
+use pserver_kernels::cpu::Cpu;
+
+use super::draw::{Distribution, Draw};
+use super::straight::Array;
+
+/// Bytes of a piece of memory.
+const PIECE_BYTES: u32 = 1 << 20;
+/// Every so many rows one is followed by hand.
+const FOLLOWED: usize = 509;
+
+/// What is measured.
+pub(crate) struct Plan {
+    pub(crate) rows: u64,
+    pub(crate) width: u32,
+    pub(crate) batch: usize,
+    pub(crate) rule: Rule,
+    pub(crate) catch_up: CatchUp,
+    pub(crate) distribution: Distribution,
+    pub(crate) exponent: f64,
+    pub(crate) iterations: u32,
+}
+
+/// Seconds of each batch, ours and those of the array.
+#[derive(Default)]
+pub(crate) struct Times {
+    pub(crate) own: Vec<f64>,
+    pub(crate) straight: Vec<f64>,
+}
+
+/// What came of it.
+pub(crate) struct Local {
+    pub(crate) touch: Times,
+    pub(crate) lookup: Times,
+    pub(crate) update: Times,
+    /// Unique rows of an update's batch, as a mean.
+    pub(crate) unique: f64,
+    pub(crate) wrong: u64,
+    pub(crate) record_bytes: u64,
+    pub(crate) index_bytes: u64,
+}
+
+/// A table, the array it is compared with, and what is known of its rows.
+struct Bench<'a> {
+    plan: &'a Plan,
+    table: RowTable,
+    work: Workspace,
+    merge: Merge,
+    array: Array,
+    followed: Vec<Followed>,
+    gradients: Vec<f32>,
+    values: Vec<u8>,
+    flat: Vec<f32>,
+}
+
+/// A row whose updates are reckoned one after another.
+struct Followed {
+    id: u64,
+    weight: Vec<u8>,
+    states: Vec<Vec<u8>>,
+}
+
+impl Local {
+    /// Fills a table with all rows, then looks up and updates batches of them.
+    pub(crate) fn measure(plan: &Plan) -> Result<Self> {
+        let mut draw = Draw::new(plan.distribution, plan.exponent, plan.rows, 1);
+        let mut bench = Bench::new(plan, &mut draw)?;
+        let touch = bench.touch()?;
+        let (mut lookup, mut update, mut unique, mut wrong) = (Times::default(), Times::default(), 0, 0);
+        for count in 0..=plan.iterations {
+            let (looked, updated) = (draw.batch(plan.batch), draw.batch(plan.batch));
+            let [own, straight] = bench.look_up(&looked)?;
+            wrong += bench.wrong(&looked, count == 0);
+            let [own_update, straight_update] = bench.update(&updated, &mut unique)?;
+            // The first of each touches memory that nobody has touched.
+            if count > 0 {
+                lookup.own.push(own);
+                lookup.straight.push(straight);
+                update.own.push(own_update);
+                update.straight.push(straight_update);
+            }
+        }
+        let usage = bench.table.usage();
+        let ids: Vec<_> = bench.followed.iter().map(|row| row.id).collect();
+        bench.look_up(&ids)?;
+        wrong += bench.wrong(&ids, false);
+        Ok(Self {
+            touch,
+            lookup,
+            update,
+            unique: unique as f64 / f64::from(plan.iterations + 1),
+            wrong,
+            record_bytes: usage.record_bytes,
+            index_bytes: usage.index_bytes,
+        })
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn new(plan: &'a Plan, draw: &mut Draw) -> Result<Self> {
+        let layout = RowLayout::new(ElementType::Float32, plan.width, Height::Unbounded)?;
+        let settings = TableSettings {
+            layout,
+            rule: plan.rule.clone(),
+            initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
+            seed: 1,
+            catch_up: plan.catch_up,
+        };
+        let states = plan.rule.states().len();
+        let parts = states + 1;
+        // Records at their largest stride, and an index that was just split everywhere.
+        let record = (layout.row_bytes() * parts + 64) as u64;
+        let mut budget = Budget::new();
+        budget.line("rows", PIECE_BYTES, plan.rows * (record + 64) / u64::from(PIECE_BYTES) + plan.rows / 1024 + 4);
+        let table = RowTable::new(settings, Pieces::new(Arena::new(&budget)?, PIECE_BYTES))?;
+        let width = plan.width as usize;
+        let rows = usize::try_from(plan.rows).context("--rows")?;
+        let mut bench = Self {
+            plan,
+            table,
+            work: Workspace::default(),
+            merge: Merge::with_capacity(plan.batch),
+            array: Array::new(rows, width * parts),
+            followed: Vec::new(),
+            gradients: (0..plan.batch * width).map(|_| (draw.fraction() - 0.5) as f32).collect(),
+            values: vec![0; plan.batch * layout.row_bytes()],
+            flat: vec![0.0; plan.batch * width],
+        };
+        for id in (0..plan.rows).step_by(FOLLOWED) {
+            let states = vec![vec![0; layout.row_bytes()]; states];
+            bench.followed.push(Followed { id, weight: bench.initial(id), states });
+        }
+        Ok(bench)
+    }
+
+    fn initial(&self, id: u64) -> Vec<u8> {
+        let TableSettings { layout, initializer, seed, .. } = self.table.settings();
+        let mut row = vec![0; layout.row_bytes()];
+        initializer.fill(*seed, id, *layout, &mut row);
+        row
+    }
+
+    /// Touches all rows for the first time, a batch after another; an array is filled with the same values.
+    fn touch(&mut self) -> Result<Times> {
+        let mut times = Times::default();
+        let TableSettings { layout, initializer, seed, .. } = self.table.settings().clone();
+        let all: Vec<u64> = (0..self.plan.rows).collect();
+        let mut array = vec![0; all.len() * layout.row_bytes()];
+        let pieces = array.chunks_mut(self.plan.batch * layout.row_bytes());
+        for (ids, into) in all.chunks(self.plan.batch).zip(pieces) {
+            let checked = Ids::new(layout, ids)?;
+            let start = Instant::now();
+            self.table.reserve(&mut self.work, checked)?;
+            let own = start.elapsed().as_secs_f64();
+            let straight = timed(|| {
+                for (id, row) in ids.iter().zip(into.chunks_exact_mut(layout.row_bytes())) {
+                    initializer.fill(seed, *id, layout, row);
+                }
+            });
+            // The last batch may be a short one.
+            if ids.len() == self.plan.batch || times.own.is_empty() {
+                times.own.push(own);
+                times.straight.push(straight);
+            }
+        }
+        Ok(times)
+    }
+
+    /// Seconds of a lookup by the table and by the array.
+    fn look_up(&mut self, ids: &[u64]) -> Result<[f64; 2]> {
+        let width = self.plan.width as usize;
+        let checked = Ids::new(self.table.layout(), ids)?;
+        let bytes = ids.len() * width * 4;
+        self.values.resize(bytes.max(self.values.len()), 0);
+        self.flat.resize((bytes / 4).max(self.flat.len()), 0.0);
+        let own = timed(|| self.table.pull(&mut self.work, &mut Cpu, checked, black_box(&mut self.values[..bytes])));
+        let places = places(ids);
+        let mut gather = |asks| timed(|| self.array.gather(&places, black_box(&mut self.flat), width, asks));
+        Ok([own, f64::min(gather(false), gather(true))])
+    }
+
+    /// Seconds of an update by the table and by the array.
+    fn update(&mut self, ids: &[u64], unique: &mut usize) -> Result<[f64; 2]> {
+        let (width, layout) = (self.plan.width as usize, self.table.layout());
+        let version = Version(self.table.version().0 + 1);
+        let step = Step { version, rate: None, norm: None, scale: 1.0 };
+        let bytes: &[u8] = bytemuck::cast_slice(&self.gradients);
+        let start = Instant::now();
+        let views = [RowsView::new(layout, ids, bytes)?];
+        let merged = self.merge.unite(layout, &views)?;
+        self.table.apply(&mut self.work, &mut Cpu, &merged, &step)?;
+        let own = start.elapsed().as_secs_f64();
+        *unique += merged.len();
+        for row in &mut self.followed {
+            row.update(&self.plan.rule, &step, ids, &self.gradients, width);
+        }
+        let places = places(ids);
+        let mut add = |asks| timed(|| self.array.add(&places, black_box(&self.gradients), width, asks));
+        Ok([own, f64::min(add(false), add(true))])
+    }
+
+    /// How many elements of the last lookup are not what they must be: all of them before the first update, and after it
+    /// those of the rows that are followed.
+    fn wrong(&self, ids: &[u64], all: bool) -> u64 {
+        let rows = self.values.chunks_exact(self.plan.width as usize * 4);
+        let differ = |(id, row): (&u64, &[u8])| {
+            let followed = usize::try_from(*id).ok().filter(|id| id.is_multiple_of(FOLLOWED));
+            let expected = match followed.and_then(|id| self.followed.get(id / FOLLOWED)) {
+                Some(followed) => followed.weight.clone(),
+                None if all => self.initial(*id),
+                None => return 0,
+            };
+            let pairs = row.chunks_exact(4).zip(expected.chunks_exact(4));
+            pairs.filter(|(found, expected)| found != expected).count() as u64
+        };
+        ids.iter().zip(rows).map(differ).sum()
+    }
+}
+
+impl Followed {
+    /// One update as a dense parameter has it: what a batch says of the row is summed in order, and is zero when it says
+    /// nothing.
+    fn update(&mut self, rule: &Rule, step: &Step, ids: &[u64], gradients: &[f32], width: usize) {
+        let mut sum = vec![0.0_f32; width];
+        let rows = ids.iter().zip(gradients.chunks_exact(width)).filter(|(id, _)| **id == self.id);
+        for (_, row) in rows {
+            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(&sum);
+        let element_type = ElementType::Float32;
+        let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
+        Cpu.update(Update {
+            rule,
+            coefficients: &rule.coefficients(step),
+            element_type,
+            parameter: &mut self.weight,
+            states: &mut states,
+            gradients: &[Gradient { bytes, element_type }],
+        });
+    }
+}
+
+fn places(ids: &[u64]) -> Vec<usize> {
+    ids.iter().map(|id| usize::try_from(*id).expect("a row of an array")).collect()
+}
+
+fn timed(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}

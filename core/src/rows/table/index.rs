@@ -1,0 +1,211 @@
+//! Which slot a row has: an extendible hash table.
+//!
+//! A directory of 2^depth entries leads to pages of 4 KiB, by the first bits of an id's hash. A page is a small open
+//! table: an id stands at the place that the last bits of its hash say, or at the next free one. A page that is four
+//! fifths full is split in two by one more bit, so growing never costs more than a page's worth of work at once: there
+//! is no pause in which everything is hashed anew. Only the directory, 4 bytes for some hundred rows, doubles whole.
+//!
+//! Entries are never removed.
+
+use crate::error::Failure;
+use crate::memory::{Lease, prefetch};
+use crate::rows::initializer::mix;
+
+use super::pieces::Pieces;
+
+/// An id, and its slot plus one; zero there says that nobody stands here. Both little endian.
+const ENTRY_BYTES: usize = 16;
+const PAGE_ENTRIES: usize = 256;
+const PAGE_BYTES: usize = PAGE_ENTRIES * ENTRY_BYTES;
+/// A fuller page is split: at four fifths an id that is there is found within three steps, as a mean.
+const PAGE_ENTRIES_MAX: u16 = 204;
+/// Ids whose hashes agree in this many bits are somebody's malice; the directory ends here, at 1 GiB.
+const DEPTH_MAX: u8 = 28;
+
+/// The slots of rows, by id.
+#[derive(Debug)]
+pub(super) struct Index {
+    pieces: Pieces,
+    leases: Vec<Lease>,
+    pages_per_piece: u32,
+    /// Page numbers, 2^depth of them.
+    directory: Vec<u32>,
+    depth: u8,
+    /// What is known of each page.
+    pages: Vec<Page>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    /// How many bits of a hash all its ids share.
+    depth: u8,
+    entries: u16,
+}
+
+/// An id's hash: where it stands in the directory and in its page.
+#[derive(Clone, Copy, Debug)]
+struct Hash(u64);
+
+impl Hash {
+    #[inline]
+    fn of(id: u64) -> Self {
+        Self(mix(id))
+    }
+
+    /// The place in a directory of 2^depth entries.
+    #[inline]
+    fn directory(self, depth: u8) -> usize {
+        // In two steps, because there is no shift by 64.
+        usize::try_from(self.0 >> 1 >> (63 - depth)).expect("a directory's index is short")
+    }
+
+    /// The place in a page.
+    #[inline]
+    fn place(self) -> usize {
+        usize::try_from(self.0 % PAGE_ENTRIES as u64).expect("a page is small")
+    }
+}
+
+impl Index {
+    pub(super) fn new(pieces: Pieces) -> Result<Self, Failure> {
+        let pages_per_piece = pieces.bytes() / u32::try_from(PAGE_BYTES).expect("a page is small");
+        if pages_per_piece == 0 {
+            return Err(Failure::call(format!("pieces of {} bytes; expected at least {PAGE_BYTES}", pieces.bytes())));
+        }
+        let mut index =
+            Self { pieces, leases: Vec::new(), pages_per_piece, directory: vec![0], depth: 0, pages: Vec::new() };
+        index.add_page(0)?;
+        Ok(index)
+    }
+
+    /// Bytes of the pieces it holds.
+    pub(super) fn bytes(&self) -> u64 {
+        self.leases.len() as u64 * u64::from(self.pieces.bytes())
+    }
+
+    /// Asks for what [`find`](Self::find) will read first.
+    #[inline]
+    pub(super) fn prefetch(&self, id: u64) {
+        let hash = Hash::of(id);
+        let page = self.page(self.directory[hash.directory(self.depth)]);
+        prefetch(&page[hash.place()]);
+    }
+
+    /// The slot of a row, if it has one.
+    #[inline]
+    pub(super) fn find(&self, id: u64) -> Option<u32> {
+        let hash = Hash::of(id);
+        let page = self.page(self.directory[hash.directory(self.depth)]);
+        let mut place = hash.place();
+        loop {
+            let (there, slot) = read(&page[place]);
+            if there == id || slot.is_none() {
+                return slot;
+            }
+            place = (place + 1) % PAGE_ENTRIES;
+        }
+    }
+
+    /// Gives a row that has none a slot. After an error it is as it was.
+    pub(super) fn insert(&mut self, id: u64, slot: u32) -> Result<(), Failure> {
+        let hash = Hash::of(id);
+        let mut page = self.directory[hash.directory(self.depth)];
+        while self.pages[page as usize].entries >= PAGE_ENTRIES_MAX {
+            self.split(hash)?;
+            page = self.directory[hash.directory(self.depth)];
+        }
+        self.pages[page as usize].entries += 1;
+        put(self.page_mut(page), id, slot);
+        Ok(())
+    }
+
+    /// Every row and its slot, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
+        let pages = (0..).zip(&self.pages).map(|(number, _)| self.page(number));
+        pages.flatten().filter_map(|entry| {
+            let (id, slot) = read(entry);
+            slot.map(|slot| (id, slot))
+        })
+    }
+
+    /// Splits the page of a hash by one more bit.
+    fn split(&mut self, hash: Hash) -> Result<(), Failure> {
+        let low = self.directory[hash.directory(self.depth)];
+        let depth = self.pages[low as usize].depth + 1;
+        if depth > DEPTH_MAX {
+            return Err(Failure::call(format!(
+                "{PAGE_ENTRIES_MAX} rows whose ids share {DEPTH_MAX} bits of their hash"
+            )));
+        }
+        let high = self.add_page(depth)?;
+        if depth > self.depth {
+            self.directory = self.directory.iter().flat_map(|page| [*page, *page]).collect();
+            self.depth = depth;
+        }
+        // The entries that share the page's bits follow each other; the upper half of them now leads to the new page.
+        let shared = self.depth - depth;
+        let second = (hash.directory(depth) | 1) << shared;
+        self.directory[second..second + (1 << shared)].fill(high);
+        self.move_entries(low, high, depth);
+        Ok(())
+    }
+
+    fn move_entries(&mut self, low: u32, high: u32, depth: u8) {
+        let mut whole = [[0; ENTRY_BYTES]; PAGE_ENTRIES];
+        let page = self.page_mut(low);
+        whole.copy_from_slice(page);
+        page.fill([0; ENTRY_BYTES]);
+        let mut counts = [0; 2];
+        for (id, slot) in whole.iter().map(read).filter_map(|(id, slot)| slot.map(|slot| (id, slot))) {
+            let half = Hash::of(id).directory(depth) & 1;
+            put(self.page_mut([low, high][half]), id, slot);
+            counts[half] += 1;
+        }
+        let [below, above] = counts;
+        self.pages[low as usize] = Page { depth, entries: below };
+        self.pages[high as usize] = Page { depth, entries: above };
+    }
+
+    /// An empty page.
+    fn add_page(&mut self, depth: u8) -> Result<u32, Failure> {
+        let number = u32::try_from(self.pages.len()).map_err(|_| Failure::call("more pages than can be numbered"))?;
+        if number.is_multiple_of(self.pages_per_piece) {
+            self.leases.push(self.pieces.take()?);
+        }
+        self.pages.push(Page { depth, entries: 0 });
+        self.page_mut(number).fill([0; ENTRY_BYTES]);
+        Ok(number)
+    }
+
+    #[inline]
+    fn page(&self, number: u32) -> &[[u8; ENTRY_BYTES]] {
+        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes();
+        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        bytes[start..start + PAGE_BYTES].as_chunks().0
+    }
+
+    fn page_mut(&mut self, number: u32) -> &mut [[u8; ENTRY_BYTES]] {
+        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes_mut();
+        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        bytes[start..start + PAGE_BYTES].as_chunks_mut().0
+    }
+}
+
+/// Puts an entry at the first free place from its own on; a page always has one.
+fn put(page: &mut [[u8; ENTRY_BYTES]], id: u64, slot: u32) {
+    let mut place = Hash::of(id).place();
+    while read(&page[place]).1.is_some() {
+        place = (place + 1) % PAGE_ENTRIES;
+    }
+    let (key, value) = page[place].split_at_mut(8);
+    key.copy_from_slice(&id.to_le_bytes());
+    value.copy_from_slice(&(u64::from(slot) + 1).to_le_bytes());
+}
+
+/// An entry's id, and its slot when somebody stands there.
+#[inline]
+fn read(entry: &[u8; ENTRY_BYTES]) -> (u64, Option<u32>) {
+    let (key, value) = entry.split_at(8);
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("half of an entry"));
+    (number(key), number(value).checked_sub(1).and_then(|slot| u32::try_from(slot).ok()))
+}

@@ -1,0 +1,535 @@
+//! The rows of one parameter, or of one server's part of it, that somebody has touched.
+//!
+//! An update touches the rows that it was sent, and no others. Yet the values are those of a dense parameter with the
+//! same initial values, to the bit: see `rest` for how.
+//!
+//! Not here: rows that go again. A table grows until its memory is used up, and then says so.
+//!
+//! A row that nobody has touched is not there. It reads as its initial value, with the updates it has missed; it is put
+//! there when it is updated or set, and when it is read under a rule that changes rows by a gradient of zero (decay, for
+//! example), so that no replay is done twice. Whether a row is there makes no difference to any value.
+//!
+//! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
+//! `rest` (what was missed).
+
+mod index;
+mod pieces;
+mod records;
+mod rest;
+mod settings;
+mod tile;
+
+use std::ops::Range;
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::Version;
+use crate::memory::prefetch;
+use crate::optim::Step;
+use crate::port::Kernels;
+
+use super::layout::{RowLayout, element_bytes};
+use super::merge::Merged;
+use super::selected::{Ids, RowsView};
+
+use index::Index;
+use records::Records;
+use rest::{Past, Rest};
+use tile::{Shape, Tile, TileRow};
+
+pub use pieces::Pieces;
+pub use rest::Rates;
+pub use settings::{CatchUp, TableSettings};
+
+/// Bytes of the version that a row was last brought up to.
+const HEAD_BYTES: usize = size_of::<u64>();
+/// Ids that are looked up together, so that the processor waits for many at once.
+const GROUP: usize = 64;
+
+/// Rows by id, with what an optimizer keeps of each.
+#[derive(Debug)]
+pub struct RowTable {
+    settings: TableSettings,
+    rest: Rest,
+    shape: Shape,
+    index: Index,
+    records: Records,
+    version: Version,
+    rates: Rates,
+}
+
+/// Room to work in, for any number of tables one after another.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    tile: Tile,
+    slots: Vec<u32>,
+}
+
+/// What a table takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableUsage {
+    /// Rows that are there.
+    pub rows: u64,
+    /// Bytes of the pieces that hold them.
+    pub record_bytes: u64,
+    /// Bytes of the pieces that say where they are.
+    pub index_bytes: u64,
+}
+
+/// A row as it is kept, for a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// The row.
+    pub id: u64,
+    /// The version that the row was last brought up to; the table's own when nothing can be missed.
+    pub last: Version,
+    /// The weight, then each state.
+    pub content: &'a [u8],
+}
+
+/// The rows that were there at some moment, in ascending order of their ids.
+#[derive(Debug)]
+pub struct Sorted {
+    rows: Vec<(u64, u32)>,
+}
+
+impl RowTable {
+    /// A table without a row, at version zero.
+    ///
+    /// # Errors
+    /// What [`TableSettings::validate`] refuses, and when a piece is too small for a row or there is none.
+    pub fn new(settings: TableSettings, pieces: Pieces) -> Result<Self, Failure> {
+        settings.validate()?;
+        let rest = match settings.catch_up {
+            CatchUp::Exact => Rest::of(&settings.rule, settings.layout.element_type()),
+            CatchUp::Lazy => Rest::Always,
+        };
+        let shape = Shape { row_bytes: settings.layout.row_bytes(), states: settings.rule.states().len() };
+        let head_bytes = if rest == Rest::Always { 0 } else { HEAD_BYTES };
+        let record_bytes = head_bytes + shape.row_bytes * (shape.states + 1);
+        Ok(Self {
+            rest,
+            shape,
+            index: Index::new(pieces.clone())?,
+            records: Records::new(pieces, record_bytes)?,
+            version: Version(0),
+            rates: Rates::default(),
+            settings,
+        })
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn settings(&self) -> &TableSettings {
+        &self.settings
+    }
+
+    /// What its rows have in common.
+    #[must_use]
+    pub fn layout(&self) -> RowLayout {
+        self.settings.layout
+    }
+
+    /// How many updates it has seen.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The learning rates that steps brought with them. With the version and the records they are all that a checkpoint
+    /// needs. Nothing is noted under rules that never have to replay an update.
+    #[must_use]
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub fn usage(&self) -> TableUsage {
+        TableUsage {
+            rows: u64::from(self.records.len()),
+            record_bytes: self.records.bytes(),
+            index_bytes: self.index.bytes(),
+        }
+    }
+
+    /// Makes room for rows, so that an update of them cannot fail for want of it. It changes no value.
+    ///
+    /// # Errors
+    /// When memory runs out; names the bytes and the rows there are. Some of the rows may have been made room for.
+    pub fn reserve(&mut self, work: &mut Workspace, ids: Ids<'_>) -> Result<(), Failure> {
+        self.claim(&mut work.slots, ids.iter())
+    }
+
+    /// One update of the table, by the sums of the rows that were sent; every other row sees a gradient of zero, when it
+    /// is next wanted.
+    ///
+    /// # Errors
+    /// When memory runs out, and when the step's rate or scale is negative or not finite. Then no value, and not the
+    /// version, has changed.
+    ///
+    /// # Panics
+    /// When the rows are not of the table's layout, or the step is not the next one.
+    pub fn apply(
+        &mut self,
+        work: &mut Workspace,
+        kernels: &mut dyn Kernels,
+        merged: &Merged<'_>,
+        step: &Step,
+    ) -> Result<(), Failure> {
+        assert_eq!(merged.layout(), self.settings.layout, "rows of this table");
+        assert_eq!(step.version.0, self.version.0 + 1, "updates come one after another");
+        check_step(step)?;
+        self.claim(&mut work.slots, merged.ids())?;
+        let rows = self.shape.rows();
+        for start in (0..merged.len()).step_by(rows) {
+            let end = merged.len().min(start + rows);
+            self.update_tile(work, kernels, merged, start..end, step);
+        }
+        if self.rest != Rest::Always {
+            self.rates.note(step.version, step.rate);
+        }
+        self.version = step.version;
+        Ok(())
+    }
+
+    /// Writes the values of rows, row after row in the ids' order; ids may repeat.
+    ///
+    /// # Panics
+    /// When `into` does not hold a row for each id.
+    pub fn pull(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, ids: Ids<'_>, into: &mut [u8]) {
+        let row_bytes = self.shape.row_bytes;
+        assert_eq!(into.len(), ids.len() * row_bytes, "a row for each id");
+        work.tile.begin(self.shape);
+        let mut slots = [None; GROUP];
+        for start in (0..ids.len()).step_by(GROUP) {
+            let places = start..ids.len().min(start + GROUP);
+            self.find(ids, places.clone(), &mut slots);
+            for (place, slot) in places.zip(slots) {
+                let row = &mut into[place * row_bytes..][..row_bytes];
+                if let Some(last) = self.read(ids.get(place), slot, row) {
+                    let slot = slot.or_else(|| self.keep(ids.get(place)));
+                    let last = slot.map_or(last, |slot| self.last(slot));
+                    work.tile.rows.push(TileRow { id: ids.get(place), slot, last, place });
+                }
+                if work.tile.rows.len() == self.shape.rows() {
+                    self.pull_tile(&mut work.tile, kernels, into);
+                }
+            }
+        }
+        self.pull_tile(&mut work.tile, kernels, into);
+    }
+
+    /// Replaces the weights of rows, and leaves the optimizer's states alone. Of a row that is there twice the last one
+    /// counts.
+    ///
+    /// # Errors
+    /// When memory runs out; then no value has changed.
+    ///
+    /// # Panics
+    /// When the rows are not of the table's layout.
+    pub fn set(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, rows: &RowsView<'_>) -> Result<(), Failure> {
+        assert_eq!(rows.layout(), self.settings.layout, "rows of this table");
+        self.claim(&mut work.slots, rows.ids().iter())?;
+        work.tile.begin(self.shape);
+        for place in 0..rows.len() {
+            let slot = work.slots[place];
+            let last = self.last(slot);
+            if last < self.version {
+                work.tile.rows.push(TileRow { id: rows.ids().get(place), slot: Some(slot), last, place });
+                self.settle(&mut work.tile, kernels, self.version);
+                self.store(&mut work.tile, self.version);
+                work.tile.rows.clear();
+            }
+            let head = self.head_bytes();
+            self.records.get_mut(slot)[head..][..self.shape.row_bytes].copy_from_slice(rows.row(place));
+        }
+        Ok(())
+    }
+}
+
+impl RowTable {
+    /// The rows that are there, in ascending order of their ids. Rows stay where they are, so a checkpoint may read some
+    /// of them now and the others later, as they are then.
+    #[must_use]
+    pub fn sorted(&self) -> Sorted {
+        let mut rows: Vec<_> = self.index.entries().collect();
+        rows.sort_unstable();
+        Sorted { rows }
+    }
+
+    /// One of these rows, as it is now.
+    ///
+    /// # Panics
+    /// When there are not so many, or they are another table's.
+    #[must_use]
+    pub fn record(&self, sorted: &Sorted, index: usize) -> Record<'_> {
+        let (id, slot) = sorted.rows[index];
+        Record { id, last: self.last(slot), content: &self.records.get(slot)[self.head_bytes()..] }
+    }
+
+    /// Puts back a row of a checkpoint, over what is there.
+    ///
+    /// # Errors
+    /// When the id, the version or the length is none of this table's, naming which, and when memory runs out.
+    pub fn restore(&mut self, work: &mut Workspace, record: Record<'_>) -> Result<(), Failure> {
+        let Record { id, last, content } = record;
+        let expected = self.shape.row_bytes * (self.shape.states + 1);
+        self.settings.layout.check(id)?;
+        if content.len() != expected {
+            return Err(Failure::call(format!("row {id} has {} bytes; expected {expected}", content.len())));
+        }
+        if self.version < last {
+            return Err(Failure::call(format!("row {id} is of version {last}; expected at most {}", self.version)));
+        }
+        self.claim(&mut work.slots, std::iter::once(id))?;
+        let slot = work.slots[0];
+        let head = self.head_bytes();
+        self.records.get_mut(slot)[head..].copy_from_slice(content);
+        self.set_last(slot, last);
+        Ok(())
+    }
+
+    /// Takes up a checkpoint's version and rates; its rows follow with [`restore`](Self::restore).
+    ///
+    /// # Panics
+    /// When the table has seen updates or rows.
+    pub fn resume(&mut self, version: Version, rates: Rates) {
+        assert_eq!((self.version, self.records.len()), (Version(0), 0), "a table that nobody has used");
+        self.version = version;
+        self.rates = rates;
+    }
+}
+
+impl Sorted {
+    /// How many rows there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Their ids.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.rows.iter().map(|(id, _)| *id)
+    }
+}
+
+impl RowTable {
+    /// Finds or makes a slot for each id.
+    fn claim(&mut self, slots: &mut Vec<u32>, ids: impl ExactSizeIterator<Item = u64> + Clone) -> Result<(), Failure> {
+        slots.clear();
+        slots.reserve(ids.len());
+        let mut ahead = ids.clone();
+        ahead.by_ref().take(GROUP).for_each(|id| self.index.prefetch(id));
+        for id in ids {
+            if let Some(id) = ahead.next() {
+                self.index.prefetch(id);
+            }
+            slots.push(match self.index.find(id) {
+                Some(slot) => slot,
+                None => self.add(id)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts a row there that is not, as it is before anybody touches it.
+    fn add(&mut self, id: u64) -> Result<u32, Failure> {
+        let slot = self.records.len();
+        let room = self.records.reserve().and_then(|()| self.index.insert(id, slot));
+        room.map_err(|why| {
+            let TableUsage { rows, record_bytes, index_bytes } = self.usage();
+            Failure::call(format!(
+                "no room for row {id}: {rows} rows take {record_bytes} bytes, and {index_bytes} to find them; {why}"
+            ))
+        })?;
+        let TableSettings { layout, initializer, seed, .. } = &self.settings;
+        let head = if self.rest == Rest::Always { 0 } else { HEAD_BYTES };
+        let record = self.records.add();
+        record.fill(0);
+        initializer.fill(*seed, id, *layout, &mut record[head..][..self.shape.row_bytes]);
+        Ok(slot)
+    }
+
+    /// Puts a row there that is read, when that spares a replay and there is room.
+    fn keep(&mut self, id: u64) -> Option<u32> {
+        if self.rest != Rest::Never {
+            return None;
+        }
+        // The same id may have been put there by this very pull.
+        self.index.find(id).or_else(|| self.add(id).ok())
+    }
+
+    /// Finds the slots of some ids, and asks for what will be read of them.
+    fn find(&self, ids: Ids<'_>, places: Range<usize>, slots: &mut [Option<u32>; GROUP]) {
+        places.clone().for_each(|place| self.index.prefetch(ids.get(place)));
+        for (place, slot) in places.zip(slots) {
+            *slot = self.index.find(ids.get(place));
+            if let Some(slot) = *slot {
+                prefetch(&self.records.get(slot)[..self.head_bytes() + self.shape.row_bytes]);
+            }
+        }
+    }
+
+    /// One update of some rows that are all there.
+    fn update_tile(
+        &mut self,
+        work: &mut Workspace,
+        kernels: &mut dyn Kernels,
+        merged: &Merged<'_>,
+        places: Range<usize>,
+        step: &Step,
+    ) {
+        let Workspace { tile, slots } = work;
+        tile.begin(self.shape);
+        for place in places {
+            self.ask_ahead(merged, slots, place + self.shape.rows());
+            let slot = slots[place];
+            tile.rows.push(TileRow { id: merged.id(place), slot: Some(slot), last: self.last(slot), place });
+        }
+        self.settle(tile, kernels, self.version);
+        for index in 0..tile.rows.len() {
+            let place = tile.rows[index].place;
+            merged.sum(place..place + 1, tile.gradient(index));
+        }
+        let coefficients = self.settings.rule.coefficients(step);
+        tile.update(kernels, self.past(), &coefficients);
+        self.store(tile, step.version);
+    }
+
+    /// Asks for what a later tile will need.
+    fn ask_ahead(&self, merged: &Merged<'_>, slots: &[u32], place: usize) {
+        if let Some(slot) = slots.get(place) {
+            prefetch(self.records.get(*slot));
+            merged.prefetch(place);
+        }
+    }
+
+    /// Reads the rows of a tile, once they have seen what they missed, and puts them back.
+    fn pull_tile(&mut self, tile: &mut Tile, kernels: &mut dyn Kernels, into: &mut [u8]) {
+        self.settle(tile, kernels, self.version);
+        for index in 0..tile.rows.len() {
+            let place = tile.rows[index].place;
+            into[place * self.shape.row_bytes..][..self.shape.row_bytes].copy_from_slice(tile.weight(index));
+        }
+        self.store(tile, self.version);
+        tile.rows.clear();
+    }
+
+    /// Takes the rows of a tile out of their records and brings them up to a version.
+    fn settle(&self, tile: &mut Tile, kernels: &mut dyn Kernels, version: Version) {
+        if self.rest != Rest::Always {
+            for row in &mut tile.rows {
+                // One update is then as good as all that were missed.
+                if self.rest == Rest::AfterOne && row.last < version && self.is_fresh(row.slot) {
+                    row.last = Version(version.0 - 1);
+                }
+            }
+            tile.rows.sort_by_key(|row| row.last);
+        }
+        for index in 0..tile.rows.len() {
+            match tile.rows[index] {
+                TileRow { slot: Some(slot), .. } => tile.load(index, &self.records.get(slot)[self.head_bytes()..]),
+                TileRow { slot: None, id, .. } => {
+                    tile.clear_states(index);
+                    let TableSettings { layout, initializer, seed, .. } = &self.settings;
+                    initializer.fill(*seed, id, *layout, tile.weight(index));
+                }
+            }
+        }
+        if self.rest != Rest::Always {
+            tile.catch_up(kernels, self.past(), version);
+        }
+    }
+
+    /// Puts the rows of a tile back that have a place.
+    fn store(&mut self, tile: &mut Tile, version: Version) {
+        for index in 0..tile.rows.len() {
+            if let Some(slot) = tile.rows[index].slot {
+                let head = self.head_bytes();
+                tile.store(index, &mut self.records.get_mut(slot)[head..]);
+                self.set_last(slot, version);
+            }
+        }
+    }
+
+    /// Whether a row's states are zero and its weight is finite, as in a row that nobody has touched.
+    fn is_fresh(&self, slot: Option<u32>) -> bool {
+        let Some(slot) = slot else { return true };
+        let (weight, states) = self.records.get(slot)[self.head_bytes()..].split_at(self.shape.row_bytes);
+        states.iter().all(|byte| *byte == 0) && is_finite(self.settings.layout, weight)
+    }
+
+    fn past(&self) -> Past<'_> {
+        Past { rule: &self.settings.rule, element_type: self.settings.layout.element_type(), rates: &self.rates }
+    }
+
+    /// Bytes of a record before its weight: the version it was last brought up to, when that is kept.
+    fn head_bytes(&self) -> usize {
+        if self.rest == Rest::Always { 0 } else { HEAD_BYTES }
+    }
+
+    /// The version that a row was last brought up to.
+    fn last(&self, slot: u32) -> Version {
+        if self.rest == Rest::Always {
+            return self.version;
+        }
+        let head = self.records.get(slot).first_chunk().expect("a record begins with its version");
+        Version(u64::from_le_bytes(*head))
+    }
+
+    fn set_last(&mut self, slot: u32, version: Version) {
+        if self.rest != Rest::Always {
+            self.records.get_mut(slot)[..HEAD_BYTES].copy_from_slice(&version.0.to_le_bytes());
+        }
+    }
+
+    /// Reads a row that has missed nothing; of any other the last version it has seen.
+    fn read(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
+        let last = slot.map_or(Version(0), |slot| self.last(slot));
+        if self.rest != Rest::Always && last < self.version {
+            return Some(last);
+        }
+        match slot {
+            Some(slot) => row.copy_from_slice(&self.records.get(slot)[self.head_bytes()..][..self.shape.row_bytes]),
+            None => self.settings.initializer.fill(self.settings.seed, id, self.settings.layout, row),
+        }
+        None
+    }
+}
+
+/// Refuses a step that a gradient of zero would not survive as zero.
+fn check_step(step: &Step) -> Result<(), Failure> {
+    for (name, value) in [("rate", step.rate.unwrap_or(0.0)), ("scale", step.scale)] {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Failure::call(format!("a step's {name} is {value}; expected a finite number, zero or above")));
+        }
+    }
+    Ok(())
+}
+
+fn is_finite(layout: RowLayout, row: &[u8]) -> bool {
+    let elements = row.chunks_exact(element_bytes(layout.element_type()));
+    match layout.element_type() {
+        ElementType::Float32 => elements.into_iter().all(|bytes| f32::from_le_bytes(array(bytes)).is_finite()),
+        ElementType::Float64 => elements.into_iter().all(|bytes| f64::from_le_bytes(array(bytes)).is_finite()),
+        _ => true,
+    }
+}
+
+fn array<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
+    bytes.try_into().expect("an element has its type's bytes")
+}
+
+impl RowTable {
+    /// How many of these rows are not there, each counted as often as it comes.
+    pub fn missing(&self, ids: Ids<'_>) -> u64 {
+        ids.iter().filter(|id| self.index.find(*id).is_none()).count() as u64
+    }
+}

@@ -1,0 +1,189 @@
+//! Some rows taken out of their records, so that a kernel sees them as it sees a chunk: the weights one after another,
+//! then each state. A tile stays in the first-level cache; what is copied in and out of it is hidden behind the memory
+//! that the records come from.
+
+use crate::ids::Version;
+use crate::optim::{Coefficients, Gradient, STATES_MAX};
+use crate::port::{Kernels, Update};
+
+use super::rest::Past;
+
+/// Bytes of a tile's weights, states and gradients together, or one row when that is more.
+const TILE_BYTES: usize = 32 * 1024;
+/// Where a tile's tensors begin: at a cache line, so that no vector crosses one.
+const ALIGNMENT: usize = 64;
+
+/// Room for tiles of any table.
+#[derive(Debug, Default)]
+pub(super) struct Tile {
+    /// The rows in it.
+    pub(super) rows: Vec<TileRow>,
+    shape: Shape,
+    memory: Vec<u8>,
+    /// What a steady row was before a replay.
+    before: Vec<u8>,
+}
+
+/// A row of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileRow {
+    pub(super) id: u64,
+    /// Where it is kept; none when it is not.
+    pub(super) slot: Option<u32>,
+    /// The last update it has seen.
+    pub(super) last: Version,
+    /// Which of the caller's rows it is.
+    pub(super) place: usize,
+}
+
+/// What a table's tiles are like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) row_bytes: usize,
+    pub(super) states: usize,
+}
+
+impl Shape {
+    /// The most rows in a tile.
+    pub(super) fn rows(self) -> usize {
+        (TILE_BYTES / (self.row_bytes * (self.states + 2))).max(1)
+    }
+
+    /// From one of a tile's tensors to the next.
+    fn tensor_bytes(self) -> usize {
+        (self.rows() * self.row_bytes).next_multiple_of(ALIGNMENT)
+    }
+}
+
+impl Tile {
+    /// Empties it, for a table.
+    pub(super) fn begin(&mut self, shape: Shape) {
+        self.rows.clear();
+        if self.shape != shape {
+            self.shape = shape;
+            self.memory.resize(shape.tensor_bytes() * (shape.states + 2) + ALIGNMENT, 0);
+        }
+    }
+
+    /// The weights of all rows there is room for, then each state, then the gradients.
+    fn tensors(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let start = self.memory.as_ptr().align_offset(ALIGNMENT);
+        let Shape { states, .. } = self.shape;
+        self.memory[start..].chunks_exact_mut(self.shape.tensor_bytes()).take(states + 2)
+    }
+
+    /// Copies a record's weight and states into a place.
+    pub(super) fn load(&mut self, place: usize, record: &[u8]) {
+        let Shape { row_bytes, states } = self.shape;
+        let pieces = record.chunks_exact(row_bytes).take(states + 1);
+        for (tensor, piece) in self.tensors().zip(pieces) {
+            tensor[place * row_bytes..][..row_bytes].copy_from_slice(piece);
+        }
+    }
+
+    /// Copies a place's weight and states into a record.
+    pub(super) fn store(&mut self, place: usize, record: &mut [u8]) {
+        let Shape { row_bytes, states } = self.shape;
+        let pieces = record.chunks_exact_mut(row_bytes).take(states + 1);
+        for (tensor, piece) in self.tensors().zip(pieces) {
+            piece.copy_from_slice(&tensor[place * row_bytes..][..row_bytes]);
+        }
+    }
+
+    /// The weight at a place.
+    pub(super) fn weight(&mut self, place: usize) -> &mut [u8] {
+        let row_bytes = self.shape.row_bytes;
+        let weights = self.tensors().next().expect("a tile has weights");
+        &mut weights[place * row_bytes..][..row_bytes]
+    }
+
+    /// Makes the states at a place those of a row that nobody has touched.
+    pub(super) fn clear_states(&mut self, place: usize) {
+        let Shape { row_bytes, states } = self.shape;
+        self.tensors().skip(1).take(states).for_each(|state| state[place * row_bytes..][..row_bytes].fill(0));
+    }
+
+    /// The gradient of a place.
+    pub(super) fn gradient(&mut self, place: usize) -> &mut [u8] {
+        let Shape { row_bytes, states } = self.shape;
+        let gradients = self.tensors().nth(states + 1).expect("a tile has gradients");
+        &mut gradients[place * row_bytes..][..row_bytes]
+    }
+
+    /// Updates all rows by their gradients.
+    pub(super) fn update(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, coefficients: &Coefficients) {
+        let rows = self.rows.len();
+        self.update_rows(kernels, past, coefficients, rows, true);
+    }
+
+    /// Replays what the rows have missed up to the update that made version `to`. They stand in the order of their last
+    /// updates, so that those that an update has to go over are always the first ones.
+    pub(super) fn catch_up(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, to: Version) {
+        let is_steady = past.is_steady();
+        let mut version = self.rows.first().map_or(to.0, |row| row.last.0) + 1;
+        let (mut active, mut replayed) = (0, 0_u64);
+        while version <= to.0 {
+            let behind = self.rows[active..].iter().take_while(|row| row.last.0 < version).count();
+            if behind > 0 {
+                active += behind;
+                replayed = 0;
+            }
+            replayed += 1;
+            // To compare costs as much as to replay, so it is done at the first, the second, the fourth, ...
+            let compares = is_steady && replayed.is_power_of_two();
+            if compares {
+                self.remember(active);
+            }
+            self.update_rows(kernels, past, &past.coefficients(Version(version)), active, false);
+            version += 1;
+            if compares && self.is_as_remembered(active) {
+                let Some(next) = self.rows.get(active) else { return };
+                version = version.max(next.last.0 + 1);
+            }
+        }
+    }
+
+    /// Updates the first rows, by their gradients or by one of zero.
+    fn update_rows(
+        &mut self,
+        kernels: &mut dyn Kernels,
+        past: Past<'_>,
+        coefficients: &Coefficients,
+        rows: usize,
+        has_gradient: bool,
+    ) {
+        let Shape { row_bytes, states: count } = self.shape;
+        let mut tensors = self.tensors().map(|tensor| &mut tensor[..rows * row_bytes]);
+        let parameter = tensors.next().expect("a tile has weights");
+        let mut states: [&mut [u8]; STATES_MAX] = Default::default();
+        states[..count].iter_mut().zip(&mut tensors).for_each(|(state, tensor)| *state = tensor);
+        let bytes = tensors.next().expect("a tile has gradients");
+        let gradient = [Gradient { bytes, element_type: past.element_type }];
+        kernels.update(Update {
+            rule: past.rule,
+            coefficients,
+            element_type: past.element_type,
+            parameter,
+            states: &mut states[..count],
+            gradients: if has_gradient { &gradient } else { &[] },
+        });
+    }
+
+    /// Keeps a copy of the first rows.
+    fn remember(&mut self, rows: usize) {
+        let Shape { row_bytes, states } = self.shape;
+        let mut before = std::mem::take(&mut self.before);
+        before.clear();
+        self.tensors().take(states + 1).for_each(|tensor| before.extend_from_slice(&tensor[..rows * row_bytes]));
+        self.before = before;
+    }
+
+    fn is_as_remembered(&mut self, rows: usize) -> bool {
+        let Shape { row_bytes, states } = self.shape;
+        let before = std::mem::take(&mut self.before);
+        let tensors = self.tensors().take(states + 1).zip(before.chunks_exact(rows * row_bytes));
+        let is_same = tensors.into_iter().all(|(tensor, before)| &tensor[..rows * row_bytes] == before);
+        self.before = before;
+        is_same
+    }
+}

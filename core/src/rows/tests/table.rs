@@ -1,0 +1,274 @@
+use crate::dtype::ElementType;
+use crate::ids::Version;
+use crate::memory::{Arena, Budget};
+use crate::optim::{Algorithm, Rule, Schedule, Step};
+use crate::port::Plain;
+use crate::rows::{
+    CatchUp, Ids, Initializer, Merge, Pieces, Rates, Record, RowTable, RowsView, TableSettings, Workspace,
+};
+
+use super::{bytes, floats, layout};
+
+const PIECE_BYTES: u32 = 4096;
+
+fn pieces(count: u64) -> Pieces {
+    let mut budget = Budget::new();
+    budget.line("rows", PIECE_BYTES, count);
+    Pieces::new(Arena::new(&budget).expect("a small arena"), PIECE_BYTES)
+}
+
+fn settings(algorithm: Algorithm) -> TableSettings {
+    TableSettings {
+        layout: layout(ElementType::Float32, 2),
+        rule: Rule { algorithm, schedule: Schedule::Const { rate: 0.5 }, ..Rule::default() },
+        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
+        seed: 11,
+        catch_up: CatchUp::Exact,
+    }
+}
+
+fn momentum() -> TableSettings {
+    settings(Algorithm::Momentum { momentum: 0.5, nesterov: false })
+}
+
+/// A table, and what it takes to use it.
+struct Player {
+    table: RowTable,
+    work: Workspace,
+}
+
+impl Player {
+    fn new(settings: TableSettings, count: u64) -> Self {
+        let table = RowTable::new(settings, pieces(count)).expect("the settings are valid");
+        Self { table, work: Workspace::default() }
+    }
+
+    /// Updates rows of two elements, each by its number.
+    fn push(&mut self, rows: &[(u64, f32)]) -> Result<(), String> {
+        let ids: Vec<_> = rows.iter().map(|(id, _)| *id).collect();
+        let values: Vec<_> = rows.iter().flat_map(|(_, value)| [*value, *value]).collect();
+        let values = bytes(&values);
+        let views = [RowsView::new(self.table.layout(), &ids, &values).expect("a row for each id")];
+        let mut merge = Merge::default();
+        let merged = merge.unite(self.table.layout(), &views).expect("they fit");
+        let step = Step { version: Version(self.table.version().0 + 1), rate: None, norm: None, scale: 1.0 };
+        self.table.apply(&mut self.work, &mut Plain, &merged, &step).map_err(|refusal| refusal.to_string())
+    }
+
+    fn pull(&mut self, ids: &[u64]) -> Vec<f32> {
+        let mut into = vec![0xff; ids.len() * 8];
+        let ids = Ids::new(self.table.layout(), ids).expect("ids in range");
+        self.table.pull(&mut self.work, &mut Plain, ids, &mut into);
+        floats(&into)
+    }
+
+    fn set(&mut self, ids: &[u64], values: &[f32]) {
+        let values = bytes(values);
+        let rows = RowsView::new(self.table.layout(), ids, &values).expect("a row for each id");
+        self.table.set(&mut self.work, &mut Plain, &rows).expect("there is room");
+    }
+
+    fn initial(&self, id: u64) -> Vec<f32> {
+        let mut row = vec![0; 8];
+        let TableSettings { layout, initializer, seed, .. } = self.table.settings();
+        initializer.fill(*seed, id, *layout, &mut row);
+        floats(&row)
+    }
+
+    fn rows(&self) -> u64 {
+        self.table.usage().rows
+    }
+}
+
+#[test]
+fn a_row_that_nobody_touched_reads_as_its_initial_value_and_is_not_kept() {
+    let mut player = Player::new(momentum(), 2);
+    let expected = [player.initial(7), player.initial(1 << 50), player.initial(7)].concat();
+    assert_eq!(player.pull(&[7, 1 << 50, 7]), expected);
+    player.push(&[(3, 1.0)]).expect("there is room");
+    assert_eq!(player.pull(&[7, 1 << 50, 7]), expected);
+    assert_eq!(player.rows(), 1);
+}
+
+#[test]
+fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice() {
+    let mut decaying = settings(Algorithm::Sgd);
+    decaying.rule.l2 = 1.0;
+    let mut player = Player::new(decaying.clone(), 2);
+    (0..3).for_each(|_| player.push(&[(3, 1.0)]).expect("there is room"));
+    // The shrink is 1 / (1 + 0.5); the plain form rounds after each.
+    let decayed = |initial: f32| (0..3).fold(initial, |value, _| (f64::from(value) / 1.5) as f32);
+    let initial = player.initial(7);
+    let near =
+        |found: &[f32]| found.iter().zip(&initial).all(|(found, initial)| (found - decayed(*initial)).abs() <= 1e-7);
+    let first = player.pull(&[7, 7, 7]);
+    assert!(near(&first[..2]) && near(&first[2..4]) && near(&first[4..]), "{first:?} from {initial:?}");
+    assert_eq!(player.rows(), 2);
+    assert_eq!(player.pull(&[7]), first[..2]);
+    // Where there is no room it is read all the same.
+    let mut full = Player::new(decaying, 2);
+    (0..204).for_each(|id| full.push(&[(id, 1.0)]).expect("there is room"));
+    let rows = full.rows();
+    let read = full.pull(&[1 << 40, 1 << 40]);
+    assert!(read[..2] == read[2..] && read.iter().all(|value| value.abs() < 1e-6), "{read:?}");
+    assert_eq!(full.rows(), rows);
+}
+
+#[test]
+fn lazy_rows_see_only_the_updates_they_are_in() {
+    let mut lazy = momentum();
+    lazy.catch_up = CatchUp::Lazy;
+    lazy.initializer = Initializer::Zeros;
+    let mut player = Player::new(lazy.clone(), 2);
+    player.push(&[(1, 1.0)]).expect("there is room");
+    player.push(&[(2, 1.0)]).expect("there is room");
+    assert_eq!(player.pull(&[1, 2]), [-0.5; 4]);
+    player.push(&[(1, 0.0)]).expect("there is room");
+    assert_eq!(player.pull(&[1, 2]), [-0.75, -0.75, -0.5, -0.5]);
+
+    lazy.catch_up = CatchUp::Exact;
+    let mut exact = Player::new(lazy, 2);
+    exact.push(&[(1, 1.0)]).expect("there is room");
+    exact.push(&[(2, 1.0)]).expect("there is room");
+    assert_eq!(exact.pull(&[1, 2]), [-0.75, -0.75, -0.5, -0.5]);
+}
+
+#[test]
+fn a_table_grows_through_every_split_and_finds_each_row_again() {
+    let mut player = Player::new(settings(Algorithm::Sgd), 2000);
+    // Ids one after another, and ids that differ in their upper bits alone.
+    let ids: Vec<u64> = (0..20_000).chain((1..5_000).map(|id| id << 40)).collect();
+    for some in ids.chunks(777) {
+        let rows: Vec<_> = some.iter().map(|id| (*id, 1.0)).collect();
+        player.push(&rows).expect("there is room");
+    }
+    assert_eq!(player.rows(), ids.len() as u64);
+    let expected: Vec<f32> = ids.iter().flat_map(|id| player.initial(*id)).map(|value| value - 0.5).collect();
+    assert_eq!(player.pull(&ids), expected);
+    let mut ascending = ids;
+    ascending.sort_unstable();
+    assert!(player.table.sorted().ids().eq(ascending));
+}
+
+#[test]
+fn when_memory_runs_out_nothing_has_changed_and_the_refusal_counts() {
+    // A piece for the index, one for 256 records of 16 bytes: weight and momentum are 16, and a version.
+    let mut player = Player::new(settings(Algorithm::Adagrad { epsilon: 1.0 }), 2);
+    let rows: Vec<_> = (0..150).map(|id| (id, 1.0)).collect();
+    player.push(&rows).expect("there is room");
+    let ids: Vec<u64> = (0..150).collect();
+    let before = player.pull(&ids);
+    let rows: Vec<_> = (0..1000).map(|id| (id, 1.0)).collect();
+    let refusal = player.push(&rows).expect_err("there is no room");
+    assert_eq!(
+        refusal,
+        "no room for row 204: 204 rows take 4096 bytes, and 4096 to find them; no memory for 4096 bytes: all 2 slots \
+         of 4096 bytes are in use, and no larger slot is free"
+    );
+    assert_eq!(player.table.version(), Version(1));
+    assert_eq!(player.pull(&ids), before);
+    assert_eq!(player.pull(&[180]), player.initial(180));
+    let rows: Vec<_> = (0..204).map(|id| (id, 1.0)).collect();
+    player.push(&rows).expect("these have room already");
+}
+
+#[test]
+fn an_update_after_a_reservation_cannot_fail() {
+    let mut player = Player::new(momentum(), 2);
+    let ids: Vec<u64> = (0..150).collect();
+    let checked = Ids::new(player.table.layout(), &ids).expect("in range");
+    player.table.reserve(&mut player.work, checked).expect("there is room");
+    let initial: Vec<f32> = ids.iter().flat_map(|id| player.initial(*id)).collect();
+    assert_eq!(player.pull(&ids), initial);
+    // The rest of the memory goes to others.
+    let others: Vec<_> = (1000..3000).map(|id| (id, 1.0)).collect();
+    player.push(&others).expect_err("there is no room for all of these");
+    let rows: Vec<_> = (0..150).map(|id| (id, 1.0)).collect();
+    player.push(&rows).expect("room was reserved");
+}
+
+#[test]
+fn setting_a_row_replaces_its_weight_and_leaves_its_states() {
+    let mut player = Player::new(momentum(), 2);
+    player.push(&[(1, 1.0)]).expect("there is room");
+    player.push(&[(2, 1.0)]).expect("there is room");
+    player.set(&[1, 9, 1], &[5.0, 5.0, 7.0, 7.0, 6.0, 6.0]);
+    assert_eq!(player.pull(&[1, 9]), [6.0, 6.0, 7.0, 7.0]);
+    player.push(&[(2, 1.0)]).expect("there is room");
+    // The momentum of row 1 was -0.5, then -0.25, and is -0.125 now.
+    assert_eq!(player.pull(&[1, 9]), [5.875, 5.875, 7.0, 7.0]);
+}
+
+#[test]
+fn a_table_of_records_put_back_in_any_order_goes_on_as_the_first() {
+    let mut decaying = settings(Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 });
+    decaying.rule.l2 = 0.1;
+    let mut first = Player::new(decaying.clone(), 100);
+    for round in 0..20 {
+        let rows: Vec<_> = (0..30).map(|id| (id * id % (round + 7), 0.25 * round as f32)).collect();
+        first.push(&rows).expect("there is room");
+    }
+    let mut second = Player::new(decaying, 100);
+    second.table.resume(first.table.version(), first.table.rates().clone());
+    let sorted = first.table.sorted();
+    let ids: Vec<u64> = sorted.ids().collect();
+    assert!(ids.is_sorted() && ids.len() as u64 == first.rows());
+    for index in (0..sorted.len()).rev() {
+        second.table.restore(&mut second.work, first.table.record(&sorted, index)).expect("it was a record");
+    }
+    for player in [&mut first, &mut second] {
+        player.push(&[(3, 1.0), (1000, 2.0)]).expect("there is room");
+    }
+    let all: Vec<u64> = (0..40).chain([1000, 5000]).collect();
+    assert_eq!(second.pull(&all), first.pull(&all));
+}
+
+#[test]
+fn a_record_that_does_not_fit_is_refused_by_name() {
+    let mut player = Player::new(momentum(), 2);
+    player.table.resume(Version(5), Rates::default());
+    let mut check = |last, content: &[u8], expected: &str| {
+        let record = Record { id: 4, last: Version(last), content };
+        let refusal = player.table.restore(&mut player.work, record).expect_err("it does not fit");
+        assert_eq!(refusal.to_string(), expected);
+    };
+    check(1, &[0; 8], "row 4 has 8 bytes; expected 16");
+    check(6, &[0; 16], "row 4 is of version 6; expected at most 5");
+    assert_eq!(player.rows(), 0);
+}
+
+#[test]
+fn what_a_table_cannot_do_is_refused_by_name() {
+    let check = |settings: TableSettings, expected: &str| {
+        assert_eq!(RowTable::new(settings, pieces(2)).expect_err("it cannot be").to_string(), expected);
+    };
+    let mut clipped = momentum();
+    clipped.rule.clip_norm = Some(2.0);
+    check(
+        clipped,
+        "clip_norm is 2 for a parameter of rows, of whose gradient no server sees the whole; expected none, or \
+         clip_value",
+    );
+    let wide = TableSettings { layout: layout(ElementType::Float32, 1000), ..momentum() };
+    check(wide, "pieces of 4096 bytes; expected at least 8064, a row with its states");
+    let integers = TableSettings { layout: layout(ElementType::Int32, 1), ..momentum() };
+    check(
+        integers,
+        "momentum cannot update a parameter of type int32; expected float32 or float64, or the algorithm add or sum",
+    );
+}
+
+#[test]
+fn a_step_that_is_no_number_is_refused() {
+    let mut player = Player::new(momentum(), 2);
+    let mut check = |rate, scale, expected: &str| {
+        let mut merge = Merge::default();
+        let merged = merge.unite(player.table.layout(), &[]).expect("there is nothing");
+        let step = Step { version: Version(1), rate, norm: None, scale };
+        let refusal = player.table.apply(&mut player.work, &mut Plain, &merged, &step).expect_err("it is refused");
+        assert_eq!(refusal.to_string(), format!("a step's {expected}; expected a finite number, zero or above"));
+    };
+    check(Some(-1.0), 1.0, "rate is -1");
+    check(Some(f64::NAN), 1.0, "rate is NaN");
+    check(None, f64::INFINITY, "scale is inf");
+}

@@ -1,0 +1,496 @@
+//! A chunk that is a table of rows: a bucket of a sparse parameter, and what is on its way into it.
+
+use std::sync::Arc;
+
+use super::chunk::{Mark, Open, Stage};
+use super::pool::Pool;
+use super::reply::Refusal;
+use super::round::Contribution;
+use crate::checkpoint::StateLayout;
+use crate::config::{SparseSettings, row_layout};
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
+use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
+use crate::memory::{Arena, Budget, Lease, Value};
+use crate::optim::{Rule, Step};
+use crate::partition::{Buckets, Declaration};
+use crate::port::{Kernels, Plain};
+use crate::rows::{
+    CatchUp, Height, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+};
+use crate::wire::{Entry, Head, RowsPart};
+
+/// Bytes of an id.
+const ID_BYTES: usize = size_of::<u64>();
+/// Parts of one contribution.
+const PARTS_MAX: u64 = 64 * 1024;
+/// A piece of a table's memory: large enough that a large table has not too many of them.
+const PIECE_BYTES: u64 = 1024 * 1024;
+/// A page of the index that finds rows, and the rows that are in it at the worst: when all pages have just been split.
+const INDEX_PAGE_BYTES: u64 = 4096;
+const INDEX_PAGE_ROWS: u64 = 80;
+
+/// What the buckets of a parameter have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RowsPlan {
+    pub(super) layout: RowLayout,
+    pub(super) buckets: Buckets,
+    pub(super) sparse: SparseSettings,
+}
+
+/// Rows as they came, with the part's header before them.
+pub(super) struct RowsLease {
+    pub(super) lease: Lease,
+    pub(super) bytes: u32,
+    pub(super) element_type: ElementType,
+    /// Where in the journal they are.
+    pub(super) position: u64,
+}
+
+/// What somebody wants of a bucket: ids, or nothing but to know its version.
+pub(super) struct Wish {
+    pub(super) ids: Option<Lease>,
+    pub(super) bytes: u32,
+}
+
+/// What came of a part.
+pub(super) enum Gathered {
+    /// Others are missing.
+    Some,
+    /// It was the last.
+    All {
+        /// In order.
+        parts: Vec<RowsLease>,
+        /// Who sent the one with the highest number, and waits for an answer.
+        closing: Option<(PeerId, Head)>,
+    },
+}
+
+/// A contribution of which some parts are there.
+struct Gathering {
+    trainer: TrainerId,
+    call: Mark,
+    parts: Vec<Option<RowsLease>>,
+    closing: Option<(PeerId, Head)>,
+}
+
+/// The rows of one bucket.
+pub(super) struct Bucket {
+    buckets: Buckets,
+    /// Which of them it is.
+    index: ChunkIndex,
+    /// How many rows it may have.
+    rows_max: u64,
+    table: RowTable,
+    gathering: Vec<Gathering>,
+}
+
+/// Room to work in, for all buckets of a shard one after another.
+#[derive(Default)]
+pub(super) struct RowsRoom {
+    pub(super) work: Workspace,
+    merge: Merge,
+}
+
+/// A bucket as a checkpoint holds it.
+pub(super) struct BucketTensors {
+    /// The weights, then each state, row after row.
+    contents: Vec<Vec<u8>>,
+    ids: Vec<u8>,
+    lasts: Vec<u8>,
+}
+
+impl RowsPlan {
+    /// What a declaration says of rows, if it says anything.
+    pub(super) fn of(
+        declaration: &Declaration,
+        rule: &Rule,
+        sparse: Option<SparseSettings>,
+    ) -> Result<Option<Self>, Failure> {
+        let name = declaration.name.as_str();
+        let refused = |text: String| Err(Failure::call(format!("parameter \"{name}\": {text}")));
+        let (buckets, sparse, layout) = match (declaration.buckets, sparse, row_layout(declaration)?) {
+            (None, None, None) => return Ok(None),
+            (Some(buckets), Some(sparse), Some(layout)) => (buckets, sparse, layout),
+            _ => return refused("declared sparse or not, and configured otherwise".to_owned()),
+        };
+        if !rule.is_element_wise() {
+            return refused("clip_norm needs the whole gradient, of which a sparse parameter has only rows".to_owned());
+        }
+        sparse.initializer.validate_for(declaration.element_type)?;
+        Ok(Some(Self { layout, buckets, sparse }))
+    }
+
+    /// Checks the length and the type of what an entry brings.
+    pub(super) fn check_entry(&self, name: &str, entry: &Entry) -> Result<(), Refusal> {
+        if !entry.element_type.is_gradient_for(self.layout.element_type()) {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{name}\": rows of {} were sent for a parameter of {}",
+                entry.element_type,
+                self.layout.element_type()
+            )));
+        }
+        let row = u64::from(self.layout.width()) * entry.element_type.bytes() + size_of::<u64>() as u64;
+        let rest = u64::from(entry.bytes).checked_sub(RowsPart::BYTES as u64);
+        if entry.bytes == 0 || rest.is_some_and(|rest| rest % row == 0) {
+            return Ok(());
+        }
+        Err(Refusal::invalid(format!(
+            "parameter \"{name}\" bucket {}: {} bytes were sent, expected {} and a multiple of {row}, an id and {} \
+             elements each",
+            entry.id.chunk,
+            entry.bytes,
+            RowsPart::BYTES,
+            self.layout.width()
+        )))
+    }
+
+    /// The most bytes that contributions to one bucket can have on their way, for so many trainers, each with what is
+    /// in the open round and what is ahead, and what one pull of each reads. Slots are powers of two.
+    pub(super) fn bytes_on_their_way(&self, trainers: u64) -> u64 {
+        let row = self.layout.row_bytes() as u64 + size_of::<u64>() as u64;
+        let each = self.buckets.rows_in_each().saturating_mul(row).saturating_add(64);
+        each.saturating_mul(trainers.saturating_mul(2 * 3)).saturating_add(64 * 1024 * 1024)
+    }
+}
+
+impl RowsLease {
+    /// The rows.
+    fn view(&self, layout: RowLayout) -> Result<RowsView<'_>, Failure> {
+        let (_, rows) = RowsPart::decode(&self.lease.bytes()[..self.bytes as usize])?;
+        RowsView::parse(layout.of(self.element_type)?, rows)
+    }
+}
+
+impl Wish {
+    fn bytes(&self) -> &[u8] {
+        self.ids.as_ref().map_or(&[], |lease| &lease.bytes()[..self.bytes as usize])
+    }
+}
+
+impl Bucket {
+    /// A bucket without a row, with memory for as many as it may have.
+    pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Rule>) -> Result<Self, Failure> {
+        let SparseSettings { lazy, seed, initializer, .. } = plan.sparse;
+        let settings = TableSettings {
+            layout: plan.layout,
+            rule: rule.as_ref().clone(),
+            initializer,
+            seed,
+            catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
+        };
+        let states = rule.states().len();
+        let pieces = pieces(plan.buckets.rows_in_each(), plan.layout.row_bytes() as u64 * (states as u64 + 1) + 8)?;
+        // Where every id may come to be, the height is the bound, and a bucket has what chance gives it.
+        let is_all = plan.layout.height() == Height::Rows(plan.buckets.rows);
+        let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
+        let table = RowTable::new(settings, pieces)?;
+        Ok(Self { buckets: plan.buckets, index, rows_max, table, gathering: Vec::new() })
+    }
+
+    pub(super) fn element_type(&self) -> ElementType {
+        self.table.layout().element_type()
+    }
+
+    /// Goes on under another rule, before the first update.
+    pub(super) fn follow(&mut self, rule: &Arc<Rule>, plan: &RowsPlan) -> Result<(), Failure> {
+        if self.table.settings().rule == **rule {
+            return Ok(());
+        }
+        let mut fresh = Self::new(plan, self.index, rule)?;
+        let sorted = self.table.sorted();
+        let mut work = Workspace::default();
+        let row_bytes = self.table.layout().row_bytes();
+        for index in 0..sorted.len() {
+            let Record { id, content, .. } = self.table.record(&sorted, index);
+            let rows = [id];
+            let rows = RowsView::new(self.table.layout(), &rows, &content[..row_bytes])?;
+            fresh.table.set(&mut work, &mut Plain, &rows)?;
+        }
+        *self = fresh;
+        Ok(())
+    }
+
+    /// Bytes of the rows that are there, without their states.
+    pub(super) fn value_bytes(&self) -> u64 {
+        self.table.usage().rows * self.table.layout().row_bytes() as u64
+    }
+
+    /// Checks that a payload is rows.
+    pub(super) fn check(&self, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
+        self.view(entry.element_type, payload).map(drop)
+    }
+
+    /// Checks that a payload is rows, and makes room for those that are new.
+    pub(super) fn reserve(&mut self, room: &mut RowsRoom, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
+        let ids = self.view(entry.element_type, payload)?.ids();
+        let there = self.table.usage().rows;
+        // As long as all could be new nobody has to look which are.
+        if self.rows_max.saturating_sub(there) < ids.len() as u64 {
+            let new = self.table.missing(ids);
+            if self.rows_max.saturating_sub(there) < new {
+                return Err(Failure::call(format!(
+                    "{new} new rows for bucket {}, which has {there}; expected at most {} in all, its share of the {} \
+                     that were declared",
+                    self.index, self.rows_max, self.buckets.rows
+                )));
+            }
+        }
+        self.table.reserve(&mut room.work, ids)
+    }
+
+    /// Checks that a payload is ids.
+    pub(super) fn check_ids(&self, payload: &[u8]) -> Result<(), Failure> {
+        let ids = Ids::parse(self.table.layout(), payload)?;
+        self.check_own(ids)?;
+        let most = FRAME_PAYLOAD_BYTES_MAX as usize / self.table.layout().row_bytes();
+        if ids.len() <= most {
+            return Ok(());
+        }
+        Err(Failure::call(format!("{} rows in one question; expected at most {most}, which fill an answer", ids.len())))
+    }
+
+    /// Checks that a payload is a question after ids.
+    pub(super) fn check_list(payload: &[u8]) -> Result<(), Failure> {
+        let most = u64::from(FRAME_PAYLOAD_BYTES_MAX) / ID_BYTES as u64;
+        match list_question(payload) {
+            Some((_, count)) if (1..=most).contains(&count) => Ok(()),
+            Some((_, count)) => Err(Failure::call(format!("a question after {count} ids; expected 1 to {most}"))),
+            None => {
+                let found = payload.len();
+                Err(Failure::call(format!(
+                    "a question after ids of {found} bytes; expected 16: the first, and how many"
+                )))
+            }
+        }
+    }
+
+    /// Puts rows there as an initialiser gives them.
+    pub(super) fn set(&mut self, room: &mut RowsRoom, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
+        if entry.element_type != self.element_type() {
+            let (found, expected) = (entry.element_type, self.element_type());
+            return Err(Failure::call(format!("rows of {found}; expected {expected}")));
+        }
+        let rows = self.view(entry.element_type, payload)?;
+        // Nothing was missed before the first update, so no kernel is asked for anything.
+        self.table.set(&mut room.work, &mut Plain, &rows)
+    }
+
+    /// The next version: the contributions' rows are merged, in their order, and the rule steps.
+    pub(super) fn update<'a>(
+        &mut self,
+        room: &mut RowsRoom,
+        kernels: &mut dyn Kernels,
+        step: &Step,
+        rows: impl Iterator<Item = &'a RowsLease>,
+    ) -> Result<(), Failure> {
+        let layout = self.table.layout();
+        let views = rows.map(|rows| rows.view(layout)).collect::<Result<Vec<_>, _>>()?;
+        let merged = room.merge.unite(layout, &views)?;
+        self.table.apply(&mut room.work, kernels, &merged, step)
+    }
+
+    /// The rows that somebody asks for, in the order of the ids; nothing when they ask for none.
+    pub(super) fn read(
+        &mut self,
+        room: &mut RowsRoom,
+        kernels: &mut dyn Kernels,
+        pool: &mut Pool,
+        wish: &Wish,
+    ) -> Result<Option<Value>, Failure> {
+        let ids = Ids::parse(self.table.layout(), wish.bytes())?;
+        let Some(bytes) = u32::try_from(ids.len() * self.table.layout().row_bytes()).ok().filter(|bytes| *bytes > 0)
+        else {
+            return Ok(None);
+        };
+        let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
+        self.table.pull(&mut room.work, kernels, ids, value.bytes_mut());
+        Ok(Some(value))
+    }
+
+    /// Ids of rows that are there, ascending from the one that is asked for; where they end the rest is all ones.
+    pub(super) fn list(&self, pool: &mut Pool, wish: &Wish) -> Result<Option<Value>, Failure> {
+        let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
+        let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));
+        let bytes = bytes.map_err(|_| Failure::call(format!("a question after {count} ids")))?;
+        let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
+        let sorted = self.table.sorted();
+        let ids = sorted.ids().skip_while(|id| *id < from).chain(std::iter::repeat(u64::MAX));
+        for (place, id) in value.bytes_mut().chunks_exact_mut(ID_BYTES).zip(ids) {
+            place.copy_from_slice(&id.to_le_bytes());
+        }
+        Ok(Some(value))
+    }
+
+    /// Takes in a part. One that is there already, and one of an earlier call, changes nothing.
+    pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution) -> Gathered {
+        let at = self.gathering.iter().position(|gathering| gathering.trainer == one.trainer);
+        let at = at.unwrap_or_else(|| {
+            self.gathering.push(Gathering::new(one, part.count));
+            self.gathering.len() - 1
+        });
+        let gathering = &mut self.gathering[at];
+        if one.call < gathering.call {
+            return Gathered::Some;
+        }
+        if gathering.call != one.call || gathering.parts.len() != part.count as usize {
+            *gathering = Gathering::new(one, part.count);
+        }
+        if part.index + 1 == part.count {
+            gathering.closing = Some((one.peer, one.head));
+        }
+        gathering.parts[part.index as usize].get_or_insert(rows);
+        if gathering.parts.iter().any(Option::is_none) {
+            return Gathered::Some;
+        }
+        let Gathering { parts, closing, .. } = self.gathering.swap_remove(at);
+        Gathered::All { parts: parts.into_iter().flatten().collect(), closing }
+    }
+
+    /// Forgets the parts of a trainer.
+    pub(super) fn forget(&mut self, trainer: TrainerId) {
+        self.gathering.retain(|gathering| gathering.trainer != trainer);
+    }
+
+    /// The contributions of which parts are missing.
+    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
+        let open = |one: &Gathering| Open { trainer: one.trainer, call: one.call, stage: Stage::Gathered };
+        self.gathering.iter().map(open)
+    }
+
+    /// The oldest journal position of a part.
+    pub(super) fn oldest_position(&self) -> Option<u64> {
+        self.gathering.iter().flat_map(|one| one.parts.iter().flatten()).map(|part| part.position).min()
+    }
+
+    /// The learning rates that steps brought with them, for the checkpoint.
+    pub(super) fn rates(&self) -> &Rates {
+        self.table.rates()
+    }
+
+    /// The tensors that a checkpoint has of it: what is known of each of them but their lengths.
+    pub(super) fn state_layouts(&self) -> Vec<StateLayout> {
+        let layout = |name: &str, element_type| StateLayout { name: Arc::from(name), element_type, bytes: 0 };
+        let states = self.table.settings().rule.states().iter().map(|name| layout(name, self.element_type()));
+        states.chain([layout("rows", ElementType::Uint64), layout("last", ElementType::Uint64)]).collect()
+    }
+
+    /// The rows that are there, as a checkpoint holds them.
+    pub(super) fn tensors(&self) -> BucketTensors {
+        let sorted = self.table.sorted();
+        let row_bytes = self.table.layout().row_bytes();
+        let states = self.table.settings().rule.states().len();
+        let mut tensors = BucketTensors { contents: vec![Vec::new(); states + 1], ids: Vec::new(), lasts: Vec::new() };
+        tensors.contents.iter_mut().for_each(|content| content.reserve_exact(sorted.len() * row_bytes));
+        for index in 0..sorted.len() {
+            let record = self.table.record(&sorted, index);
+            for (content, part) in tensors.contents.iter_mut().zip(record.content.chunks_exact(row_bytes)) {
+                content.extend_from_slice(part);
+            }
+            tensors.ids.extend_from_slice(&record.id.to_le_bytes());
+            tensors.lasts.extend_from_slice(&record.last.0.to_le_bytes());
+        }
+        tensors
+    }
+
+    /// Takes up what a checkpoint holds.
+    pub(super) fn restore(
+        &mut self,
+        version: Version,
+        rates: Rates,
+        value: &[u8],
+        states: &[&[u8]],
+    ) -> Result<(), Failure> {
+        let damaged = || Failure::call("the rows, their states, their ids and their versions are not as many");
+        let [states @ .., ids, lasts] = states else { return Err(damaged()) };
+        let row_bytes = self.table.layout().row_bytes();
+        let (ids, lasts) = (ids.as_chunks().0, lasts.as_chunks().0);
+        let is_whole = |tensor: &[u8]| tensor.len() == ids.len() * row_bytes;
+        let count = self.table.settings().rule.states().len();
+        if states.len() != count
+            || lasts.len() != ids.len()
+            || !is_whole(value)
+            || !states.iter().all(|one| is_whole(one))
+        {
+            return Err(damaged());
+        }
+        self.table.resume(version, rates);
+        let mut work = Workspace::default();
+        let mut content = Vec::new();
+        for (index, (id, last)) in ids.iter().zip(lasts).enumerate() {
+            content.clear();
+            for tensor in std::iter::once(&value).chain(states) {
+                content.extend_from_slice(&tensor[index * row_bytes..][..row_bytes]);
+            }
+            let (id, last) = (u64::from_le_bytes(*id), Version(u64::from_le_bytes(*last)));
+            self.table.restore(&mut work, Record { id, last, content: &content })?;
+        }
+        Ok(())
+    }
+
+    /// Refuses rows of another bucket: nobody would ever ask for them here.
+    fn check_own(&self, ids: Ids<'_>) -> Result<(), Failure> {
+        match ids.iter().find(|id| u64::from(self.buckets.of(*id)) != self.index.0) {
+            None => Ok(()),
+            Some(id) => {
+                let (found, owner) = (self.index, self.buckets.of(id));
+                Err(Failure::call(format!("row {id} came to bucket {found}; expected bucket {owner}")))
+            }
+        }
+    }
+
+    fn view<'a>(&self, element_type: ElementType, payload: &'a [u8]) -> Result<RowsView<'a>, Failure> {
+        let (part, rows) = RowsPart::decode(payload)?;
+        let rows = RowsView::parse(self.table.layout().of(element_type)?, rows)?;
+        self.check_own(rows.ids())?;
+        // Each part but the last has a row or more, so more parts than there can be rows are nobody's contribution.
+        if u64::from(part.count) <= PARTS_MAX {
+            return Ok(rows);
+        }
+        Err(Failure::call(format!("{} parts; expected at most {PARTS_MAX}", part.count)))
+    }
+}
+
+impl BucketTensors {
+    /// The value, then the states, as a record of a checkpoint has them.
+    pub(super) fn parts(&self) -> (&[u8], Vec<&[u8]>) {
+        let (value, states) = self.contents.split_first().expect("there are weights");
+        let rest = [self.ids.as_slice(), self.lasts.as_slice()];
+        (value, states.iter().map(Vec::as_slice).chain(rest).collect())
+    }
+
+    /// Bytes of all.
+    pub(super) fn bytes(&self) -> u64 {
+        let (value, states) = self.parts();
+        value.len() as u64 + states.iter().map(|state| state.len() as u64).sum::<u64>()
+    }
+}
+
+impl Gathering {
+    fn new(one: &Contribution, count: u32) -> Self {
+        let parts = (0..count).map(|_| None).collect();
+        Self { trainer: one.trainer, call: one.call, parts, closing: None }
+    }
+}
+
+/// The first id and the count of a question after ids.
+fn list_question(payload: &[u8]) -> Option<(u64, u64)> {
+    let [from, count] = payload.as_chunks().0 else { return None };
+    (payload.len() == 2 * ID_BYTES).then(|| (u64::from_le_bytes(*from), u64::from_le_bytes(*count)))
+}
+
+/// Memory for so many records of so many bytes, and for finding them. It is mapped, and resident only when touched.
+fn pieces(rows: u64, record_bytes: u64) -> Result<Pieces, Failure> {
+    // A table may put records further apart, to begin them at cache lines.
+    let stride = (record_bytes + record_bytes / 16).next_multiple_of(8);
+    let least = (16 * stride).next_power_of_two().max(INDEX_PAGE_BYTES);
+    let piece = (rows.saturating_mul(stride) / 16).clamp(least, PIECE_BYTES.max(least)).next_power_of_two();
+    let bytes = u32::try_from(piece).map_err(|_| Failure::call(format!("rows of {record_bytes} bytes")))?;
+    let records = rows.div_ceil(piece / stride);
+    let index = (rows / INDEX_PAGE_ROWS + 4).saturating_mul(INDEX_PAGE_BYTES).div_ceil(piece);
+    let mut budget = Budget::new();
+    budget.line("rows with their states", bytes, records);
+    budget.line("where rows are", bytes, index);
+    Ok(Pieces::new(Arena::new(&budget)?, bytes))
+}

@@ -1,0 +1,189 @@
+//! What serving does otherwise for buckets: contributions that come in parts, budgets, and answers by rows.
+//!
+//! A contribution to a bucket may be longer than a payload. Its parts are gathered beside the round, and enter it as
+//! one contribution when the last is there, so that a round knows nothing of parts. Every part but the one with the
+//! highest number is acknowledged as it comes, because it is in the journal; that one is answered as a contribution
+//! without parts would be, and so makes a trainer wait that is ahead.
+
+use std::sync::Arc;
+
+use super::bucket::{Bucket, Gathered, RowsLease, RowsPlan, RowsRoom, Wish};
+use super::chunk::{Chunk, Waiter};
+use super::reply::Refusal;
+use super::round::{Contribution, Round};
+use super::serving::{Context, Serving, Verdict, version_entry};
+use crate::error::Failure;
+use crate::ids::{TrainerId, Version};
+use crate::optim::{Rule, Step};
+use crate::port::Kernels;
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
+
+impl Serving {
+    /// Whether the payload of an entry is rows or their ids.
+    pub(super) fn is_of_rows(&self, entry: &Entry) -> bool {
+        self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
+    }
+
+    /// Checks what a frame brings for buckets, once it is here: that it is rows, and that there is room for those that
+    /// are new.
+    pub(super) fn check_rows<'a>(
+        &mut self,
+        frame: &Frame,
+        payloads: impl Iterator<Item = &'a [u8]>,
+        position: u64,
+    ) -> Result<(), Refusal> {
+        let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
+        for (entry, payload) in entries.zip(payloads) {
+            let Some(place) = self.table.place(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
+            let name = self.table.held(entry.id).name().to_owned();
+            let chunk = &mut self.table.chunks[place];
+            let is_known = chunk.is_before_restored(position);
+            let room = &mut self.rows_room;
+            let bucket = chunk.bucket_mut().expect("it is of rows");
+            let checked = match frame.head.kind {
+                Kind::Push if is_known => bucket.check(entry, payload),
+                Kind::Push => bucket.reserve(room, entry, payload),
+                Kind::Pull if frame.head.flags.contains(Flags::LIST) => Bucket::check_list(payload),
+                Kind::Pull => bucket.check_ids(payload),
+                _ => Ok(()),
+            };
+            checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
+        }
+        Ok(())
+    }
+
+    /// A push of rows is not answered with a value: which rows would that be?
+    pub(super) fn check_rows_wish(&self, place: usize, head: &Head) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[place];
+        if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
+    }
+
+    /// Only a bucket is asked for rows.
+    pub(super) fn check_wishes(&self, frame: &Frame, places: &[usize]) -> Result<(), Refusal> {
+        for (entry, place) in frame.entries.iter().zip(places) {
+            if entry.bytes > 0 && self.table.chunks[*place].bucket().is_none() {
+                let name = self.table.held(entry.id).name();
+                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what a push brings to a bucket.
+    pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, mut one: Contribution) {
+        let Some(lease) = one.gradient.take() else {
+            self.push_entry(cx, place, entry, one);
+            return;
+        };
+        let (part, _) = RowsPart::decode(&lease.bytes()[..entry.bytes as usize]).expect("the payload was checked");
+        let rows = RowsLease { lease, bytes: entry.bytes, element_type: entry.element_type, position: cx.position };
+        one.is_early_part = part.index + 1 < part.count;
+        if !self.is_wanted(cx, place, &one, entry) {
+            self.push_entry(cx, place, entry, one);
+        } else if part.count == 1 {
+            one.rows.push(rows);
+            self.push_entry(cx, place, entry, one);
+        } else {
+            self.gather(cx, place, entry, part, rows, one);
+        }
+    }
+
+    /// Forgets the parts of a trainer that will not send the rest.
+    pub(super) fn forget_gathered(&mut self, position: u64, trainer: TrainerId) {
+        for chunk in self.table.chunks.iter_mut().filter(|chunk| !chunk.is_before_restored(position)) {
+            if let Some(bucket) = chunk.bucket_mut() {
+                bucket.forget(trainer);
+            }
+        }
+    }
+
+    /// Answers with rows, or with ids of rows that are there.
+    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter, wish: &Wish) {
+        let chunk = &mut self.table.chunks[place];
+        let entry = version_entry(chunk);
+        let bucket = chunk.bucket_mut().expect("a wish for rows is one to a bucket");
+        let answered = match waiter.head.flags.contains(Flags::LIST) {
+            true => bucket.list(cx.pool, wish),
+            false => bucket.read(&mut self.rows_room, cx.kernels, cx.pool, wish),
+        };
+        match answered {
+            Ok(Some(value)) => {
+                let entry = Entry { bytes: value.len(), ..entry };
+                cx.replies.value(waiter.peer, &waiter.head, entry, Arc::new(value));
+            }
+            Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
+            Err(failure) => {
+                let refusal = Refusal::new(ErrorCode::Busy, failure.to_string());
+                cx.replies.error(waiter.peer, &waiter.head, &refusal);
+            }
+        }
+    }
+
+    /// Whether a part belongs to a contribution that is still to come.
+    fn is_wanted(&self, cx: &Context<'_>, place: usize, one: &Contribution, entry: &Entry) -> bool {
+        let chunk = &self.table.chunks[place];
+        if self.is_before_restored(cx, place) {
+            let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.call));
+            return !is_there && chunk.open_in_checkpoint(&one.head).is_some();
+        }
+        matches!(self.verdict(place, &one.head, entry), Ok(Verdict::New))
+    }
+
+    fn gather(
+        &mut self,
+        cx: &mut Context<'_>,
+        place: usize,
+        entry: &Entry,
+        part: RowsPart,
+        rows: RowsLease,
+        mut one: Contribution,
+    ) {
+        let chunk = &mut self.table.chunks[place];
+        let answer = version_entry(chunk);
+        let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
+        if one.is_early_part {
+            cx.replies.done(one.peer, &one.head, answer);
+        }
+        let (peer, head) = (one.peer, one.head);
+        match bucket.gather(part, rows, &one) {
+            Gathered::Some => {}
+            Gathered::All { parts, closing } => {
+                one.position = parts.iter().map(|part| part.position).min().unwrap_or(one.position);
+                one.rows = parts;
+                (one.peer, one.head) = closing.unwrap_or((peer, head));
+                one.is_early_part = false;
+                self.push_entry(cx, place, entry, one);
+            }
+        }
+    }
+}
+
+impl Chunk {
+    /// Turns the contributions of a round into the next version of a bucket.
+    pub(super) fn update_rows(
+        &mut self,
+        room: &mut RowsRoom,
+        kernels: &mut dyn Kernels,
+        step: &Step,
+        round: &Round,
+    ) -> Result<(), Failure> {
+        let step = Step { version: Version(self.version.0 + 1), ..*step };
+        let bucket = self.bucket_mut().expect("rows go to a bucket");
+        bucket.update(room, kernels, &step, round.rows())?;
+        self.version = step.version;
+        Ok(())
+    }
+
+    /// Goes on under another rule, before the first update.
+    pub(super) fn follow(&mut self, rule: &Arc<Rule>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
+        self.rule = Arc::clone(rule);
+        if let (Some(bucket), Some(plan)) = (self.bucket_mut(), plan) {
+            bucket.follow(rule, plan)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+//! Buckets: rows that come in parts, twice, or not at all, tables that are full, and bytes that are no rows.
+
+use proptest::prelude::*;
+
+use super::stage::{Answer, Parcel, Plan, Stage, id};
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::{Float32, Float64};
+use crate::ids::{ChunkId, Incarnation};
+use crate::wire::{Flags, Kind, RowsPart};
+
+const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
+
+/// One sparse parameter `s` with one bucket, and a dense one.
+fn stage(mode: Mode, trainers: u32, config: &'static str) -> Stage {
+    let plan =
+        Plan::new(mode, Merge::Sum, trainers).with("s", Float32, 2, config).with("d", Float32, 2, "optimizer: SGD");
+    Stage::serving(plan)
+}
+
+fn bucket() -> ChunkId {
+    id(0, 0)
+}
+
+/// The part of a payload with these rows, all of whose elements are alike.
+fn part(index: u32, count: u32, rows: &[(u64, f32)]) -> Vec<u8> {
+    let ids = rows.iter().flat_map(|(id, _)| id.to_le_bytes());
+    let values = rows.iter().flat_map(|(_, value)| [*value; 2]).flat_map(f32::to_le_bytes);
+    RowsPart { index, count }.encode().into_iter().chain(ids).chain(values).collect()
+}
+
+fn push(stage: &mut Stage, trainer: u32, round: u64, payload: Vec<u8>) -> Parcel {
+    stage.push(trainer, vec![(bucket(), round, payload)], false)
+}
+
+/// Delivers a frame, and says what came back.
+fn deliver(stage: &mut Stage, trainer: u32, parcel: &Parcel) -> Vec<Answer> {
+    stage.answers.clear();
+    stage.deliver(trainer, parcel);
+    std::mem::take(&mut stage.answers)
+}
+
+fn kinds(answers: &[Answer]) -> Vec<Kind> {
+    answers.iter().map(|answer| answer.frame.head.kind).collect()
+}
+
+/// The first elements of these rows, as a pull of the version finds them.
+fn pull(stage: &mut Stage, trainer: u32, version: u64, ids: &[u64]) -> Vec<f32> {
+    let head = stage.head(Kind::Pull, trainer);
+    let payload: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let parcel = Parcel::new(head, vec![(bucket(), version, Float32, payload)]);
+    let answers = deliver(stage, trainer, &parcel);
+    assert_eq!(kinds(&answers), [Kind::Value], "{:?}", stage.errors());
+    let rows = answers[0].body.concat();
+    rows.as_chunks::<8>().0.iter().map(|row| f32::from_le_bytes([row[0], row[1], row[2], row[3]])).collect()
+}
+
+fn check_refused(stage: &mut Stage, parcel: &Parcel, part: &str) {
+    let before = stage.contents();
+    stage.answers.clear();
+    stage.deliver(0, parcel);
+    let errors = stage.errors();
+    assert!(errors.iter().any(|text| text.contains(part)), "{errors:?}; expected {part}");
+    assert_eq!(stage.contents(), before, "{part}: nothing is half-applied");
+}
+
+#[test]
+fn a_round_counts_a_contribution_in_parts_once_and_whole() {
+    let mut stage = stage(Mode::Sync, 2, SGD);
+    let first = push(&mut stage, 0, 1, part(0, 3, &[(7, 1.0)]));
+    let mut second = first.clone();
+    second.body = vec![part(1, 3, &[(8, 1.0), (7, 2.0)])];
+    second.frame.entries[0].bytes = u32::try_from(second.body[0].len()).expect("it is short");
+    let mut third = second.clone();
+    third.body = vec![part(2, 3, &[(9, 5.0)])];
+    third.frame.entries[0].bytes = u32::try_from(third.body[0].len()).expect("it is short");
+    let other = push(&mut stage, 1, 1, part(0, 1, &[(7, 4.0)]));
+    // The last part first: it is answered when the contribution is whole, the others as they come, also twice.
+    assert_eq!(kinds(&deliver(&mut stage, 0, &third)), []);
+    assert_eq!(kinds(&deliver(&mut stage, 1, &other)), [Kind::Done]);
+    assert_eq!(kinds(&deliver(&mut stage, 0, &first)), [Kind::Done]);
+    assert_eq!(kinds(&deliver(&mut stage, 0, &first)), [Kind::Done]);
+    assert_eq!(pull(&mut stage, 1, 0, &[7]), [10.0], "a part is no contribution");
+    let answers = deliver(&mut stage, 0, &second);
+    assert_eq!(kinds(&answers), [Kind::Done], "the two requests have one head");
+    for again in [&third, &first, &second] {
+        assert_eq!(kinds(&deliver(&mut stage, 0, again)), [Kind::Done]);
+    }
+    assert_eq!(pull(&mut stage, 0, 1, &[9, 7, 7, 1, 8]), [5.0, 3.0, 3.0, 10.0, 9.0]);
+    assert_eq!(stage.contents()[0].1.0, 1, "one version");
+}
+
+#[test]
+fn a_contribution_without_rows_is_one() {
+    let mut stage = stage(Mode::Sync, 2, SGD);
+    let (empty, rows) = (push(&mut stage, 0, 1, Vec::new()), push(&mut stage, 1, 1, part(0, 1, &[(3, 1.0)])));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &empty)), [Kind::Done]);
+    assert_eq!(kinds(&deliver(&mut stage, 1, &rows)), [Kind::Done]);
+    assert_eq!(pull(&mut stage, 0, 1, &[3]), [9.0]);
+    for trainer in [0, 1] {
+        let empty = push(&mut stage, trainer, 2, Vec::new());
+        deliver(&mut stage, trainer, &empty);
+        deliver(&mut stage, trainer, &empty);
+    }
+    assert_eq!(stage.contents()[0].1.0, 2, "empty rounds are rounds");
+    // A part of no rows is a part.
+    let none = push(&mut stage, 0, 3, part(0, 1, &[]));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &none)), [Kind::Done]);
+}
+
+#[test]
+fn who_is_ahead_waits_also_with_rows() {
+    let mut stage = stage(Mode::Sync, 2, SGD);
+    let first = push(&mut stage, 0, 1, part(0, 1, &[(1, 1.0)]));
+    let ahead = push(&mut stage, 0, 2, part(1, 2, &[(2, 1.0)]));
+    let mut early = ahead.clone();
+    early.body = vec![part(0, 2, &[(3, 1.0)])];
+    deliver(&mut stage, 0, &first);
+    assert_eq!(kinds(&deliver(&mut stage, 0, &early)), [Kind::Done], "it is in the journal");
+    assert_eq!(kinds(&deliver(&mut stage, 0, &ahead)), [], "it waits");
+    assert_eq!(kinds(&deliver(&mut stage, 0, &early)), [Kind::Done], "that it waits is not its business");
+    let other = push(&mut stage, 1, 1, Vec::new());
+    let answers = deliver(&mut stage, 1, &other);
+    assert_eq!(kinds(&answers), [Kind::Done, Kind::Done], "both are in a round now");
+    let other = push(&mut stage, 1, 2, part(0, 1, &[(2, 1.0)]));
+    deliver(&mut stage, 1, &other);
+    assert_eq!(pull(&mut stage, 0, 2, &[1, 2, 3]), [9.0, 8.0, 9.0]);
+}
+
+#[test]
+fn a_newer_life_does_not_finish_what_an_older_one_began() {
+    let mut stage = stage(Mode::Async, 2, SGD);
+    let half = push(&mut stage, 0, 0, part(0, 2, &[(1, 100.0)]));
+    deliver(&mut stage, 0, &half);
+    stage.connect(0, Incarnation(2));
+    let whole = push(&mut stage, 0, 0, part(1, 2, &[(1, 1.0)]));
+    let mut rest = whole.clone();
+    rest.body = vec![part(0, 2, &[(2, 1.0)])];
+    deliver(&mut stage, 0, &whole);
+    assert_eq!(pull(&mut stage, 0, 0, &[1]), [10.0]);
+    deliver(&mut stage, 0, &rest);
+    assert_eq!(pull(&mut stage, 0, 1, &[1, 2]), [9.0, 9.0]);
+}
+
+#[test]
+fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
+    let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 1000 buckets: 1 }";
+    let mut stage = stage(Mode::Async, 1, config);
+    let rows = |from: u64, count: u64| (from..from + count).map(|id| (id, -1.0)).collect::<Vec<_>>();
+    let first = push(&mut stage, 0, 0, part(0, 1, &rows(0, 1000)));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &first)), [Kind::Done], "{:?}", stage.errors());
+    let more = push(&mut stage, 0, 0, part(0, 1, &rows(5000, 1000)));
+    stage.answers.clear();
+    stage.deliver(0, &more);
+    let errors = stage.errors();
+    assert!(
+        errors[0].contains("parameter \"s\"")
+            && errors[0].contains("1000 new rows for bucket 0, which has 1000; expected at most 1000"),
+        "{errors:?}"
+    );
+    assert_eq!(pull(&mut stage, 0, 0, &[0, 5000]), [1.0, 0.0], "nothing of it is applied");
+    let known = push(&mut stage, 0, 0, part(0, 1, &rows(0, 1000)));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &known)), [Kind::Done]);
+    assert_eq!(pull(&mut stage, 0, 2, &[0, 999]), [2.0, 2.0]);
+}
+
+#[test]
+fn the_ids_of_rows_that_are_there_are_told_in_order() {
+    let mut stage = stage(Mode::Async, 1, SGD);
+    let rows = push(&mut stage, 0, 0, part(0, 1, &[(40, 1.0), (3, 1.0), (99, 1.0)]));
+    deliver(&mut stage, 0, &rows);
+    let mut check = |from: u64, count: u64, expected: &[u64]| {
+        let mut head = stage.head(Kind::Pull, 0);
+        head.flags = Flags::LIST;
+        let payload = [from.to_le_bytes(), count.to_le_bytes()].concat();
+        let answers = deliver(&mut stage, 0, &Parcel::new(head, vec![(bucket(), 0, Float32, payload)]));
+        let found: Vec<u64> = answers[0].body[0].as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
+        assert_eq!(found, expected);
+    };
+    check(0, 4, &[3, 40, 99, u64::MAX]);
+    check(0, 2, &[3, 40]);
+    check(41, 2, &[99, u64::MAX]);
+}
+
+#[test]
+fn what_is_no_push_of_rows_is_refused_by_name() {
+    let mut stage = stage(Mode::Sync, 2, SGD);
+    let mut check = |payload: Vec<u8>, expected: &str| {
+        let parcel = push(&mut stage, 0, 1, payload);
+        check_refused(&mut stage, &parcel, "parameter \"s\"");
+        check_refused(&mut stage, &parcel, expected);
+    };
+    check(vec![1; 7], "7 bytes were sent, expected 8 and a multiple of 16");
+    check(vec![1; 23], "expected 8 and a multiple of 16");
+    check(part(3, 3, &[(1, 1.0)]), "part 3 of 3");
+    check(part(0, 0, &[(1, 1.0)]), "part 0 of 0");
+    check(part(0, u32::MAX, &[(1, 1.0)]), "4294967295 parts");
+    check(part(0, 1, &[(1, 1.0), (100, 1.0)]), "row 100 at place 1");
+    check(part(0, 1, &[(u64::MAX, 1.0)]), "expected ids below 100");
+    let parcel = stage.push(0, vec![(bucket(), 1, part(0, 1, &[(1, 1.0)]))], true);
+    check_refused(&mut stage, &parcel, "cannot ask for the value");
+    let head = stage.call(Kind::Set, 0);
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0; 8])]), "is sparse");
+    let head = stage.call(Kind::Push, 0);
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 1, Float64, vec![0; 32])]), "rows of float64");
+    let head = stage.head(Kind::Pull, 0);
+    let dense = Parcel::new(head, vec![(id(1, 0), 0, Float32, vec![0; 8])]);
+    check_refused(&mut stage, &dense, "\"d\" is not sparse");
+    let head = stage.head(Kind::Pull, 0);
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0; 9])]), "row ids");
+    let mut head = stage.head(Kind::Pull, 0);
+    head.flags = Flags::LIST;
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0xff; 16])]), "question after");
+}
+
+#[test]
+fn a_row_of_another_bucket_is_refused() {
+    let config = "optimizer: SGD sparse { height: 100 width: 2 buckets: 4 }";
+    let mut stage = stage(Mode::Sync, 1, config);
+    let buckets = stage.plan.parameters[0].buckets.expect("it is sparse");
+    let foreign = (0..100).find(|id| buckets.of(*id) != 0).expect("not all are in one");
+    let parcel = push(&mut stage, 0, 1, part(0, 1, &[(foreign, 1.0)]));
+    check_refused(&mut stage, &parcel, "came to bucket 0");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Bytes of any kind, as pushes, pulls, lists and initial rows: they are taken or refused, and nothing panics.
+    #[test]
+    fn garbage_is_taken_or_refused(
+        frames in prop::collection::vec(
+            (0_u8..4, 0_u64..3, prop::collection::vec(any::<u8>(), 0..80), any::<[bool; 3]>(), 0_u64..120), 1..20)
+    ) {
+        let mut stage = stage(Mode::Sync, 2, SGD);
+        for (kind, round, mut payload, [is_headed, is_small, wants], row) in frames {
+            if is_headed && payload.len() >= 24 {
+                payload.truncate(24);
+                payload[..8].copy_from_slice(&RowsPart { index: 0, count: 1 + u32::from(wants) }.encode());
+            }
+            if is_small && payload.len() >= 16 {
+                payload[8..16].copy_from_slice(&row.to_le_bytes());
+            }
+            let mut head = match kind {
+                0 => stage.call(Kind::Push, 0),
+                1 => stage.call(Kind::Set, 0),
+                _ => stage.head(Kind::Pull, 0),
+            };
+            head.flags = if kind == 3 { Flags::LIST } else { Flags::default() };
+            let parcel = Parcel::new(head, vec![(bucket(), round, Float32, payload)]);
+            stage.deliver(0, &parcel);
+        }
+        let rows: u64 = stage.contents()[0].2.len() as u64 / 8;
+        prop_assert!(rows <= 100, "no row beyond the height: {rows}");
+    }
+}
