@@ -11,5 +11,6 @@ pub mod api;
 pub mod client;
 pub mod environment;
 pub mod node;
+pub mod program;
 pub mod quickstart;
 pub mod settings;

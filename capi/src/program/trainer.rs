@@ -1,0 +1,216 @@
+//! A trainer that runs its part of a program.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pserver_core::config::OptimizerSettings;
+use pserver_core::error::Failure;
+use pserver_core::port::Arithmetic;
+use pserver_core::program::executor::{Executor, Link, Parts, Standing};
+use pserver_core::program::transpile::Part;
+use pserver_core::program::{Elements, Graph, OpKind, Peer, PlainArithmetic, Tensor, Value, VariableIndex};
+use pserver_kernels::cpu::Cpu;
+
+use super::kept::{Kept, kept};
+use super::lookups::{Table, tables};
+use crate::client::{Client, Given, GivenRows, Wanted, WantedRows};
+
+/// A trainer that runs its part of a program: [`feed`](Self::feed) what a step needs, then [`step`](Self::step).
+pub struct Trainer<'c> {
+    client: &'c Client,
+    executor: Executor,
+    kept: Vec<Kept>,
+    /// By what is kept: the value that came last.
+    values: Vec<Tensor>,
+    tables: Vec<Table>,
+    graph: Arc<Graph>,
+    /// Ids that were fed, by variable.
+    ids: BTreeMap<VariableIndex, Vec<i64>>,
+    /// Whether what is dense has come since the last step.
+    is_fresh: bool,
+}
+
+/// What a step sends.
+#[derive(Default)]
+struct Outbox {
+    sent: BTreeMap<String, Value>,
+}
+
+impl Link for Outbox {
+    fn has_room(&mut self, _: Peer, channel: &str) -> bool {
+        !self.sent.contains_key(channel)
+    }
+
+    fn send(&mut self, _: Peer, channel: &str, value: &Value) {
+        self.sent.insert(channel.to_owned(), value.clone());
+    }
+}
+
+/// Offers to initialise a job as the parts of servers say, and does it when this trainer is chosen. When it returns, the
+/// job is initialised.
+///
+/// # Errors
+/// When a part does more than the servers of a job do; when nobody initialises before the deadline.
+pub fn initialise(client: &Client, parts: &[Part]) -> Result<(), Failure> {
+    let kept = kept(parts)?;
+    if !client.begin_init(&OptimizerSettings::default())? {
+        return Ok(());
+    }
+    for part in parts.iter().filter(|part| matches!(part.peers[0], Peer::Server(_))) {
+        let begun = Executor::new(Arc::new(part.graph.clone()), machine())?;
+        let own = kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server)));
+        for one in own {
+            let value = begun.value(&one.name);
+            let tensor =
+                value.ok_or_else(|| Failure::call(format!("parameter {:?}: found no beginning", one.name)))?.tensor();
+            let content = if one.layout.is_some() { &[] } else { tensor.bytes() };
+            client.init_param(
+                &one.name,
+                tensor.elements().element_type(),
+                tensor.shape(),
+                content,
+                &one.settings()?,
+            )?;
+        }
+    }
+    client.finish_init()
+}
+
+impl<'c> Trainer<'c> {
+    /// Makes the part of trainers ready to run. The job is initialised.
+    ///
+    /// # Errors
+    /// When the parts are not those of a parameter server, or need more of a table than rows by ids that are fed.
+    pub fn new(client: &'c Client, parts: &[Part]) -> Result<Self, Failure> {
+        let own = parts.iter().find(|part| matches!(part.peers[0], Peer::Trainer(_)));
+        let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
+        let graph = Arc::new(own.graph.clone());
+        let kept = kept(parts)?;
+        let values = kept.iter().map(|one| Tensor::zeros(one.element_type, &one.shape)).collect();
+        let received = (0..).zip(&kept).filter(|(_, one)| one.layout.is_some());
+        let pieces = received.filter_map(|(place, one)| Some((place, receiver(&graph, &one.name)?)));
+        let tables = tables(&graph, &pieces.collect::<Vec<_>>())?;
+        let executor = Executor::new(Arc::clone(&graph), machine())?;
+        Ok(Self { client, executor, kept, values, tables, graph, ids: BTreeMap::new(), is_fresh: false })
+    }
+
+    /// Sets data for the next step.
+    ///
+    /// # Errors
+    /// When there is no such variable, or it cannot hold the value.
+    pub fn feed(&mut self, name: &str, tensor: Tensor) -> Result<(), Failure> {
+        if let (Some(index), Elements::Int64(ids)) = (self.graph.find(name), tensor.elements()) {
+            self.ids.insert(index, ids.clone());
+        }
+        self.executor.set(name, tensor)
+    }
+
+    /// A variable's value after the last step.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.executor.value(name)
+    }
+
+    /// One step: receives parameters, runs the part, sends gradients.
+    ///
+    /// # Errors
+    /// What an op refuses; who did not answer before the deadline.
+    pub fn step(&mut self) -> Result<(), Failure> {
+        self.executor.begin()?;
+        self.receive()?;
+        let mut outbox = Outbox::default();
+        match self.executor.run(&mut outbox, u64::MAX)? {
+            Standing::Ended => self.send(outbox.sent),
+            other => Err(Failure::call(format!("found a part that is not over after its step ({other:?})"))),
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        if !self.is_fresh {
+            let all = self.kept.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none());
+            let mut wanted: Vec<Wanted<'_>> =
+                all.map(|(one, value)| Wanted { name: &one.name, content: value.bytes_mut() }).collect();
+            if !wanted.is_empty() {
+                self.client.pull(&mut wanted)?;
+            }
+        }
+        self.is_fresh = false;
+        self.receive_rows()?;
+        for (one, value) in self.kept.iter().zip(&self.values) {
+            if receiver(&self.graph, &one.name).is_some() {
+                let refused = self.executor.arrive(&one.name, Peer::Server(one.server), value.clone().into())?;
+                assert!(refused.is_none(), "the step before took what arrived");
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches the rows that the step will look up.
+    fn receive_rows(&mut self) -> Result<(), Failure> {
+        let mut fetched = Vec::new();
+        for table in &self.tables {
+            let layout = self.kept[table.kept].layout.expect("a table has rows");
+            let ids = table.ids.iter().filter_map(|index| self.ids.get(index)).flatten();
+            let ids = table.wanted(ids);
+            let values = vec![0_u8; ids.len() * layout.row_bytes()];
+            fetched.push((table.kept, layout.row_bytes(), ids, values));
+        }
+        let mut wanted: Vec<WantedRows<'_>> = fetched
+            .iter_mut()
+            .map(|(place, _, ids, values)| WantedRows { name: &self.kept[*place].name, ids, values })
+            .collect();
+        if !wanted.is_empty() {
+            self.client.pull_rows(&mut wanted)?;
+        }
+        for (place, row_bytes, ids, values) in &fetched {
+            let whole = self.values[*place].bytes_mut();
+            for (id, row) in ids.iter().zip(values.chunks_exact(*row_bytes)) {
+                let start = usize::try_from(*id).expect("the table is in memory") * row_bytes;
+                whole[start..start + row_bytes].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, sent: BTreeMap<String, Value>) -> Result<(), Failure> {
+        let (mut dense, mut rows, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        for one in self.kept.iter().filter(|one| one.layout.is_some()) {
+            if let Some(Value::SelectedRows(gradient)) = sent.get(&one.gradient) {
+                ids.push((one, gradient.view().ids().iter().collect::<Vec<u64>>(), gradient));
+            }
+        }
+        for (one, ids, gradient) in &ids {
+            let (element_type, values) = (gradient.view().layout().element_type(), gradient.view().values());
+            rows.push(GivenRows { name: &one.name, element_type, ids, values });
+        }
+        for (one, value) in self.kept.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none()) {
+            if let Some(Value::Dense(gradient)) = sent.get(&one.gradient) {
+                let element_type = gradient.elements().element_type();
+                dense.push(Given { name: &one.name, element_type, content: gradient.bytes() });
+                wanted.push(Wanted { name: &one.name, content: value.bytes_mut() });
+            }
+        }
+        if !rows.is_empty() {
+            self.client.push_rows(&rows, None)?;
+        }
+        if !dense.is_empty() {
+            self.client.push_pull(&dense, None, &mut wanted)?;
+            self.is_fresh = dense.len() == self.kept.iter().filter(|one| one.layout.is_none()).count();
+        }
+        Ok(())
+    }
+}
+
+/// The variable that the `recv` of a channel writes.
+fn receiver(graph: &Graph, channel: &str) -> Option<VariableIndex> {
+    let mut nodes = graph.scopes().iter().flat_map(|scope| &scope.nodes);
+    let is_it = |kind: &OpKind| matches!(kind, OpKind::Recv { channel: own } if own == channel);
+    nodes.find(|node| is_it(&node.kind)).map(|node| node.outputs[0])
+}
+
+/// What runs ops here.
+fn machine() -> Parts {
+    let arithmetic: Box<dyn Arithmetic> = Box::new(PlainArithmetic);
+    Parts { arithmetic, kernels: Box::new(Cpu::default()), senders: Vec::new(), arrivals_max: 1 }
+}
