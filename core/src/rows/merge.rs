@@ -238,6 +238,9 @@ impl Merged<'_> {
 
     /// Sums each contribution's rows by themselves, and these sums in order.
     fn sum_block<E: Number>(&self, places: &[Place], elements: Range<usize>, total: &mut [E]) {
+        if let [lone] = places {
+            return self.read(*lone, elements, total);
+        }
         let mut scratch = [E::ZERO; BLOCK];
         let scratch = &mut scratch[..elements.len()];
         let mut own = [E::ZERO; BLOCK];

@@ -202,9 +202,11 @@ impl RowTable {
         assert_eq!(into.len(), ids.len() * row_bytes, "a row for each id");
         work.tile.begin(self.shape);
         let mut slots = [None; GROUP];
+        self.ask_for(ids, 0..GROUP);
         for start in (0..ids.len()).step_by(GROUP) {
             let places = start..ids.len().min(start + GROUP);
             self.find(ids, places.clone(), &mut slots);
+            self.ask_for(ids, places.end..places.end + GROUP);
             for (place, slot) in places.zip(slots) {
                 let row = &mut into[place * row_bytes..][..row_bytes];
                 if let Some(last) = self.read(ids.get(place), slot, row) {
@@ -366,9 +368,14 @@ impl RowTable {
         self.index.find(id).or_else(|| self.add(id).ok())
     }
 
+    /// Asks for what finding some ids will read, as far as there are so many.
+    fn ask_for(&self, ids: Ids<'_>, places: Range<usize>) {
+        let places = places.start..places.end.min(ids.len());
+        places.for_each(|place| self.index.prefetch(ids.get(place)));
+    }
+
     /// Finds the slots of some ids, and asks for what will be read of them.
     fn find(&self, ids: Ids<'_>, places: Range<usize>, slots: &mut [Option<u32>; GROUP]) {
-        places.clone().for_each(|place| self.index.prefetch(ids.get(place)));
         for (place, slot) in places.zip(slots) {
             *slot = self.index.find(ids.get(place));
             if let Some(slot) = *slot {
