@@ -395,8 +395,13 @@ impl RowTable {
     ) {
         let Workspace { tile, slots } = work;
         tile.begin(self.shape);
-        for place in places {
-            self.ask_ahead(merged, slots, place + self.shape.rows());
+        let order = merged.appearance();
+        for nth in places {
+            if let Some(ahead) = order.get(nth + self.shape.rows()) {
+                prefetch(self.records.get(slots[*ahead as usize]));
+                merged.prefetch(*ahead as usize);
+            }
+            let place = order[nth] as usize;
             let slot = slots[place];
             tile.rows.push(TileRow { id: merged.id(place), slot: Some(slot), last: self.last(slot), place });
         }
@@ -408,14 +413,6 @@ impl RowTable {
         let coefficients = self.settings.rule.coefficients(step);
         tile.update(kernels, self.past(), &coefficients);
         self.store(tile, step.version);
-    }
-
-    /// Asks for what a later tile will need.
-    fn ask_ahead(&self, merged: &Merged<'_>, slots: &[u32], place: usize) {
-        if let Some(slot) = slots.get(place) {
-            prefetch(self.records.get(*slot));
-            merged.prefetch(place);
-        }
     }
 
     /// Reads the rows of a tile, once they have seen what they missed, and puts them back.
