@@ -1,9 +1,10 @@
 //! One table, looked up and updated in batches, and every row of it checked.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget};
@@ -34,7 +35,7 @@ pub(crate) struct Plan {
     pub(crate) iterations: u32,
 }
 
-/// Seconds of each batch, ours and those of the array.
+/// Processor seconds of each batch, ours and those of the array.
 #[derive(Default)]
 pub(crate) struct Times {
     pub(crate) own: Vec<f64>,
@@ -162,9 +163,9 @@ impl<'a> Bench<'a> {
         let pieces = array.chunks_mut(self.plan.batch * layout.row_bytes());
         for (ids, into) in all.chunks(self.plan.batch).zip(pieces) {
             let checked = Ids::new(layout, ids)?;
-            let start = Instant::now();
+            let start = processor_seconds();
             self.table.reserve(&mut self.work, checked)?;
-            let own = start.elapsed().as_secs_f64();
+            let own = since(start);
             let straight = timed(|| {
                 for (id, row) in ids.iter().zip(into.chunks_exact_mut(layout.row_bytes())) {
                     initializer.fill(seed, *id, layout, row);
@@ -198,11 +199,11 @@ impl<'a> Bench<'a> {
         let version = Version(self.table.version().0 + 1);
         let step = Step { version, rate: None, norm: None, scale: 1.0 };
         let bytes: &[u8] = bytemuck::cast_slice(&self.gradients);
-        let start = Instant::now();
+        let start = processor_seconds();
         let views = [RowsView::new(layout, ids, bytes)?];
         let merged = self.merge.unite(layout, &views)?;
         self.table.apply(&mut self.work, &mut Cpu, &merged, &step)?;
-        let own = start.elapsed().as_secs_f64();
+        let own = since(start);
         *unique += merged.len();
         self.follow(ids, &step);
         let places = places(ids);
@@ -267,7 +268,18 @@ fn places(ids: &[u64]) -> Vec<usize> {
 }
 
 fn timed(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+    let start = processor_seconds();
     work();
-    start.elapsed().as_secs_f64()
+    since(start)
+}
+
+/// Seconds since then that a processor worked for this thread; never none, so that they can be divided by.
+fn since(start: f64) -> f64 {
+    (processor_seconds() - start).max(1e-6)
+}
+
+/// Seconds that a processor has worked for this thread: what others do on this machine meanwhile is not counted.
+fn processor_seconds() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("the system counts what threads use");
+    [usage.user_time(), usage.system_time()].iter().map(|time| time.num_microseconds() as f64 / 1e6).sum()
 }
