@@ -16,7 +16,7 @@ use pserver_core::optim::{Gradient, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::Cpu;
 
-use crate::job::{Dtype, Job, RuleName};
+use crate::job::{Buffers, Dtype, Job, RuleName};
 
 /// Elements of a period; a prime.
 const PERIOD: usize = 1021;
@@ -167,6 +167,7 @@ mod tests {
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,
+            buffers: Buffers::Ordinary,
             pin: false,
         }
     }

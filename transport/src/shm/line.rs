@@ -177,7 +177,8 @@ impl Line {
     fn open_letters(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<(), Ended> {
         for letter in self.letters.drain(..) {
             match letter {
-                Letter::Arena(descriptor) => self.inward.add_arena(&descriptor, &self.rings)?,
+                Letter::Arena { descriptor, is_whole } => self.inward.add_arena(&descriptor, is_whole, &self.rings)?,
+                Letter::Gone(number) => self.inward.drop_arena(number),
                 Letter::Refused(frame) => events.push(Event::Landed { peer, frame, body: Vec::new() }),
             }
         }

@@ -15,21 +15,45 @@ const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Files made by this process; a file is known by its number.
 static MADE: AtomicU64 = AtomicU64::new(0);
+/// Those of them that are gone.
+static GONE: AtomicU64 = AtomicU64::new(0);
 
-/// The memory of a shared arena, to be handed to other processes.
+/// The memory of a shared arena or of a buffer, to be handed to other processes.
 #[derive(Debug)]
 pub struct File {
     descriptor: OwnedFd,
     number: u64,
+    is_whole: bool,
 }
 
 impl File {
     /// A file of `bytes` bytes that only the mapping made here can write.
     pub(in crate::memory) fn for_readers(bytes: u64) -> Result<(Self, MmapRaw), Failure> {
-        let (descriptor, map) = make("pserver-arena", bytes, FIXED | SealFlags::FUTURE_WRITE)?;
+        Self::sealed("pserver-arena", bytes, false)
+    }
+
+    /// The same for a buffer: its owner puts nothing else into what is lent, so all of it may be lent for long.
+    pub(in crate::memory) fn whole(bytes: u64) -> Result<(Self, MmapRaw), Failure> {
+        Self::sealed("pserver-buffer", bytes, true)
+    }
+
+    fn sealed(name: &str, bytes: u64, is_whole: bool) -> Result<(Self, MmapRaw), Failure> {
+        let (descriptor, map) = make(name, bytes, FIXED | SealFlags::FUTURE_WRITE)?;
         // Large pages where the system grants them; without them everything works.
         let _ = map.advise(Advice::HugePage);
-        Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
+        Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed), is_whole }, map))
+    }
+
+    /// How many files of this process are gone: whoever hands files over looks whether one of them is when this grows.
+    #[must_use]
+    pub fn gone() -> u64 {
+        GONE.load(Relaxed)
+    }
+
+    /// Whether who reads it may keep all of it for long: it is a buffer, and not slots that others wait for.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Its number, of which no other file of this process has or had the same.
@@ -42,6 +66,12 @@ impl File {
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        GONE.fetch_add(1, Relaxed);
     }
 }
 
