@@ -142,14 +142,14 @@ impl Inward {
     }
 
     /// Takes an arena of the other side in. Half of it may be held, so that whoever puts payloads into it can go on
-    /// whatever we hold; all of a buffer, into which nothing is put.
-    pub(super) fn add_arena(&mut self, descriptor: &OwnedFd, is_whole: bool, rings: &Rings) -> Result<(), Ended> {
+    /// whatever we hold; and all of it where payloads are at home and nothing is put.
+    pub(super) fn add_arena(&mut self, descriptor: &OwnedFd, is_home: bool, rings: &Rings) -> Result<(), Ended> {
         if self.arenas.known.len() == ARENAS_MAX {
             return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
         }
         let memory = ReadOnly::open(descriptor).map_err(|failure| Ended::Broken(failure.to_string()))?;
         let borrowed = Arc::new(Borrowed::new(rings.shore(), &self.held));
-        let held_max = if is_whole { u64::MAX } else { memory.len() / 2 };
+        let held_max = if is_home { u64::MAX } else { memory.len() / 2 };
         self.arenas.known.insert(self.arenas.next, Foreign { memory: Arc::new(memory), borrowed, held_max });
         self.arenas.next += 1;
         Ok(())

@@ -177,7 +177,7 @@ impl Line {
     fn open_letters(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<(), Ended> {
         for letter in self.letters.drain(..) {
             match letter {
-                Letter::Arena { descriptor, is_whole } => self.inward.add_arena(&descriptor, is_whole, &self.rings)?,
+                Letter::Arena { descriptor, is_home } => self.inward.add_arena(&descriptor, is_home, &self.rings)?,
                 Letter::Gone(number) => self.inward.drop_arena(number),
                 Letter::Refused(frame) => events.push(Event::Landed { peer, frame, body: Vec::new() }),
             }

@@ -222,7 +222,7 @@ impl Outward {
         let in_place = parcel.shared().filter(|_| first.may_refer);
         let (token, arena, offset, moved) = match in_place {
             Some(place) => {
-                let arena = self.arenas.number(stream, place.file)?;
+                let arena = self.arenas.number(stream, place.file, post::HOME)?;
                 first.referred.resize(first.body.len(), false);
                 first.referred[first.slice - 1] = true;
                 (Token::Parcel(self.front, first.slice - 1), arena, place.offset, REFERENCE_BYTES)
@@ -233,7 +233,7 @@ impl Outward {
                 let Some(mut lease) = self.staging.take(length).map_err(broken)? else { return Ok(None) };
                 lease.bytes_mut().copy_from_slice(bytes);
                 let place = lease.shared().expect("staging is shared");
-                let (arena, offset) = (self.arenas.number(stream, place.file)?, place.offset);
+                let (arena, offset) = (self.arenas.number(stream, place.file, post::ARENA)?, place.offset);
                 (Token::Staged(lease), arena, offset, bytes.len())
             }
         };
@@ -300,18 +300,17 @@ fn reference(arena: u32, token: u32, offset: u64) -> [u8; REFERENCE_BYTES] {
 
 impl Arenas {
     /// The number by which the other side knows a file, which is handed to it when it is new.
-    fn number(&mut self, stream: &UnixStream, file: &Arc<File>) -> Result<u32, Ended> {
+    fn number(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
         match self.known.iter().find(|known| known.file_number == file.number()) {
             Some(known) => Ok(known.number),
-            None => self.hand_over(stream, file),
+            None => self.hand_over(stream, file, letter),
         }
     }
 
-    fn hand_over(&mut self, stream: &UnixStream, file: &Arc<File>) -> Result<u32, Ended> {
+    fn hand_over(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
         if self.known.len() == ARENAS_MAX {
             return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
         }
-        let letter = if file.is_whole() { post::BUFFER } else { post::ARENA };
         let sent = post::send(stream.as_fd(), &[letter], Some(file.descriptor()));
         sent.map_err(|error| Ended::Broken(format!("handing an arena over: {error}")))?;
         let number = self.handed;

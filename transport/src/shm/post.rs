@@ -18,12 +18,12 @@ use tokio::net::UnixStream;
 use super::Ended;
 use super::rings::WAKE;
 
-/// What comes before an arena's descriptor; arenas and buffers are numbered in the order in which they
+/// What comes before an arena's descriptor; arenas are numbered in the order in which they
 /// come, and no number is used again.
 pub(super) const ARENA: u8 = b'a';
-/// The same for a buffer.
-pub(super) const BUFFER: u8 = b'b';
-/// What comes before the number of an arena or a buffer that is gone, in four bytes.
+/// The same for memory in which payloads are at home, and into which none are put to be sent.
+pub(super) const HOME: u8 = b'h';
+/// What comes before the number of an arena that is gone, in four bytes.
 pub(super) const GONE: u8 = b'g';
 /// Descriptors in one message.
 const DESCRIPTORS_MAX: usize = 4;
@@ -44,8 +44,8 @@ pub(super) struct Post {
 
 /// What the socket brought.
 pub(super) enum Letter {
-    /// An arena of the other side, or a buffer, all of which may be held.
-    Arena { descriptor: OwnedFd, is_whole: bool },
+    /// An arena of the other side, and whether payloads are at home there.
+    Arena { descriptor: OwnedFd, is_home: bool },
     /// The arena of this number is gone.
     Gone(u32),
     /// The listener's last word.
@@ -107,11 +107,11 @@ impl Post {
                 self.refused()
             }
             WAKE => Ok(None),
-            ARENA | BUFFER => {
+            ARENA | HOME => {
                 let arena = self.descriptors.pop_front();
                 let missing = || Ended::Broken("an arena was announced without its descriptor".to_owned());
-                let is_whole = byte == BUFFER;
-                arena.map(|descriptor| Some(Letter::Arena { descriptor, is_whole })).ok_or_else(missing)
+                let is_home = byte == HOME;
+                arena.map(|descriptor| Some(Letter::Arena { descriptor, is_home })).ok_or_else(missing)
             }
             other => Err(Ended::Broken(format!("byte {other:#04x} on the socket has no meaning"))),
         }

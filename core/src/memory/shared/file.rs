@@ -23,37 +23,21 @@ static GONE: AtomicU64 = AtomicU64::new(0);
 pub struct File {
     descriptor: OwnedFd,
     number: u64,
-    is_whole: bool,
 }
 
 impl File {
     /// A file of `bytes` bytes that only the mapping made here can write.
     pub(in crate::memory) fn for_readers(bytes: u64) -> Result<(Self, MmapRaw), Failure> {
-        Self::sealed("pserver-arena", bytes, false)
-    }
-
-    /// The same for a buffer: its owner puts nothing else into what is lent, so all of it may be lent for long.
-    pub(in crate::memory) fn whole(bytes: u64) -> Result<(Self, MmapRaw), Failure> {
-        Self::sealed("pserver-buffer", bytes, true)
-    }
-
-    fn sealed(name: &str, bytes: u64, is_whole: bool) -> Result<(Self, MmapRaw), Failure> {
-        let (descriptor, map) = make(name, bytes, FIXED | SealFlags::FUTURE_WRITE)?;
+        let (descriptor, map) = make("pserver-arena", bytes, FIXED | SealFlags::FUTURE_WRITE)?;
         // Large pages where the system grants them; without them everything works.
         let _ = map.advise(Advice::HugePage);
-        Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed), is_whole }, map))
+        Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
     }
 
     /// How many files of this process are gone: whoever hands files over looks whether one of them is when this grows.
     #[must_use]
     pub fn gone() -> u64 {
         GONE.load(Relaxed)
-    }
-
-    /// Whether who reads it may keep all of it for long: it is a buffer, and not slots that others wait for.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.is_whole
     }
 
     /// Its number, of which no other file of this process has or had the same.
