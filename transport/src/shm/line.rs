@@ -89,6 +89,7 @@ impl Line {
         self.must_look
             || self.rings.has_arrived()
             || self.rings.shore().has_returned()
+            || self.outward.must_sweep()
             || !self.outward.is_empty() && self.rings.has_room()
     }
 

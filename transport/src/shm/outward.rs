@@ -119,6 +119,11 @@ impl Outward {
         !self.lent.is_empty()
     }
 
+    /// Whether something that the other side has mapped may be gone.
+    pub(super) fn must_sweep(&self) -> bool {
+        self.arenas.gone != File::gone()
+    }
+
     /// Adds a frame to the end.
     pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
         // A push that is answered when it has entered its round may be read long after: it is copied, and its sender
