@@ -112,13 +112,7 @@ fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -
 }
 
 /// The same with servers that listen at `bind`.
-fn check_at(
-    bind: &str,
-    source: &str,
-    language: Language,
-    link: Link,
-    argument: impl Fn(&str) -> Option<String>,
-) {
+fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
     let folder = TempDir::new().expect("there is room");
     let program = compile(folder.path(), source, language, link);
     run(Command::new(&program), source, &argument, (folder.path(), bind));

@@ -64,7 +64,12 @@ fn whole(view: &View) -> Vec<Vec<u8>> {
 }
 
 /// What two trainers' rounds come to, and after each of them.
-fn train(job: &Job, tensors: &[Tensor], rounds: u64, step: fn(&Client, &mut Buffer, &[Tensor], u32, u64) -> Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
+fn train(
+    job: &Job,
+    tensors: &[Tensor],
+    rounds: u64,
+    step: fn(&Client, &mut Buffer, &[Tensor], u32, u64) -> Vec<Vec<u8>>,
+) -> Vec<Vec<Vec<u8>>> {
     let servers = Local::start(job);
     let coordinator = servers.coordinator();
     let seen = std::thread::scope(|scope| {

@@ -41,9 +41,9 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
             return Ok(0);
         }
         let mut buffers = session.buffers();
-        let found = buffers.remove(&buffer.addr()).ok_or_else(|| {
-            Failure::call(format!("{buffer:p} is no buffer of this client, or it was freed already"))
-        })?;
+        let found = buffers
+            .remove(&buffer.addr())
+            .ok_or_else(|| Failure::call(format!("{buffer:p} is no buffer of this client, or it was freed already")))?;
         session.client.free(found).map(|()| 0).map_err(|(found, failure)| {
             buffers.insert(buffer.addr(), found);
             failure

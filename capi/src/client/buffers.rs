@@ -160,7 +160,10 @@ mod tests {
         check(known.add(500, 0, None), "0 bytes at 0x1f4; expected 1 or more");
         check(known.add(usize::MAX, 2, None), "expected 1 or more");
         known.add(1100, 1, None).expect("it begins where the other ends");
-        assert_eq!((known.path(999), known.path(1000), known.path(1099)), (None, Some(Path::Copied), Some(Path::Copied)));
+        assert_eq!(
+            (known.path(999), known.path(1000), known.path(1099)),
+            (None, Some(Path::Copied), Some(Path::Copied))
+        );
         check(known.forget(1001), "was not registered");
         known.forget(1000).expect("it was registered");
         check(known.forget(1000), "not any more");

@@ -11,8 +11,8 @@ use pserver_core::partition::{Catalogue, Parameter, Topology};
 use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
 use super::calls::CallNumber;
-use super::views::is_held;
 use super::engine::Engine;
+use super::views::is_held;
 use super::{Facts, State};
 
 /// A job that was joined.

@@ -32,9 +32,9 @@ use pserver_core::ids::Ticket;
 use pserver_core::wire::{Address, Role};
 use pserver_transport::tcp::{Checks, Poll, TcpOptions};
 
+use buffers::Buffers;
 use calls::Call;
 use job::Job;
-use buffers::Buffers;
 use turns::{Entered, Shared};
 use views::Room;
 

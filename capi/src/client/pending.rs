@@ -76,7 +76,9 @@ impl Client {
         gradients: &[Given<'static>],
         into: Vec<Wanted<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_with(&LoanBook::open(), |state, book| state.start_push(gradients, None, Some(Fetch::all(into)), book))
+        self.start_with(&LoanBook::open(), |state, book| {
+            state.start_push(gradients, None, Some(Fetch::all(into)), book)
+        })
     }
 
     /// Waits until a call is over and takes its result, once.

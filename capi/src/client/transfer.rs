@@ -131,8 +131,10 @@ impl State {
         let received = if has_places { self.ready_job().bytes_of(&chosen) } else { 0 };
         let sequence = self.open(Kind::Push, &chosen, (sent, received))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
-        let orders = gradients.iter().zip(chosen).map(|(given, index)| {
-            Order { index, given: Some(*given), place: places.next() }
+        let orders = gradients.iter().zip(chosen).map(|(given, index)| Order {
+            index,
+            given: Some(*given),
+            place: places.next(),
         });
         Ok(self.pack(packer, orders, book, |progress| {
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
@@ -220,11 +222,7 @@ impl State {
     }
 
     /// A place for every value, before any of the call is sent.
-    fn places<'env>(
-        &mut self,
-        into: Vec<Fetch<'env>>,
-        chosen: &[ParameterIndex],
-    ) -> Result<Vec<Place<'env>>, Failure> {
+    fn places<'env>(&mut self, into: Vec<Fetch<'env>>, chosen: &[ParameterIndex]) -> Result<Vec<Place<'env>>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = Vec::with_capacity(into.len());
         for (fetch, index) in into.into_iter().zip(chosen) {
@@ -295,13 +293,7 @@ impl<'book, 'env> Cut<'book, 'env> {
         }
     }
 
-    fn next(
-        &mut self,
-        parameter: &Parameter,
-        chunk: ChunkIndex,
-        round: Round,
-        sequence: Sequence,
-    ) -> Piece {
+    fn next(&mut self, parameter: &Parameter, chunk: ChunkIndex, round: Round, sequence: Sequence) -> Piece {
         let declared = parameter.declaration().element_type;
         let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
         let id = ChunkId { parameter: self.index, chunk };

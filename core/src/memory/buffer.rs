@@ -51,7 +51,8 @@ impl Buffer {
     /// [`Failure::Call`] when that is none or more than there can be; [`Failure::Node`] with what the system refused.
     pub fn new(bytes: usize) -> Result<Self, Failure> {
         let length = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|length| *length > 0);
-        let length = length.and_then(|length| u64::try_from(length).ok()).filter(|length| i64::try_from(*length).is_ok());
+        let length =
+            length.and_then(|length| u64::try_from(length).ok()).filter(|length| i64::try_from(*length).is_ok());
         let length = length.ok_or_else(|| Failure::call(format!("a buffer of {bytes} bytes; expected 1 or more")))?;
         let (file, map) = File::for_readers(length)?;
         let mapping = Mapping { map, file: Arc::new(file), state: AtomicU8::new(IN_PLACE) };
