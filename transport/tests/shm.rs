@@ -297,7 +297,7 @@ const TAIL: usize = 0;
 const HEAD: usize = 2;
 const RETURNED: usize = 8;
 
-const SETUP: [u8; 16] = *b"PSHM\x01\0\0\0\0\0\x04\0\0\x20\0\0";
+const SETUP: [u8; 16] = *b"PSHM\x02\0\0\0\0\0\x04\0\0\x20\0\0";
 
 impl Raw {
     fn connect(address: &Address) -> UnixStream {
