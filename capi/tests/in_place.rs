@@ -161,8 +161,8 @@ fn a_view_is_of_its_version_and_of_the_servers_own_memory() {
     assert!(text.contains("ended while the view was held"), "{text}");
 }
 
-/// One trainer's call fails while its gradient waits for the other's. What it writes to its buffer afterwards is not what
-/// it sent.
+/// One trainer's call fails while its gradient waits for the other's. What it writes to its buffer afterwards is not
+/// what it sent.
 fn fails_and_writes(timeout_seconds: u32, words: &str, expected: Path) {
     let (servers, [one, other], tensors) = two(timeout_seconds);
     let mut buffer = one.buffer(bytes(&tensors)).expect("there is memory");

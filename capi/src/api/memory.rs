@@ -119,7 +119,8 @@ pub extern "C" fn paddle_get_params_view(
     })
 }
 
-/// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in them.
+/// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
+/// them.
 ///
 /// @param grads the gradients, as for paddle_push_pull.
 /// @param len how many, at least 1.

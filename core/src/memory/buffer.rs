@@ -17,7 +17,7 @@ use super::SharedPlace;
 use super::shared::{File, refused};
 use crate::error::Failure;
 
-/// Buffers begin and end at a multiple of this, which is a page wherever sealed files in memory are.
+/// A buffer's length is a multiple of this, so that what the system maps is all of it.
 const PAGE_BYTES: usize = 4096;
 /// A place that another process maps begins at a multiple of this.
 const PLACE_BYTES: usize = 64;
@@ -133,8 +133,8 @@ impl Mapping {
         }
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let (start, length) = (self.map.as_mut_ptr(), self.map.len());
-        // SAFETY: the pages replaced are this mapping's own, all of it and nothing else, and stay mapped throughout. The
-        // new ones show the same file, so every byte reads as before; what is written to them from here on is this
+        // SAFETY: the pages replaced are this mapping's own, all of it and nothing else, and stay mapped throughout.
+        // The new ones show the same file, so every byte reads as before; what is written to them from here on is this
         // process's alone. `map` unmaps them as it would have unmapped the old ones.
         let mapped =
             unsafe { mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, self.file.descriptor(), 0) };

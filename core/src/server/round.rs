@@ -137,8 +137,8 @@ impl Round {
         self.ahead.iter().chain(&self.contributions).filter_map(|one| one.since).min()
     }
 
-    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is told
-    /// may write its gradient again, so what is still read at its sender's is copied before.
+    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is
+    /// told may write its gradient again, so what is still read at its sender's is copied before.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
         let all = self.ahead.iter_mut().chain(&mut self.contributions);
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
