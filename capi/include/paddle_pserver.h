@@ -367,7 +367,8 @@ int paddle_get_params_view(paddle_pserver_client *client,
                            paddle_view **out);
 
 /**
- * @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in them.
+ * @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
+ * them.
  *
  * @param grads the gradients, as for paddle_push_pull.
  * @param len how many, at least 1.
