@@ -16,7 +16,7 @@ use pserver_core::optim::{Gradient, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::Cpu;
 
-use crate::job::{Buffers, Dtype, Job, RuleName};
+use crate::job::{Dtype, Job, RuleName};
 
 /// Elements of a period; a prime.
 const PERIOD: usize = 1021;
@@ -151,7 +151,7 @@ impl FromF64 for f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{ModeName, Poll, Transport};
+    use crate::job::{Buffers, ModeName, Poll, Transport};
     use crate::sizes::length;
 
     fn job(rule: RuleName) -> Job {

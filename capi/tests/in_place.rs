@@ -141,11 +141,11 @@ fn a_view_is_of_its_version_and_of_the_servers_own_memory() {
     let view = one.pull_view(&["w"]).expect("it is there");
     assert!(view.is_in_place(), "nothing was copied");
     let before = whole(&view);
-    for round in 1..=3 {
+    for round in 1..=3_u8 {
         let ones = vec![tensors[0].constant(-1.0)];
         one.push(&given(&tensors, &ones), None).expect("a view does not keep anybody from sending");
         other.push(&given(&tensors, &ones), None).expect("a gradient is taken");
-        assert_eq!(pull(&other, &tensors).expect("it is there")[0][..4], (round as f32).to_le_bytes());
+        assert_eq!(pull(&other, &tensors).expect("it is there")[0][..4], f32::from(round).to_le_bytes());
         assert!(whole(&view) == before, "round {round} was written elsewhere");
     }
     let refused = one.pull_view(&["w"]).err().map(|failure| failure.to_string()).unwrap_or_default();
