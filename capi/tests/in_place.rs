@@ -63,13 +63,13 @@ fn whole(view: &View) -> Vec<Vec<u8>> {
     (0..view.len()).map(|index| view.pieces(index).flatten().copied().collect()).collect()
 }
 
+/// The value of every tensor.
+type Values = Vec<Vec<u8>>;
+/// One trainer's round, and what comes of it.
+type Step = fn(&Client, &mut Buffer, &[Tensor], u32, u64) -> Values;
+
 /// What two trainers' rounds come to, and after each of them.
-fn train(
-    job: &Job,
-    tensors: &[Tensor],
-    rounds: u64,
-    step: fn(&Client, &mut Buffer, &[Tensor], u32, u64) -> Vec<Vec<u8>>,
-) -> Vec<Vec<Vec<u8>>> {
+fn train(job: &Job, tensors: &[Tensor], rounds: u64, step: Step) -> Vec<Values> {
     let servers = Local::start(job);
     let coordinator = servers.coordinator();
     let seen = std::thread::scope(|scope| {
