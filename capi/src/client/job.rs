@@ -177,7 +177,7 @@ impl Job {
         viewed.map_or(Ok(()), |index| {
             let name = self.name(*index);
             Err(Failure::call(format!(
-                "parameter \"{name}\": there is a view of it; expected its release before the parameter is fetched again"
+                "parameter \"{name}\": there is a view of it; expected its release before it is fetched"
             )))
         })
     }
