@@ -44,7 +44,7 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
         Some(address) => Address::parse(address)?.is_loopback(),
         None => true,
     };
-    let mut straight = is_here.then(|| Team::best_straight(Shape::of(job.transport), job)).transpose()?;
+    let mut straight = is_here.then(|| Team::best_straight(Shape::of(job), job)).transpose()?;
     let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut straight).collect();
     let rounds = match (terms.iterations, terms.pace.rate) {
         (Some(iterations), _) => {

@@ -64,6 +64,17 @@ pub(crate) enum Dtype {
     Bf16,
 }
 
+/// Whose memory gradients and values lie in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Buffers {
+    /// The trainer's own, as it comes from the system.
+    #[default]
+    Ordinary,
+    /// Gradients in a buffer of the library, values read where the servers wrote them.
+    Registered,
+}
+
 /// How somebody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -92,6 +103,7 @@ pub(crate) struct Job {
     pub(crate) dtype: Dtype,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,
+    pub(crate) buffers: Buffers,
     /// Whether servers and trainers are kept apart, each on half of the cores.
     pub(crate) pin: bool,
 }
@@ -148,6 +160,10 @@ impl Job {
             self.rule != RuleName::None || self.trainers == 1,
             "--rule none sets values, which only one trainer can do; found --trainers {}",
             self.trainers
+        );
+        ensure!(
+            self.buffers == Buffers::Ordinary || self.rule != RuleName::None && self.mode == ModeName::Sync,
+            "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
         if self.transport == Transport::Verbs {
             bail!("--transport verbs is not in this build; expected tcp or shm");

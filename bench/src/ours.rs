@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
+use paddle_pserver::client::{Client, ClientOptions, Given, View, Wanted};
 use paddle_pserver::environment::{Surroundings, find};
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_core::config::OptimizerSettings;
+use pserver_core::memory::Buffer;
 
 use crate::child;
-use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::sizes::length;
 use crate::straight::Barrier;
 use crate::trainer::{Exchange, Runner};
@@ -87,8 +88,32 @@ struct Trainer {
     names: Vec<String>,
     /// Each parameter's place in the gradient and in the value.
     places: Vec<(Range<usize>, Range<usize>)>,
-    gradient: Vec<u8>,
+    gradient: Memory,
     value: Vec<u8>,
+    /// The last round's value where the servers wrote it.
+    view: Option<View>,
+}
+
+/// Where gradients are written.
+enum Memory {
+    Ordinary(Vec<u8>),
+    Registered(Buffer),
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Ordinary(bytes) => bytes,
+            Self::Registered(buffer) => buffer,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Ordinary(bytes) => bytes,
+            Self::Registered(buffer) => buffer,
+        }
+    }
 }
 
 impl Trainer {
@@ -99,8 +124,13 @@ impl Trainer {
         let cuts = job.cuts();
         let places = cuts.iter().map(|cut| (scaled(cut, gradient_bytes), scaled(cut, value_bytes))).collect();
         let names = (0..cuts.len()).map(|index| format!("layer{index}/weight")).collect();
-        let (gradient, value) = (vec![0; length(job.gradient_bytes())], vec![0; length(job.bytes)]);
-        let trainer = Self { client, job: job.clone(), names, places, gradient, value };
+        let bytes = length(job.gradient_bytes());
+        let gradient = match job.buffers {
+            Buffers::Ordinary => Memory::Ordinary(vec![0; bytes]),
+            Buffers::Registered => Memory::Registered(client.buffer(bytes)?),
+        };
+        let value = vec![0; length(job.bytes)];
+        let trainer = Self { client, job: job.clone(), names, places, gradient, value, view: None };
         trainer.initialise()?;
         Ok(trainer)
     }
@@ -124,7 +154,7 @@ impl Trainer {
 
 impl Exchange for Trainer {
     fn gradient(&mut self) -> &mut [u8] {
-        &mut self.gradient
+        self.gradient.bytes_mut()
     }
 
     fn round(&mut self, begin: &mut dyn FnMut() -> Instant) -> Result<Duration> {
@@ -133,8 +163,15 @@ impl Exchange for Trainer {
             .names
             .iter()
             .zip(&self.places)
-            .map(|(name, (place, _))| Given { name, element_type, content: &self.gradient[place.clone()] })
+            .map(|(name, (place, _))| Given { name, element_type, content: &self.gradient.bytes()[place.clone()] })
             .collect();
+        if self.job.buffers == Buffers::Registered {
+            let start = begin();
+            // The view of the round before is given back here and not earlier: that is part of a round.
+            self.view.take().map_or(Ok(()), View::release)?;
+            self.view = Some(self.client.push_pull_view(&given, None)?);
+            return Ok(start.elapsed());
+        }
         let mut wanted = Vec::with_capacity(self.names.len());
         let mut rest = self.value.as_mut_slice();
         for (name, (_, place)) in self.names.iter().zip(&self.places) {
@@ -152,7 +189,14 @@ impl Exchange for Trainer {
         Ok(start.elapsed())
     }
 
-    fn value(&self) -> &[u8] {
+    fn value(&mut self) -> &[u8] {
+        let view = self.view.iter().flat_map(|view| (0..view.len()).flat_map(|index| view.pieces(index)));
+        let mut rest = self.value.as_mut_slice();
+        for piece in view {
+            let (place, after) = rest.split_at_mut(piece.len());
+            place.copy_from_slice(piece);
+            rest = after;
+        }
         &self.value
     }
 

@@ -151,7 +151,7 @@ impl FromF64 for f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{ModeName, Poll, Transport};
+    use crate::job::{Buffers, ModeName, Poll, Transport};
     use crate::sizes::length;
 
     fn job(rule: RuleName) -> Job {
@@ -167,6 +167,7 @@ mod tests {
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,
+            buffers: Buffers::Ordinary,
             pin: false,
         }
     }

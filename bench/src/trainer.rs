@@ -18,8 +18,8 @@ pub(crate) trait Exchange {
     /// end; nothing is allocated or checked in between.
     fn round(&mut self, begin: &mut dyn FnMut() -> Instant) -> Result<Duration>;
 
-    /// The value of the last round.
-    fn value(&self) -> &[u8];
+    /// The value of the last round, whole.
+    fn value(&mut self) -> &[u8];
 
     /// Brings the value to what all trainers' rounds made of it, where rounds are not waited for.
     fn settle(&mut self) -> Result<()>;
@@ -87,7 +87,7 @@ impl<'a> Runner<'a> {
         Ok(ran)
     }
 
-    fn check(&self, spoil: bool) -> u64 {
+    fn check(&mut self, spoil: bool) -> u64 {
         let value = self.exchange.value();
         if !spoil {
             return self.expected.wrong(value);

@@ -16,7 +16,7 @@
  *
  * Memory: the caller owns everything it passes, and the library does not use it after the call; that of a call which
  * is started alone it uses until paddle_wait. What the library allocates is freed by paddle_parameter_release or
- * paddle_free.
+ * paddle_free; what a view shows stays until paddle_view_release.
  *
  * Threads: any function may be called from any thread at any time; calls on one client take turns. After a fork the
  * child makes a client of its own: calls with one of before give -1.
@@ -77,6 +77,11 @@ typedef struct paddle_call paddle_call;
  * One connection to the parameter servers; a program only ever holds pointers to it.
  */
 typedef struct paddle_pserver_client paddle_pserver_client;
+
+/**
+ * Parameters that are read where they are; a program only ever holds pointers to it.
+ */
+typedef struct paddle_view paddle_view;
 
 /**
  * One named tensor, or the gradient of one.
@@ -290,6 +295,118 @@ int paddle_wait(paddle_call *call);
  * @return 0 if successful, otherwise -1.
  */
 int paddle_test(paddle_call *call, int *done);
+
+/**
+ * @brief Allocates memory for gradients, all zero, at a page. What lies in it at a multiple of 64 bytes, and is sent
+ * with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
+ * through shared memory read where it is. Everywhere else it is like any other memory.
+ *
+ * It is the client's: a call of another client copies. A child of fork shares its pages, so only the parent writes.
+ *
+ * @param bytes how many, at least 1.
+ * @return the memory, which paddle_buffer_free frees, or the release of the client; NULL when there is none.
+ */
+void *paddle_buffer_alloc(paddle_pserver_client *client,
+                          size_t bytes);
+
+/**
+ * @brief Frees what paddle_buffer_alloc gave. NULL is nothing to free.
+ *
+ * @return 0 if successful, otherwise -1: when a call that is not over uses it, when it is no buffer of this client, or
+ * when it was freed already.
+ */
+int paddle_buffer_free(paddle_pserver_client *client,
+                       void *buffer);
+
+/**
+ * @brief Says that the caller will send from this memory again and again. What a transport can do with that it does:
+ * nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
+ * the call is always allowed, and paddle_buffer_path says what came of it.
+ *
+ * @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
+ * @param bytes how many, at least 1.
+ * @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer.
+ */
+int paddle_register_buffer(paddle_pserver_client *client,
+                           void *memory,
+                           size_t bytes);
+
+/**
+ * @brief Takes paddle_register_buffer back.
+ *
+ * @return 0 if successful, otherwise -1: when no memory that begins there is registered.
+ */
+int paddle_unregister_buffer(paddle_pserver_client *client, void *memory);
+
+/**
+ * @brief Says how what is sent from an address gets to a server of this machine through shared memory.
+ *
+ * A buffer stops being read in place when a call failed while a server that was not reached any more may still have
+ * read it: the caller may write it again at once, and it is copied from then on.
+ *
+ * @return 1 if it is read where it is, 0 if it is copied, -1 if this client does not know the address.
+ */
+int paddle_buffer_path(paddle_pserver_client *client,
+                       const void *memory);
+
+/**
+ * @brief Fetches parameters without copying them, if the servers are reached through shared memory: the view has them
+ * where the servers wrote them. Over TCP it is a copy, and everything else is the same.
+ *
+ * A view is of one version, whatever others send meanwhile. As long as there is one of a parameter, this client does
+ * not fetch that parameter again.
+ *
+ * @param names the names of the parameters, each once.
+ * @param len how many, at least 1.
+ * @param out becomes the view, which paddle_view_release frees, or the release of the client.
+ * @return 0 if successful, otherwise -1: also when there is a view of one of the parameters.
+ */
+int paddle_get_params_view(paddle_pserver_client *client,
+                           const char **names,
+                           int len,
+                           paddle_view **out);
+
+/**
+ * @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
+ * them.
+ *
+ * @param grads the gradients, as for paddle_push_pull.
+ * @param len how many, at least 1.
+ * @param out becomes the view of their parameters, in the same order.
+ * @return as paddle_get_params_view.
+ */
+int paddle_push_pull_view(paddle_pserver_client *client,
+                          const paddle_gradient *grads,
+                          int len,
+                          paddle_view **out);
+
+/**
+ * @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.
+ *
+ * @param index which parameter, from 0, in the order in which they were asked for.
+ * @return the number of pieces, at least 1; otherwise -1.
+ */
+int paddle_view_pieces(const paddle_view *view,
+                       int index);
+
+/**
+ * @brief Where a piece of a parameter is.
+ *
+ * @param index which parameter, from 0.
+ * @param piece which of its pieces, from 0.
+ * @param content becomes its first element, which nobody may write; it stays until the view is released.
+ * @param bytes becomes its length.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_view_piece(const paddle_view *view, int index, int piece, const void **content, size_t *bytes);
+
+/**
+ * @brief Releases a view: what paddle_view_piece gave of it is not read any more. The servers get their memory back.
+ *
+ * @return 0 if successful, otherwise -1: when it was released already, and when the connection to a server ended while
+ * the view was held, so that what was read of it may be of a later version. It is released in any case.
+ */
+int paddle_view_release(paddle_view *view);
 
 #endif
 

@@ -28,9 +28,9 @@ enum Language {
 }
 
 impl Server {
-    fn start(folder: &Path, more: &[&str]) -> Self {
+    fn start(folder: &Path, bind: &str, more: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_pserver"))
-            .args(["serve", "--until-stdin-closes", "--bind", "tcp://127.0.0.1:0", "--trainers", "1"])
+            .args(["serve", "--until-stdin-closes", "--bind", bind, "--trainers", "1"])
             .args(["--optimizer", "optimizer: SGD const_lr { learning_rate: 0.1 }", "--model-dir"])
             .arg(folder)
             .args(more)
@@ -93,9 +93,9 @@ fn succeeded(output: &Output, what: &str) {
 }
 
 /// Runs a program against fresh servers, with nothing in its environment but where they are.
-fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, folder: &Path) {
-    let first = Server::start(folder, &["--shards", "2", "--servers", "2"]);
-    let second = start_second(folder, &first.address);
+fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, (folder, bind): (&Path, &str)) {
+    let first = Server::start(folder, bind, &["--shards", "2", "--servers", "2"]);
+    let second = start_second(folder, bind, &first.address);
     command.env_clear().env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");
     command.args(argument(&first.address));
     succeeded(&command.output().expect("the program starts"), source);
@@ -103,14 +103,19 @@ fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<Str
 }
 
 /// The second server says that it is ready once it has registered with the first.
-fn start_second(folder: &Path, coordinator: &str) -> Server {
-    Server::start(folder, &["--servers", "2", "--index", "1", "--coordinator", coordinator])
+fn start_second(folder: &Path, bind: &str, coordinator: &str) -> Server {
+    Server::start(folder, bind, &["--servers", "2", "--index", "1", "--coordinator", coordinator])
 }
 
 fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
+    check_at("tcp://127.0.0.1:0", source, language, link, argument);
+}
+
+/// The same with servers that listen at `bind`.
+fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
     let folder = TempDir::new().expect("there is room");
     let program = compile(folder.path(), source, language, link);
-    run(Command::new(&program), source, &argument, folder.path());
+    run(Command::new(&program), source, &argument, (folder.path(), bind));
     if matches!(link, Link::Static) {
         return;
     }
@@ -123,7 +128,7 @@ fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -
     command.arg("--show-leak-kinds=definite,indirect");
     command.arg(&program);
     // The shell's PATH is not in the environment that programs get, and valgrind finds its tools by itself.
-    run(command, &format!("valgrind {source}"), &argument, folder.path());
+    run(command, &format!("valgrind {source}"), &argument, (folder.path(), bind));
 }
 
 fn has_valgrind() -> bool {
@@ -203,6 +208,13 @@ fn rows_are_sent_and_fetched() {
 }
 
 #[test]
+fn gradients_and_parameters_need_no_copies() {
+    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+        check_at(bind, "tests/c/memory.c", Language::C, Link::Shared, |address| Some(address.to_owned()));
+    }
+}
+
+#[test]
 fn a_child_process_makes_a_client_of_its_own() {
     let options = |address: &str| Some(format!("reader=yes coordinator={address}"));
     check("tests/c/fork.c", Language::C, Link::Shared, options);
@@ -222,9 +234,14 @@ fn the_shared_library_exports_our_names_only() {
     let names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
     let foreign: Vec<&&str> = names.iter().filter(|name| !name.starts_with("paddle_")).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
-    for expected in
-        ["paddle_send_grads", "paddle_send_grads_go", "paddle_push_pull_start", "paddle_wait", "paddle_get_rows"]
-    {
+    for expected in [
+        "paddle_send_grads",
+        "paddle_send_grads_go",
+        "paddle_push_pull_start",
+        "paddle_wait",
+        "paddle_get_rows",
+        "paddle_view_release",
+    ] {
         assert!(names.contains(&expected), "{expected}: {names:?}");
     }
 }

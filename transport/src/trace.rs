@@ -123,6 +123,9 @@ impl Trace {
                 let bytes = frame.payload_bytes();
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, bytes, "landed");
             }
+            Event::Left { peer, ticket } => {
+                tracing::trace!(peer = peer.0, ticket = ticket.0, "left")
+            }
             Event::Sent { peer, ticket, .. } => {
                 tracing::trace!(peer = peer.0, ticket = ticket.0, "sent")
             }

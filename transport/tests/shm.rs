@@ -18,11 +18,11 @@ use prost::Message;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Ticket};
 use pserver_core::memory::shared::{Board, Counters};
-use pserver_core::memory::{Arena, Budget, Lease, Value, lend};
+use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
-use pserver_core::wire::{Address, Entry, ErrorMessage, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
+use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
 use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use server::{Server, hello, push};
@@ -297,7 +297,7 @@ const TAIL: usize = 0;
 const HEAD: usize = 2;
 const RETURNED: usize = 8;
 
-const SETUP: [u8; 16] = *b"PSHM\x01\0\0\0\0\0\x04\0\0\x20\0\0";
+const SETUP: [u8; 16] = *b"PSHM\x02\0\0\0\0\0\x04\0\0\x20\0\0";
 
 impl Raw {
     fn connect(address: &Address) -> UnixStream {
@@ -503,4 +503,177 @@ fn a_name_in_use_is_refused() {
     let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
     let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
+}
+
+/// Lands one push of 8,192 floats that lie in a buffer at `offset`; what of it `near` knows before and after its reader
+/// is done.
+fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    let (mut near, peer) = near(&far.address);
+    let own = Arena::new(&arena(32 * 1024, 1)).expect("a small arena");
+    let mut buffer = Buffer::new(64 * 1024).expect("this system shares memory");
+    buffer.fill(5);
+    lend(|book| {
+        let payload = &buffer[offset..][..32 * 1024];
+        let mut frame = of_chunk(Kind::Push, 0, payload);
+        frame.head.flags = flags;
+        let loan = book.read(payload).within(buffer.mapping());
+        submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)])]);
+        let mut seen = Vec::new();
+        let mut note = |transport: &mut TcpTransport| {
+            seen.extend(poll(transport).iter().filter_map(|event| match event {
+                Event::Left { .. } => Some("left"),
+                Event::Sent { body, .. } if !body.is_empty() => Some("sent"),
+                _ => None,
+            }));
+            seen.clone()
+        };
+        let mut landed = None;
+        let deadline = Instant::now() + PATIENCE;
+        while landed.is_none() {
+            note(&mut near);
+            for event in poll(&mut far.transport) {
+                match event {
+                    Event::Head { peer, frame } => {
+                        submit(&mut far.transport, [Submit::Land { peer, into: place(&own, &frame) }]);
+                    }
+                    Event::Landed { body, .. } if !body.is_empty() => landed = Some(body),
+                    _ => {}
+                }
+            }
+            assert!(Instant::now() < deadline, "it lands");
+        }
+        assert_eq!(landed.iter().flatten().next().expect("there is one").bytes(), [5; 32 * 1024]);
+        let before = (0..3).map(|_| note(&mut near)).last().expect("it was looked");
+        drop(landed);
+        while !note(&mut near).contains(&"sent") {
+            assert!(Instant::now() < deadline, "it comes back");
+        }
+        (before, note(&mut near))
+    })
+}
+
+#[test]
+fn a_gradient_in_a_buffer_is_lent_where_it_is_if_its_answer_comes_after_its_use() {
+    let (lent_on, copied) = ((vec!["left"], vec!["left", "sent"]), (vec!["sent"], vec!["sent"]));
+    assert_eq!(lent(Flags::WANT_VALUE, 0), lent_on);
+    assert_eq!(lent(Flags::WANT_VALUE, 64), lent_on);
+    assert_eq!(lent(Flags::WANT_VALUE, 4), copied, "no view begins there");
+    assert_eq!(lent(Flags::default(), 0), copied, "it is acknowledged while the server still reads it");
+}
+
+#[test]
+fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_sent() {
+    let check = |is_withdrawn: bool| {
+        let mut far = Far::listen("shm://127.0.0.1:0");
+        let (mut near, peer) = near(&far.address);
+        let own = Arena::new(&arena(32 * 1024, 1)).expect("a small arena");
+        let mut buffer = Buffer::new(32 * 1024).expect("this system shares memory");
+        buffer.fill(5);
+        let lease = lend(|book| {
+            let mut frame = of_chunk(Kind::Push, 0, &buffer);
+            frame.head.flags = Flags::WANT_VALUE;
+            let loan = book.read(&buffer).within(buffer.mapping());
+            submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)])]);
+            let (from, frame) = until(&mut far.transport, &mut near, |event| match event {
+                Event::Head { peer, frame } => Some((peer, frame)),
+                _ => None,
+            });
+            submit(&mut far.transport, [Submit::Land { peer: from, into: place(&own, &frame) }]);
+            let lease = until(&mut far.transport, &mut near, |event| match event {
+                Event::Landed { mut body, .. } => match body.pop() {
+                    Some(Incoming::Chunk { lease, .. }) => Some(lease),
+                    _ => None,
+                },
+                _ => None,
+            });
+            // Whoever ends the connection, and however: the loan is back, and what it stood for is still read.
+            drop(near);
+            lease
+        });
+        assert!(lease.is_foreign() && buffer.mapping().is_in_place());
+        if is_withdrawn {
+            buffer.mapping().withdraw().expect("the system maps it");
+            assert!(!buffer.mapping().is_in_place());
+        }
+        assert!(buffer.iter().all(|byte| *byte == 5), "its owner sees no change");
+        buffer.fill(6);
+        assert!(buffer.iter().all(|byte| *byte == 6), "and writes it as before");
+        assert_eq!(lease.bytes()[100], if is_withdrawn { 5 } else { 6 });
+    };
+    check(true);
+    // Without it the reader would see what is written: the check above can fail.
+    check(false);
+}
+
+#[test]
+fn a_buffer_of_which_nothing_is_lent_stays_in_place() {
+    let buffer = Buffer::new(1).expect("this system shares memory");
+    buffer.mapping().withdraw().expect("there is nothing to do");
+    assert!(buffer.mapping().is_in_place());
+    assert_eq!(*buffer, [0]);
+}
+
+/// Sends values that fill a shared arena to a transport that keeps them; the number by which the system knows the
+/// arena's memory, and the leases that came.
+fn kept(far: &mut Far, near: &mut TcpTransport) -> (u64, Vec<Lease>) {
+    let peer = until(&mut far.transport, near, |event| match event {
+        Event::Landed { peer, .. } => Some(peer),
+        _ => None,
+    });
+    let shared = Arena::shared(&arena(32 * 1024, 4)).expect("this system shares memory");
+    let own = Arena::new(&arena(32 * 1024, 4)).expect("a small arena");
+    let mut number = 0;
+    let leases = (0..4).map(|index| {
+        let value = chunk(&shared, 32 * 1024, 9);
+        let file = value.lease().shared().expect("its arena is shared").file;
+        number = fstat(file.descriptor()).expect("it is a file").st_ino;
+        submit(&mut far.transport, [send(peer, of_chunk(Kind::Value, index, value.bytes()), vec![outgoing(&value)])]);
+        let (from, frame) = until(near, &mut far.transport, |event| match event {
+            Event::Head { peer, frame } => Some((peer, frame)),
+            _ => None,
+        });
+        submit(near, [Submit::Land { peer: from, into: place(&own, &frame) }]);
+        until(near, &mut far.transport, |event| match event {
+            Event::Landed { mut body, .. } => match body.pop() {
+                Some(Incoming::Chunk { lease, .. }) => Some(lease),
+                _ => None,
+            },
+            _ => None,
+        })
+    });
+    let leases: Vec<Lease> = leases.collect();
+    assert!(shared.take(64).is_err(), "every slot is lent");
+    (number, leases)
+}
+
+fn is_mapped(number: u64) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("this is Linux");
+    maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&number.to_string()))
+}
+
+#[test]
+fn values_are_kept_where_they_are_as_long_as_the_connection_is() {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    let (mut near, _) = near(&far.address);
+    let (_, leases) = kept(&mut far, &mut near);
+    assert!(leases.iter().all(|lease| lease.is_foreign() && lease.is_kept()), "all of the arena, and not half of it");
+    assert!(leases.iter().all(|lease| lease.bytes() == [9; 32 * 1024]));
+    drop(far);
+    assert!(!leases[0].is_kept(), "its owner may write it now");
+}
+
+#[test]
+fn an_arena_that_is_gone_is_not_kept_mapped() {
+    let mut far = Far::listen("shm://127.0.0.1:0");
+    let (mut near, _) = near(&far.address);
+    let (number, leases) = kept(&mut far, &mut near);
+    assert!(is_mapped(number), "somebody reads it");
+    drop(leases);
+    let deadline = Instant::now() + PATIENCE;
+    while is_mapped(number) {
+        poll(&mut far.transport);
+        poll(&mut near);
+        assert!(Instant::now() < deadline, "both sides let go of it");
+    }
 }

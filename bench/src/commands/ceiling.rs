@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::duel::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
-use crate::job::{Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{Buffers, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes::{self, length};
 use crate::statistics::{median, percentile};
@@ -101,6 +101,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         dtype: Dtype::F32,
         rule: RuleName::Sum,
         poll,
+        buffers: Buffers::Ordinary,
         pin: false,
     }
 }

@@ -73,8 +73,20 @@ fn results(report: &Value) -> Result<&Vec<Value>> {
 
 /// What makes two results the same measurement.
 fn key(result: &Value) -> Vec<&Value> {
-    const SAME: [&str; 11] =
-        ["name", "poll", "rule", "mode", "dtype", "servers", "shards", "chunk_bytes", "pin", "elements", "axis"];
+    const SAME: [&str; 12] = [
+        "name",
+        "poll",
+        "buffers",
+        "rule",
+        "mode",
+        "dtype",
+        "servers",
+        "shards",
+        "chunk_bytes",
+        "pin",
+        "elements",
+        "axis",
+    ];
     SAME.iter().map(|field| &result[*field]).collect()
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::kernels::Kernel;
 use crate::duel::{BLOCKS_MIN, Block, Pace, Team};
-use crate::job::{Dtype, Job, ModeName, Poll, Transport, word};
+use crate::job::{Buffers, Dtype, Job, ModeName, Poll, Transport, word};
 use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes::{self, length};
@@ -221,6 +221,7 @@ impl Course<'_> {
             dtype: Dtype::F32,
             rule: peer.rule,
             poll: self.args.poll,
+            buffers: Buffers::Ordinary,
             pin: false,
         };
         job.check()?;

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::contest::{Terms, measure};
 use crate::duel::Pace;
-use crate::job::{Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{Buffers, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -42,6 +42,10 @@ pub(crate) struct Work {
     /// How everybody waits.
     #[arg(long, value_enum, default_value_t = Poll::Block)]
     pub(crate) poll: Poll,
+    /// Whose memory gradients and values lie in; with registered ones the straight server over shared memory works in
+    /// place too.
+    #[arg(long, value_enum, default_value_t = Buffers::Ordinary)]
+    pub(crate) buffers: Buffers,
     /// Keep servers on the first half of the cores and trainers on the second, theirs as well as ours.
     #[arg(long)]
     pub(crate) pin: bool,
@@ -100,6 +104,7 @@ impl Work {
             dtype: self.dtype,
             rule: self.rule,
             poll: self.poll,
+            buffers: self.buffers,
             pin: self.pin,
         };
         job.check()?;

@@ -15,7 +15,7 @@ use std::ops::Range;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Dtype, Job, Poll, Transport};
+use crate::job::{Buffers, Dtype, Job, Poll, Transport};
 use crate::sizes::length;
 use crate::trainer::{Exchange, Runner};
 
@@ -50,9 +50,13 @@ pub(crate) struct Plan {
 }
 
 impl Shape {
-    /// The path that a transport is compared with.
-    pub(crate) fn of(transport: Transport) -> Self {
-        if transport == Transport::Shm { Self::ShmCopy } else { Self::Tcp }
+    /// The path that a job is compared with.
+    pub(crate) fn of(job: &Job) -> Self {
+        match (job.transport, job.buffers) {
+            (Transport::Shm, Buffers::Ordinary) => Self::ShmCopy,
+            (Transport::Shm, Buffers::Registered) => Self::ShmInPlace,
+            _ => Self::Tcp,
+        }
     }
 
     pub(crate) fn name(self) -> &'static str {

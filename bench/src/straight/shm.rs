@@ -160,7 +160,7 @@ impl Exchange for Trainer {
         Ok(start.elapsed())
     }
 
-    fn value(&self) -> &[u8] {
+    fn value(&mut self) -> &[u8] {
         if self.plan.shape == Shape::ShmInPlace { self.value.bytes(0..length(self.plan.bytes)) } else { &self.result }
     }
 

@@ -231,7 +231,7 @@ impl Exchange for Trainer {
         Ok(start.elapsed())
     }
 
-    fn value(&self) -> &[u8] {
+    fn value(&mut self) -> &[u8] {
         &self.value
     }
 

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use pserver_core::error::Failure;
 
 use super::session::Session;
-use super::sys::{CallHandle, ClientHandle};
-use crate::client::CallNumber;
+use super::sys::{CallHandle, ClientHandle, ViewHandle};
+use crate::client::{CallNumber, View};
 
 const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
 
@@ -26,6 +26,8 @@ const POINTER_BIT: u64 = 1 << 63;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What tells the handle of a call from that of a client: other bits, without the highest.
 const CALL_BITS: u64 = 0x2545_f491_4f6c_dd1d;
+/// The same for a view.
+const VIEW_BITS: u64 = 0x1b87_3593_cc9e_2d51;
 const GATHER: u64 = inverse(SPREAD);
 /// Lists under locks of their own, so that threads with different clients seldom meet.
 const LISTS: usize = 16;
@@ -54,6 +56,9 @@ struct Registry {
     /// Call handles given so far, and those that nobody has waited for.
     calls_given: AtomicU64,
     calls: Mutex<BTreeMap<u64, (Weak<Session>, CallNumber)>>,
+    /// View handles given so far, and the clients of those that were not released.
+    views_given: AtomicU64,
+    views: Mutex<BTreeMap<u64, Weak<Session>>>,
     /// The parent's, if this process is a fork.
     before: Option<&'static Registry>,
 }
@@ -131,6 +136,40 @@ pub(super) fn take_call(pointer: *const CallHandle) -> Result<(Arc<Session>, Cal
     alive(calls.remove(&bits).ok_or_else(|| registry.unknown_call(bits))?)
 }
 
+/// Gives a view a handle. It does not keep the client alive.
+pub(super) fn give_view(session: &Arc<Session>, view: View) -> *mut ViewHandle {
+    let registry = Registry::current();
+    let bits = registry.scramble(registry.views_given.fetch_add(1, Ordering::Relaxed)) ^ VIEW_BITS;
+    session.views().insert(bits, view);
+    registry.views.lock().unwrap_or_else(PoisonError::into_inner).insert(bits, Arc::downgrade(session));
+    let address = usize::try_from(bits).expect("a pointer is 64 bits");
+    ptr::without_provenance_mut(address)
+}
+
+/// Looks at the view behind a handle.
+pub(super) fn find_view<T>(
+    pointer: *const ViewHandle,
+    look: impl FnOnce(&View) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let session = registry.views.lock().unwrap_or_else(PoisonError::into_inner).get(&bits).cloned();
+    let session = session.ok_or_else(|| registry.unknown_view(bits))?.upgrade().ok_or_else(view_without_client)?;
+    let views = session.views();
+    look(views.get(&bits).ok_or_else(|| registry.unknown_view(bits))?)
+}
+
+/// Takes a view out: its handle is dead from now on.
+pub(super) fn take_view(pointer: *const ViewHandle) -> Result<View, Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let session = registry.views.lock().unwrap_or_else(PoisonError::into_inner).remove(&bits);
+    let session = session.ok_or_else(|| registry.unknown_view(bits))?.upgrade().ok_or_else(view_without_client)?;
+    session.views().remove(&bits).ok_or_else(|| registry.unknown_view(bits))
+}
+
+fn view_without_client() -> Failure {
+    Failure::call("the view's client was released before it")
+}
+
 fn alive((session, number): (Weak<Session>, CallNumber)) -> Result<(Arc<Session>, CallNumber), Failure> {
     let session = session.upgrade();
     session.map(|session| (session, number)).ok_or_else(|| Failure::call("the call's client was released before it"))
@@ -166,6 +205,8 @@ impl Registry {
             lists: std::array::from_fn(|_| List::default()),
             calls_given: AtomicU64::new(0),
             calls: Mutex::default(),
+            views_given: AtomicU64::new(0),
+            views: Mutex::default(),
             before,
         }
     }
@@ -219,6 +260,23 @@ impl Registry {
                 Failure::call("call was started before a fork; the process that started it waits for it")
             }
             bits => Failure::call(format!("call {bits:#x} was never given by this library")),
+        }
+    }
+
+    fn gave_view(&self, bits: u64) -> bool {
+        let count = ((bits ^ VIEW_BITS).wrapping_mul(GATHER) ^ self.key) & !POINTER_BIT;
+        bits & POINTER_BIT != 0 && count < self.views_given.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with a view that is not in its list.
+    fn unknown_view(&self, bits: u64) -> Failure {
+        match bits {
+            0 => Failure::call("view is NULL; expected what a function that makes one gave"),
+            bits if self.gave_view(bits) => Failure::call("view was released already; expected one that is alive"),
+            bits if self.parents().any(|parent| parent.gave_view(bits)) => {
+                Failure::call("view was made before a fork; the process that made it uses it")
+            }
+            bits => Failure::call(format!("view {bits:#x} was never given by this library")),
         }
     }
 

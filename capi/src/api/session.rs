@@ -1,21 +1,26 @@
 //! What a handle stands for: one client, and what an edition's calls leave unsaid.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::memory::Buffer;
 
-use crate::client::Client;
+use crate::client::{Client, View};
 use crate::environment::{Surroundings, find};
 
 /// A client behind a handle.
 pub(super) struct Session {
+    // Before the client, whose connections they hold.
+    views: Mutex<BTreeMap<u64, View>>,
     pub(super) client: Client,
     /// Whether it offers to initialise the parameters. Only edition go can say no.
     pub(super) offers: bool,
     /// The lengths that edition 1's calls do not carry.
     declared: Mutex<BTreeMap<String, Declared>>,
+    /// By where they begin. After the client, whose calls use them.
+    buffers: Mutex<BTreeMap<usize, Buffer>>,
 }
 
 #[derive(Clone, Copy)]
@@ -26,7 +31,7 @@ struct Declared {
 
 impl Session {
     pub(super) fn new(client: Client, offers: bool) -> Self {
-        Self { client, offers, declared: Mutex::default() }
+        Self { views: Mutex::default(), client, offers, declared: Mutex::default(), buffers: Mutex::default() }
     }
 
     /// A client with these options, and for the rest what the process's environment says.
@@ -41,6 +46,16 @@ impl Session {
             found.choices.iter().for_each(|choice| eprintln!("libpaddle_pserver: {choice}"));
         }
         Ok(Self::new(Client::new(found.options)?, offers))
+    }
+
+    /// The buffers that C has.
+    pub(super) fn buffers(&self) -> MutexGuard<'_, BTreeMap<usize, Buffer>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The views that C has, by the bits of their handles.
+    pub(super) fn views(&self) -> MutexGuard<'_, BTreeMap<u64, View>> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a parameter's type and its length in bytes.

@@ -8,6 +8,9 @@ pub struct ClientHandle;
 /// A call that was started; a program only ever holds pointers to it.
 pub struct CallHandle;
 
+/// Parameters that are read where they are; a program only ever holds pointers to it.
+pub struct ViewHandle;
+
 /// The number of an element type.
 pub type ElementTypeNumber = c_int;
 

@@ -6,17 +6,20 @@
 //! and its round, and is the same call again.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pserver_core::client::{Finished, LaneId, Refused};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket};
+use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
-use pserver_core::wire::Kind;
+use pserver_core::wire::{Entry, Kind};
 
 use super::State;
 use super::job::Job;
 use super::packer::Packed;
+use super::views::Kept;
 
 /// Calls of one client that nobody has waited for; more are refused.
 const CALLS_MAX: usize = 4096;
@@ -47,6 +50,10 @@ pub(super) struct Call {
     failure: Option<String>,
     /// What it learned of rounds that were not known.
     seen: Vec<(ParameterIndex, Round)>,
+    /// Values that it keeps for a view.
+    kept: Vec<Kept>,
+    /// The buffers that its gradients lie in.
+    buffers: Vec<Arc<Mapping>>,
     /// Payload bytes to and from the servers.
     sent: u64,
     received: u64,
@@ -120,6 +127,8 @@ impl State {
             limit,
             failure: None,
             seen: Vec::new(),
+            kept: Vec::new(),
+            buffers: Vec::new(),
             sent,
             received,
         });
@@ -158,20 +167,37 @@ impl State {
         self.position(number).is_none_or(|at| self.calls[at].is_over())
     }
 
+    /// Gradients of the call that was opened last lie in this buffer.
+    pub(super) fn uses(&mut self, buffer: &Arc<Mapping>) {
+        let buffers = &mut self.calls.last_mut().expect("a call is open").buffers;
+        if !buffers.iter().any(|known| Arc::ptr_eq(known, buffer)) {
+            buffers.push(Arc::clone(buffer));
+        }
+    }
+
     /// Takes the result of a call that is over.
     pub(super) fn take(&mut self, number: CallNumber) -> Option<Result<(), Failure>> {
+        Some(self.take_kept(number)?.map(drop))
+    }
+
+    fn take_kept(&mut self, number: CallNumber) -> Option<Result<Vec<Kept>, Failure>> {
         let at = self.position(number)?;
         if !self.calls[at].is_over() {
             return None;
         }
         let call = self.calls.remove(at);
-        Some(call.failure.map_or(Ok(()), |text| Err(Failure::Call(text))))
+        Some(call.failure.map_or(Ok(call.kept), |text| Err(Failure::Call(text))))
     }
 
     /// Works until a call is over.
     pub(super) fn finish(&mut self, number: CallNumber) -> Result<(), Failure> {
+        self.finish_kept(number).map(drop)
+    }
+
+    /// The same, with the values that it keeps.
+    pub(super) fn finish_kept(&mut self, number: CallNumber) -> Result<Vec<Kept>, Failure> {
         loop {
-            if let Some(result) = self.take(number) {
+            if let Some(result) = self.take_kept(number) {
                 return result;
             }
             self.advance();
@@ -240,7 +266,7 @@ impl State {
             let Some(at) = self.calls.iter().position(|call| call.tickets.contains(&ticket.0)) else { continue };
             self.calls[at].open -= 1;
             match result {
-                Ok(finished) => self.note(at, &finished),
+                Ok(finished) => self.note(at, finished),
                 Err(Refused { text, .. }) => self.fail(at, text),
             }
             if self.calls[at].is_over() {
@@ -252,7 +278,7 @@ impl State {
     }
 
     /// Of a parameter whose round is not known, a pull tells it: that of the chunk that is furthest behind.
-    fn note(&mut self, at: usize, finished: &Finished) {
+    fn note(&mut self, at: usize, finished: Finished) {
         let job = self.job.as_ref().expect("the job is ready");
         let call = &mut self.calls[at];
         if call.kind == Kind::Pull && job.counts_rounds() {
@@ -260,6 +286,9 @@ impl State {
             let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
             call.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
         }
+        let kept = finished.entries.iter().zip(finished.kept);
+        let kept = kept.map(|(Entry { id, .. }, lease)| Kept { parameter: id.parameter, chunk: id.chunk, lease });
+        call.kept.extend(kept);
     }
 
     /// The first failure of a call is its result; what it holds is dropped.
@@ -329,6 +358,15 @@ impl State {
         let job = self.job.as_mut().expect("the job is ready");
         let call = &mut self.calls[at];
         let has_failed = call.failure.is_some();
+        let buffers = std::mem::take(&mut call.buffers);
+        if let Some(text) = call.failure.as_mut() {
+            // The caller may write again.
+            for failure in buffers.iter().filter_map(|buffer| buffer.withdraw().err()) {
+                text.push_str(&format!("; {failure}"));
+            }
+            call.kept.clear();
+        }
+        drop(buffers);
         for index in &call.parameters {
             let progress = job.progress_mut(*index);
             progress.busy = progress.busy.filter(|busy| *busy != number);

@@ -1,5 +1,7 @@
 //! What a client knows of its job: who serves, what is where, and how far each parameter is.
 
+use std::sync::Weak;
+
 use pserver_core::client::LaneId;
 use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
@@ -10,6 +12,7 @@ use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
 use super::calls::CallNumber;
 use super::engine::Engine;
+use super::views::is_held;
 use super::{Facts, State};
 
 /// A job that was joined.
@@ -29,7 +32,7 @@ pub(super) struct Job {
 }
 
 /// How far this trainer is with one parameter.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Progress {
     /// The last round that a call took; nothing when it is not known yet.
     pub(super) round: Option<Round>,
@@ -39,6 +42,8 @@ pub(super) struct Progress {
     pub(super) push_again: Option<Sequence>,
     /// The same for a value that was set.
     pub(super) set_again: Option<Sequence>,
+    /// Its view, if there is one.
+    pub(super) viewed: Weak<()>,
     /// The last question that found it.
     asked: u64,
 }
@@ -164,6 +169,22 @@ impl Job {
     pub(super) fn next_sequence(&mut self) -> Sequence {
         self.sequence += 1;
         Sequence(self.sequence)
+    }
+
+    /// The bytes of these parameters together.
+    pub(super) fn bytes_of(&self, chosen: &[ParameterIndex]) -> u64 {
+        chosen.iter().map(|index| self.chosen(*index).declaration().bytes).sum()
+    }
+
+    /// Refuses to fetch a parameter of which there is a view.
+    pub(super) fn refuse_viewed(&self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let viewed = chosen.iter().find(|index| is_held(&self.progress(**index).viewed));
+        viewed.map_or(Ok(()), |index| {
+            let name = self.name(*index);
+            Err(Failure::call(format!(
+                "parameter \"{name}\": there is a view of it; expected its release before it is fetched"
+            )))
+        })
     }
 
     /// Refuses a parameter that is among these twice.

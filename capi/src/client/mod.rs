@@ -11,6 +11,7 @@
 //! Not here: C types (`api`), what a frame is (`pserver_core::wire`), what is resent and when
 //! (`pserver_core::client`).
 
+mod buffers;
 mod calls;
 mod dealt;
 mod engine;
@@ -21,6 +22,7 @@ mod pending;
 mod rows;
 mod transfer;
 mod turns;
+mod views;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,11 +34,15 @@ use pserver_core::ids::Ticket;
 use pserver_core::wire::{Address, Role};
 use pserver_transport::tcp::{Checks, Poll, TcpOptions};
 
+use buffers::Buffers;
 use calls::Call;
 use job::Job;
 use turns::{Entered, Shared};
+use views::Room;
 
+pub use buffers::Path;
 pub use pending::{Calls, Pending};
+pub use views::View;
 
 pub(crate) use calls::CallNumber;
 pub(crate) use engine::Engine;
@@ -144,6 +150,7 @@ pub struct Moved {
 /// A trainer's end of the job.
 pub struct Client {
     shared: Arc<Shared>,
+    buffers: Arc<Buffers>,
     process: u32,
 }
 
@@ -163,6 +170,9 @@ struct State {
     /// What is known of the job, once joined.
     job: Option<Job>,
     moved: Moved,
+    /// Shared with [`Client`], which does not wait for its turn to look there.
+    buffers: Arc<Buffers>,
+    room: Room,
     /// Calls whose results nobody has taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
@@ -181,17 +191,20 @@ impl Client {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
         let transport = TcpOptions { poll: options.poll, checks: options.checks, ..TcpOptions::default() };
         let engine = Engine::new(&options.coordinator, role, transport)?;
+        let buffers = Arc::new(Buffers::default());
         let state = State {
             options,
             engine,
             job: None,
             moved: Moved::default(),
+            buffers: Arc::clone(&buffers),
+            room: Room::default(),
             calls: Vec::new(),
             last_call: 0,
             has_news: false,
             over: Vec::new(),
         };
-        Ok(Self { shared: Arc::new(Shared::new(state)), process: std::process::id() })
+        Ok(Self { shared: Arc::new(Shared::new(state)), buffers, process: std::process::id() })
     }
 
     /// The options it was made with.
@@ -241,6 +254,10 @@ impl Client {
         let mut state = self.enter()?;
         state.ready()?;
         state.measure(names)
+    }
+
+    fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// Enters the client for one call.

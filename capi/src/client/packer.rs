@@ -3,8 +3,7 @@
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::ids::Sequence;
 use pserver_core::limits::FRAME_ENTRIES_MAX;
-use pserver_core::memory::LoanIn;
-use pserver_core::port::Outgoing;
+use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
 
 /// Chunks share a frame up to so many bytes: it is read, applied and answered as a whole, and what waits behind it
@@ -37,7 +36,7 @@ pub(super) struct Packed {
 pub(super) struct Piece {
     pub(super) entry: Entry,
     pub(super) payload: Option<Outgoing>,
-    pub(super) into: Option<LoanIn>,
+    pub(super) into: Option<Incoming>,
     /// The call's number for servers.
     pub(super) sequence: Sequence,
 }
@@ -70,7 +69,7 @@ impl Packer {
 
     /// Adds a chunk to its lane's frame. When it does not fit, that frame is full and is given out.
     pub(super) fn add(&mut self, lane: LaneId, piece: Piece) -> Option<Packed> {
-        let bytes = piece.entry.bytes.max(piece.into.as_ref().map_or(0, LoanIn::len));
+        let bytes = piece.entry.bytes.max(piece.into.as_ref().map_or(0, Incoming::len));
         let mut full = None;
         let at = self.open.binary_search_by_key(&lane, |(one, _)| *one).unwrap_or_else(|at| {
             self.open.insert(at, (lane, self.begin(bytes, piece.sequence)));

@@ -6,6 +6,7 @@ use pserver_core::error::Failure;
 use pserver_core::memory::{LoanBook, lend};
 
 use super::calls::CallNumber;
+use super::transfer::Fetch;
 use super::{Client, Given, State, Wanted};
 
 /// Starts calls within [`Client::scope`].
@@ -75,7 +76,9 @@ impl Client {
         gradients: &[Given<'static>],
         into: Vec<Wanted<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_with(&LoanBook::open(), |state, book| state.start_push(gradients, None, Some(into), book))
+        self.start_with(&LoanBook::open(), |state, book| {
+            state.start_push(gradients, None, Some(Fetch::all(into)), book)
+        })
     }
 
     /// Waits until a call is over and takes its result, once.
@@ -119,7 +122,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
         rate: Option<f64>,
         into: Vec<Wanted<'env>>,
     ) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push(gradients, rate, Some(into), book))
+        self.start(|state, book| state.start_push(gradients, rate, Some(Fetch::all(into)), book))
     }
 
     /// [`Client::pull`], started.
@@ -127,7 +130,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// # Errors
     /// What is wrong with which place; whatever else goes wrong is told to who waits.
     pub fn pull(&self, into: Vec<Wanted<'env>>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_pull(into, book))
+        self.start(|state, book| state.start_pull(Fetch::all(into), book))
     }
 
     fn start(

@@ -9,7 +9,7 @@ use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
 use pserver_core::memory::{LoanBook, lend};
-use pserver_core::port::Outgoing;
+use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
@@ -191,7 +191,7 @@ impl State {
                 let entry = Entry::with_payload(id, round, element_type, piece.payload);
                 let payload = Some(Outgoing::Loan(book.read(piece.payload)));
                 let into = Some(book.write(place));
-                self.add(&mut packer, Piece { entry, payload, into, sequence: Sequence(0) });
+                self.add(&mut packer, Piece { entry, payload, into: into.map(Incoming::Loan), sequence: Sequence(0) });
             }
         }
         Ok(self.send_rest(packer))

@@ -1,13 +1,15 @@
 //! Gradients, values, models: what trainers do all day.
 
+use std::sync::Arc;
+
 use prost::Message;
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
-use pserver_core::memory::{LoanBook, lend};
+use pserver_core::memory::{Lease, LoanBook, LoanOut, Mapping, lend};
 use pserver_core::partition::Parameter;
-use pserver_core::port::Outgoing;
+use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
@@ -112,7 +114,7 @@ impl State {
         &mut self,
         gradients: &[Given<'env>],
         rate: Option<f64>,
-        into: Option<Vec<Wanted<'env>>>,
+        into: Option<Vec<Fetch<'env>>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         check_rate(rate)?;
@@ -120,17 +122,19 @@ impl State {
         if let Some(into) = &into {
             check_alike(self.ready_job(), gradients, into, &chosen)?;
         }
+        let has_places = into.is_some();
+        let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
         self.know_rounds(&chosen)?;
         let counts_rounds = self.ready_job().counts_rounds();
-        let flags = if into.is_some() { Flags::WANT_VALUE } else { Flags::default() };
+        let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sent = gradients.iter().map(|given| bytes(given.content.len())).sum();
-        let received = into.iter().flatten().map(|wanted| bytes(wanted.content.len())).sum();
+        let received = if has_places { self.ready_job().bytes_of(&chosen) } else { 0 };
         let sequence = self.open(Kind::Push, &chosen, (sent, received))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
-        let mut places = into.into_iter().flatten();
-        let orders = gradients.iter().zip(chosen).map(|(given, index)| {
-            let place = places.next().map(|wanted| wanted.content);
-            Order { index, given: Some(*given), place }
+        let orders = gradients.iter().zip(chosen).map(|(given, index)| Order {
+            index,
+            given: Some(*given),
+            place: places.next(),
         });
         Ok(self.pack(packer, orders, book, |progress| {
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
@@ -141,16 +145,17 @@ impl State {
     /// Starts to fetch parameters.
     pub(super) fn start_pull<'env>(
         &mut self,
-        into: Vec<Wanted<'env>>,
+        into: Vec<Fetch<'env>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let chosen = choose_wanted(self.ready_job(), &into)?;
         let counts_rounds = self.ready_job().counts_rounds();
-        let received = into.iter().map(|wanted| bytes(wanted.content.len())).sum();
+        let received = self.ready_job().bytes_of(&chosen);
+        let places = self.places(into, &chosen)?;
         self.open(Kind::Pull, &chosen, (0, received))?;
         let packer = self.packer(Kind::Pull, &chosen);
-        let order = |(wanted, index): (Wanted<'env>, _)| Order { index, given: None, place: Some(wanted.content) };
-        let orders = into.into_iter().zip(chosen).map(order);
+        let order = |(place, index): (Place<'env>, _)| Order { index, given: None, place: Some(place) };
+        let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
             (progress.round.filter(|_| counts_rounds).unwrap_or_default(), Sequence(0))
         }))
@@ -196,7 +201,11 @@ impl State {
         for order in orders {
             let (round, sequence) = numbers(self.ready_job().progress(order.index));
             let count = self.ready_job().chosen(order.index).chunk_count();
-            let mut cut = Cut::new(order, book);
+            let within = order.given.and_then(|given| self.buffers.around(given.content));
+            if let Some(buffer) = &within {
+                self.uses(buffer);
+            }
+            let mut cut = Cut::new(order, within, book);
             for chunk in (0..count).map(ChunkIndex) {
                 let job = self.job.as_ref().expect("the job is ready");
                 let parameter = job.chosen(cut.index);
@@ -215,6 +224,24 @@ impl State {
             self.frame(lane, packed);
         }
         self.close()
+    }
+
+    /// A place for every value, before any of the call is sent.
+    fn places<'env>(&mut self, into: Vec<Fetch<'env>>, chosen: &[ParameterIndex]) -> Result<Vec<Place<'env>>, Failure> {
+        let job = self.job.as_ref().expect("the job is ready");
+        let mut places = Vec::with_capacity(into.len());
+        for (fetch, index) in into.into_iter().zip(chosen) {
+            if let Some(place) = fetch.place {
+                job.refuse_viewed(&[*index])?;
+                places.push(Place::Caller(place));
+                continue;
+            }
+            let parameter = job.chosen(*index);
+            let spans = (0..parameter.chunk_count()).map(|chunk| parameter.span(ChunkIndex(chunk)));
+            let leases = spans.map(|span| self.room.take(span.expect("it is one of its chunks").bytes));
+            places.push(Place::Kept(leases.collect::<Result<Vec<_>, _>>()?.into_iter()));
+        }
+        Ok(places)
     }
 
     pub(super) fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
@@ -237,7 +264,15 @@ impl State {
 struct Order<'env> {
     index: ParameterIndex,
     given: Option<Given<'env>>,
-    place: Option<&'env mut [u8]>,
+    place: Option<Place<'env>>,
+}
+
+/// Where a value goes.
+enum Place<'env> {
+    /// Into the caller's memory.
+    Caller(&'env mut [u8]),
+    /// Into memory of the library's, a lease for each chunk, or nowhere: it may stay where it is.
+    Kept(std::vec::IntoIter<Lease>),
 }
 
 /// What is left of an order while it is cut into chunks.
@@ -245,16 +280,19 @@ struct Cut<'book, 'env> {
     index: ParameterIndex,
     element_type: Option<ElementType>,
     content: &'env [u8],
-    place: Option<&'env mut [u8]>,
+    /// The buffer that the content lies in.
+    within: Option<Arc<Mapping>>,
+    place: Option<Place<'env>>,
     book: &'book LoanBook<'env>,
 }
 
 impl<'book, 'env> Cut<'book, 'env> {
-    fn new(order: Order<'env>, book: &'book LoanBook<'env>) -> Self {
+    fn new(order: Order<'env>, within: Option<Arc<Mapping>>, book: &'book LoanBook<'env>) -> Self {
         Self {
             index: order.index,
             element_type: order.given.map(|given| given.element_type),
             content: order.given.map_or(&[], |given| given.content),
+            within,
             place: order.place,
             book,
         }
@@ -264,11 +302,7 @@ impl<'book, 'env> Cut<'book, 'env> {
         let declared = parameter.declaration().element_type;
         let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
         let id = ChunkId { parameter: self.index, chunk };
-        let into = self.place.take().map(|all| {
-            let (one, after) = all.split_at_mut(span.bytes as usize);
-            self.place = Some(after);
-            self.book.write(one)
-        });
+        let into = self.into(span.bytes);
         let Some(element_type) = self.element_type else {
             return Piece { entry: Entry::bare(id, round, declared), payload: None, into, sequence };
         };
@@ -277,13 +311,44 @@ impl<'book, 'env> Cut<'book, 'env> {
         let (content, after) = self.content.split_at(length);
         self.content = after;
         let entry = Entry::with_payload(id, round, element_type, content);
-        Piece { entry, payload: Some(Outgoing::Loan(self.book.read(content))), into, sequence }
+        let loan = self.book.read(content);
+        let loan = self.within.iter().fold(loan, LoanOut::within);
+        Piece { entry, payload: Some(Outgoing::Loan(loan)), into, sequence }
+    }
+
+    /// The place for the next chunk's value.
+    fn into(&mut self, bytes: u32) -> Option<Incoming> {
+        match self.place.take()? {
+            Place::Caller(all) => {
+                let (one, after) = all.split_at_mut(bytes as usize);
+                self.place = Some(Place::Caller(after));
+                Some(Incoming::Loan(self.book.write(one)))
+            }
+            Place::Kept(mut leases) => {
+                let lease = leases.next().expect("there is one for each chunk");
+                self.place = Some(Place::Kept(leases));
+                Some(Incoming::Chunk { lease, bytes })
+            }
+        }
+    }
+}
+
+/// A parameter that is fetched: into the caller's memory, or for a view.
+pub(super) struct Fetch<'env> {
+    pub(super) name: &'env str,
+    pub(super) place: Option<&'env mut [u8]>,
+}
+
+impl<'env> Fetch<'env> {
+    /// Into the caller's memory.
+    pub(super) fn all(into: Vec<Wanted<'env>>) -> Vec<Self> {
+        into.into_iter().map(|wanted| Fetch { name: wanted.name, place: Some(wanted.content) }).collect()
     }
 }
 
 /// The places for the length of a blocking call.
-fn borrowed<'a>(into: &'a mut [Wanted<'_>]) -> Vec<Wanted<'a>> {
-    into.iter_mut().map(|wanted| Wanted { name: wanted.name, content: &mut *wanted.content }).collect()
+fn borrowed<'a>(into: &'a mut [Wanted<'_>]) -> Vec<Fetch<'a>> {
+    into.iter_mut().map(|wanted| Fetch { name: wanted.name, place: Some(&mut *wanted.content) }).collect()
 }
 
 pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
@@ -326,7 +391,7 @@ fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> R
 }
 
 /// Checks every place for a value; says which parameters they are for.
-fn choose_wanted(job: &mut Job, into: &[Wanted<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
+fn choose_wanted(job: &mut Job, into: &[Fetch<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
     let (mut chosen, mut last) = (Vec::with_capacity(into.len()), None);
     for wanted in into {
         let index = job.parameter(wanted.name, &mut last)?;
@@ -341,7 +406,7 @@ fn choose_wanted(job: &mut Job, into: &[Wanted<'_>]) -> Result<Vec<ParameterInde
 fn check_alike(
     job: &Job,
     gradients: &[Given<'_>],
-    into: &[Wanted<'_>],
+    into: &[Fetch<'_>],
     chosen: &[ParameterIndex],
 ) -> Result<(), Failure> {
     let is_alike = gradients.iter().zip(into).all(|(given, wanted)| given.name == wanted.name);
@@ -351,17 +416,16 @@ fn check_alike(
     into.iter().zip(chosen).try_for_each(|(wanted, index)| check_wanted(job.chosen(*index), wanted))
 }
 
-fn check_wanted(parameter: &Parameter, wanted: &Wanted<'_>) -> Result<(), Failure> {
+fn check_wanted(parameter: &Parameter, wanted: &Fetch<'_>) -> Result<(), Failure> {
     check_dense(parameter)?;
     let expected = parameter.declaration().bytes;
-    if bytes(wanted.content.len()) == expected {
-        return Ok(());
+    match wanted.place.as_ref().map(|place| place.len()) {
+        Some(found) if bytes(found) != expected => {
+            let name = wanted.name;
+            Err(Failure::call(format!("parameter \"{name}\": a place of {found} bytes; expected {expected}")))
+        }
+        _ => Ok(()),
     }
-    Err(Failure::call(format!(
-        "parameter \"{}\": a place of {} bytes; expected {expected}",
-        wanted.name,
-        wanted.content.len()
-    )))
 }
 
 fn check_dense(parameter: &Parameter) -> Result<(), Failure> {

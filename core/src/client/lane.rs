@@ -159,6 +159,15 @@ impl Lane {
     pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut Vec<Output>) {
         if let Some(request) = self.request(ticket) {
             request.came_home(body);
+        }
+        self.left(ticket, out);
+    }
+
+    /// A frame has left, and may still be read where it is: the next one may follow.
+    pub(super) fn left(&mut self, ticket: Ticket, out: &mut Vec<Output>) {
+        if let Some(request) = self.request(ticket)
+            && request.has_left()
+        {
             let bytes = request.bytes;
             self.flying -= 1;
             self.flying_bytes -= bytes;
@@ -244,7 +253,7 @@ impl Lane {
         for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
             let place = request.as_mut().and_then(|request| request.take_place(entry));
             let (index, incoming) = match place {
-                Some((index, loan)) => (Some(index), Incoming::Loan(loan)),
+                Some((index, place)) => (Some(index), place),
                 None => (None, Incoming::Discard { bytes: entry.bytes }),
             };
             wanted.push(index);
@@ -286,8 +295,8 @@ impl Lane {
         let Some((ticket, wanted)) = self.landing.take() else { return Vec::new() };
         let Some(request) = self.request(ticket) else { return wanted };
         for (index, incoming) in wanted.iter().zip(body) {
-            if let (Some(index), Incoming::Loan(loan)) = (*index, incoming) {
-                request.return_place(index, loan);
+            if let Some(index) = *index {
+                request.return_place(index, incoming);
             }
         }
         wanted

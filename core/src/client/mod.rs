@@ -222,6 +222,11 @@ impl Client {
                 self.settle(peer, ticket);
             }
             Event::Gone { peer, reason, unsent, unfilled } => self.gone(now, peer, reason, unsent, unfilled, out),
+            Event::Left { peer, ticket } => {
+                if let Some(lane) = self.lane_of(peer) {
+                    lane.left(ticket, out);
+                }
+            }
             Event::Accepted { .. } | Event::Connected { .. } => {}
         }
     }

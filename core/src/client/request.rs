@@ -2,8 +2,8 @@
 
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket, Version};
-use crate::memory::LoanIn;
-use crate::port::{Outgoing, Submit};
+use crate::memory::Lease;
+use crate::port::{Incoming, Outgoing, Submit};
 use crate::wire::{Entry, ErrorCode, Frame};
 
 /// The parcels of a request.
@@ -12,14 +12,15 @@ pub struct RequestBody {
     /// The payloads of the frame's entries, in their order.
     pub payload: Vec<Outgoing>,
     /// Where the values of the frame's entries go, one for each entry, or none at all.
-    pub into: Vec<LoanIn>,
+    /// A lease may come back as another one, which is a view of the server's memory.
+    pub into: Vec<Incoming>,
     /// When it leaves: of the requests that wait for one lane the least number goes first, and of equal ones the
     /// one that was asked first.
     pub priority: u32,
 }
 
 /// A request that was answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Finished {
     /// The control message of an answer without entries.
     pub control: Vec<u8>,
@@ -27,6 +28,8 @@ pub struct Finished {
     pub entries: Vec<Entry>,
     /// The round or version of each entry.
     pub versions: Vec<Version>,
+    /// The leases that values went into, in the order of the entries.
+    pub kept: Vec<Lease>,
 }
 
 /// A request that was refused.
@@ -51,9 +54,11 @@ pub(super) struct Request {
     pub(super) bytes: u64,
     /// The parcels, or nothing while the transport has them.
     payload: Option<Vec<Outgoing>>,
-    into: Vec<Option<LoanIn>>,
+    into: Vec<Option<Incoming>>,
     /// How many of the places the transport has.
     landing: usize,
+    /// Whether the transport has it and has not sent it; what has left may still be read.
+    is_flying: bool,
     versions: Vec<Option<Version>>,
     /// Entries without an answer; one for a request without entries.
     missing: usize,
@@ -77,6 +82,7 @@ impl Request {
             payload: Some(body.payload),
             into: body.into.into_iter().map(Some).collect(),
             landing: 0,
+            is_flying: false,
             frame,
             cursor: 0,
             control: Vec::new(),
@@ -106,6 +112,7 @@ impl Request {
     /// The frame with its payload, for the transport.
     pub(super) fn send(&mut self, peer: PeerId) -> Submit {
         let body = self.payload.take().expect("a request that is away is not sent again");
+        self.is_flying = true;
         Submit::Send { peer, ticket: self.ticket(), frame: self.frame.clone(), body }
     }
 
@@ -113,23 +120,28 @@ impl Request {
         self.payload = Some(body);
     }
 
+    /// It has left; true when that was not known.
+    pub(super) fn has_left(&mut self) -> bool {
+        std::mem::replace(&mut self.is_flying, false)
+    }
+
     pub(super) fn refuse(&mut self, refused: Refused) {
         self.refused.get_or_insert(refused);
     }
 
     /// The place for an entry's value, if it is still wanted and fits.
-    pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, LoanIn)> {
+    pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
         let index = self.find(entry)?;
         let place = self.into.get_mut(index)?;
-        if place.as_ref().is_none_or(|loan| loan.len() != entry.bytes) {
+        if place.as_ref().is_none_or(|place| place.len() != entry.bytes) {
             return None;
         }
         self.landing += 1;
-        place.take().map(|loan| (index, loan))
+        place.take().map(|place| (index, place))
     }
 
-    pub(super) fn return_place(&mut self, index: usize, loan: LoanIn) {
-        self.into[index] = Some(loan);
+    pub(super) fn return_place(&mut self, index: usize, place: Incoming) {
+        self.into[index] = Some(place);
         self.landing -= 1;
     }
 
@@ -161,7 +173,11 @@ impl Request {
             Some(refused) => Err(refused),
             None => {
                 let versions = self.versions.into_iter().flatten().collect();
-                Ok(Finished { control: self.control, entries: self.frame.entries, versions })
+                let kept = self.into.into_iter().flatten().filter_map(|place| match place {
+                    Incoming::Chunk { lease, .. } => Some(lease),
+                    Incoming::Loan(_) | Incoming::Discard { .. } => None,
+                });
+                Ok(Finished { control: self.control, entries: self.frame.entries, versions, kept: kept.collect() })
             }
         }
     }

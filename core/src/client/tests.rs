@@ -108,6 +108,13 @@ impl Line {
         }
     }
 
+    /// The transport has sent everything, and some of it is still read where it is.
+    fn left(&mut self) {
+        for ticket in self.sending.iter().map(|(ticket, ..)| *ticket).collect::<Vec<_>>() {
+            self.event(Event::Left { peer: self.peer(), ticket });
+        }
+    }
+
     /// The connection ends, with a payload half landed or not.
     fn gone(&mut self, unfilled: Vec<Incoming>) {
         let unsent = std::mem::take(&mut self.sending).into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
@@ -230,7 +237,7 @@ fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() 
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
         let push = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
-        let into = vec![book.write(&mut value)];
+        let into = vec![Incoming::Loan(book.write(&mut value))];
         let pull = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
         line.welcome();
         let (_, places) = line.begin_values(pull, &[(1, 4)]);
@@ -274,7 +281,7 @@ fn values_land_in_their_places() {
     let (second, third) = rest.split_at_mut(4);
     lend(|book| {
         let mut line = Line::connected();
-        let into = vec![book.write(first), book.write(second), book.write(third)];
+        let into = [first, second, third].map(|place| Incoming::Loan(book.write(place))).into();
         let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         line.welcome();
         line.sent();
@@ -375,7 +382,7 @@ fn what_is_cancelled_comes_home_and_the_rest_is_sent_again() {
     lend(|book| {
         let mut line = Line::connected();
         let payload = || vec![Outgoing::Loan(book.read(&gradient))];
-        let into = vec![book.write(&mut value)];
+        let into = vec![Incoming::Loan(book.write(&mut value))];
         let first = line.ask(Kind::Push, &[0], RequestBody { payload: payload(), into, ..RequestBody::default() });
         let second = line.ask(Kind::Push, &[1], RequestBody { payload: payload(), ..RequestBody::default() });
         line.welcome();
@@ -423,6 +430,31 @@ fn the_most_urgent_leaves_first() {
         assert_eq!(line.log(), "push 3, push 4");
         tickets.into_iter().for_each(|ticket| line.done(ticket, &[(0, 1)]));
         assert!(!line.client.is_busy());
+    });
+}
+
+#[test]
+fn what_is_lent_keeps_nothing_from_leaving_and_is_waited_for() {
+    let gradient = vec![1; 1 << 20];
+    lend(|book| {
+        let mut line = Line::connected();
+        let ask = |line: &mut Line| {
+            let payload = vec![Outgoing::Loan(book.read(&gradient))];
+            line.ask_sized(1 << 20, RequestBody { payload, ..RequestBody::default() })
+        };
+        let tickets = [(); 5].map(|()| ask(&mut line));
+        line.welcome();
+        assert_eq!(line.log(), "hello 0, push 1, push 2");
+        line.left();
+        assert_eq!(line.log(), "push 3, push 4", "though nothing of the first two is back");
+        line.left();
+        assert_eq!(line.log(), "push 5", "and each has left once");
+        for ticket in tickets {
+            line.done(ticket, &[(0, 1)]);
+            assert!(line.client.take(ticket).is_none(), "it is answered, and still lent");
+        }
+        line.sent();
+        assert!(tickets.iter().all(|ticket| line.client.take(*ticket).is_some_and(|end| end.is_ok())));
     });
 }
 

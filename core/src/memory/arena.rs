@@ -54,8 +54,8 @@ enum Place {
 /// A lease as another process finds it.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPlace<'a> {
-    /// The arena's memory.
-    pub file: &'a File,
+    /// The arena's memory, or the buffer's.
+    pub file: &'a Arc<File>,
     /// Where in it the lease's bytes begin.
     pub offset: u64,
 }
@@ -77,7 +77,7 @@ pub struct Usage {
 struct Slab {
     map: MmapRaw,
     /// What other processes map, when the arena is shared.
-    file: Option<File>,
+    file: Option<Arc<File>>,
     /// By class, smallest slots first. In the mapping the largest come first, so that each slot lies at a multiple
     /// of its own size.
     classes: [Class; CLASSES],
@@ -138,7 +138,7 @@ impl Arena {
         }
         assert_eq!(offset as u64, bytes, "the slots fill the mapping");
         let classes = classes.map(|class| class.expect("the loop above visits every class"));
-        Self { slab: Arc::new(Slab { map, file, classes }) }
+        Self { slab: Arc::new(Slab { map, file: file.map(Arc::new), classes }) }
     }
 
     /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
@@ -216,6 +216,16 @@ impl Lease {
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         matches!(self.place, Place::View { .. })
+    }
+
+    /// Whether its bytes, as far as they were read by now, are those that it was made for: always, unless it is a view
+    /// and its owner has meanwhile stopped to keep it.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        match &self.place {
+            Place::Slot { .. } => true,
+            Place::View { owner, .. } => owner.is_kept(),
+        }
     }
 
     /// Where another process finds it, when its arena is shared.

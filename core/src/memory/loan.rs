@@ -7,6 +7,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::{Mapping, SharedPlace};
+
 /// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
 /// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
 /// says so and aborts.
@@ -77,6 +79,8 @@ pub struct LoanOut {
     // memory may go as soon as the count is down.
     start: *const u8,
     bytes: u32,
+    /// The buffer that it lies in, and where.
+    within: Option<(Arc<Mapping>, usize)>,
     _line: Arc<()>,
 }
 
@@ -109,7 +113,7 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn read(&self, slice: &'env [u8]) -> LoanOut {
-        LoanOut { bytes: length(slice), start: slice.as_ptr(), _line: Arc::clone(&self.line) }
+        LoanOut { bytes: length(slice), start: slice.as_ptr(), within: None, _line: Arc::clone(&self.line) }
     }
 
     /// Lends a slice to be written. For many at once, lend disjoint sub-slices.
@@ -122,6 +126,26 @@ impl<'env> LoanBook<'env> {
 }
 
 impl LoanOut {
+    /// The same loan, of memory that is known to lie in a buffer; as it was when it does not.
+    #[must_use]
+    pub fn within(self, mapping: &Arc<Mapping>) -> Self {
+        let within = mapping.offset_of(self.bytes()).map(|offset| (Arc::clone(mapping), offset));
+        Self { within, ..self }
+    }
+
+    /// Where another process finds it, when it lies in a buffer that is in place.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedPlace<'_>> {
+        self.within.as_ref().and_then(|(mapping, offset)| mapping.place(*offset))
+    }
+
+    /// Says that another process was shown where it is, and has not said that it is done.
+    pub fn tear(&self) {
+        if let Some((mapping, _)) = &self.within {
+            mapping.tear();
+        }
+    }
+
     /// The length of the slice in bytes.
     #[must_use]
     pub fn len(&self) -> u32 {

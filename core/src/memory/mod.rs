@@ -4,8 +4,8 @@
 //! after [`Arena::new`]. What a chunk is and where it lives is [`partition`](crate::partition).
 //!
 //! Read in this order: [`Budget`] (why there is memory), [`Arena`] (where it is), [`Lease`] (who may touch it),
-//! [`lend`] (the one way to touch memory that is not ours), [`shared`] (memory of two processes). The reasoning is in
-//! `docs/MEMORY.md`.
+//! [`lend`] (the one way to touch memory that is not ours), [`shared`] (memory of two processes), [`Buffer`] (a
+//! trainer's memory that servers read where it is). The reasoning is in `docs/MEMORY.md`.
 //!
 //! A lease moves. Who gave it away cannot touch its bytes again:
 //!
@@ -35,6 +35,7 @@
 
 mod arena;
 mod budget;
+mod buffer;
 mod free;
 mod loan;
 mod prefetch;
@@ -46,6 +47,7 @@ mod tests;
 
 pub use arena::{Arena, Lease, SharedPlace, Usage};
 pub use budget::{Budget, Line};
+pub use buffer::{Buffer, Mapping};
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
 pub use prefetch::prefetch;
 pub use value::Value;

@@ -6,6 +6,9 @@
 //! straight into the place where it will live, and a transport that receives into memory of its own may give
 //! back another lease than the one it was handed.
 //!
+//! A frame has left when its memory may be sent from again, or, where the receiver reads it in place, when the next
+//! one may follow ([`Event::Left`]).
+//!
 //! A parcel in flight belongs to the transport. Every parcel comes back, by value, also on failure: with
 //! [`Event::Sent`], [`Event::Landed`], or in [`Event::Gone`].
 
@@ -16,7 +19,7 @@ use std::time::Duration;
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
-use crate::memory::{Lease, LoanIn, LoanOut, Value};
+use crate::memory::{Lease, LoanIn, LoanOut, SharedPlace, Value};
 use crate::wire::{Address, Frame};
 
 /// A payload on its way out.
@@ -50,6 +53,15 @@ impl Outgoing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Where another process finds the payload, if it can.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedPlace<'_>> {
+        match self {
+            Self::Value(value) => value.lease().shared(),
+            Self::Loan(loan) => loan.shared(),
+        }
     }
 
     /// The payload's checksum; of a chunk it is reckoned once, however often it is sent.
@@ -187,6 +199,13 @@ pub enum Event {
         frame: Frame,
         /// The places handed over in [`Submit::Land`], filled.
         body: Vec<Incoming>,
+    },
+    /// A frame has left, but its payload is still read where it is: [`Event::Sent`] follows when it is not.
+    Left {
+        /// To whom.
+        peer: PeerId,
+        /// As submitted.
+        ticket: Ticket,
     },
     /// A frame has left: its payload's memory is not read any more.
     Sent {

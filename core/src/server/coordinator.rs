@@ -183,7 +183,7 @@ impl Coordinator {
             }
             Event::Landed { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
             Event::Gone { peer, .. } => self.gone(now, peer),
-            Event::Sent { .. } | Event::Connected { .. } => {}
+            Event::Left { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
         }
         self.flush(&mut replies, out);
     }

@@ -53,6 +53,18 @@ impl Contribution {
         Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })
     }
 
+    /// Copies a gradient that lies in its sender's memory. Without room for it the sender goes on lending: it is told
+    /// what is wrong, and waits with its end until the round is over or its own time is.
+    fn make_own(&mut self, pool: &mut Pool) {
+        let foreign = self.gradient.as_mut().filter(|lease| lease.is_foreign());
+        if let Some(gradient) = foreign
+            && let Ok(mut own) = pool.take(gradient.len())
+        {
+            own.bytes_mut().copy_from_slice(gradient.bytes());
+            *gradient = own;
+        }
+    }
+
     pub(super) fn is_same_call(&self, head: &Head) -> bool {
         self.call == Mark::of(head)
     }
@@ -132,11 +144,13 @@ impl Round {
         self.ahead.iter().chain(&self.contributions).filter_map(|one| one.since).min()
     }
 
-    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once.
-    pub(super) fn take_overdue(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
+    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is
+    /// told may write its gradient again, so what is still read at its sender's is copied before.
+    pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
         let all = self.ahead.iter_mut().chain(&mut self.contributions);
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let tell = |one: &mut Contribution| {
+            one.make_own(pool);
             one.since = None;
             (one.peer, one.head)
         };

@@ -232,7 +232,7 @@ impl Serving {
             let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
             let chunk = &mut self.table.chunks[place];
             let version = Version(chunk.version.0 + 1);
-            let overdue = chunk.round.take_overdue(|since| since + limit <= cx.now).into_iter();
+            let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
             self.note_waits(place, before);
             for waiter in expired {

@@ -119,7 +119,7 @@ impl Shard {
                 self.peers.remove(&peer);
                 self.turn(now, out, |serving, cx| serving.retry(cx));
             }
-            Event::Connected { .. } => {}
+            Event::Left { .. } | Event::Connected { .. } => {}
         }
     }
 

@@ -215,6 +215,8 @@ impl Side {
                 self.check_sums(&frame, &body);
                 Seen::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
             }
+            // Some transports say so, and a parcel is out until it is back.
+            Event::Left { .. } => return,
             Event::Sent { peer, ticket, body } => {
                 self.parcels_out -= body.len();
                 Seen::Sent(peer, ticket)

@@ -1,5 +1,6 @@
 //! Frames on their way in from one connection.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,9 +22,17 @@ pub(super) struct Inward {
     /// Entries and control message, as far as they are there.
     rest: Vec<u8>,
     /// The other side's arenas, by number.
-    arenas: Vec<Foreign>,
+    arenas: Arenas,
     /// References of the other side that are used in place.
     held: Arc<AtomicU64>,
+}
+
+/// What the other side has handed over and not taken back.
+#[derive(Default)]
+struct Arenas {
+    known: BTreeMap<u32, Foreign>,
+    /// The number of the next one.
+    next: u32,
 }
 
 enum State {
@@ -41,11 +50,15 @@ struct Landing {
     /// The entry and the place that come next.
     entry: usize,
     place: usize,
+    /// The leases that views stand for, by place, until the whole frame is there.
+    displaced: Vec<(usize, Lease)>,
 }
 
 struct Foreign {
     memory: Arc<ReadOnly>,
     borrowed: Arc<Borrowed>,
+    /// How much of it may be held.
+    held_max: u64,
 }
 
 /// Where a payload is, as the other side says.
@@ -78,7 +91,7 @@ enum Step {
 
 impl Inward {
     pub(super) fn new() -> Self {
-        Self { state: State::Header, rest: Vec::new(), arenas: Vec::new(), held: Arc::default() }
+        Self { state: State::Header, rest: Vec::new(), arenas: Arenas::default(), held: Arc::default() }
     }
 
     /// Reads until nothing is there, a head waits for its places, or so much was moved or reported.
@@ -117,26 +130,34 @@ impl Inward {
         };
         let expected = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         assert!(expected.eq(places.iter().map(Incoming::len)), "land: one place for each entry with a payload");
-        self.state = State::Payload(Landing { frame, places, entry: 0, place: 0 });
+        self.state = State::Payload(Landing { frame, places, entry: 0, place: 0, displaced: Vec::new() });
     }
 
     /// Gives back the places that were not filled.
     pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
         match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload(landing) => landing.places,
+            State::Payload(landing) => landing.into_places(),
             _ => Vec::new(),
         }
     }
 
-    /// Takes an arena of the other side in.
-    pub(super) fn add_arena(&mut self, descriptor: &OwnedFd, rings: &Rings) -> Result<(), Ended> {
-        if self.arenas.len() == ARENAS_MAX {
+    /// Takes an arena of the other side in. Half of it may be held, so that whoever puts payloads into it can go on
+    /// whatever we hold; and all of it where payloads are at home and nothing is put.
+    pub(super) fn add_arena(&mut self, descriptor: &OwnedFd, is_home: bool, rings: &Rings) -> Result<(), Ended> {
+        if self.arenas.known.len() == ARENAS_MAX {
             return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
         }
         let memory = ReadOnly::open(descriptor).map_err(|failure| Ended::Broken(failure.to_string()))?;
         let borrowed = Arc::new(Borrowed::new(rings.shore(), &self.held));
-        self.arenas.push(Foreign { memory: Arc::new(memory), borrowed });
+        let held_max = if is_home { u64::MAX } else { memory.len() / 2 };
+        self.arenas.known.insert(self.arenas.next, Foreign { memory: Arc::new(memory), borrowed, held_max });
+        self.arenas.next += 1;
         Ok(())
+    }
+
+    /// Lets go of an arena of the other side; what is still read of it stays until it is not.
+    pub(super) fn drop_arena(&mut self, number: u32) {
+        self.arenas.known.remove(&number);
     }
 
     /// Why nothing more comes, when the other side has closed and everything it wrote was read.
@@ -199,8 +220,18 @@ impl Inward {
 const REST_BYTES_KEPT: usize = 256 * 1024;
 
 impl Landing {
+    /// The places as they were handed over, which can be written.
+    fn into_places(mut self) -> Vec<Incoming> {
+        for (place, own) in self.displaced {
+            if let Incoming::Chunk { lease, .. } = &mut self.places[place] {
+                *lease = own;
+            }
+        }
+        self.places
+    }
+
     /// The next payload, once all of it is there.
-    fn step(&mut self, rings: &mut Rings, arenas: &[Foreign]) -> Result<Step, Ended> {
+    fn step(&mut self, rings: &mut Rings, arenas: &Arenas) -> Result<Step, Ended> {
         while self.frame.entries[self.entry].bytes == 0 {
             self.entry += 1;
         }
@@ -234,10 +265,10 @@ impl Landing {
     }
 
     /// Uses a referenced payload in place, or copies it; the bytes moved, or nothing when its arena is not here yet.
-    fn fetch(&mut self, rings: &mut Rings, arenas: &[Foreign]) -> Result<Option<usize>, Ended> {
+    fn fetch(&mut self, rings: &mut Rings, arenas: &Arenas) -> Result<Option<usize>, Ended> {
         let reference = Reference::peek(rings);
         let Reference { arena, token, offset } = reference;
-        let Some(foreign) = usize::try_from(arena).ok().and_then(|arena| arenas.get(arena)) else { return Ok(None) };
+        let Some(foreign) = arenas.known.get(&arena) else { return Ok(None) };
         rings.skip(REFERENCE_BYTES);
         if token >= TOKENS {
             return Err(Ended::Broken(format!("token {token} of {TOKENS}")));
@@ -250,14 +281,17 @@ impl Landing {
         };
         let source = foreign.memory.bytes(offset, bytes).ok_or_else(outside)?;
         if let Incoming::Chunk { lease, .. } = place
-            // A gradient is read and forgotten. What becomes a value is written, so it is copied.
-            && self.frame.head.kind == Kind::Push
-            && foreign.borrowed.may_hold(bytes, foreign.memory.len())
+            // A gradient is read and forgotten, and so is a value. What becomes a value is written, so it is copied.
+            && matches!(self.frame.head.kind, Kind::Push | Kind::Value)
+            && foreign.borrowed.may_hold(bytes, foreign.held_max)
         {
             let owner = Arc::clone(&foreign.borrowed);
             let view = Lease::view(&foreign.memory, offset, bytes, owner, token).ok_or_else(outside)?;
             foreign.borrowed.hold(bytes);
-            *lease = view;
+            self.displaced.push((self.place, std::mem::replace(lease, view)));
+            if rings.shore().is_over_there() {
+                return Err(Ended::Cut);
+            }
             return Ok(Some(REFERENCE_BYTES));
         }
         if !matches!(place, Incoming::Discard { .. }) {

@@ -89,6 +89,7 @@ impl Line {
         self.must_look
             || self.rings.has_arrived()
             || self.rings.shore().has_returned()
+            || self.outward.must_sweep()
             || !self.outward.is_empty() && self.rings.has_room()
     }
 
@@ -177,7 +178,8 @@ impl Line {
     fn open_letters(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<(), Ended> {
         for letter in self.letters.drain(..) {
             match letter {
-                Letter::Arena(descriptor) => self.inward.add_arena(&descriptor, &self.rings)?,
+                Letter::Arena { descriptor, is_home } => self.inward.add_arena(&descriptor, is_home, &self.rings)?,
+                Letter::Gone(number) => self.inward.drop_arena(number),
                 Letter::Refused(frame) => events.push(Event::Landed { peer, frame, body: Vec::new() }),
             }
         }

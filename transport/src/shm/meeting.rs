@@ -100,9 +100,9 @@ fn check_user(stream: &UnixStream) -> io::Result<i32> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// Version 1, and what both sides must agree on.
+/// Version 2, and what both sides must agree on.
 fn setup() -> [u8; SETUP_BYTES] {
-    let mut bytes = *b"PSHM\x01\0\0\0........";
+    let mut bytes = *b"PSHM\x02\0\0\0........";
     bytes[8..12].copy_from_slice(&u32::try_from(RING_BYTES).expect("a ring is short").to_le_bytes());
     bytes[12..].copy_from_slice(&INLINE_BYTES_MAX.to_le_bytes());
     bytes

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Lease;
 use pserver_core::memory::shared::File;
 use pserver_core::port::{Event, Outgoing};
-use pserver_core::wire::{Frame, Kind};
+use pserver_core::wire::{Flags, Frame, Kind};
 use tokio::net::UnixStream;
 
 use super::rings::Rings;
@@ -29,8 +30,7 @@ pub(super) struct Outward {
     tokens: Vec<Token>,
     free: Vec<u32>,
     staging: Staging,
-    /// The arenas that the other side has, in the order of their numbers.
-    arenas: Vec<u64>,
+    arenas: Arenas,
     /// Whether the hello still has to go, over the socket: the listener reads it, and has no ring.
     must_greet: bool,
 }
@@ -38,28 +38,45 @@ pub(super) struct Outward {
 struct Shipment {
     /// None for a refusal, which nobody submitted.
     ticket: Option<Ticket>,
-    is_push: bool,
+    may_refer: bool,
     head: Vec<u8>,
     body: Vec<Outgoing>,
     /// What goes next: zero is the head, `k` is payload `k - 1`.
     slice: usize,
     /// Bytes of it that have left.
     offset: usize,
-    /// References to its parcels that have not come back.
-    references: u32,
+    /// By payload, whether it is referred to and has not come back; empty when none was.
+    referred: Vec<bool>,
+}
+
+/// The files that the other side has mapped, with their numbers there.
+#[derive(Default)]
+struct Arenas {
+    known: Vec<Known>,
+    /// How many were handed over: the number of the next one.
+    handed: u32,
+    /// How many files of this process were gone when it was last looked.
+    gone: u64,
+}
+
+struct Known {
+    number: u32,
+    /// Of all files of this process.
+    file_number: u64,
+    file: Weak<File>,
 }
 
 struct Lent {
     parcels: Parcels,
-    references: u32,
+    referred: Vec<bool>,
 }
 
 enum Token {
     Free,
     /// A copy, which is nobody's but ours.
     Staged(#[expect(dead_code, reason = "it is held, and dropped when it comes back")] Lease),
-    /// A parcel of the frame of this number.
-    Parcel(u64),
+    /// This payload of the frame of this number.
+    Parcel(u64, usize),
 }
 
 /// How far writing came.
@@ -82,14 +99,14 @@ impl Outward {
             tokens: (0..TOKENS).map(|_| Token::Free).collect(),
             free: (0..TOKENS).rev().collect(),
             staging: Staging::default(),
-            arenas: Vec::new(),
+            arenas: Arenas::default(),
             must_greet,
         }
     }
 
-    /// Frames that the caller has not got back.
+    /// Frames that have not left. Of those that are read where they are, tokens are the bound.
     pub(super) fn len(&self) -> usize {
-        self.queue.len() + self.lent.len()
+        self.queue.len()
     }
 
     /// Whether nothing waits to leave.
@@ -102,10 +119,18 @@ impl Outward {
         !self.lent.is_empty()
     }
 
+    /// Whether something that the other side has mapped may be gone.
+    pub(super) fn must_sweep(&self) -> bool {
+        self.arenas.gone != File::gone()
+    }
+
     /// Adds a frame to the end.
     pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
-        let (head, is_push) = (frame.encode(), frame.head.kind == Kind::Push);
-        self.queue.push_back(Shipment { ticket, is_push, head, body, slice: 0, offset: 0, references: 0 });
+        // A push that is answered when it has entered its round may be read long after: it is copied, and its sender
+        // goes on. One that is answered by its round's value is not read after the answer.
+        let may_refer = frame.head.kind != Kind::Push || frame.head.flags.contains(Flags::WANT_VALUE);
+        let (head, referred) = (frame.encode(), Vec::new());
+        self.queue.push_back(Shipment { ticket, may_refer, head, body, slice: 0, offset: 0, referred });
     }
 
     /// Writes until nothing is left, nothing more fits, or `bytes_max` bytes were moved.
@@ -117,6 +142,7 @@ impl Outward {
         bytes_max: usize,
         events: &mut Vec<Event>,
     ) -> Result<Written, Ended> {
+        self.arenas.sweep(stream)?;
         let mut moved = 0;
         let written = loop {
             let Some(first) = self.queue.front() else { break Written::All };
@@ -161,7 +187,13 @@ impl Outward {
 
     /// Gives back every frame that has not left whole, or is still read.
     pub(super) fn take_all(&mut self) -> Vec<Parcels> {
-        let lent = std::mem::take(&mut self.lent).into_values().map(|lent| lent.parcels);
+        for first in &self.queue {
+            tear(&first.body, &first.referred);
+        }
+        let lent = std::mem::take(&mut self.lent).into_values().map(|Lent { parcels, referred }| {
+            tear(&parcels.1, &referred);
+            parcels
+        });
         lent.chain(returned(self.queue.drain(..))).collect()
     }
 
@@ -192,13 +224,13 @@ impl Outward {
         }
         let first = self.queue.front_mut().expect("the caller looked");
         let parcel = &first.body[first.slice - 1];
-        // What the other side may keep for long is a copy: its owner may want to write.
-        let in_place = if first.is_push { None } else { shared(parcel) };
+        let in_place = parcel.shared().filter(|_| first.may_refer);
         let (token, arena, offset, moved) = match in_place {
-            Some((file, offset)) => {
-                let arena = number(&mut self.arenas, stream, file)?;
-                first.references += 1;
-                (Token::Parcel(self.front), arena, offset, REFERENCE_BYTES)
+            Some(place) => {
+                let arena = self.arenas.number(stream, place.file, post::HOME)?;
+                first.referred.resize(first.body.len(), false);
+                first.referred[first.slice - 1] = true;
+                (Token::Parcel(self.front, first.slice - 1), arena, place.offset, REFERENCE_BYTES)
             }
             None => {
                 let bytes = parcel.bytes();
@@ -206,7 +238,7 @@ impl Outward {
                 let Some(mut lease) = self.staging.take(length).map_err(broken)? else { return Ok(None) };
                 lease.bytes_mut().copy_from_slice(bytes);
                 let place = lease.shared().expect("staging is shared");
-                let (arena, offset) = (number(&mut self.arenas, stream, place.file)?, place.offset);
+                let (arena, offset) = (self.arenas.number(stream, place.file, post::ARENA)?, place.offset);
                 (Token::Staged(lease), arena, offset, bytes.len())
             }
         };
@@ -220,35 +252,43 @@ impl Outward {
 
     /// The first frame has left.
     fn finish(&mut self, peer: PeerId, events: &mut Vec<Event>) {
-        let Shipment { ticket, body, references, .. } = self.queue.pop_front().expect("the caller looked");
+        let Shipment { ticket, body, referred, .. } = self.queue.pop_front().expect("the caller looked");
         self.front += 1;
         let Some(ticket) = ticket else { return };
-        if references == 0 {
-            events.push(Event::Sent { peer, ticket, body });
+        if referred.contains(&true) {
+            events.push(Event::Left { peer, ticket });
+            self.lent.insert(self.front - 1, Lent { parcels: (ticket, body), referred });
         } else {
-            self.lent.insert(self.front - 1, Lent { parcels: (ticket, body), references });
+            events.push(Event::Sent { peer, ticket, body });
         }
     }
 
     fn take_back(&mut self, peer: PeerId, token: u32, events: &mut Vec<Event>) -> Result<(), Ended> {
-        let frame = match std::mem::replace(&mut self.tokens[token as usize], Token::Free) {
+        let parcel = match std::mem::replace(&mut self.tokens[token as usize], Token::Free) {
             Token::Free => return Err(Ended::Broken(format!("token {token} came back, which was not given"))),
             Token::Staged(_) => None,
-            Token::Parcel(frame) => Some(frame),
+            Token::Parcel(frame, payload) => Some((frame, payload)),
         };
         self.free.push(token);
-        let Some(frame) = frame else { return Ok(()) };
+        let Some((frame, payload)) = parcel else { return Ok(()) };
         if let Some(lent) = self.lent.get_mut(&frame) {
-            lent.references -= 1;
-            if lent.references == 0 {
+            lent.referred[payload] = false;
+            if !lent.referred.contains(&true) {
                 let Lent { parcels: (ticket, body), .. } = self.lent.remove(&frame).expect("it was just there");
                 events.push(Event::Sent { peer, ticket, body });
             }
         } else if let Some(first) = self.queue.front_mut() {
             // It is still on its way out, and only the first one can be.
-            first.references -= 1;
+            first.referred[payload] = false;
         }
         Ok(())
+    }
+}
+
+impl Drop for Outward {
+    fn drop(&mut self) {
+        // Whatever ends the connection, what is referred to is known to be.
+        drop(self.take_all());
     }
 }
 
@@ -263,30 +303,50 @@ fn reference(arena: u32, token: u32, offset: u64) -> [u8; REFERENCE_BYTES] {
     bytes
 }
 
-/// Where another process finds a parcel, if it can.
-fn shared(parcel: &Outgoing) -> Option<(&File, u64)> {
-    match parcel {
-        Outgoing::Value(value) => value.lease().shared().map(|place| (place.file, place.offset)),
-        Outgoing::Loan(_) => None,
+impl Arenas {
+    /// The number by which the other side knows a file, which is handed to it when it is new.
+    fn number(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
+        match self.known.iter().find(|known| known.file_number == file.number()) {
+            Some(known) => Ok(known.number),
+            None => self.hand_over(stream, file, letter),
+        }
+    }
+
+    fn hand_over(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
+        if self.known.len() == ARENAS_MAX {
+            return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
+        }
+        let sent = post::send(stream.as_fd(), &[letter], Some(file.descriptor()));
+        sent.map_err(|error| Ended::Broken(format!("handing an arena over: {error}")))?;
+        let number = self.handed;
+        self.handed += 1;
+        self.known.push(Known { number, file_number: file.number(), file: Arc::downgrade(file) });
+        Ok(number)
+    }
+
+    /// Tells the other side of files that are gone, so that it does not keep their memory. Nothing refers to them: what
+    /// is referred to is held until it comes back.
+    fn sweep(&mut self, stream: &UnixStream) -> Result<(), Ended> {
+        let gone = File::gone();
+        if std::mem::replace(&mut self.gone, gone) == gone {
+            return Ok(());
+        }
+        for known in self.known.extract_if(.., |known| known.file.strong_count() == 0) {
+            let [a, b, c, d] = known.number.to_le_bytes();
+            let sent = post::send(stream.as_fd(), &[post::GONE, a, b, c, d], None);
+            sent.map_err(|error| Ended::Broken(format!("taking an arena back: {error}")))?;
+        }
+        Ok(())
     }
 }
 
-/// The number by which the other side knows an arena, which is handed to it when it is new.
-fn number(arenas: &mut Vec<u64>, stream: &UnixStream, file: &File) -> Result<u32, Ended> {
-    let known = arenas.iter().position(|number| *number == file.number());
-    let index = match known {
-        Some(index) => index,
-        None if arenas.len() == ARENAS_MAX => {
-            return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
+/// The connection is over: what is referred to may still be read.
+fn tear(body: &[Outgoing], referred: &[bool]) {
+    for (parcel, _) in body.iter().zip(referred).filter(|(_, referred)| **referred) {
+        if let Outgoing::Loan(loan) = parcel {
+            loan.tear();
         }
-        None => {
-            let sent = post::send(stream.as_fd(), &[post::ARENA], Some(file.descriptor()));
-            sent.map_err(|error| Ended::Broken(format!("handing an arena over: {error}")))?;
-            arenas.push(file.number());
-            arenas.len() - 1
-        }
-    };
-    Ok(u32::try_from(index).expect("arenas are bounded"))
+    }
 }
 
 fn greet(stream: &UnixStream, hello: &[u8]) -> Result<(), Ended> {

@@ -18,8 +18,13 @@ use tokio::net::UnixStream;
 use super::Ended;
 use super::rings::WAKE;
 
-/// What comes before an arena's descriptor; arenas are numbered in the order in which they come.
+/// What comes before an arena's descriptor; arenas are numbered in the order in which they
+/// come, and no number is used again.
 pub(super) const ARENA: u8 = b'a';
+/// The same for memory in which payloads are at home, and into which none are put to be sent.
+pub(super) const HOME: u8 = b'h';
+/// What comes before the number of an arena that is gone, in four bytes.
+pub(super) const GONE: u8 = b'g';
 /// Descriptors in one message.
 const DESCRIPTORS_MAX: usize = 4;
 /// A refusal is short.
@@ -33,12 +38,16 @@ pub(super) struct Post {
     descriptors: VecDeque<OwnedFd>,
     /// The beginning of a refusal.
     refusal: Vec<u8>,
+    /// What came of the word that an arena is gone.
+    going: Vec<u8>,
 }
 
 /// What the socket brought.
 pub(super) enum Letter {
-    /// An arena of the other side.
-    Arena(OwnedFd),
+    /// An arena of the other side, and whether payloads are at home there.
+    Arena { descriptor: OwnedFd, is_home: bool },
+    /// The arena of this number is gone.
+    Gone(u32),
     /// The listener's last word.
     Refused(Frame),
 }
@@ -89,18 +98,29 @@ impl Post {
 
     fn understand(&mut self, byte: u8) -> Result<Option<Letter>, Ended> {
         match byte {
+            _ if !self.going.is_empty() || self.refusal.is_empty() && byte == GONE => {
+                self.going.push(byte);
+                Ok(self.gone())
+            }
             _ if !self.refusal.is_empty() || byte == b'P' => {
                 self.refusal.push(byte);
                 self.refused()
             }
             WAKE => Ok(None),
-            ARENA => {
+            ARENA | HOME => {
                 let arena = self.descriptors.pop_front();
                 let missing = || Ended::Broken("an arena was announced without its descriptor".to_owned());
-                arena.map(|arena| Some(Letter::Arena(arena))).ok_or_else(missing)
+                let is_home = byte == HOME;
+                arena.map(|descriptor| Some(Letter::Arena { descriptor, is_home })).ok_or_else(missing)
             }
             other => Err(Ended::Broken(format!("byte {other:#04x} on the socket has no meaning"))),
         }
+    }
+
+    fn gone(&mut self) -> Option<Letter> {
+        let [_, number @ ..] = <[u8; 5]>::try_from(self.going.as_slice()).ok()?;
+        self.going.clear();
+        Some(Letter::Gone(u32::from_le_bytes(number)))
     }
 
     fn refused(&self) -> Result<Option<Letter>, Ended> {

@@ -108,6 +108,11 @@ impl Shore {
         self.counter(OVER, self.near).store(1, SeqCst);
     }
 
+    /// Whether nothing has ended here or there: what was read of the other side's memory was meant for us.
+    pub(super) fn is_on(&self) -> bool {
+        !self.is_over_there() && self.counter(OVER, self.near).load(Relaxed) == 0
+    }
+
     /// Whether what was just copied from the other side's memory was still meant for us.
     pub(super) fn is_over_there(&self) -> bool {
         fence(Acquire);
@@ -255,11 +260,11 @@ impl Borrowed {
         Self { shore: Arc::clone(shore), bytes: AtomicU64::new(0), references: Arc::clone(references) }
     }
 
-    /// Whether one more may be held of an arena of `length` bytes. Half of each arena and half of the tokens always
-    /// come back at once, so that whoever sends can go on whatever we hold.
-    pub(super) fn may_hold(&self, bytes: u32, length: u64) -> bool {
+    /// Whether one more may be held of an arena, of which that is the most. Half of the tokens always come back at
+    /// once, so that whoever sends can go on whatever we hold.
+    pub(super) fn may_hold(&self, bytes: u32, held_max: u64) -> bool {
         let held = self.bytes.load(Relaxed) + u64::from(bytes);
-        held <= length / 2 && self.references.load(Relaxed) < u64::from(TOKENS / 2)
+        held <= held_max && self.references.load(Relaxed) < u64::from(TOKENS / 2)
     }
 
     pub(super) fn hold(&self, bytes: u32) {
@@ -273,5 +278,9 @@ impl GiveBack for Borrowed {
         self.bytes.fetch_sub(bytes.into(), Relaxed);
         self.references.fetch_sub(1, Relaxed);
         self.shore.give_back(token);
+    }
+
+    fn is_kept(&self) -> bool {
+        self.shore.is_on()
     }
 }

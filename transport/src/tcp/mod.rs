@@ -53,8 +53,11 @@ const POLLS_PER_LOOK: u64 = 8;
 const POLLS_PER_GLANCE: u64 = 256;
 /// A look at the clock costs as much as so many at memory.
 const SPINS_PER_CLOCK: u64 = 16;
-/// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this.
+/// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this at first,
+/// and twice as long each time that nothing has happened.
 const LENT_LOOK: Duration = Duration::from_millis(1);
+/// The longest of these waits: somebody holds a view, and nobody waits for what is lent.
+const LENT_LOOK_LONGEST: Duration = Duration::from_millis(128);
 
 /// How sockets are made and how long things may take.
 #[derive(Clone, Debug)]
@@ -112,6 +115,7 @@ pub struct TcpTransport {
     /// Peers with shared memory, and how many others there are.
     shared: Vec<PeerId>,
     spin: Spin,
+    lent_look: Duration,
     adopter: Adopter,
     adopted: Receiver<Adopted>,
     wakeups: Arc<Wakeups>,
@@ -150,6 +154,7 @@ impl TcpTransport {
             woken: Vec::new(),
             polls: 0,
             shared: Vec::new(),
+            lent_look: LENT_LOOK,
             spin: Spin::new(),
             adopter,
             adopted,
@@ -401,6 +406,9 @@ impl Transport for TcpTransport {
         self.adopt();
         self.expire();
         self.turn();
+        if !self.events.is_empty() {
+            self.lent_look = LENT_LOOK;
+        }
         events.append(&mut self.events);
         Ok(())
     }
@@ -417,7 +425,8 @@ impl Transport for TcpTransport {
             return;
         }
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        let lent = self.lines().any(shm::Line::lends).then_some(LENT_LOOK);
+        let lent = self.lines().any(shm::Line::lends).then_some(self.lent_look);
+        self.lent_look = (self.lent_look * 2).min(LENT_LOOK_LONGEST);
         let limit = [Some(limit), until, lent].into_iter().flatten().min().unwrap_or(limit);
         let Some(permit) = self.spin.begin(self.options.poll) else {
             return self.sleep(limit);

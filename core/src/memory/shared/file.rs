@@ -15,8 +15,10 @@ const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Files made by this process; a file is known by its number.
 static MADE: AtomicU64 = AtomicU64::new(0);
+/// Those of them that are gone.
+static GONE: AtomicU64 = AtomicU64::new(0);
 
-/// The memory of a shared arena, to be handed to other processes.
+/// The memory of a shared arena or of a buffer, to be handed to other processes.
 #[derive(Debug)]
 pub struct File {
     descriptor: OwnedFd,
@@ -32,6 +34,12 @@ impl File {
         Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
     }
 
+    /// How many files of this process are gone: whoever hands files over looks whether one of them is when this grows.
+    #[must_use]
+    pub fn gone() -> u64 {
+        GONE.load(Relaxed)
+    }
+
     /// Its number, of which no other file of this process has or had the same.
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -42,6 +50,12 @@ impl File {
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        GONE.fetch_add(1, Relaxed);
     }
 }
 

@@ -20,8 +20,11 @@ pub use file::{File, ReadOnly};
 pub trait GiveBack: Send + Sync {
     /// The view of `bytes` bytes that was made with `token` is not read any more. Called on any thread; must not wait.
     fn give_back(&self, token: u32, bytes: u32);
+
+    /// Whether the owner of the memory still keeps its views as they are. Once it does not, they may change.
+    fn is_kept(&self) -> bool;
 }
 
-fn refused(what: &str, why: &dyn fmt::Display) -> Failure {
+pub(super) fn refused(what: &str, why: &dyn fmt::Display) -> Failure {
     Failure::Node(format!("shared memory: {what}: {why}"))
 }

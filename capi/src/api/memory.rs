@@ -1,0 +1,201 @@
+//! Memory that is not copied, of editions 2 and 3: buffers for gradients, and views of parameters.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use pserver_core::error::Failure;
+
+use super::guard::guard;
+use super::handles::{Handle, find_view, give_view, take_view};
+use super::sys::{ClientHandle, Gradient, ViewHandle};
+use crate::client::{Path, View};
+
+/// @brief Allocates memory for gradients, all zero, at a page. What lies in it at a multiple of 64 bytes, and is sent
+/// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
+/// through shared memory read where it is. Everywhere else it is like any other memory.
+///
+/// It is the client's: a call of another client copies. A child of fork shares its pages, so only the parent writes.
+///
+/// @param bytes how many, at least 1.
+/// @return the memory, which paddle_buffer_free frees, or the release of the client; NULL when there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_buffer_alloc(client: *mut ClientHandle, bytes: usize) -> *mut c_void {
+    guard("paddle_buffer_alloc", ptr::null_mut(), |_| {
+        let session = Handle::of_pointer(client).find()?;
+        let buffer = session.client.buffer(bytes)?;
+        let start = buffer.start().cast::<c_void>();
+        session.buffers().insert(start.addr(), buffer);
+        Ok(start)
+    })
+}
+
+/// @brief Frees what paddle_buffer_alloc gave. NULL is nothing to free.
+///
+/// @return 0 if successful, otherwise -1: when a call that is not over uses it, when it is no buffer of this client, or
+/// when it was freed already.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_void) -> c_int {
+    guard("paddle_buffer_free", -1, |_| {
+        let session = Handle::of_pointer(client).find()?;
+        if buffer.is_null() {
+            return Ok(0);
+        }
+        let mut buffers = session.buffers();
+        let found = buffers
+            .remove(&buffer.addr())
+            .ok_or_else(|| Failure::call(format!("{buffer:p} is no buffer of this client, or it was freed already")))?;
+        session.client.free(found).map(|()| 0).map_err(|(found, failure)| {
+            buffers.insert(buffer.addr(), found);
+            failure
+        })
+    })
+}
+
+/// @brief Says that the caller will send from this memory again and again. What a transport can do with that it does:
+/// nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
+/// the call is always allowed, and paddle_buffer_path says what came of it.
+///
+/// @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
+/// @param bytes how many, at least 1.
+/// @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut c_void, bytes: usize) -> c_int {
+    guard("paddle_register_buffer", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(memory.cast::<u8>().cast_const(), "memory")?;
+        session.client.register(memory.addr(), bytes).map(|()| 0)
+    })
+}
+
+/// @brief Takes paddle_register_buffer back.
+///
+/// @return 0 if successful, otherwise -1: when no memory that begins there is registered.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_unregister_buffer(client: *mut ClientHandle, memory: *mut c_void) -> c_int {
+    guard("paddle_unregister_buffer", -1, |_| {
+        Handle::of_pointer(client).find()?.client.unregister(memory.addr()).map(|()| 0)
+    })
+}
+
+/// @brief Says how what is sent from an address gets to a server of this machine through shared memory.
+///
+/// A buffer stops being read in place when a call failed while a server that was not reached any more may still have
+/// read it: the caller may write it again at once, and it is copied from then on.
+///
+/// @return 1 if it is read where it is, 0 if it is copied, -1 if this client does not know the address.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_buffer_path(client: *mut ClientHandle, memory: *const c_void) -> c_int {
+    guard("paddle_buffer_path", -1, |_| match Handle::of_pointer(client).find()?.client.path(memory.addr()) {
+        Some(Path::InPlace) => Ok(1),
+        Some(Path::Copied) => Ok(0),
+        None => Err(Failure::call(format!("{memory:p} lies in no buffer and no registered memory of this client"))),
+    })
+}
+
+/// @brief Fetches parameters without copying them, if the servers are reached through shared memory: the view has them
+/// where the servers wrote them. Over TCP it is a copy, and everything else is the same.
+///
+/// A view is of one version, whatever others send meanwhile. As long as there is one of a parameter, this client does
+/// not fetch that parameter again.
+///
+/// @param names the names of the parameters, each once.
+/// @param len how many, at least 1.
+/// @param out becomes the view, which paddle_view_release frees, or the release of the client.
+/// @return 0 if successful, otherwise -1: also when there is a view of one of the parameters.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_get_params_view(
+    client: *mut ClientHandle,
+    names: *mut *const c_char,
+    len: c_int,
+    out: *mut *mut ViewHandle,
+) -> c_int {
+    guard("paddle_get_params_view", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(out.cast_const(), "out")?;
+        let names = call.names(names, super::checked::at_least_one(len, "names")?)?;
+        let view = session.client.pull_view(&names)?;
+        call.write(out, give_view(&session, view));
+        Ok(0)
+    })
+}
+
+/// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
+/// them.
+///
+/// @param grads the gradients, as for paddle_push_pull.
+/// @param len how many, at least 1.
+/// @param out becomes the view of their parameters, in the same order.
+/// @return as paddle_get_params_view.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_push_pull_view(
+    client: *mut ClientHandle,
+    grads: *const Gradient,
+    len: c_int,
+    out: *mut *mut ViewHandle,
+) -> c_int {
+    guard("paddle_push_pull_view", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(out.cast_const(), "out")?;
+        let view = session.client.push_pull_view(&call.parameters(grads, len, "grads")?, None)?;
+        call.write(out, give_view(&session, view));
+        Ok(0)
+    })
+}
+
+/// @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.
+///
+/// @param index which parameter, from 0, in the order in which they were asked for.
+/// @return the number of pieces, at least 1; otherwise -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_view_pieces(view: *const ViewHandle, index: c_int) -> c_int {
+    guard("paddle_view_pieces", -1, |_| {
+        let count = find_view(view, |view| parameter(view, index).map(|index| view.pieces(index).len()))?;
+        c_int::try_from(count).map_err(|_| Failure::call(format!("there are {count} pieces, which no int holds")))
+    })
+}
+
+/// @brief Where a piece of a parameter is.
+///
+/// @param index which parameter, from 0.
+/// @param piece which of its pieces, from 0.
+/// @param content becomes its first element, which nobody may write; it stays until the view is released.
+/// @param bytes becomes its length.
+/// @return 0 if successful, otherwise -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_view_piece(
+    view: *const ViewHandle,
+    index: c_int,
+    piece: c_int,
+    content: *mut *const c_void,
+    bytes: *mut usize,
+) -> c_int {
+    guard("paddle_view_piece", -1, |call| {
+        call.aligned(content.cast_const(), "content")?;
+        call.aligned(bytes.cast_const(), "bytes")?;
+        let (start, length) = find_view(view, |view| {
+            let mut pieces = view.pieces(parameter(view, index)?);
+            let count = pieces.len();
+            let found = usize::try_from(piece).ok().and_then(|piece| pieces.nth(piece));
+            let found = found.ok_or_else(|| Failure::call(format!("piece {piece}; expected one of {count} from 0")))?;
+            Ok((found.as_ptr(), found.len()))
+        })?;
+        call.write(content, start.cast());
+        call.write(bytes, length);
+        Ok(0)
+    })
+}
+
+/// @brief Releases a view: what paddle_view_piece gave of it is not read any more. The servers get their memory back.
+///
+/// @return 0 if successful, otherwise -1: when it was released already, and when the connection to a server ended while
+/// the view was held, so that what was read of it may be of a later version. It is released in any case.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_view_release(view: *mut ViewHandle) -> c_int {
+    guard("paddle_view_release", -1, |_| take_view(view)?.release().map(|()| 0))
+}
+
+fn parameter(view: &View, index: c_int) -> Result<usize, Failure> {
+    let count = view.len();
+    let found = usize::try_from(index).ok().filter(|index| *index < count);
+    found.ok_or_else(|| Failure::call(format!("parameter {index} of the view; expected one of {count} from 0")))
+}

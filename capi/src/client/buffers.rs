@@ -1,0 +1,188 @@
+//! Memory of the caller's that the client knows: buffers of the library's making, and what the caller registered.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pserver_core::error::Failure;
+use pserver_core::memory::{Buffer, Mapping};
+
+use super::Client;
+
+/// How what is sent from some memory gets to servers of the same machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// They read it where it is.
+    InPlace,
+    /// It is copied to where they read it.
+    Copied,
+}
+
+/// What a client knows of its caller's memory, by address.
+#[derive(Default)]
+pub(super) struct Buffers(Mutex<BTreeMap<usize, Known>>);
+
+struct Known {
+    bytes: usize,
+    /// Of a buffer, as long as it is there; nothing for memory that was registered.
+    mapping: Option<Weak<Mapping>>,
+}
+
+impl Known {
+    fn is_gone(&self) -> bool {
+        self.mapping.as_ref().is_some_and(|mapping| mapping.strong_count() == 0)
+    }
+}
+
+impl Client {
+    /// A buffer for gradients. What lies in it at a multiple of 64 bytes, and is sent with [`Client::push_pull`] or
+    /// [`Client::push_pull_view`], servers of this machine read where it is, if they are reached through shared memory.
+    /// Everything else about it is like any other memory.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
+        let buffer = Buffer::new(bytes)?;
+        let mapping = Arc::downgrade(buffer.mapping());
+        self.buffers().add(buffer.start().addr(), buffer.mapping().len(), Some(mapping))?;
+        Ok(buffer)
+    }
+
+    /// How what is sent from this memory gets to servers of the same machine; nothing for memory that the client does
+    /// not know.
+    #[must_use]
+    pub fn path(&self, address: usize) -> Option<Path> {
+        self.buffers().path(address)
+    }
+
+    /// Notes memory of the caller's own.
+    pub(crate) fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
+        self.buffers().add(address, bytes, None)
+    }
+
+    /// Forgets memory that was registered.
+    pub(crate) fn unregister(&self, address: usize) -> Result<(), Failure> {
+        self.buffers().forget(address)
+    }
+
+    /// Frees a buffer, unless a call uses it: then it comes back.
+    pub(crate) fn free(&self, buffer: Buffer) -> Result<(), (Buffer, Failure)> {
+        self.buffers().free(buffer)
+    }
+}
+
+impl Buffers {
+    fn add(&self, address: usize, bytes: usize, mapping: Option<Weak<Mapping>>) -> Result<(), Failure> {
+        let mut known = self.known();
+        known.retain(|_, one| !one.is_gone());
+        let end = address.checked_add(bytes).filter(|end| *end > address);
+        let end = end.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
+        if let Some((start, other)) = known.range(..end).next_back()
+            && start + other.bytes > address
+        {
+            return Err(Failure::call(format!(
+                "{bytes} bytes at {address:#x} overlap {} bytes at {start:#x}, which this client knows already",
+                other.bytes
+            )));
+        }
+        known.insert(address, Known { bytes, mapping });
+        Ok(())
+    }
+
+    fn forget(&self, address: usize) -> Result<(), Failure> {
+        let mut known = self.known();
+        let wrong = |what: &str| Err(Failure::call(format!("{address:#x} {what}")));
+        match known.get(&address) {
+            None => wrong("was not registered with this client, or not any more"),
+            Some(Known { mapping: Some(_), .. }) => wrong("is a buffer of the library's; expected to be freed"),
+            Some(Known { mapping: None, .. }) => {
+                known.remove(&address);
+                Ok(())
+            }
+        }
+    }
+
+    fn free(&self, buffer: Buffer) -> Result<(), (Buffer, Failure)> {
+        let mut known = self.known();
+        // Whoever lends some of it asks for it under this lock.
+        if Arc::strong_count(buffer.mapping()) > 1 {
+            let text = format!("the buffer at {:p} is used by a call that is not over", buffer.start());
+            return Err((buffer, Failure::Call(text)));
+        }
+        known.remove(&buffer.start().addr());
+        Ok(())
+    }
+
+    fn path(&self, address: usize) -> Option<Path> {
+        let known = self.known();
+        let (start, one) = known.range(..=address).next_back()?;
+        if address - start >= one.bytes {
+            return None;
+        }
+        match &one.mapping {
+            None => Some(Path::Copied),
+            Some(mapping) => {
+                let is_in_place = mapping.upgrade()?.is_in_place();
+                Some(if is_in_place { Path::InPlace } else { Path::Copied })
+            }
+        }
+    }
+
+    /// The buffer that a slice lies in.
+    pub(super) fn around(&self, slice: &[u8]) -> Option<Arc<Mapping>> {
+        let known = self.known();
+        let (_, one) = known.range(..=slice.as_ptr().addr()).next_back()?;
+        let mapping = one.mapping.as_ref()?.upgrade()?;
+        mapping.offset_of(slice).map(|_| mapping)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<usize, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T>(outcome: Result<T, Failure>, expected: &str) {
+        let text = outcome.err().expect(expected).to_string();
+        assert!(text.contains(expected), "{text}; expected {expected}");
+    }
+
+    #[test]
+    fn memory_is_known_once_and_never_twice() {
+        let known = Buffers::default();
+        known.add(1000, 100, None).expect("nobody has it");
+        check(known.add(1000, 100, None), "overlap 100 bytes at 0x3e8");
+        check(known.add(1099, 1, None), "overlap");
+        check(known.add(900, 101, None), "overlap");
+        check(known.add(900, 1000, None), "overlap");
+        check(known.add(500, 0, None), "0 bytes at 0x1f4; expected 1 or more");
+        check(known.add(usize::MAX, 2, None), "expected 1 or more");
+        known.add(1100, 1, None).expect("it begins where the other ends");
+        assert_eq!(
+            (known.path(999), known.path(1000), known.path(1099)),
+            (None, Some(Path::Copied), Some(Path::Copied))
+        );
+        check(known.forget(1001), "was not registered");
+        known.forget(1000).expect("it was registered");
+        check(known.forget(1000), "not any more");
+        known.add(900, 150, None).expect("it is free again");
+    }
+
+    #[test]
+    fn a_buffer_is_freed_when_no_call_uses_it() {
+        let known = Buffers::default();
+        let buffer = Buffer::new(100).expect("a page");
+        let address = buffer.start().addr();
+        known.add(address, 4096, Some(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
+        assert_eq!(known.path(address + 4095), Some(Path::InPlace));
+        check(known.forget(address), "expected to be freed");
+        let used = known.around(&buffer[10..]).expect("it lies there");
+        let (buffer, failure) = known.free(buffer).expect_err("it is used");
+        assert!(failure.to_string().contains("used by a call"), "{failure}");
+        drop(used);
+        known.free(buffer).expect("nobody uses it");
+        assert_eq!(known.path(address), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Parameters that are read where their servers have written them.
+//!
+//! A view holds one version. Servers write the next one elsewhere as long as somebody holds it, and have room for one
+//! that each trainer holds: a parameter of which there is a view is not fetched again before the view is released.
+
+use std::sync::{Arc, Weak};
+
+use pserver_core::error::Failure;
+use pserver_core::ids::{ChunkIndex, ParameterIndex};
+use pserver_core::memory::{Arena, Budget, Lease, lend};
+
+use super::transfer::Fetch;
+use super::{Client, Given, State};
+
+/// What the slots of one size come to, at the least; only what is used takes memory.
+const ROOM_BYTES: u32 = 64 * 1024 * 1024;
+
+/// Some parameters of one version, each in pieces, to be read. Over shared memory they are the server's own; over TCP
+/// they are copies.
+pub struct View {
+    parameters: Vec<Vec<Lease>>,
+    _hold: Arc<()>,
+}
+
+/// A chunk that was fetched for a view.
+pub(super) struct Kept {
+    pub(super) parameter: ParameterIndex,
+    pub(super) chunk: ChunkIndex,
+    pub(super) lease: Lease,
+}
+
+/// Memory for values that do not come in place.
+#[derive(Default)]
+pub(super) struct Room {
+    arenas: Vec<(u32, Arena)>,
+}
+
+impl View {
+    /// The pieces of one of the parameters, in order; together they are the parameter.
+    ///
+    /// # Panics
+    /// When there is no such parameter.
+    pub fn pieces(&self, parameter: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.parameters[parameter].iter().map(Lease::bytes)
+    }
+
+    /// How many parameters there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parameters.is_empty()
+    }
+
+    /// Whether every piece is the server's own memory, and nothing was copied.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.leases().all(Lease::is_foreign)
+    }
+
+    /// Gives the servers their memory back.
+    ///
+    /// # Errors
+    /// When a connection to them ended in the meantime: what was read may be torn between versions.
+    pub fn release(self) -> Result<(), Failure> {
+        if self.leases().all(Lease::is_kept) {
+            return Ok(());
+        }
+        Err(Failure::call(
+            "a connection to the servers ended while the view was held; what was read of it may be of a later version",
+        ))
+    }
+
+    fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.parameters.iter().flatten()
+    }
+}
+
+impl Client {
+    /// [`Client::pull`], into a view.
+    ///
+    /// # Errors
+    /// As [`Client::pull`]; and when there is a view of one of the parameters.
+    pub fn pull_view(&self, names: &[&str]) -> Result<View, Failure> {
+        let mut state = self.enter()?;
+        state.ready()?;
+        lend(|book| {
+            let hold = state.hold(names)?;
+            let into = names.iter().map(|name| Fetch { name, place: None }).collect();
+            let call = state.start_pull(into, book)?;
+            state.finish_view(call, names, hold)
+        })
+    }
+
+    /// [`Client::push_pull`], into a view of the gradients' parameters.
+    ///
+    /// # Errors
+    /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
+    pub fn push_pull_view(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<View, Failure> {
+        let mut state = self.enter()?;
+        state.ready()?;
+        let names: Vec<&str> = gradients.iter().map(|given| given.name).collect();
+        lend(|book| {
+            let hold = state.hold(&names)?;
+            let into = names.iter().map(|name| Fetch { name, place: None }).collect();
+            let call = state.start_push(gradients, rate, Some(into), book)?;
+            state.finish_view(call, &names, hold)
+        })
+    }
+}
+
+impl State {
+    /// From here on the parameters are not fetched again before the hold is dropped.
+    fn hold(&mut self, names: &[&str]) -> Result<Arc<()>, Failure> {
+        let hold = Arc::new(());
+        let (job, mut last) = (self.ready_job(), None);
+        let chosen = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
+        job.refuse_viewed(&chosen)?;
+        for index in chosen {
+            job.progress_mut(index).viewed = Arc::downgrade(&hold);
+        }
+        Ok(hold)
+    }
+
+    fn finish_view(&mut self, call: super::CallNumber, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
+        let mut kept = self.finish_kept(call)?;
+        kept.sort_unstable_by_key(|one| (one.parameter, one.chunk));
+        let (job, mut last) = (self.job.as_ref().expect("the job is ready"), None);
+        let order = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
+        let mut parameters: Vec<Vec<Lease>> = order.iter().map(|_| Vec::new()).collect();
+        let mut by_index: Vec<(ParameterIndex, usize)> = order.into_iter().zip(0..).collect();
+        by_index.sort_unstable();
+        for one in kept {
+            let at = by_index.binary_search_by_key(&one.parameter, |(index, _)| *index);
+            let at = at.expect("what came back was asked for");
+            let lease = if self.options.is_reader { self.room.own(one.lease)? } else { one.lease };
+            parameters[by_index[at].1].push(lease);
+        }
+        Ok(View { parameters, _hold: hold })
+    }
+}
+
+impl Room {
+    /// A place for a value.
+    pub(super) fn take(&mut self, bytes: u32) -> Result<Lease, Failure> {
+        let slot = bytes.next_power_of_two().max(64);
+        let known = self.arenas.iter().filter(|(size, _)| *size == slot);
+        if let Some(lease) = known.filter_map(|(_, arena)| arena.take(bytes).ok()).next() {
+            return Ok(lease);
+        }
+        let mut budget = Budget::new();
+        budget.line("values for views", slot, (ROOM_BYTES / slot).max(4).into());
+        let arena = Arena::new(&budget)?;
+        let lease = arena.take(bytes)?;
+        self.arenas.push((slot, arena));
+        Ok(lease)
+    }
+
+    /// A lease that no server has to keep: readers are not in a server's reckoning.
+    fn own(&mut self, lease: Lease) -> Result<Lease, Failure> {
+        if !lease.is_foreign() {
+            return Ok(lease);
+        }
+        let mut own = self.take(lease.len())?;
+        own.bytes_mut().copy_from_slice(lease.bytes());
+        if lease.is_kept() {
+            return Ok(own);
+        }
+        Err(Failure::call("the connection ended while a value was read; the call may be made again"))
+    }
+}
+
+/// Whether there is a view.
+pub(super) fn is_held(viewed: &Weak<()>) -> bool {
+    viewed.strong_count() > 0
+}
