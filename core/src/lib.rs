@@ -20,6 +20,7 @@ pub mod memory;
 pub mod optim;
 pub mod partition;
 pub mod port;
+pub mod rule;
 pub mod server;
 pub mod time;
 pub mod wire;

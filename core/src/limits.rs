@@ -40,3 +40,12 @@ pub const SHARDS_MAX: u16 = 256;
 pub const DIMENSIONS_MAX: usize = 64;
 /// A parameter's encoded configuration, with the text of its rule; a declaration then fits a page many times over.
 pub const PARAMETER_CONFIG_BYTES_MAX: usize = 64 * 1024;
+
+/// State tensors of one rule. Each is as much memory as the parameter, so four times what Adam has is already a rule
+/// that few can afford, and a kernel keeps an address for each in a register.
+pub const STATES_MAX: usize = 8;
+/// Operations on an element, after lowering: ten times the longest built-in rule, and values have 16-bit numbers.
+pub const RULE_OPS_MAX: usize = 512;
+/// Scalars of a rule, after lowering, with the constants among them: computed before every update of every chunk.
+pub const RULE_SCALARS_MAX: usize = 256;
+const _: () = assert!(RULE_OPS_MAX <= 1 << 16 && RULE_SCALARS_MAX <= 1 << 16, "they are numbered in 16 bits");

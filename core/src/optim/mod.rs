@@ -36,7 +36,6 @@ pub use algorithm::Algorithm;
 pub use coefficients::{Coefficients, Step};
 pub use element::Gradient;
 pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
-pub(crate) use plain::STATES_MAX;
 pub use plain::{assert_gradients_fit, sum, update};
 pub(crate) use range::Range;
 pub use rule::{Regularizer, Rule};

@@ -8,7 +8,7 @@ use super::element::{Element, Gradient, Real};
 use super::rule::Rule;
 
 /// The most states an algorithm has.
-pub(crate) const STATES_MAX: usize = 2;
+const STATES_MAX: usize = 2;
 
 /// Updates a piece of a parameter and of its states, in place, by the sum of the gradients.
 ///

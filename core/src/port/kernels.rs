@@ -1,7 +1,32 @@
 //! What sums gradients and updates parameters.
 
+use std::sync::Arc;
+
 use crate::dtype::ElementType;
 use crate::optim::{self, Coefficients, Gradient, Rule};
+use crate::rule::ssa::Lowered;
+
+/// What an update computes.
+#[derive(Clone, Copy, Debug)]
+pub enum Arithmetic<'a> {
+    /// `w + sum * scale`, for every type; see [`Algorithm::Add`](crate::optim::Algorithm::Add).
+    Add {
+        /// For floats; integers are never scaled.
+        scale: f64,
+    },
+    /// `sum * scale`, for every type; see [`Algorithm::Sum`](crate::optim::Algorithm::Sum).
+    Sum {
+        /// For floats; integers are never scaled.
+        scale: f64,
+    },
+    /// A rule, for f32 and f64.
+    Rule {
+        /// Its code. The same code comes behind the same `Arc`, update after update.
+        code: &'a Arc<Lowered>,
+        /// The scalars of this update, as [`Lowered::evaluate`] gave them: one for each of [`Lowered::scalars`].
+        scalars: &'a [f64],
+    },
+}
 
 /// One update of one chunk: the sum of the gradients, in the order given, then the rule.
 pub struct Update<'a> {

@@ -6,5 +6,5 @@
 mod kernels;
 mod transport;
 
-pub use kernels::{Kernels, Plain, Update};
+pub use kernels::{Arithmetic, Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};
