@@ -12,9 +12,10 @@
 //! round apart: `mul_add` would give other bits where there is no such instruction. What is not a number stays so,
 //! but which of its bit patterns comes out is not promised.
 
-mod element;
+pub(crate) mod element;
+mod rules;
 mod step;
-mod sum;
+pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +24,8 @@ use pserver_core::dtype::ElementType;
 use pserver_core::optim::{Algorithm, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
 
-use element::{Element, Real};
+use element::{Bytes, Element, Real};
+pub use rules::Form;
 
 /// The kernels of the CPU, for the best vector instructions this machine has. It has no state: any number of them
 /// may work on disjoint chunks at once.
@@ -88,6 +90,11 @@ fn add_wide<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
 fn update_wide<E: Real>(update: &mut Update<'_>) {
     step::update_whole::<E>(update);
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+fn sum_tile_wide<E: Element>(into: &mut [Bytes<E>], gradients: &[Gradient<'_>], start: usize) {
+    sum::into_tile::<E>(into, gradients, start);
 }
 
 fn assert_update_fits(update: &Update<'_>) {

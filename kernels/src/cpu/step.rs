@@ -110,7 +110,7 @@ fn step_tile<E: Real>(
         Algorithm::Sgd => stateless(weights, merged, |weight, gradient| weight - step * gradient),
         Algorithm::Momentum { nesterov, .. } => momentum(*nesterov, c, weights, firsts, merged),
         Algorithm::Adagrad { .. } => {
-            let epsilon = E::nearest_positive(c.epsilon);
+            let epsilon = E::of_scalar(c.epsilon);
             one_state(weights, firsts, merged, |weight, gradient, square_sum| {
                 *square_sum = *square_sum + gradient * gradient;
                 weight - step * gradient / (*square_sum + epsilon).sqrt()
@@ -153,7 +153,7 @@ fn adadelta<E: Real>(
     step_means: &mut [Bytes<E>],
     merged: Merged<'_, E>,
 ) {
-    let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
+    let (step, epsilon) = (E::nearest(c.step), E::of_scalar(c.epsilon));
     let (rho, rest) = (E::nearest(c.rho), E::nearest(c.rho_complement));
     two_states(weights, gradient_means, step_means, merged, |weight, gradient, gradient_mean, step_mean| {
         *gradient_mean = rho * *gradient_mean + rest * gradient * gradient;
@@ -171,7 +171,7 @@ fn rms_prop<E: Real>(
     momentums: &mut [Bytes<E>],
     merged: Merged<'_, E>,
 ) {
-    let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
+    let (step, epsilon) = (E::nearest(c.step), E::of_scalar(c.epsilon));
     let (rho, rest, mu) = (E::nearest(c.rho), E::nearest(c.rho_complement), E::nearest(c.momentum));
     if c.momentum == 0.0 {
         one_state(weights, square_means, merged, |weight, gradient, square_mean| {
@@ -195,7 +195,7 @@ fn adam<E: Real>(
     second_moments: &mut [Bytes<E>],
     merged: Merged<'_, E>,
 ) {
-    let (step, epsilon) = (E::nearest(c.step), E::nearest_positive(c.epsilon));
+    let (step, epsilon) = (E::nearest(c.step), E::of_scalar(c.epsilon));
     let (beta1, rest1) = (E::nearest(c.beta1), E::nearest(c.beta1_complement));
     let (beta2, rest2) = (E::nearest(c.beta2), E::nearest(c.beta2_complement));
     two_states(weights, first_moments, second_moments, merged, |weight, gradient, first, second| {

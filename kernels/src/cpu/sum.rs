@@ -28,7 +28,7 @@ pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>]
 /// The sum of the gradients' elements from `start` on, as many as `into` holds. It starts from the first gradient
 /// and not from zero, so that a lone negative zero stays one.
 #[inline(always)]
-pub(super) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
+pub(crate) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
     let Some((first, mut others)) = gradients.split_first() else {
         into.fill(E::default().store());
         return;
