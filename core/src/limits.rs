@@ -44,6 +44,13 @@ pub const PARAMETER_CONFIG_BYTES_MAX: usize = 64 * 1024;
 /// State tensors of one rule. Each is as much memory as the parameter, so four times what Adam has is already a rule
 /// that few can afford, and a kernel keeps an address for each in a register.
 pub const STATES_MAX: usize = 8;
+/// A rule's text: what a page or two hold, and far within [`PARAMETER_CONFIG_BYTES_MAX`].
+pub const RULE_TEXT_BYTES_MAX: usize = 16 * 1024;
+const _: () = assert!(2 * RULE_TEXT_BYTES_MAX <= PARAMETER_CONFIG_BYTES_MAX, "its settings need room too");
+/// A name within a rule, which may become a state's name in checkpoints.
+pub const RULE_NAME_BYTES_MAX: usize = 64;
+/// Levels of one expression: reading and lowering it calls itself once or twice a level, and a thread's stack is small.
+pub const RULE_DEPTH_MAX: usize = 128;
 /// Operations on an element, after lowering: ten times the longest built-in rule, and values have 16-bit numbers.
 pub const RULE_OPS_MAX: usize = 512;
 /// Scalars of a rule, after lowering, with the constants among them: computed before every update of every chunk.

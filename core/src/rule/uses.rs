@@ -20,7 +20,7 @@ pub enum Tensor {
 
 /// One tensor's elements after the update, where they differ from those before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct Output {
     /// What is written.
     pub tensor: Tensor,
     /// With which value.
@@ -35,9 +35,9 @@ impl Uses {
     pub fn of(code: &Lowered) -> Self {
         let ops = code.ops();
         let mut uses = vec![Vec::new(); ops.len()];
-        let written: Vec<Written> = written(code).collect();
+        let outputs: Vec<Output> = outputs(code).collect();
         let mut is_needed = vec![false; ops.len()];
-        written.iter().for_each(|result| is_needed[result.value.index()] = true);
+        outputs.iter().for_each(|result| is_needed[result.value.index()] = true);
         for (place, op) in ops.iter().enumerate().rev() {
             if is_needed[place] {
                 op.operands().for_each(|operand| is_needed[operand.index()] = true);
@@ -46,7 +46,7 @@ impl Uses {
         for (place, op) in ops.iter().enumerate().filter(|(place, _)| is_needed[*place]) {
             op.operands().for_each(|operand| uses[operand.index()].push(place));
         }
-        written.iter().for_each(|result| uses[result.value.index()].push(result.place));
+        outputs.iter().for_each(|result| uses[result.value.index()].push(result.place));
         Self(uses)
     }
 
@@ -70,7 +70,7 @@ impl Uses {
 }
 
 /// What code writes, states first.
-pub fn written(code: &Lowered) -> impl Iterator<Item = Written> {
+pub fn outputs(code: &Lowered) -> impl Iterator<Item = Output> {
     let ops = code.ops();
     let states = code.states().iter().enumerate().map(|(state, result)| (Tensor::State(state), result.value));
     let all = states.chain([(Tensor::Weight, code.weight())]).enumerate();
@@ -79,5 +79,5 @@ pub fn written(code: &Lowered) -> impl Iterator<Item = Written> {
         (Tensor::State(state), Op::State(read)) => read.index() != *state,
         _ => true,
     })
-    .map(|(order, (tensor, value))| Written { tensor, value, place: ops.len() + order })
+    .map(|(order, (tensor, value))| Output { tensor, value, place: ops.len() + order })
 }

@@ -11,7 +11,7 @@ mod loops;
 use multiversion::multiversion;
 use pserver_core::optim::Gradient;
 use pserver_core::rule::ssa::{Lowered, Op};
-use pserver_core::rule::uses::{Tensor, Uses, Written, written};
+use pserver_core::rule::uses::{Output, Tensor, Uses, outputs};
 
 use crate::cpu::element::{Bytes, Real};
 use crate::cpu::sum;
@@ -23,7 +23,7 @@ const TILE: usize = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     ops: Vec<Step>,
-    written: Vec<Written>,
+    outputs: Vec<Output>,
     slot_of: Vec<usize>,
     slots: usize,
 }
@@ -55,7 +55,7 @@ impl Program {
     /// Gives every value of the code a slot.
     pub(crate) fn new(code: &Lowered) -> Self {
         let uses = Uses::of(code);
-        let mut program = Self { ops: vec![], written: written(code).collect(), slot_of: vec![], slots: 0 };
+        let mut program = Self { ops: vec![], outputs: outputs(code).collect(), slot_of: vec![], slots: 0 };
         let mut free: Vec<usize> = Vec::new();
         for (place, op) in code.ops().iter().enumerate() {
             if uses.is_unused(place) {
@@ -107,7 +107,7 @@ fn run_wide<E: Real>(program: &Program, slots: &mut Slots<E>, tensors: &mut Tens
             loops::operation::<E>(step.op, &mut to[..length], |value| &slots.values[program.slot_of[value.index()]][..length]);
             slots.values[step.slot] = to;
         }
-        for result in &program.written {
+        for result in &program.outputs {
             let tensor = match result.tensor {
                 Tensor::Weight => &mut *tensors.weights,
                 Tensor::State(state) => &mut *tensors.states[state],

@@ -7,7 +7,7 @@
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use pserver_core::rule::ssa::{Binary, Comparison, Lowered, Op, ScalarId, Unary};
-use pserver_core::rule::uses::{Tensor, Uses, Written, written};
+use pserver_core::rule::uses::{Output, Tensor, Uses, outputs};
 
 use super::assembler::Assembler;
 use super::layout::{Layout, PASSING, SCALARS, frame};
@@ -24,7 +24,7 @@ pub(super) struct Plan<'a> {
     pub(super) target: Target,
     pub(super) layout: Layout,
     uses: Uses,
-    written: Vec<Written>,
+    outputs: Vec<Output>,
     scalars: Vec<ScalarId>,
     /// Constants in the order in which they deserve a register.
     favourites: Vec<Item>,
@@ -49,7 +49,7 @@ impl<'a> Plan<'a> {
     pub(super) fn new(code: &'a Lowered, target: Target) -> Self {
         let layout = Layout::of(code, target);
         let uses = Uses::of(code);
-        let mut plan = Self { code, target, layout, uses, written: written(code).collect(), scalars: used_scalars(code), favourites: vec![], pinned: 0 };
+        let mut plan = Self { code, target, layout, uses, outputs: outputs(code).collect(), scalars: used_scalars(code), favourites: vec![], pinned: 0 };
         let mut favourites: Vec<Item> = (0..plan.one() + 1).filter(|&item| plan.is_constant(item)).collect();
         favourites.retain(|&item| 0 < plan.count(item));
         favourites.sort_by_key(|&item| std::cmp::Reverse(plan.count(item)));
@@ -185,7 +185,7 @@ impl<'a, 'p> Body<'a, 'p> {
             }
         }
         self.save_what_stores_overwrite();
-        for result in &self.plan.written {
+        for result in &self.plan.outputs {
             self.place = result.place;
             let from = self.fetch(result.value.index());
             let to = self.tensor(result.tensor);
@@ -383,7 +383,7 @@ impl<'a, 'p> Body<'a, 'p> {
     /// A value that lies in a tensor must leave it before another result is stored there.
     fn save_what_stores_overwrite(&mut self) {
         self.place = self.plan.code.ops().len() - 1;
-        for result in &self.plan.written {
+        for result in &self.plan.outputs {
             if matches!(self.plan.code.ops()[result.value.index()], Op::Weight | Op::State(_)) {
                 self.put_in_slot(result.value.index());
             }
