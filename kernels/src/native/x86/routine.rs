@@ -6,6 +6,7 @@
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use pserver_core::rule::ssa::Lowered;
+use pserver_core::rule::uses::Tensor;
 
 use super::assembler::Assembler;
 use super::body::{Body, GradientAt, Plan, load_constant, load_source};
@@ -17,6 +18,11 @@ use crate::native::{Source, Target};
 const UNROLLED: usize = 4;
 /// Longer rules are their own excuse: a turn of one vector is long enough, and the code stays small.
 const UNROLLED_OPS_MAX: usize = 64;
+/// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but not
+/// far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page. Measured with
+/// 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
+const PREFETCHED: usize = 2048;
+const LINE: usize = 64;
 /// The stack that a function may take stays below a page, so that no guard page is stepped over.
 const STACK_MAX: usize = 3 << 10;
 
@@ -96,6 +102,9 @@ impl Writer<'_, '_> {
         self.assembler.load(Code::Cmp_r64_rm64, INDEX, end);
         self.assembler.branch(Code::Jae_rel32_64, out);
         self.assembler.bind(turn);
+        if 1 < vectors {
+            self.prefetch(vectors, has_several);
+        }
         if has_several {
             self.sum(vectors);
         }
@@ -110,6 +119,26 @@ impl Writer<'_, '_> {
         self.assembler.load(Code::Cmp_r64_rm64, INDEX, end);
         self.assembler.branch(Code::Jb_rel32_64, turn);
         self.assembler.bind(out);
+    }
+
+    /// Asks for the lines that a later turn will read. Behind the end of a tensor this has no effect.
+    fn prefetch(&mut self, vectors: usize, has_several: bool) {
+        let (target, layout) = (self.plan.target, self.plan.layout);
+        let elements = LINE / target.element_bytes();
+        let turn = vectors * target.lanes();
+        for ahead in (0..turn).step_by(elements).map(|line| PREFETCHED / target.element_bytes() + line) {
+            for tensor in (0..self.plan.code.states().len()).map(Tensor::State).chain([Tensor::Weight]) {
+                let line = layout.tensor(&mut self.assembler, tensor, ahead);
+                self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, line));
+            }
+        }
+        let size = target.source_bytes(self.source);
+        for ahead in (0..turn).step_by(LINE / size).map(|line| PREFETCHED / target.element_bytes() + line) {
+            if !has_several {
+                let base = layout.lone_gradient(&mut self.assembler);
+                self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, layout.element(base, size, ahead)));
+            }
+        }
     }
 
     /// Adds two or more gradients, in order, and leaves the sums in the first slots.
