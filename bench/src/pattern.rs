@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::Cpu;
 
@@ -32,7 +32,7 @@ pub(crate) struct Pattern {
 pub(crate) struct Expected {
     pattern: Pattern,
     /// None where the value becomes the gradients' sum.
-    rule: Option<Rule>,
+    rule: Option<Prepared>,
     value: Vec<u8>,
     states: Vec<Vec<u8>>,
     rounds: u64,
@@ -66,7 +66,8 @@ impl Expected {
         let rule = match job.rule {
             RuleName::None | RuleName::Sum => None,
             RuleName::Sgd | RuleName::Adam => {
-                Some(OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?)
+                let rule = OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?;
+                Some(Prepared::new(rule)?)
             }
         };
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
@@ -89,8 +90,9 @@ impl Expected {
                 let step = Step { version: Version(self.rounds), rate: None, norm: None, scale: 1.0 };
                 let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
                 Cpu.update(Update {
-                    rule,
-                    coefficients: &rule.coefficients(&step),
+                    rule: rule.rule(),
+                    coefficients: &rule.rule().coefficients(&step),
+                    arithmetic: rule.arithmetic(&step, &mut Vec::new()),
                     element_type,
                     parameter: &mut self.value,
                     states: &mut states,

@@ -6,5 +6,6 @@
 mod kernels;
 mod transport;
 
-pub use kernels::{Arithmetic, Kernels, Plain, Update};
+pub use crate::optim::Arithmetic;
+pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

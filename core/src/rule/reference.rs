@@ -1,9 +1,64 @@
 //! Straight-line code run one element after another, nothing clever: the bits that every kernel must give.
 
+use crate::dtype::ElementType;
+
 use super::ssa::{Binary, Comparison, Function, Lowered, Op, Unary, power, round_to_binary32};
+
+/// Updates a piece of a parameter and of its states, in place, by the merged gradient, which is of the same type. Bytes are
+/// little endian and may lie at any address.
+///
+/// # Panics
+///
+/// When a length, the type, the scalars or the number of states do not fit: whoever calls has checked them.
+pub fn update(
+    code: &Lowered,
+    scalars: &[f64],
+    element_type: ElementType,
+    parameter: &mut [u8],
+    states: &mut [&mut [u8]],
+    sum: &[u8],
+) {
+    match element_type {
+        ElementType::Float32 => update_piece::<f32, 4>(code, scalars, parameter, states, sum),
+        ElementType::Float64 => update_piece::<f64, 8>(code, scalars, parameter, states, sum),
+        other => panic!("a rule was let through for {other}; expected float32 or float64"),
+    }
+}
+
+fn update_piece<E: Real<Bytes = [u8; BYTES]>, const BYTES: usize>(
+    code: &Lowered,
+    scalars: &[f64],
+    parameter: &mut [u8],
+    states: &mut [&mut [u8]],
+    sum: &[u8],
+) {
+    assert_eq!(states.len(), code.states().len(), "the states of this rule");
+    let (weights, _) = parameter.as_chunks_mut::<BYTES>();
+    let (sums, _) = sum.as_chunks::<BYTES>();
+    assert_eq!(weights.len(), sums.len(), "a gradient is as long as its parameter");
+    let mut states: Vec<_> = states.iter_mut().map(|state| state.as_chunks_mut::<BYTES>().0).collect();
+    let mut machine = Machine::new(code);
+    let mut values = vec![E::ZERO; states.len()];
+    for (index, (weight, sum)) in weights.iter_mut().zip(sums).enumerate() {
+        for (value, state) in values.iter_mut().zip(&states) {
+            *value = E::of_bytes(state[index]);
+        }
+        *weight = machine.update(code, scalars, E::of_bytes(*weight), E::of_bytes(*sum), &mut values).to_bytes();
+        for (value, state) in values.iter().zip(&mut states) {
+            state[index] = value.to_bytes();
+        }
+    }
+}
 
 /// A type of parameters that rules work on.
 pub trait Real: Copy + PartialOrd + private::Sealed {
+    /// An element in memory.
+    type Bytes: Copy;
+
+    /// From memory, little endian.
+    fn of_bytes(bytes: Self::Bytes) -> Self;
+    /// To memory, little endian.
+    fn to_bytes(self) -> Self::Bytes;
     /// Zero.
     const ZERO: Self;
     /// A scalar as an element's operation uses it.
@@ -27,7 +82,16 @@ mod private {
 macro_rules! real {
     ($type:ty, $of_scalar:expr, $nearest:expr) => {
         impl Real for $type {
+            type Bytes = [u8; size_of::<$type>()];
             const ZERO: Self = 0.0;
+
+            fn of_bytes(bytes: Self::Bytes) -> Self {
+                Self::from_le_bytes(bytes)
+            }
+
+            fn to_bytes(self) -> Self::Bytes {
+                self.to_le_bytes()
+            }
 
             fn of_scalar(scalar: f64) -> Self {
                 $of_scalar(scalar)

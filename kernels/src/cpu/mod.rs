@@ -21,8 +21,9 @@ mod tests;
 
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
-use pserver_core::optim::{Algorithm, Gradient, assert_gradients_fit};
+use pserver_core::optim::{Algorithm, Arithmetic, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
+use pserver_core::rule::reference;
 
 use element::{Bytes, Element, Real};
 pub use rules::Form;
@@ -55,6 +56,13 @@ impl Kernels for Cpu {
     /// whoever calls has checked them.
     fn update(&mut self, mut update: Update<'_>) {
         assert_update_fits(&update);
+        if let (Arithmetic::Rule { code, scalars }, Algorithm::Written(_)) = (update.arithmetic, &update.rule.algorithm)
+        {
+            let mut sum = vec![0; update.parameter.len()];
+            self.sum(update.element_type, &mut sum, update.gradients);
+            let Update { element_type, parameter, states, .. } = update;
+            return reference::update(code, scalars, element_type, parameter, states, &sum);
+        }
         let is_unscaled = !update.element_type.is_float() || update.coefficients.gradient_scale == 1.0;
         if update.rule.algorithm == Algorithm::Sum && is_unscaled {
             return self.sum(update.element_type, update.parameter, update.gradients);

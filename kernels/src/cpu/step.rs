@@ -105,6 +105,7 @@ fn step_tile<E: Real>(
 ) {
     let step = E::nearest(c.step);
     match algorithm {
+        Algorithm::Written(_) => unreachable!("what is written has code"),
         Algorithm::Add => stateless(weights, merged, |weight, gradient| weight + gradient),
         Algorithm::Sum => stateless(weights, merged, |_, gradient| gradient),
         Algorithm::Sgd => stateless(weights, merged, |weight, gradient| weight - step * gradient),

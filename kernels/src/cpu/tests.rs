@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Algorithm, Gradient, Regularizer, Rule, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 
 use super::{Cpu, step, sum};
@@ -39,7 +39,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 /// The weights and states after `run` has updated `weights` by `gradients`, as bit patterns.
 fn updated(rule: &Rule, weights: &[f32], gradients: &[&[u8]], run: impl Fn(&mut Update<'_>)) -> Vec<Vec<u8>> {
-    let coefficients = rule.coefficients(&Step { version: Version(2), rate: Some(0.1), norm: None, scale: 0.5 });
+    let step = Step { version: Version(2), rate: Some(0.1), norm: None, scale: 0.5 };
+    let prepared = Prepared::new(rule.clone()).expect("it is a rule");
     let mut parameter = bytes_of(weights);
     let squares: Vec<f32> = weights.iter().map(|weight| weight * weight).collect();
     let mut states = vec![bytes_of(&squares); rule.states().len()];
@@ -47,7 +48,8 @@ fn updated(rule: &Rule, weights: &[f32], gradients: &[&[u8]], run: impl Fn(&mut 
         gradients.iter().map(|bytes| Gradient { bytes, element_type: ElementType::Float32 }).collect();
     run(&mut Update {
         rule,
-        coefficients: &coefficients,
+        coefficients: &rule.coefficients(&step),
+        arithmetic: prepared.arithmetic(&step, &mut Vec::new()),
         element_type: ElementType::Float32,
         parameter: &mut parameter,
         states: &mut states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
