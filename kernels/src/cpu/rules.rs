@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::STATES_MAX;
@@ -37,6 +37,13 @@ impl Form {
         let is_allowed = native::is_allowed();
         let forms = [Self::Tiles, Self::Avx2, Self::Avx512].into_iter();
         forms.filter(|form| form.vectors().is_none_or(|vectors| is_allowed && vectors.are_there())).collect()
+    }
+
+    /// The fastest that this machine can run; asked once.
+    #[must_use]
+    pub fn best() -> Self {
+        static BEST: OnceLock<Form> = OnceLock::new();
+        *BEST.get_or_init(|| Self::here().last().copied().unwrap_or(Self::Tiles))
     }
 
     fn vectors(self) -> Option<Vectors> {
@@ -92,9 +99,11 @@ enum Run {
 }
 
 impl Rules {
+    /// In this form, or as tiles where the machine cannot.
     pub(super) fn new(form: Form) -> Self {
+        let is_here = form == Form::best() || Form::here().contains(&form);
         Self {
-            form,
+            form: if is_here { form } else { Form::Tiles },
             kept: Vec::new(),
             recent: 0,
             oldest: 0,

@@ -271,3 +271,42 @@ proptest! {
         check(&case);
     }
 }
+
+/// As many rules as are drawn here, each another.
+fn many_rules() -> Vec<Arc<Lowered>> {
+    let scalars = |rule: usize| vec![ScalarOp::Constant(1.0 + rule as f64)];
+    let ops = vec![Op::Weight, Op::Scalar(ScalarId(0)), Op::Binary(Binary::Add, ValueId(0), ValueId(1))];
+    (0..KEPT_MAX + 9).map(|rule| Arc::new(Lowered::new(scalars(rule), ops.clone(), vec![], ValueId(2)))).collect()
+}
+
+#[test]
+fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
+    let all = many_rules();
+    for form in Form::here() {
+        let mut rules = Rules::new(form);
+        let mut weights = 0.5_f64.to_le_bytes();
+        let mut expected = 0.5;
+        for code in all.iter().chain(&all).chain(all.iter().rev()) {
+            let mut scalars = Vec::new();
+            code.evaluate(&ScalarInputs { rate: 0.1, count: 1.0, gradient_scale: 1.0 }, &mut scalars);
+            expected += scalars[0];
+            let (weights, width) = (&mut weights, Width::Double);
+            rules.update(RuleUpdate { code, scalars: &scalars, width, weights, states: &mut [], gradients: &[] });
+        }
+        assert_eq!(f64::from_le_bytes(weights), expected, "{form:?}");
+        assert_eq!(rules.kept.len(), KEPT_MAX);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn no_memory_is_writable_and_runs() {
+    let mut rules = Rules::new(Form::best());
+    let code = many_rules().pop().expect("there are many");
+    let mut weights = [0; 4096];
+    let (weights, width) = (&mut weights, Width::Single);
+    rules.update(RuleUpdate { code: &code, scalars: &[1.0], width, weights, states: &mut [], gradients: &[] });
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("this is Linux");
+    let both = maps.lines().find(|line| line.split_whitespace().nth(1).is_some_and(|rights| rights.starts_with("rwx")));
+    assert_eq!(both, None);
+}
