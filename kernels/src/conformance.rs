@@ -1,7 +1,8 @@
 //! What every implementation of [`Kernels`] must keep, in one suite.
 //!
 //! - A sum, and an update of integers or by an algorithm that is exact, has the bits of [`pserver_core::optim`].
-//! - Every other update is within [`TOLERANCE_ULPS`] of it, as [`worst`] measures.
+//! - Every other update has the bits of [`Plain`], which runs the rule's code element by element, and is within
+//!   [`TOLERANCE_ULPS`] of [`pserver_core::optim`], as [`worst`] measures.
 //! - Bits do not depend on where a buffer is cut or on how it is aligned.
 //! - Nothing outside the buffers is written.
 //!
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
-use pserver_core::port::{Kernels, Update};
+use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rule::{Settings, Written};
 
 /// How far an update may be from the oracle's, in the unit of [`worst`].
@@ -64,8 +65,7 @@ pub struct Worst {
 /// When one of the exact promises is broken.
 pub fn worst(kernels: &mut dyn Kernels) -> Worst {
     let mut worst = Worst { ulps: 0.0, case: "none".into() };
-    for (index, length) in (1..=67).chain([LONG]).enumerate() {
-        let shape = Shape { length, misaligned: index % 8, count: GRADIENT_COUNTS[index % 5], seed: index as u64 };
+    for shape in shapes() {
         for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
             for gradient_type in ElementType::ALL.into_iter().filter(|found| found.is_gradient_for(element_type)) {
                 check_sum(kernels, shape, element_type, gradient_type);
@@ -73,9 +73,13 @@ pub fn worst(kernels: &mut dyn Kernels) -> Worst {
                 check_exact(kernels, &Algorithm::Sum, shape, element_type, gradient_type);
             }
         }
-        for element_type in [ElementType::Float32, ElementType::Float64] {
-            for rule in rules() {
-                check_update(kernels, shape, element_type, &rule, &mut worst);
+    }
+    for rule in rules() {
+        // Prepared once, as a parameter's is: kernels keep what they made of it.
+        let prepared = Prepared::new(rule).expect("it is a rule");
+        for shape in shapes() {
+            for element_type in [ElementType::Float32, ElementType::Float64] {
+                check_update(kernels, shape, element_type, &prepared, &mut worst);
             }
         }
     }
@@ -90,6 +94,16 @@ struct Shape {
     misaligned: usize,
     count: usize,
     seed: u64,
+}
+
+/// Every length that some vectors or none fit into, and a long one.
+fn shapes() -> impl Iterator<Item = Shape> {
+    (1..=67).chain([LONG]).enumerate().map(|(index, length)| Shape {
+        length,
+        misaligned: index % 8,
+        count: GRADIENT_COUNTS[index % 5],
+        seed: index as u64,
+    })
 }
 
 /// Bytes at a chosen distance from alignment, between guards.
@@ -154,8 +168,6 @@ impl Tensors {
         let held: Vec<Buffer> =
             self.gradients.iter().map(|bytes| cut(bytes, self.gradient_type, misaligned * 5)).collect();
         kernels.update(Update {
-            rule,
-            coefficients: &rule.coefficients(step),
             arithmetic: prepared.arithmetic(step, &mut Vec::new()),
             element_type: self.element_type,
             parameter: parameter.get_mut(),
@@ -218,13 +230,24 @@ fn check_exact(
     assert_same(element_type, &found[0], &expected, case);
 }
 
-fn check_update(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, rule: &Rule, worst: &mut Worst) {
+fn check_update(
+    kernels: &mut dyn Kernels,
+    shape: Shape,
+    element_type: ElementType,
+    prepared: &Prepared,
+    worst: &mut Worst,
+) {
+    let rule = prepared.rule();
     let tensors = update_tensors(shape, element_type, rule);
     let norm = rule.clip_norm.map(|clip| clip * 1.7);
     let scale = if shape.count == 1 { 1.0 } else { 1.0 / shape.count as f64 };
     let step = Step { version: Version(1 + shape.seed), rate: None, norm, scale };
-    let (coefficients, prepared) = (rule.coefficients(&step), Prepared::new(rule.clone()).expect("it is a rule"));
-    let found = tensors.whole_and_cut(kernels, (&prepared, &step), shape);
+    let coefficients = rule.coefficients(&step);
+    let found = tensors.whole_and_cut(kernels, (prepared, &step), shape);
+    let plain = tensors.updated(&mut Plain, (prepared, &step), 0..shape.length, 0);
+    for (found, plain) in found.iter().zip(&plain) {
+        assert_same(element_type, found, plain, || format!("{shape:?} {rule:?}"));
+    }
 
     let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
     let mut sum = vec![0; tensors.parameter.len()];
@@ -480,35 +503,48 @@ fn assert_same(element_type: ElementType, found: &[u8], expected: &[u8], case: i
 
 #[cfg(test)]
 mod tests {
-    use pserver_core::port::Plain;
+    use pserver_core::port::{Kernels, Plain};
 
     use super::{TOLERANCE_ULPS, check, worst};
     use crate::Faulty;
-    use crate::cpu::Cpu;
+    use crate::cpu::{Cpu, Form};
+
+    fn measure(kernels: &mut dyn Kernels) {
+        let worst = worst(kernels);
+        println!("{}: {worst:?}", kernels.name());
+        assert!(worst.ulps <= TOLERANCE_ULPS, "{worst:?}");
+    }
+
+    /// A machine without these instructions runs the tiles once more.
+    #[test]
+    fn rules_as_tiles_keep_every_promise() {
+        measure(&mut Cpu::with(Form::Tiles));
+    }
 
     #[test]
-    fn the_cpu_keeps_every_promise() {
-        let worst = worst(&mut Cpu);
-        println!("{worst:?}");
-        assert!(worst.ulps <= TOLERANCE_ULPS, "{worst:?}");
+    fn generated_avx2_code_keeps_every_promise() {
+        measure(&mut Cpu::with(Form::Avx2));
+    }
+
+    #[test]
+    fn generated_avx512_code_keeps_every_promise() {
+        measure(&mut Cpu::with(Form::Avx512));
     }
 
     #[test]
     fn the_code_of_every_rule_says_what_the_oracle_says() {
-        let worst = worst(&mut Plain);
-        println!("{worst:?}");
-        assert!(worst.ulps <= TOLERANCE_ULPS, "{worst:?}");
+        measure(&mut Plain);
     }
 
     #[test]
     #[should_panic(expected = "expected")]
     fn one_wrong_bit_in_every_update_is_noticed() {
-        check(&mut Faulty::new(Cpu, 1));
+        check(&mut Faulty::new(Cpu::new(), 1));
     }
 
     #[test]
     #[should_panic(expected = "expected")]
     fn one_wrong_bit_in_many_updates_is_noticed() {
-        check(&mut Faulty::new(Cpu, 997));
+        check(&mut Faulty::new(Cpu::new(), 997));
     }
 }

@@ -13,5 +13,7 @@
 pub mod conformance;
 pub mod cpu;
 mod faulty;
+mod native;
+mod tiles;
 
 pub use faulty::Faulty;

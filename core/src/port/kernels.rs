@@ -1,15 +1,11 @@
 //! What sums gradients and updates parameters.
 
 use crate::dtype::ElementType;
-use crate::optim::{self, Arithmetic, Coefficients, Gradient, Rule};
+use crate::optim::{self, Arithmetic, Gradient};
 use crate::rule::reference;
 
 /// One update of one chunk: the sum of the gradients, in the order given, then the arithmetic.
 pub struct Update<'a> {
-    /// The rule.
-    pub rule: &'a Rule,
-    /// The rule's scalars for this update.
-    pub coefficients: &'a Coefficients,
     /// What is computed.
     pub arithmetic: Arithmetic<'a>,
     /// The type of parameter and state.
@@ -45,7 +41,7 @@ impl Kernels for Plain {
     }
 
     fn update(&mut self, update: Update<'_>) {
-        let Update { arithmetic, element_type, parameter, states, gradients, .. } = update;
+        let Update { arithmetic, element_type, parameter, states, gradients } = update;
         match arithmetic {
             Arithmetic::Add { scale } => optim::add_scaled(element_type, parameter, gradients, scale),
             Arithmetic::Sum { scale } => optim::sum_scaled(element_type, parameter, gradients, scale),

@@ -13,6 +13,7 @@
 //! A text is read ([`syntax`]), checked with the values of its parameters ([`Written`]), and lowered once ([`lower()`]) to
 //! the straight-line code that kernels run ([`ssa`]). Two things say what is right: [`Written::interpret`], which runs
 //! the text in binary64, and [`reference`], which runs the code with exactly the bits that every kernel must give.
+//! Whoever generates code asks [`uses`] who needs which value.
 //!
 //! Not here: which rule a parameter has, and what stands around it ([`crate::optim`]); how a configuration names it
 //! ([`crate::config`]); code that runs it fast (`kernels`).
@@ -28,6 +29,7 @@ pub mod ssa;
 pub mod syntax;
 #[cfg(test)]
 mod tests;
+pub mod uses;
 mod written;
 
 pub use interpret::Given;

@@ -191,8 +191,6 @@ impl Chunk {
         }
         let step = Step { version: Version(self.version.0 + 1), ..*step };
         kernels.update(Update {
-            rule: self.rule.rule(),
-            coefficients: &self.rule.rule().coefficients(&step),
             arithmetic: self.rule.arithmetic(&step, scalars),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
