@@ -113,7 +113,7 @@ proptest! {
 /// What a parameter of two chunks and a bit becomes when it is updated whole.
 fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
     let rule = OptimizerSettings::from_text(CLIPPED).expect("valid").rule.expect("there");
-    let prepared = Prepared::new(rule.clone()).expect("it is a rule");
+    let prepared = Prepared::new(rule).expect("it is a rule");
     let bytes = trainers[0].len() * 4;
     let (mut value, mut state, mut sum) = (vec![0; bytes], vec![0; bytes], vec![0; bytes]);
     let payloads: Vec<Vec<u8>> =
@@ -124,8 +124,6 @@ fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
         let norm = Some(square_sum(Float32, &sum).sqrt() * scale);
         let step = Step { version: crate::ids::Version(version), rate: None, norm, scale };
         Plain.update(Update {
-            rule: &rule,
-            coefficients: &rule.coefficients(&step),
             arithmetic: prepared.arithmetic(&step, &mut Vec::new()),
             element_type: Float32,
             parameter: &mut value,

@@ -74,7 +74,10 @@ impl Function {
         assert!(states.iter().all(|state| state.len() == weights.len()), "a state is as long as its parameter");
         assert!((1..=GRADIENTS_MAX).contains(&gradients.len()), "{} gradients in one call", gradients.len());
         let gradients_fit = gradients.iter().all(|gradient| gradient.len() == elements * source_size);
-        assert!(gradients_fit && scalars.len() == self.scalars * size, "gradients and scalars are as long as they must be");
+        assert!(
+            gradients_fit && scalars.len() == self.scalars * size,
+            "gradients and scalars are as long as they must be"
+        );
         let whole = elements - elements % self.target.lanes();
         let mut pointers = [std::ptr::null(); GRADIENTS_MAX];
         if whole > 0 {
@@ -134,9 +137,8 @@ impl Function {
     fn enter(&self, frame: &Frame) {
         // SAFETY: the memory begins with a whole function of this signature, which `routine::assemble` wrote and nobody
         // can write since; it lives as long as `self`.
-        let function = unsafe {
-            std::mem::transmute::<*const u8, unsafe extern "sysv64" fn(*const Frame)>(self.memory.as_ptr())
-        };
+        let function =
+            unsafe { std::mem::transmute::<*const u8, unsafe extern "sysv64" fn(*const Frame)>(self.memory.as_ptr()) };
         // SAFETY: the function reads the frame, the scalars and `end` elements of each gradient, and reads and writes
         // `end` elements of each tensor of the rule: `run` checked that slices of these lengths stand behind the
         // pointers, and holds them. It keeps the registers that its signature says, and takes less than a page of

@@ -34,8 +34,7 @@ pub(super) struct Routine {
 }
 
 /// Registers of who calls, in the order in which they are saved.
-const SAVED: [Register; 6] =
-    [Register::RBP, Register::RBX, Register::R12, Register::R13, Register::R14, Register::R15];
+const SAVED: [Register; 6] = [Register::RBP, Register::RBX, Register::R12, Register::R13, Register::R14, Register::R15];
 
 /// Writes the function for one rule, one type and one kind of gradient; none when it would take too much of the stack.
 pub(super) fn assemble(code: &Lowered, target: Target, source: Source) -> Option<Routine> {
