@@ -57,8 +57,9 @@ pub struct Worst {
 /// weight: so an ill-conditioned input is not held against a kernel, and a well-conditioned one is.
 ///
 /// Three things are not compared: what follows from a state that overflowed the type (a later state, the weight),
-/// because the oracle goes on with the state before it is rounded; anything where the oracle's
-/// neighbours are infinite; and infinite weights of FTRL.
+/// because the oracle goes on with the state before it is rounded; anything where the oracle's neighbours are infinite;
+/// and FTRL's element whose weight is infinite, which the oracle multiplies by a difference of powers that has become
+/// zero, and the rule by the growth, which has not.
 ///
 /// # Panics
 ///
@@ -291,7 +292,8 @@ fn compare(
 ) {
     let expected = oracle(rule, coefficients, inputs);
     let neighbours = neighbours(rule, coefficients, element_type, inputs);
-    for index in (0..shape.length).filter(|index| !is_unsettled(rule, inputs, *index)) {
+    let is_ftrl = matches!(rule.algorithm, Algorithm::Ftrl { .. });
+    for index in (0..shape.length).filter(|&index| !is_ftrl || inputs[0][index].is_finite()) {
         let largest = largest(element_type);
         // A state is computed from those before it, and the weight from all of them.
         let overflowed = (1..expected.len()).find(|&state| {
@@ -359,16 +361,12 @@ fn ftrl_inexact(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>], i
     let (Algorithm::Ftrl { .. }, [weights, square_sums, _, sums]) = (&rule.algorithm, inputs) else {
         return 0.0;
     };
-    let gradient = sums[index] * coefficients.gradient_scale;
+    let bound = coefficients.gradient_bound;
+    let gradient = (sums[index] * coefficients.gradient_scale).clamp(-bound, bound);
     let power = (square_sums[index] + gradient * gradient).powf(coefficients.power);
-    let moved = ulp(ElementType::Float64, power) * weights[index].abs() * coefficients.inverse_rate;
+    let weight = weights[index].abs() * (1.0 + coefficients.decay_l2) + coefficients.decay_l1;
+    let moved = ulp(ElementType::Float64, power) * weight * coefficients.inverse_rate;
     if moved.is_finite() { moved } else { 0.0 }
-}
-
-/// Whether two good formulas may differ by all there is. FTRL multiplies the weight by how much a power grew; where that
-/// vanishes in one formula and is merely tiny in another, an infinite weight makes not a number of it, or infinity.
-fn is_unsettled(rule: &Rule, inputs: &[Vec<f64>], index: usize) -> bool {
-    matches!(rule.algorithm, Algorithm::Ftrl { .. }) && inputs[0][index].is_infinite()
 }
 
 /// The plain form in binary64 throughout: weights and states after the update, unrounded.
