@@ -520,7 +520,8 @@ proptest! {
         let mut found = states;
         let given = Given { rate: coefficients.rate, count: coefficients.count };
         let found_weight = text.interpret(&given, weight, gradient, &mut found);
-        let close = |found: f64, expected: f64| (found - expected).abs() <= 1e-9 * expected.abs().max(weight.abs()).max(1e-3);
+        let scale = weight.abs().max(1e-3);
+        let close = |found: f64, expected: f64| (found - expected).abs() <= 1e-9 * expected.abs().max(scale);
         prop_assert!(close(found_weight, expected_weight), "{:?}: {} {}", rule, found_weight, expected_weight);
         for (found, expected) in found.iter().zip(&expected).take(count) {
             prop_assert!(close(*found, *expected), "{:?}: {} {}", rule, found, expected);
