@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::script::Script;
 use super::stage::{Parcel, Plan, Stage};
-use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
+use crate::checkpoint::{Storage, inspect};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
@@ -352,6 +352,24 @@ fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
     // Half a gradient that is open, and one that was taken away.
     check("push 1 0 g=5 -> 1 done g@1", "g@0=0 & g.1@0=0");
     check("push 1 0 g=5 -> 1 done g@1\n leave 1 -> 1 done", "g@1=-1 & g.1@1=-1");
+}
+
+#[test]
+fn a_checkpoint_names_the_states_of_a_users_rule() {
+    let storage = InMemory::new();
+    let mut stage = Stage::empty(Plan::new(Mode::Sync, Merge::Mean, 1).with("r", Float32, 2, WRITTEN));
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("all of it was written").finish().expect("the disk is well");
+    let report = inspect(&storage, DIRECTORY).expect("there is a checkpoint");
+    let text = report.to_string();
+    assert!(
+        report.is_sound() && text.contains("state/m/0/0 F32 [2]") && text.contains("state/k/0/0 F32 [2]"),
+        "{text}"
+    );
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
