@@ -73,7 +73,10 @@ impl Kernels for Cpu {
             }
             Arithmetic::Rule { code, scalars } => {
                 assert_eq!(states.len(), code.states().len(), "the rule's states");
-                assert!(states.iter().all(|state| state.len() == parameter.len()), "a state is as long as its parameter");
+                assert!(
+                    states.iter().all(|state| state.len() == parameter.len()),
+                    "a state is as long as its parameter"
+                );
                 let width = match element_type {
                     ElementType::Float32 => Width::Single,
                     ElementType::Float64 => Width::Double,

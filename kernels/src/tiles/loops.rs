@@ -22,9 +22,9 @@ pub(super) fn operation<'a, E: Real + 'a>(op: Op, to: &mut [E], of: impl Fn(Valu
         Op::Or(left, right) => two(to, of(left), of(right), |left, right| if left == E::ZERO { right } else { left }),
         Op::Select { mask, then, otherwise } => select(to, of(mask), of(then), of(otherwise)),
         Op::Call(function, operand) => call(function, to, of(operand)),
-        Op::Power(base, exponent) => two(to, of(base), of(exponent), |base, exponent| {
-            E::nearest(power(base.widen(), exponent.widen()))
-        }),
+        Op::Power(base, exponent) => {
+            two(to, of(base), of(exponent), |base, exponent| E::nearest(power(base.widen(), exponent.widen())))
+        }
     }
 }
 

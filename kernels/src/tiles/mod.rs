@@ -104,7 +104,9 @@ fn run_wide<E: Real>(program: &Program, slots: &mut Slots<E>, tensors: &mut Tens
             // Its place is taken by an empty one while the operation writes it and reads others.
             let mut to = std::mem::take(&mut slots.values[step.slot]);
             load::<E>(step.op, &mut to[..length], &mut slots.sum[..length], tensors, start);
-            loops::operation::<E>(step.op, &mut to[..length], |value| &slots.values[program.slot_of[value.index()]][..length]);
+            loops::operation::<E>(step.op, &mut to[..length], |value| {
+                &slots.values[program.slot_of[value.index()]][..length]
+            });
             slots.values[step.slot] = to;
         }
         for result in &program.outputs {

@@ -17,7 +17,21 @@ use crate::native::{GRADIENTS_MAX, Width};
 
 /// Numbers of every kind; most are common.
 const VALUES: [f64; 16] = [
-    0.0, -0.0, 1.0, -1.0, 0.5, -2.75, 3.0e-3, -7.0e5, 1e-30, -1e-42, 1e-44, 3e25, -2e38, f64::INFINITY, f64::NEG_INFINITY,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -2.75,
+    3.0e-3,
+    -7.0e5,
+    1e-30,
+    -1e-42,
+    1e-44,
+    3e25,
+    -2e38,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
     f64::NAN,
 ];
 
@@ -40,7 +54,11 @@ fn code(drawn: &[Drawn], states: usize) -> Lowered {
     let states = (0..states).map(|state| StateResult {
         name: format!("s{state}"),
         initial: 0.0,
-        value: if state % 3 == 2 { ValueId(1 + u16::try_from(state).expect("there are few")) } else { result(state + 1) },
+        value: if state % 3 == 2 {
+            ValueId(1 + u16::try_from(state).expect("there are few"))
+        } else {
+            result(state + 1)
+        },
     });
     Lowered::new(scalars, ops.clone(), states.collect(), result(0))
 }
@@ -77,10 +95,7 @@ fn operation(ops: &[Op], inputs: usize, kind: u8, numbers: [u16; 3]) -> Op {
             a,
         ),
         20 if numbers[2] % 2 == 0 => Op::Power(a, b),
-        20 => Op::Call(
-            [Function::ExponentialMinusOne, Function::LogarithmOnePlus][usize::from(numbers[0]) % 2],
-            b,
-        ),
+        20 => Op::Call([Function::ExponentialMinusOne, Function::LogarithmOnePlus][usize::from(numbers[0]) % 2], b),
         kind => match (mask(numbers[0]), mask(numbers[1])) {
             (Some(first), Some(second)) => match kind {
                 21 => Op::Not(first),
@@ -227,7 +242,10 @@ fn check(case: &Case) {
     let mut scalars = Vec::new();
     code.evaluate(&ScalarInputs { rate: 0.1, count: 3.0, gradient_scale: 0.5 }, &mut scalars);
     let tensors: Vec<Misaligned> = (0..=case.states as u64).map(|which| tensor(case, which, element_type)).collect();
-    let types = case.gradients.iter().map(|kind| [element_type, ElementType::Float16, ElementType::Bfloat16][usize::from(*kind)]);
+    let types = case
+        .gradients
+        .iter()
+        .map(|kind| [element_type, ElementType::Float16, ElementType::Bfloat16][usize::from(*kind)]);
     let held: Vec<(ElementType, Misaligned)> =
         (20..).zip(types).map(|(which, element_type)| (element_type, tensor(case, which, element_type))).collect();
     let gradients: Vec<Gradient<'_>> =

@@ -1,6 +1,8 @@
 //! A list of instructions that becomes bytes.
 
-use iced_x86::{BlockEncoder, BlockEncoderOptions, Code, IcedError, Instruction, InstructionBlock, MemoryOperand, Register};
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Code, IcedError, Instruction, InstructionBlock, MemoryOperand, Register,
+};
 
 /// A place in the code that a branch may lead to.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +95,8 @@ impl Assembler {
             self.instructions[*branch].set_near_branch64(FIRST_NUMBER + target as u64);
         }
         let block = InstructionBlock::new(&self.instructions, 0);
-        BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).expect("every instruction has an encoding").code_buffer
+        BlockEncoder::encode(64, block, BlockEncoderOptions::NONE)
+            .expect("every instruction has an encoding")
+            .code_buffer
     }
 }

@@ -49,7 +49,16 @@ impl<'a> Plan<'a> {
     pub(super) fn new(code: &'a Lowered, target: Target) -> Self {
         let layout = Layout::of(code, target);
         let uses = Uses::of(code);
-        let mut plan = Self { code, target, layout, uses, outputs: outputs(code).collect(), scalars: used_scalars(code), favourites: vec![], pinned: 0 };
+        let mut plan = Self {
+            code,
+            target,
+            layout,
+            uses,
+            outputs: outputs(code).collect(),
+            scalars: used_scalars(code),
+            favourites: vec![],
+            pinned: 0,
+        };
         let mut favourites: Vec<Item> = (0..plan.one() + 1).filter(|&item| plan.is_constant(item)).collect();
         favourites.retain(|&item| 0 < plan.count(item));
         favourites.sort_by_key(|&item| std::cmp::Reverse(plan.count(item)));
@@ -260,7 +269,8 @@ impl<'a, 'p> Body<'a, 'p> {
     fn copy_sign(&mut self, magnitude: Item, sign: Item) {
         let (bit, magnitude, sign) = (self.fetch(self.plan.sign()), self.fetch(magnitude), self.fetch(sign));
         let (to, passing) = (self.result(), self.passing());
-        let [bit, magnitude, sign, to, passing] = [bit, magnitude, sign, to, passing].map(|number| self.register(number));
+        let [bit, magnitude, sign, to, passing] =
+            [bit, magnitude, sign, to, passing].map(|number| self.register(number));
         self.assembler.three(self.code(&target::AND), passing, bit, sign);
         self.assembler.three(self.code(&target::AND_NOT), to, bit, magnitude);
         self.assembler.three(self.code(&target::OR), to, to, passing);
@@ -425,9 +435,13 @@ impl<'a, 'p> Body<'a, 'p> {
     /// Makes a register free: one that is, or the one whose value is needed last.
     fn vacate(&mut self) -> u8 {
         let numbers = (0_u8..).zip(&self.held).filter(|(number, _)| self.locked & (1 << number) == 0);
-        let need = |held: &Option<Item>| held.map_or(usize::MAX, |item| self.plan.next_use(item, self.place).unwrap_or(usize::MAX));
-        let (register, held) = numbers.max_by_key(|(number, held)| (held.is_none(), need(held), std::cmp::Reverse(*number)))
-            .map(|(number, held)| (number, *held)).expect("an operation locks few registers");
+        let need = |held: &Option<Item>| {
+            held.map_or(usize::MAX, |item| self.plan.next_use(item, self.place).unwrap_or(usize::MAX))
+        };
+        let (register, held) = numbers
+            .max_by_key(|(number, held)| (held.is_none(), need(held), std::cmp::Reverse(*number)))
+            .map(|(number, held)| (number, *held))
+            .expect("an operation locks few registers");
         if let Some(item) = held {
             if self.slot_of[item].is_none() && !self.plan.is_in_memory(item) {
                 self.spill(item, register);
