@@ -10,6 +10,8 @@ use pserver_core::optim::{Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_kernels::cpu::Cpu;
 
+use crate::fused::Fused;
+
 /// Elements of a chunk: 1 MiB.
 const CHUNK: usize = 1 << 18;
 /// Elements of a piece that still stays in the first-level cache.
@@ -30,6 +32,7 @@ pub(crate) struct Streams {
 
 /// The tensors of one kernel.
 pub(crate) struct Tensors {
+    kernels: Cpu,
     rule: Option<Prepared>,
     /// The parameter, then its states; for a sum, where it goes.
     written: Vec<Vec<f32>>,
@@ -48,7 +51,7 @@ impl Tensors {
         let gradient = |seed| (0..elements).map(|index| value(index, seed)).collect();
         let gradients = (1..=gradients).map(gradient).collect();
         let rule = rule.map(|rule| Prepared::new(rule).expect("a rule of a message is checked"));
-        Self { rule, written: written(elements), gradients, plain: written(PERIOD) }
+        Self { kernels: Cpu::new(), rule, written: written(elements), gradients, plain: written(PERIOD) }
     }
 
     pub(crate) fn streams(&self) -> Streams {
@@ -71,8 +74,14 @@ impl Tensors {
             let gradients: Vec<_> = self.gradients.iter().map(|one| gradient(&one[range.clone()])).collect();
             let mut written: Vec<&mut [u8]> =
                 self.written.iter_mut().map(|one| cast_slice_mut(&mut one[range.clone()])).collect();
-            update(&mut Cpu, self.rule.as_ref(), step, &mut written, &gradients);
+            update(&mut self.kernels, self.rule.as_ref(), step, &mut written, &gradients);
         }
+    }
+
+    /// One update of everything by a loop that was written for this optimizer; of one gradient.
+    pub(crate) fn step_fused(&mut self, fused: Fused, step: &Step) {
+        let mut written: Vec<&mut [f32]> = self.written.iter_mut().map(Vec::as_mut_slice).collect();
+        fused.update(step.version.0, &mut written, &self.gradients[0]);
     }
 
     /// Keeps the plain form at the same step; outside of what is timed.
@@ -142,13 +151,11 @@ fn update(
     match rule {
         None => kernels.sum(element_type, parameter, gradients),
         Some(rule) => {
-            let (mut scalars, coefficients) = (Vec::new(), rule.rule().coefficients(step));
+            let mut scalars = Vec::new();
             let arithmetic = rule.arithmetic(step, &mut scalars);
-            let rule = rule.rule();
             let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
             let states = states.as_mut_slice();
-            let coefficients = &coefficients;
-            kernels.update(Update { rule, coefficients, arithmetic, element_type, parameter, states, gradients });
+            kernels.update(Update { arithmetic, element_type, parameter, states, gradients });
         }
     }
 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pserver_core::optim::Gradient;
-use pserver_core::port::Kernels;
 use pserver_kernels::cpu;
 
 use super::shared::Region;

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pserver_core::optim::Gradient;
-use pserver_core::port::Kernels;
 use pserver_kernels::cpu;
 
 use super::Plan;

@@ -78,8 +78,6 @@ pub(super) struct Rules {
     recent: usize,
     /// Which one goes when there is no room.
     oldest: usize,
-    /// The scalars of the update at hand, as generated code finds them.
-    scalars: Vec<u8>,
     singles: Slots<f32>,
     doubles: Slots<f64>,
 }
@@ -94,7 +92,12 @@ struct Kept {
 
 #[derive(Debug)]
 enum Run {
-    Generated { function: Function, used: Vec<ScalarId> },
+    /// With the scalars that it uses, and where it finds them.
+    Generated {
+        function: Function,
+        used: Vec<ScalarId>,
+        scalars: Vec<u8>,
+    },
     Tiles(Program),
 }
 
@@ -107,7 +110,6 @@ impl Rules {
             kept: Vec::new(),
             recent: 0,
             oldest: 0,
-            scalars: Vec::new(),
             singles: Slots::default(),
             doubles: Slots::default(),
         }
@@ -122,10 +124,10 @@ impl Rules {
         let one_type = source_of(update.width, update.gradients);
         let source = one_type.unwrap_or(Source::Own);
         self.find(update.code, update.width, source);
-        match &self.kept[self.recent].run {
-            Run::Generated { function, used } => {
-                native::write_scalars(update.width, used, update.scalars, &mut self.scalars);
-                let call = Call { function, scalars: &self.scalars };
+        match &mut self.kept[self.recent].run {
+            Run::Generated { function, used, scalars } => {
+                native::write_scalars(update.width, used, update.scalars, scalars);
+                let call = Call { function, scalars };
                 if one_type.is_some() { call.fused(update) } else { call.by_tiles(update) }
             }
             Run::Tiles(program) => {
@@ -152,7 +154,10 @@ impl Rules {
     fn keep(&mut self, code: &Arc<Lowered>, width: Width, source: Source) -> usize {
         let generated = self.form.vectors().and_then(|vectors| Function::new(code, Target { vectors, width }, source));
         let run = match generated {
-            Some(function) => Run::Generated { function, used: native::used_scalars(code) },
+            Some(function) => {
+                let used = native::used_scalars(code);
+                Run::Generated { function, scalars: native::scalar_room(width, &used), used }
+            }
             None => Run::Tiles(Program::new(code)),
         };
         let kept = Kept { code: Arc::clone(code), width, source, run };

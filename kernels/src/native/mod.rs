@@ -67,7 +67,7 @@ pub(crate) struct Tensors<'a, 'b> {
     pub(crate) states: &'a mut [&'b mut [u8]],
     /// One to [`GRADIENTS_MAX`], in trainer order.
     pub(crate) gradients: &'a [&'a [u8]],
-    /// As [`write_scalars`] wrote them.
+    /// As [`scalar_room`] lays them out.
     pub(crate) scalars: &'a [u8],
 }
 
@@ -87,14 +87,29 @@ pub(crate) fn used_scalars(code: &Lowered) -> Vec<ScalarId> {
 /// Elements behind the used scalars.
 const CONSTANTS: usize = 2;
 
-/// Writes the scalars of one update as code finds them: rounded to the element's type, then the sign bit and one, which
-/// instructions need to change signs.
-pub(crate) fn write_scalars(width: Width, used: &[ScalarId], values: &[f64], into: &mut Vec<u8>) {
-    into.clear();
-    let chosen = used.iter().map(|scalar| values[scalar.index()]);
-    let all = chosen.chain([-0.0, 1.0]);
+/// Room for the scalars of an update as code finds them: used ones, then the sign bit and one, which instructions need to
+/// change signs.
+pub(crate) fn scalar_room(width: Width, used: &[ScalarId]) -> Vec<u8> {
+    let zeros = used.iter().map(|_| 0.0);
+    let all = zeros.chain([-0.0, 1.0]);
     match width {
-        Width::Single => all.for_each(|value| into.extend_from_slice(&f32::of_scalar(value).to_le_bytes())),
-        Width::Double => all.for_each(|value| into.extend_from_slice(&value.to_le_bytes())),
+        Width::Single => all.flat_map(|value| f32::of_scalar(value).to_le_bytes()).collect(),
+        Width::Double => all.flat_map(f64::to_le_bytes).collect(),
+    }
+}
+
+/// Writes the used scalars of one update where code finds them, rounded to the element's type.
+pub(crate) fn write_scalars(width: Width, used: &[ScalarId], values: &[f64], room: &mut [u8]) {
+    match width {
+        Width::Single => {
+            for (room, scalar) in room.as_chunks_mut().0.iter_mut().zip(used) {
+                *room = f32::of_scalar(values[scalar.index()]).to_le_bytes();
+            }
+        }
+        Width::Double => {
+            for (room, scalar) in room.as_chunks_mut().0.iter_mut().zip(used) {
+                *room = values[scalar.index()].to_le_bytes();
+            }
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::optim::Gradient;
-use pserver_core::port::Kernels;
 use pserver_kernels::cpu;
 
 use crate::duel::BLOCKS_MIN;

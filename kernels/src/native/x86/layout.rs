@@ -49,6 +49,10 @@ pub(super) struct Layout {
 pub(super) mod frame {
     use super::{FRAME, Frame, MemoryOperand, offset_of};
 
+    pub(in crate::native::x86) fn far_end() -> MemoryOperand {
+        at(offset_of!(Frame, far_end))
+    }
+
     pub(in crate::native::x86) fn wide_end() -> MemoryOperand {
         at(offset_of!(Frame, wide_end))
     }

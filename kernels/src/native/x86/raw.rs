@@ -8,17 +8,19 @@ use memmap2::{Mmap, MmapMut};
 use pserver_core::limits::STATES_MAX;
 use pserver_core::rule::ssa::Lowered;
 
-use super::routine::{self, Routine};
+use super::routine::{self, PREFETCHED, Routine};
 use crate::native::{CONSTANTS, GRADIENTS_MAX, Source, Target, Tensors, used_scalars};
 
 /// What generated code is handed. It reads these fields by their offsets.
 #[repr(C)]
 pub(super) struct Frame {
+    /// Elements that the wide loop takes while it asks for memory ahead: a multiple of its turn.
+    pub(super) far_end: u64,
     /// Elements that the wide loop takes: a multiple of its turn.
     pub(super) wide_end: u64,
     /// Elements in whole vectors.
     pub(super) end: u64,
-    /// As [`crate::native::write_scalars`] wrote them.
+    /// As [`crate::native::scalar_room`] lays them out.
     pub(super) scalars: *const u8,
     pub(super) gradients: *const *const u8,
     pub(super) gradient_count: u64,
@@ -34,18 +36,22 @@ const VECTOR_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Function {
     memory: Mmap,
-    target: Target,
-    source: Source,
+    /// Elements in a vector.
+    lanes: usize,
+    /// Elements in a turn of the wide loop.
     wide_lanes: usize,
+    /// Powers of two, as are the lanes: a division would take longer than a short row's arithmetic.
+    element_shift: u32,
+    source_shift: u32,
     scalars: usize,
     states: usize,
 }
 
 /// One vector of everything, for the elements that are no whole vector.
 #[repr(align(64))]
-struct Rest {
-    tensors: [[u8; VECTOR_MAX]; TENSORS_MAX],
-    gradients: [[u8; VECTOR_MAX]; GRADIENTS_MAX],
+struct Rest<const TENSORS: usize, const GRADIENTS: usize> {
+    tensors: [[u8; VECTOR_MAX]; TENSORS],
+    gradients: [[u8; VECTOR_MAX]; GRADIENTS],
 }
 
 impl Function {
@@ -56,9 +62,12 @@ impl Function {
             return None;
         }
         let Routine { bytes, wide_lanes } = routine::assemble(code, target, source)?;
+        assert!(wide_lanes.is_power_of_two() && target.lanes().is_power_of_two(), "lengths are rounded by masks");
         let memory = executable(&bytes)?;
         let (scalars, states) = (used_scalars(code).len() + CONSTANTS, code.states().len());
-        Some(Self { memory, target, source, wide_lanes, scalars, states })
+        let element_shift = target.element_bytes().trailing_zeros();
+        let source_shift = target.source_bytes(source).trailing_zeros();
+        Some(Self { memory, lanes: target.lanes(), wide_lanes, element_shift, source_shift, scalars, states })
     }
 
     /// Updates weights and states by the sum of the gradients.
@@ -68,49 +77,53 @@ impl Function {
     /// When tensors differ in length, or their number is not that of the rule.
     pub(crate) fn run(&self, tensors: Tensors<'_, '_>) {
         let Tensors { weights, states, gradients, scalars } = tensors;
-        let (size, source_size) = (self.target.element_bytes(), self.target.source_bytes(self.source));
-        let elements = weights.len() / size;
-        assert!(weights.len() == elements * size && states.len() == self.states, "these are the rule's tensors");
+        let elements = weights.len() >> self.element_shift;
+        assert!(weights.len() == elements << self.element_shift, "a parameter is whole elements");
+        assert!(states.len() == self.states, "these are the rule's states");
         assert!(states.iter().all(|state| state.len() == weights.len()), "a state is as long as its parameter");
         assert!((1..=GRADIENTS_MAX).contains(&gradients.len()), "{} gradients in one call", gradients.len());
-        let gradients_fit = gradients.iter().all(|gradient| gradient.len() == elements * source_size);
-        assert!(
-            gradients_fit && scalars.len() == self.scalars * size,
-            "gradients and scalars are as long as they must be"
-        );
-        let whole = elements - elements % self.target.lanes();
-        let mut pointers = [std::ptr::null(); GRADIENTS_MAX];
+        let gradients_fit = gradients.iter().all(|gradient| gradient.len() == elements << self.source_shift);
+        assert!(gradients_fit, "a gradient is as long as its parameter");
+        assert!(scalars.len() == self.scalars << self.element_shift, "these are the rule's scalars");
+        let tensors = Tensors { weights, states, gradients, scalars };
+        match tensors.gradients.len() {
+            1 => self.run_whole::<1>(elements, tensors),
+            _ => self.run_whole::<GRADIENTS_MAX>(elements, tensors),
+        }
+    }
+
+    /// Updates what is whole vectors, and then the rest.
+    fn run_whole<const GRADIENTS: usize>(&self, elements: usize, tensors: Tensors<'_, '_>) {
+        let whole = elements & !(self.lanes - 1);
         if whole > 0 {
-            let mut frame = self.frame(whole, scalars, &pointers, gradients.len());
-            for (pointer, gradient) in pointers.iter_mut().zip(gradients) {
-                *pointer = gradient.as_ptr();
-            }
-            frame.gradients = pointers.as_ptr();
-            frame.tensors[0] = weights.as_mut_ptr();
-            for (pointer, state) in frame.tensors[1..].iter_mut().zip(states.iter_mut()) {
+            let mut pointers = [std::ptr::null(); GRADIENTS];
+            pointers.iter_mut().zip(tensors.gradients).for_each(|(pointer, gradient)| *pointer = gradient.as_ptr());
+            let mut frame = self.frame(whole, tensors.scalars, &pointers, tensors.gradients.len());
+            frame.tensors[0] = tensors.weights.as_mut_ptr();
+            for (pointer, state) in frame.tensors[1..].iter_mut().zip(tensors.states.iter_mut()) {
                 *pointer = state.as_mut_ptr();
             }
             self.enter(&frame);
         }
-        if whole < elements {
-            self.run_rest(whole, Tensors { weights, states, gradients, scalars });
+        match (whole == elements, self.states) {
+            (true, _) => {}
+            (false, 0..=2) => self.run_rest::<3, GRADIENTS>(whole, tensors),
+            (false, _) => self.run_rest::<TENSORS_MAX, GRADIENTS>(whole, tensors),
         }
     }
 
     /// Updates the elements from `whole` on, fewer than a vector, in memory that has room for one.
-    #[cold]
-    fn run_rest(&self, whole: usize, tensors: Tensors<'_, '_>) {
-        let size = self.target.element_bytes();
-        let mut rest = Rest { tensors: [[0; VECTOR_MAX]; TENSORS_MAX], gradients: [[0; VECTOR_MAX]; GRADIENTS_MAX] };
-        let mut pointers = [std::ptr::null(); GRADIENTS_MAX];
-        let from = whole * self.target.source_bytes(self.source);
+    fn run_rest<const TENSORS: usize, const GRADIENTS: usize>(&self, whole: usize, tensors: Tensors<'_, '_>) {
+        let mut rest = Rest { tensors: [[0; VECTOR_MAX]; TENSORS], gradients: [[0; VECTOR_MAX]; GRADIENTS] };
+        let mut pointers = [std::ptr::null(); GRADIENTS];
         for ((pointer, room), gradient) in pointers.iter_mut().zip(&mut rest.gradients).zip(tensors.gradients) {
-            room[..gradient.len() - from].copy_from_slice(&gradient[from..]);
+            let gradient = &gradient[whole << self.source_shift..];
+            room[..gradient.len()].copy_from_slice(gradient);
             *pointer = room.as_ptr();
         }
-        let begin = whole * size;
+        let begin = whole << self.element_shift;
         let bytes = tensors.weights.len() - begin;
-        let mut frame = self.frame(self.target.lanes(), tensors.scalars, &pointers, tensors.gradients.len());
+        let mut frame = self.frame(self.lanes, tensors.scalars, &pointers, tensors.gradients.len());
         let all = std::iter::once(&mut *tensors.weights).chain(tensors.states.iter_mut().map(|state| &mut **state));
         for ((pointer, room), tensor) in frame.tensors.iter_mut().zip(&mut rest.tensors).zip(all) {
             room[..bytes].copy_from_slice(&tensor[begin..]);
@@ -123,9 +136,11 @@ impl Function {
         }
     }
 
-    fn frame(&self, end: usize, scalars: &[u8], gradients: &[*const u8; GRADIENTS_MAX], count: usize) -> Frame {
+    fn frame(&self, end: usize, scalars: &[u8], gradients: &[*const u8], count: usize) -> Frame {
+        let turns = |elements: usize| (elements & !(self.wide_lanes - 1)) as u64;
         Frame {
-            wide_end: (end - end % self.wide_lanes) as u64,
+            far_end: turns(end.saturating_sub(PREFETCHED >> self.element_shift)),
+            wide_end: turns(end),
             end: end as u64,
             scalars: scalars.as_ptr(),
             gradients: gradients.as_ptr(),

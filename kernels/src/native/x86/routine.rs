@@ -21,7 +21,7 @@ const UNROLLED_OPS_MAX: usize = 64;
 /// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but not
 /// far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page. Measured with
 /// 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
-const PREFETCHED: usize = 2048;
+pub(super) const PREFETCHED: usize = 2048;
 const LINE: usize = 64;
 /// The stack that a function may take stays below a page, so that no guard page is stepped over.
 const STACK_MAX: usize = 3 << 10;
@@ -47,12 +47,10 @@ pub(super) fn assemble(code: &Lowered, target: Target, source: Source) -> Option
     writer.assembler.put(Instruction::with2(Code::Cmp_rm64_imm8, frame::gradient_count(), 1));
     writer.assembler.branch(Code::Jne_rel32_64, several);
     plan.layout.enter_lone(&mut writer.assembler);
-    writer.walk(frame::wide_end(), unrolled, false);
-    writer.walk(frame::end(), 1, false);
+    writer.walks(unrolled, false);
     writer.assembler.branch(Code::Jmp_rel32_64, leave);
     writer.assembler.bind(several);
-    writer.walk(frame::wide_end(), unrolled, true);
-    writer.walk(frame::end(), 1, true);
+    writer.walks(unrolled, true);
     writer.assembler.bind(leave);
     writer.leave();
     // Room to align it.
@@ -95,13 +93,22 @@ impl Writer<'_, '_> {
         assembler.put(Ok(Instruction::with(Code::Retnq)));
     }
 
+    /// Over all elements: ahead of what is far from the end memory is asked for, and the last turns are single vectors.
+    fn walks(&mut self, unrolled: usize, has_several: bool) {
+        self.walk(frame::far_end(), unrolled, (true, has_several));
+        self.walk(frame::wide_end(), unrolled, (false, has_several));
+        if 1 < unrolled {
+            self.walk(frame::end(), 1, (false, has_several));
+        }
+    }
+
     /// A loop from the index to `end` in turns of `vectors` vectors.
-    fn walk(&mut self, end: MemoryOperand, vectors: usize, has_several: bool) {
+    fn walk(&mut self, end: MemoryOperand, vectors: usize, (is_far, has_several): (bool, bool)) {
         let (turn, out) = (self.assembler.label(), self.assembler.label());
         self.assembler.load(Code::Cmp_r64_rm64, INDEX, end);
         self.assembler.branch(Code::Jae_rel32_64, out);
         self.assembler.bind(turn);
-        if 1 < vectors {
+        if is_far {
             self.prefetch(vectors, has_several);
         }
         if has_several {
@@ -120,7 +127,7 @@ impl Writer<'_, '_> {
         self.assembler.bind(out);
     }
 
-    /// Asks for the lines that a later turn will read. Behind the end of a tensor this has no effect.
+    /// Asks for the lines that a later turn will read.
     fn prefetch(&mut self, vectors: usize, has_several: bool) {
         let (target, layout) = (self.plan.target, self.plan.layout);
         let elements = LINE / target.element_bytes();
