@@ -35,7 +35,8 @@ pub(super) struct OptimizerConfig {
     pub(super) regularizer: Option<i32>,
     #[prost(double, optional, tag = "1004", default = "1.0")]
     pub(super) rate_scale: Option<f64>,
-    /// One of those Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`, `sum`, or a rule of ours by its name.
+    /// One of those Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`, `sum`, or a rule of ours by its
+    /// name.
     #[prost(string, optional, tag = "1005")]
     pub(super) algorithm: Option<String>,
     #[prost(message, optional, tag = "1006")]

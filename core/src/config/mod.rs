@@ -18,8 +18,8 @@
 //!
 //! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
 //!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
-//! - `algorithm` names what Paddle's enumeration lacks: `add`, `sum`, `rmsprop`, `adamw`, `ftrl`, or one of the rules that
-//!   are only texts, such as `lion`. Momentum is `sgd { momentum }`.
+//! - `algorithm` names what Paddle's enumeration lacks: `add`, `sum`, `rmsprop`, `adamw`, `ftrl`, or one of the rules
+//!   that are only texts, such as `lion`. Momentum is `sgd { momentum }`.
 //! - `rule` is a rule's own text ([`crate::rule`]), `rule_file` the file it lies in, and each
 //!   `rule_set { key: "b1" value: 0.9 }` a value of one of its parameters. What travels is the text.
 //! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.

@@ -154,7 +154,7 @@ fn update_element(
     soft_threshold(weight, c.threshold) * c.shrink
 }
 
-fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
+pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
     if let Algorithm::Written(written) = algorithm {
         return written.interpret(&Given { rate: c.rate, count: c.count }, weight, gradient, states);
     }

@@ -120,7 +120,7 @@ fn pieces(rule: &Rule) -> Result<Vec<Arc<Written>>, Failure> {
 }
 
 /// The text of the algorithm, with its constants.
-fn algorithm(rule: &Rule) -> Result<Arc<Written>, Failure> {
+pub(super) fn algorithm(rule: &Rule) -> Result<Arc<Written>, Failure> {
     match rule.algorithm {
         Algorithm::Written(ref written) => Ok(Arc::clone(written)),
         Algorithm::Add | Algorithm::Sum => unreachable!("what is exact is no text"),

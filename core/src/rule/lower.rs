@@ -4,7 +4,8 @@
 //! operations once, and says what is wrong and where. What does not depend on an element becomes a scalar, in binary64;
 //! where it meets an element it is rounded to the parameter's type.
 //!
-//! Nothing is changed that could change a bit: `(g * lr) * mu` is two operations on elements, because it was written so.
+//! Nothing is changed that could change a bit: `(g * lr) * mu` is two operations on elements, because it was written
+//! so.
 
 use std::collections::BTreeMap;
 

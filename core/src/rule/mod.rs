@@ -1,4 +1,5 @@
-//! Update rules: what a server does to a gradient, as text that a user reads and writes. `docs/RULES.md` is the language.
+//! Update rules: what a server does to a gradient, as text that a user reads and writes. `docs/RULES.md` is the
+//! language.
 //!
 //! ```
 //! use pserver_core::rule::{Settings, Written};
@@ -10,9 +11,9 @@
 //! # Ok::<(), pserver_core::error::Failure>(())
 //! ```
 //!
-//! A text is read ([`syntax`]), checked with the values of its parameters ([`Written`]), and lowered once ([`lower()`]) to
-//! the straight-line code that kernels run ([`ssa`]). Two things say what is right: [`Written::interpret`], which runs
-//! the text in binary64, and [`reference`], which runs the code with exactly the bits that every kernel must give.
+//! A text is read ([`syntax`]), checked with the values of its parameters ([`Written`]), and lowered once ([`lower()`])
+//! to the straight-line code that kernels run ([`ssa`]). Two things say what is right: [`Written::interpret`], which
+//! runs the text in binary64, and [`reference`], which runs the code with exactly the bits that every kernel must give.
 //! Whoever generates code asks [`uses`] who needs which value.
 //!
 //! Not here: which rule a parameter has, and what stands around it ([`crate::optim`]); how a configuration names it

@@ -4,8 +4,8 @@ use crate::dtype::ElementType;
 
 use super::ssa::{Binary, Comparison, Function, Lowered, Op, Unary, power, round_to_binary32};
 
-/// Updates a piece of a parameter and of its states, in place, by the merged gradient, which is of the same type. Bytes are
-/// little endian and may lie at any address.
+/// Updates a piece of a parameter and of its states, in place, by the merged gradient, which is of the same type. Bytes
+/// are little endian and may lie at any address.
 ///
 /// # Panics
 ///

@@ -32,8 +32,8 @@ pub struct State {
 }
 
 impl Written {
-    /// Reads and checks a whole rule. A setting is for a parameter that the text declares, or for a name that it uses and
-    /// nobody declares.
+    /// Reads and checks a whole rule. A setting is for a parameter that the text declares, or for a name that it uses
+    /// and nobody declares.
     ///
     /// The error has the line, the column and the reason.
     pub fn new(text: &str, settings: &Settings) -> Result<Self, Failure> {
