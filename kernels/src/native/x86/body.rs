@@ -144,7 +144,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The code of one vector while it is written.
+/// The code of one vector while it is put together.
 pub(super) struct Body<'a, 'p> {
     plan: &'a Plan<'p>,
     assembler: &'a mut Assembler,
