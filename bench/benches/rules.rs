@@ -62,6 +62,7 @@ impl Bench {
         let arithmetic = self.rule.arithmetic(&step, &mut self.scalars);
         let gradients = [Gradient { bytes: cast_slice(gradient), element_type: ElementType::Float32 }];
         let (weights, states) = tensors.split_first_mut().expect("there are weights");
+        let count = states.len();
         for _ in 0..times {
             let mut room: [&mut [u8]; 2] = Default::default();
             room.iter_mut().zip(states.iter_mut()).for_each(|(room, state)| *room = cast_slice_mut(state));
@@ -69,7 +70,7 @@ impl Bench {
                 arithmetic,
                 element_type: ElementType::Float32,
                 parameter: cast_slice_mut(weights),
-                states: &mut room[..states.len()],
+                states: &mut room[..count],
                 gradients: &gradients,
             }));
         }
