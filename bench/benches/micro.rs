@@ -7,11 +7,11 @@ use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
 use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
-use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rows::{Height, Merge, RowLayout, SelectedRows};
 use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix};
-use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cpu::{self, Cpu};
 
 fn partition(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("partition");
@@ -63,7 +63,7 @@ fn sums(criterion: &mut Criterion) {
             payloads[..count].iter().map(|bytes| Gradient { bytes, element_type: ElementType::Float32 }).collect();
         group.throughput(Throughput::Bytes((count * CHUNK) as u64));
         group.bench_function(format!("{count} gradients of a chunk"), |bencher| {
-            bencher.iter(|| Cpu.sum(ElementType::Float32, black_box(&mut into), &gradients));
+            bencher.iter(|| cpu::sum(ElementType::Float32, black_box(&mut into), &gradients));
         });
     }
     group.finish();
@@ -81,15 +81,17 @@ fn updates(criterion: &mut Criterion) {
     ];
     for algorithm in algorithms {
         let rule = Rule { algorithm, ..Rule::default() };
-        let coefficients = rule.coefficients(&Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 });
+        let step = Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 };
+        let prepared = Prepared::new(rule.clone()).expect("it is a rule");
+        let mut kernels = Cpu::new();
+        let mut scalars = Vec::new();
         let mut parameter = gradient(0, CHUNK);
         let mut states = vec![vec![0; CHUNK]; rule.states().len()];
         group.bench_function(rule.algorithm.name(), |bencher| {
             bencher.iter(|| {
                 let mut states: Vec<&mut [u8]> = states.iter_mut().map(Vec::as_mut_slice).collect();
-                Cpu.update(Update {
-                    rule: &rule,
-                    coefficients: &coefficients,
+                kernels.update(Update {
+                    formula: prepared.formula(&step, &mut scalars),
                     element_type: ElementType::Float32,
                     parameter: black_box(&mut parameter),
                     states: &mut states,

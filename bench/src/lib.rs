@@ -12,6 +12,7 @@ mod commands;
 mod contest;
 mod duel;
 mod environment;
+mod fused;
 mod job;
 mod ours;
 mod pattern;
@@ -26,6 +27,7 @@ mod tensors;
 mod trainer;
 mod within;
 
+pub use fused::Fused;
 pub use within::{Job, Ping};
 
 use pserver_core::dtype::ElementType;

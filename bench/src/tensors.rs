@@ -1,4 +1,4 @@
-//! Tensors that a kernel walks in the servers' chunks, the same walk without arithmetic, and the plain form's word
+//! Tensors that a kernel walks in the servers' chunks, the same walk without formula, and the plain form's word
 //! on what came of it.
 
 use std::hint::black_box;
@@ -6,9 +6,11 @@ use std::hint::black_box;
 use bytemuck::{cast_slice, cast_slice_mut};
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
-use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::optim::{Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_kernels::cpu::Cpu;
+
+use crate::fused::Fused;
 
 /// Elements of a chunk: 1 MiB.
 const CHUNK: usize = 1 << 18;
@@ -30,7 +32,8 @@ pub(crate) struct Streams {
 
 /// The tensors of one kernel.
 pub(crate) struct Tensors {
-    rule: Option<Rule>,
+    kernels: Cpu,
+    rule: Option<Prepared>,
     /// The parameter, then its states; for a sum, where it goes.
     written: Vec<Vec<f32>>,
     gradients: Vec<Vec<f32>>,
@@ -47,7 +50,8 @@ impl Tensors {
         };
         let gradient = |seed| (0..elements).map(|index| value(index, seed)).collect();
         let gradients = (1..=gradients).map(gradient).collect();
-        Self { rule, written: written(elements), gradients, plain: written(PERIOD) }
+        let rule = rule.map(|rule| Prepared::new(rule).expect("a rule of a message is checked"));
+        Self { kernels: Cpu::new(), rule, written: written(elements), gradients, plain: written(PERIOD) }
     }
 
     pub(crate) fn streams(&self) -> Streams {
@@ -70,8 +74,14 @@ impl Tensors {
             let gradients: Vec<_> = self.gradients.iter().map(|one| gradient(&one[range.clone()])).collect();
             let mut written: Vec<&mut [u8]> =
                 self.written.iter_mut().map(|one| cast_slice_mut(&mut one[range.clone()])).collect();
-            update(&mut Cpu, self.rule.as_ref(), step, &mut written, &gradients);
+            update(&mut self.kernels, self.rule.as_ref(), step, &mut written, &gradients);
         }
+    }
+
+    /// One update of everything by a loop that was written for this optimizer; of one gradient.
+    pub(crate) fn step_fused(&mut self, fused: Fused, step: &Step) {
+        let mut written: Vec<&mut [f32]> = self.written.iter_mut().map(Vec::as_mut_slice).collect();
+        fused.update(step.version.0, &mut written, &self.gradients[0]);
     }
 
     /// Keeps the plain form at the same step; outside of what is timed.
@@ -131,7 +141,7 @@ fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Vec<f32>], gradients:
 
 fn update(
     kernels: &mut dyn Kernels,
-    rule: Option<&Rule>,
+    rule: Option<&Prepared>,
     step: &Step,
     written: &mut [&mut [u8]],
     gradients: &[Gradient<'_>],
@@ -141,10 +151,11 @@ fn update(
     match rule {
         None => kernels.sum(element_type, parameter, gradients),
         Some(rule) => {
-            let coefficients = rule.coefficients(step);
+            let mut scalars = Vec::new();
+            let formula = rule.formula(step, &mut scalars);
             let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
             let states = states.as_mut_slice();
-            kernels.update(Update { rule, coefficients: &coefficients, element_type, parameter, states, gradients });
+            kernels.update(Update { formula, element_type, parameter, states, gradients });
         }
     }
 }

@@ -95,7 +95,10 @@ fn latency_measures_in_a_closed_and_in_an_open_loop() {
 
 #[test]
 fn kernels_are_measured_beside_memory() {
-    check(&["kernels", "--elements", "10007", "-n", "3"], 10);
+    let report = check(&["kernels", "--elements", "10007", "-n", "3"], 12);
+    let results = report["end"]["results"].as_array().expect("a list");
+    let by_hand = results.iter().filter(|result| result["ratio_to_fused"].is_number());
+    assert_eq!(by_hand.count(), 4, "each loop that was written by hand is measured");
 }
 
 #[test]

@@ -13,4 +13,5 @@ pub mod environment;
 pub mod node;
 pub mod program;
 pub mod quickstart;
+mod rule_file;
 pub mod settings;

@@ -199,6 +199,13 @@ fn rmsprop_has_one_digest() {
 }
 
 #[test]
+fn a_rule_of_a_users_own_has_one_digest() {
+    let rule = "rule: 'state m = 0.25; m = b*m + (1-b)*g; w -= lr*(tanh(m)/sqrt(n) + 0.01*w)' \
+                rule_set { key: 'b' value: 0.9 } clip_value: 0.5 l1: 0.001 const_lr { learning_rate: 0.01 }";
+    check("rule", rule, false);
+}
+
+#[test]
 fn adamw_has_one_digest() {
     check("adamw", "algorithm: \"adamw\" adamw { } const_lr { learning_rate: 0.01 }", false);
 }

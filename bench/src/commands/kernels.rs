@@ -1,9 +1,10 @@
 //! `psbench kernels`: the servers' arithmetic beside memory's own speed for the same streams.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use nix::time::{ClockId, clock_gettime};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Rule, Step};
@@ -11,6 +12,7 @@ use serde_json::json;
 
 use crate::duel::BLOCKS_MIN;
 use crate::environment::memory_bytes;
+use crate::fused::Fused;
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
@@ -31,13 +33,15 @@ pub(crate) enum Kernel {
     Adam,
     /// Adam with a decay of its own.
     Adamw,
+    /// A rule that is only a text.
+    Lion,
 }
 
 /// The options of `psbench kernels`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rules; several with commas between them.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "sum,sgd,momentum,adam,adagrad")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "sum,sgd,momentum,adam,lion,adagrad")]
     rule: Vec<Kernel>,
     /// Elements of a tensor.
     #[arg(long, value_parser = sizes::parse, default_value = "10000000")]
@@ -61,6 +65,9 @@ const COLUMNS: &[Column] = &[
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
+    scaled("ratio_to_fused", "by hand", 1.0, 3),
+    scaled("ratio_to_fused_low", "low", 1.0, 3),
+    scaled("ratio_to_fused_high", "high", 1.0, 3),
     plain("wrong", "#wrong"),
 ];
 
@@ -74,9 +81,17 @@ impl Kernel {
             Self::Adagrad => "optimizer: Adagrad adagrad { epsilon: 1e-6 }",
             Self::Adam => "optimizer: Adam adam { }",
             Self::Adamw => "optimizer: Adam adam { decay: 0.01 }",
+            Self::Lion => return Ok(Some(Fused::Lion.rule()?)),
         };
         let settings = OptimizerSettings::from_text(&format!("{text} const_lr {{ learning_rate: 0.001 }}"))?;
         Ok(Some(settings.rule.context("the message names a rule")?))
+    }
+}
+
+impl Kernel {
+    /// The loop that was written for it by hand, where there is one.
+    fn fused(self) -> Option<Fused> {
+        Fused::ALL.into_iter().find(|fused| fused.name() == crate::job::word(self))
     }
 }
 
@@ -98,36 +113,61 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
             let name = crate::job::word(*kernel);
             eprintln!("psbench: {name} of {gradients}");
             let tensors = Tensors::new(length(args.elements), length(u64::from(*gradients)), kernel.rule()?);
-            report.results.push(measure(&name, tensors, args));
+            let fused = kernel.fused().filter(|_| *gradients == 1);
+            report.results.push(measure(&name, tensors, fused, args)?);
         }
     }
     Ok(report)
 }
 
-fn measure(name: &str, mut tensors: Tensors, args: &Args) -> Outcome {
-    let (mut kernel, mut lines, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
-    for count in 0..=args.iterations {
-        let step = Step { version: Version(u64::from(count) + 1), rate: None, norm: None, scale: 1.0 };
-        let own = timed(|| tensors.step(&step));
-        let (line, tile) = (timed(|| tensors.stream(false)), timed(|| tensors.stream(true)));
-        tensors.step_plain(&step);
-        // The first of each touches memory that nobody has touched.
-        if count > 0 {
-            kernel.push(own);
-            lines.push(line);
-            tiles.push(tile);
+/// Seconds of each repetition.
+#[derive(Default)]
+struct Times {
+    kernel: Vec<f64>,
+    fused: Vec<f64>,
+    lines: Vec<f64>,
+    tiles: Vec<f64>,
+}
+
+impl Times {
+    /// All in turns. The first of each touches memory that nobody has touched, and is not counted.
+    fn take(tensors: &mut Tensors, fused: Option<Fused>, iterations: u32) -> Result<Self> {
+        let mut times = Self::default();
+        let mut step = Step { version: Version(0), rate: None, norm: None, scale: 1.0 };
+        for count in 0..=iterations {
+            step.version.0 += 1;
+            let kernel = timed(|| tensors.step(&step))?;
+            tensors.step_plain(&step);
+            let (lines, tiles) = (timed(|| tensors.stream(false))?, timed(|| tensors.stream(true))?);
+            if count > 0 {
+                times.kernel.push(kernel);
+                times.lines.push(lines);
+                times.tiles.push(tiles);
+            }
+            let Some(fused) = fused else { continue };
+            step.version.0 += 1;
+            let by_hand = timed(|| tensors.step_fused(fused, &step))?;
+            tensors.step_plain(&step);
+            if count > 0 {
+                times.fused.push(by_hand);
+            }
         }
+        Ok(times)
     }
+}
+
+fn measure(name: &str, mut tensors: Tensors, fused: Option<Fused>, args: &Args) -> Result<Outcome> {
+    let Times { kernel, fused, lines, tiles } = Times::take(&mut tensors, fused, args.iterations)?;
     // Memory's best is the better of two ways to walk it.
     let ceiling = if median(&tiles) < median(&lines) { tiles } else { lines };
     let (own, other) = (median(&kernel), median(&ceiling));
-    let ratios: Vec<f64> = kernel.iter().zip(&ceiling).map(|(own, other)| other / own).collect();
-    let (low, high) = median_interval(&ratios);
+    let ratios = |others: &[f64]| kernel.iter().zip(others).map(|(own, other)| other / own).collect::<Vec<f64>>();
+    let (low, high) = median_interval(&ratios(&ceiling));
     let streams = tensors.streams();
     let bytes = args.elements as f64 * 4.0 * (streams.read + 2 * streams.updated + streams.written) as f64;
     let count = tensors.gradients();
     let gradients = if count == 1 { "1 gradient".to_owned() } else { format!("{count} gradients") };
-    Outcome::new(&format!("{name}, {gradients}"))
+    let mut outcome = Outcome::new(&format!("{name}, {gradients}"))
         .with("rule", name)
         .with("gradients", count)
         .with("elements", args.elements)
@@ -141,11 +181,19 @@ fn measure(name: &str, mut tensors: Tensors, args: &Args) -> Outcome {
         .with("ratio_to_ceiling", other / own)
         .with("ratio_low", low)
         .with("ratio_high", high)
-        .with("wrong", tensors.wrong())
+        .with("wrong", tensors.wrong());
+    if !fused.is_empty() {
+        let (low, high) = median_interval(&ratios(&fused));
+        outcome = outcome.with("ratio_to_fused", median(&fused) / own);
+        outcome = outcome.with("ratio_to_fused_low", low).with("ratio_to_fused_high", high);
+    }
+    Ok(outcome)
 }
 
-fn timed(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+/// Seconds of this thread on a processor: what else runs on the machine takes turns, and none of this time.
+fn timed(work: impl FnOnce()) -> Result<f64> {
+    let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let start = now()?;
     work();
-    start.elapsed().as_secs_f64()
+    Ok((now()? - start).as_secs_f64())
 }

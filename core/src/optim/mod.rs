@@ -1,7 +1,10 @@
-//! What the server does to a gradient: the rules, their scalars, and the plain scalar form of every optimizer.
+//! What the server does to a gradient: which rule a parameter has, and every optimizer's formula by hand.
 //!
-//! Not here: vector code and CUDA (they live in `kernels` and are compared with [`update`]); how a rule is
-//! written down ([`crate::config`]); who is summed with whom, and when ([`crate::server`]).
+//! What runs are texts (`core/rules`): [`Prepared`] puts a rule's texts together and lowers them. The plain scalar form
+//! here, [`update`], has the same formulas once more and shares nothing with the texts: it is the oracle.
+//!
+//! Not here: the language of the texts ([`crate::rule`]); vector code and CUDA (they live in `kernels`); how a
+//! configuration names a rule ([`crate::config`]); who is summed with whom, and when ([`crate::server`]).
 //!
 //! One update of one piece of a parameter goes like this, element by element:
 //!
@@ -16,16 +19,18 @@
 //! 5. *Regularize after*: the soft threshold and the shrink of [`Regularizer::Proximal`].
 //!
 //! From 2 on the plain form computes in binary64 and rounds when it stores, so it is closer to the true value than
-//! any kernel that works in binary32; kernels are compared with a tolerance. [`Algorithm::Add`] and
+//! code that works in binary32, which is compared with it with a tolerance. [`Algorithm::Add`] and
 //! [`Algorithm::Sum`] are the exception: they are exact, see there.
 //!
-//! Read in this order: [`Algorithm`], [`Rule`], [`Coefficients`], [`update`].
+//! Read in this order: [`Algorithm`], [`Rule`], [`Prepared`]; then [`Coefficients`] and [`update`].
 
 mod algorithm;
 mod coefficients;
 mod element;
+pub(crate) mod library;
 mod norm;
 mod plain;
+mod prepared;
 mod range;
 mod rule;
 mod schedule;
@@ -34,10 +39,10 @@ mod tests;
 
 pub use algorithm::Algorithm;
 pub use coefficients::{Coefficients, Step};
-pub use element::Gradient;
+pub use element::{Gradient, fill};
 pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
-pub(crate) use plain::STATES_MAX;
-pub use plain::{assert_gradients_fit, sum, update};
+pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
+pub use prepared::{Formula, Prepared};
 pub(crate) use range::Range;
 pub use rule::{Regularizer, Rule};
 pub use schedule::Schedule;

@@ -7,6 +7,7 @@ mod arithmetic;
 mod kernels;
 mod transport;
 
+pub use crate::optim::Formula;
 pub use arithmetic::Arithmetic;
 pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
 use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease, Value};
-use crate::optim::{Rule, Step};
+use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
@@ -171,11 +171,11 @@ impl Wish {
 
 impl Bucket {
     /// A bucket without a row, with memory for as many as it may have.
-    pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Rule>) -> Result<Self, Failure> {
+    pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Prepared>) -> Result<Self, Failure> {
         let SparseSettings { lazy, seed, initializer, .. } = plan.sparse;
         let settings = TableSettings {
             layout: plan.layout,
-            rule: rule.as_ref().clone(),
+            rule: Arc::clone(rule),
             initializer,
             seed,
             catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
@@ -194,8 +194,8 @@ impl Bucket {
     }
 
     /// Goes on under another rule, before the first update.
-    pub(super) fn follow(&mut self, rule: &Arc<Rule>, plan: &RowsPlan) -> Result<(), Failure> {
-        if self.table.settings().rule == **rule {
+    pub(super) fn follow(&mut self, rule: &Arc<Prepared>, plan: &RowsPlan) -> Result<(), Failure> {
+        if self.table.settings().rule == *rule {
             return Ok(());
         }
         let mut fresh = Self::new(plan, self.index, rule)?;
@@ -372,7 +372,7 @@ impl Bucket {
     /// The tensors that a checkpoint has of it: what is known of each of them but their lengths.
     pub(super) fn state_layouts(&self) -> Vec<StateLayout> {
         let layout = |name: &str, element_type| StateLayout { name: Arc::from(name), element_type, bytes: 0 };
-        let states = self.table.settings().rule.states().iter().map(|name| layout(name, self.element_type()));
+        let states = self.table.settings().rule.states().iter().map(|state| layout(&state.name, self.element_type()));
         states.chain([layout("rows", ElementType::Uint64), layout("last", ElementType::Uint64)]).collect()
     }
 

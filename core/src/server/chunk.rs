@@ -8,8 +8,9 @@ use super::round::Round;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
+use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Gradient, Rule, STATES_MAX, Step};
+use crate::optim::{Algorithm, Gradient, Prepared, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -98,7 +99,7 @@ pub(super) struct Chunk {
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
     /// Its parameter's.
-    pub(super) rule: Arc<Rule>,
+    pub(super) rule: Arc<Prepared>,
     pub(super) version: Version,
     pub(super) heard: Vec<Heard>,
     pub(super) round: Round,
@@ -110,7 +111,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Rule>, value: Lease, bytes: u32) -> Self {
+    pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Prepared>, value: Lease, bytes: u32) -> Self {
         Self {
             id,
             bytes,
@@ -127,7 +128,7 @@ impl Chunk {
     }
 
     /// A bucket of rows.
-    pub(super) fn of_rows(id: ChunkId, rule: Arc<Rule>, bucket: Bucket) -> Self {
+    pub(super) fn of_rows(id: ChunkId, rule: Arc<Prepared>, bucket: Bucket) -> Self {
         Self {
             id,
             bytes: 0,
@@ -213,7 +214,7 @@ impl Chunk {
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
     /// with an empty place; without readers does nothing.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
-        let (bytes, copies) = (self.bytes, self.rule.algorithm != Algorithm::Sum);
+        let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
         let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
         if Arc::get_mut(value).is_none() {
             let mut fresh = Value::new(pool.take(bytes)?, bytes);
@@ -244,11 +245,12 @@ impl Chunk {
     }
 
     /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease. The
-    /// version of `step` is set here.
+    /// version of `step` is set here; `scalars` is a place for the update's numbers.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
         pool: &mut Pool,
+        scalars: &mut Vec<f64>,
         step: &Step,
         gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
@@ -262,10 +264,8 @@ impl Chunk {
             *state = &mut lease.bytes_mut()[..bytes];
         }
         let step = Step { version: Version(self.version.0 + 1), ..*step };
-        let coefficients = self.rule.coefficients(&step);
         kernels.update(Update {
-            rule: &self.rule,
-            coefficients: &coefficients,
+            formula: self.rule.formula(&step, scalars),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],

@@ -15,7 +15,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Generation, ParameterIndex};
 use crate::memory::Lease;
-use crate::optim::Rule;
+use crate::optim::Prepared;
 use crate::partition::Declaration;
 use crate::wire::{Entry, InitMessage};
 
@@ -24,7 +24,7 @@ pub(super) struct Held {
     pub(super) message: InitMessage,
     pub(super) declaration: Declaration,
     /// One for all parameters with the same rule.
-    pub(super) rule: Arc<Rule>,
+    pub(super) rule: Arc<Prepared>,
     /// What its buckets are, if it is updated by rows.
     pub(super) rows: Option<RowsPlan>,
     pub(super) chunk_bytes: u32,
@@ -42,15 +42,20 @@ pub(super) struct Group {
 
 impl Held {
     /// Checks what an init frame says of its parameter.
-    pub(super) fn from_message(message: InitMessage) -> Result<Self, Refusal> {
+    fn from_message(message: InitMessage, rules: &Rules) -> Result<Self, Refusal> {
         let invalid = |failure: Failure| Refusal::invalid(failure.to_string());
         let Some(declared) = &message.declaration else {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
         let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
         let ParameterConfig { rule, sparse } = ParameterConfig::decode(&declaration.config).map_err(invalid)?;
+        let prepared = match rules.get(&declaration.config) {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(Prepared::new(rule).map_err(invalid)?),
+        };
+        let rule = prepared.rule();
         rule.validate_for(declaration.element_type).map_err(invalid)?;
-        let rows = RowsPlan::of(&declaration, &rule, sparse).map_err(invalid)?;
+        let rows = RowsPlan::of(&declaration, rule, sparse).map_err(invalid)?;
         if !rule.is_element_wise() && !declaration.whole {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": its rule needs the whole gradient, and the parameter is not declared whole",
@@ -63,7 +68,7 @@ impl Held {
         if rows.is_none() && !is_legal {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { message, declaration, rule: Arc::new(rule), rows, chunk_bytes, group: Group::default() })
+        Ok(Self { message, declaration, rule: prepared, rows, chunk_bytes, group: Group::default() })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -115,18 +120,29 @@ impl Held {
     }
 }
 
+/// The rules of a table by their configuration: parameters that say the same share one, which then stays in cache, and
+/// for which a kernel makes code once.
+type Rules = BTreeMap<Vec<u8>, Arc<Prepared>>;
+
 /// Everything that a shard holds under one generation.
 pub(super) struct Table {
     pub(super) generation: Generation,
     pub(super) parameters: BTreeMap<ParameterIndex, Held>,
     pub(super) chunks: Vec<Chunk>,
+    rules: Rules,
     // Only looked up, never iterated: its order can reach no sum.
     places: FxHashMap<ChunkId, usize>,
 }
 
 impl Table {
     pub(super) fn new(generation: Generation) -> Self {
-        Self { generation, parameters: BTreeMap::new(), chunks: Vec::new(), places: FxHashMap::default() }
+        Self {
+            generation,
+            parameters: BTreeMap::new(),
+            chunks: Vec::new(),
+            rules: Rules::new(),
+            places: FxHashMap::default(),
+        }
     }
 
     /// The place of a chunk, if this shard holds it.
@@ -156,19 +172,15 @@ impl Table {
                 held.name()
             ))),
             None => {
-                let mut held = Held::from_message(message)?;
+                let held = Held::from_message(message, &self.rules)?;
                 check(&held)?;
-                self.share_rule(&mut held);
+                let config = &held.declaration.config;
+                if !self.rules.contains_key(config) {
+                    self.rules.insert(config.clone(), Arc::clone(&held.rule));
+                }
                 self.parameters.insert(index, held);
                 Ok(())
             }
-        }
-    }
-
-    /// Most parameters have the rule of the one before: it is then the same one, and stays in cache.
-    fn share_rule(&self, held: &mut Held) {
-        if let Some((_, last)) = self.parameters.last_key_value().filter(|(_, last)| last.rule == held.rule) {
-            held.rule = Arc::clone(&last.rule);
         }
     }
 
@@ -242,7 +254,7 @@ impl Table {
     }
 
     /// Every parameter is from now on updated by this rule.
-    pub(super) fn follow(&mut self, rule: &Arc<Rule>) -> Result<(), Failure> {
+    pub(super) fn follow(&mut self, rule: &Arc<Prepared>) -> Result<(), Failure> {
         self.parameters.values_mut().for_each(|held| held.rule = Arc::clone(rule));
         for chunk in &mut self.chunks {
             let plan = self.parameters.get(&chunk.id.parameter).and_then(|held| held.rows.as_ref());

@@ -21,7 +21,7 @@ use super::serving::Job;
 use crate::config::{Merge, Mode, ParameterConfig};
 use crate::error::Failure;
 use crate::limits::PARAMETER_BYTES_MAX;
-use crate::optim::{Algorithm, Rule};
+use crate::optim::{Algorithm, Prepared, Rule};
 use crate::program::executor::{Act, Marking, Pace, Plan};
 use crate::program::{Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable};
 use crate::rows::RowLayout;
@@ -31,12 +31,13 @@ use crate::rows::RowLayout;
 const UNITS: [Act; 4] = [Act::Recv, Act::PutGradient, Act::Compute, Act::Send];
 
 /// The rule by which every parameter is updated, whatever was configured: differences are added and nothing else.
-pub(super) fn rule_of_mode(mode: Mode) -> Option<Arc<Rule>> {
-    (mode == Mode::Delta).then(|| Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }))
+pub(super) fn rule_of_mode(mode: Mode) -> Option<Arc<Prepared>> {
+    let add = || Prepared::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }).expect("adding is a rule");
+    (mode == Mode::Delta).then(|| Arc::new(add()))
 }
 
 /// The rule by which a parameter is updated.
-pub(super) fn rule_of(job: &Job, rule: &Arc<Rule>) -> Arc<Rule> {
+pub(super) fn rule_of(job: &Job, rule: &Arc<Prepared>) -> Arc<Prepared> {
     rule_of_mode(job.mode).unwrap_or_else(|| Arc::clone(rule))
 }
 

@@ -14,7 +14,7 @@ use super::round::{Contribution, Round};
 use super::serving::{Context, Serving, Verdict, version_entry};
 use crate::error::Failure;
 use crate::ids::{TrainerId, Version};
-use crate::optim::{Rule, Step};
+use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
 
@@ -179,7 +179,7 @@ impl Chunk {
     }
 
     /// Goes on under another rule, before the first update.
-    pub(super) fn follow(&mut self, rule: &Arc<Rule>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
+    pub(super) fn follow(&mut self, rule: &Arc<Prepared>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
         self.rule = Arc::clone(rule);
         if let (Some(bucket), Some(plan)) = (self.bucket_mut(), plan) {
             bucket.follow(rule, plan)?;

@@ -61,7 +61,7 @@ impl Serving {
 
     fn instance(&self, place: usize) -> Places {
         let chunk = &self.table.chunks[place];
-        if chunk.rule.is_element_wise() {
+        if chunk.rule.rule().is_element_wise() {
             return SmallVec::from_elem(place, 1);
         }
         self.table.held(chunk.id).group.chunks.iter().copied().collect()
@@ -95,7 +95,7 @@ impl Instance<'_, '_> {
 
     fn update(&mut self) -> Result<(), Stalled> {
         let is_done = match self.places.as_slice() {
-            [place] if self.serving.table.chunks[*place].rule.is_element_wise() => {
+            [place] if self.serving.table.chunks[*place].rule.rule().is_element_wise() => {
                 self.serving.apply(self.cx, *place, None)
             }
             places => self.serving.apply_group(self.cx, places),

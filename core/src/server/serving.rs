@@ -16,6 +16,7 @@ use super::round::{Contribution, FOLD_AT};
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
+use crate::limits::RULE_SCALARS_MAX;
 use crate::memory::Lease;
 use crate::optim::{self, Algorithm, Step};
 use crate::port::Kernels;
@@ -56,6 +57,8 @@ pub(super) struct Serving {
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
     pub(super) rows_room: RowsRoom,
+    /// A place for the numbers of one update.
+    scalars: Vec<f64>,
 }
 
 /// What is to be done with one entry of a push.
@@ -88,6 +91,7 @@ impl Serving {
             stalled: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
+            scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
 
@@ -341,7 +345,7 @@ impl Serving {
             None => {}
         }
         let has_left = self.left[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
-        if has_left && !chunk.rule.is_element_wise() {
+        if has_left && !chunk.rule.rule().is_element_wise() {
             // What is sent again by who has left would keep the others out with a half that nobody completes.
             let text = format!(
                 "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
@@ -368,7 +372,7 @@ impl Serving {
             return one.round.0 == chunk.version.0 + 1;
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
-        chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
+        chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
     }
 
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
@@ -421,7 +425,7 @@ impl Serving {
     pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
-        if !chunk.rule.is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
+        if !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
             held.group.owner = Some(trainer);
         }
@@ -505,7 +509,7 @@ impl Serving {
     /// Sums the first pieces of a round that waits for the rest.
     pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &self.table.chunks[place];
-        if FOLD_AT <= chunk.round.contributors() && chunk.rule.is_element_wise() && !self.is_complete(place) {
+        if FOLD_AT <= chunk.round.contributors() && chunk.rule.rule().is_element_wise() && !self.is_complete(place) {
             self.fold(cx, place);
         }
     }
@@ -557,7 +561,7 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
         let mut round = std::mem::take(&mut chunk.round);
-        let is_sum = chunk.rule.algorithm == Algorithm::Sum && scale == 1.0;
+        let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && scale == 1.0;
         let only = if is_sum { round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
@@ -565,7 +569,10 @@ impl Serving {
                 Ok(())
             }
             None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &round),
-            None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
+            None => {
+                let gradients = round.gradients(chunk.element_type, chunk.bytes);
+                chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step, &gradients)
+            }
         };
         chunk.round = round;
         if updated.is_err() {
@@ -631,7 +638,7 @@ impl Serving {
     /// together with this one.
     fn is_begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> bool {
         // The parameter is looked up for few rules only.
-        !chunk.rule.is_element_wise()
+        !chunk.rule.rule().is_element_wise()
             && self
                 .begun(self.table.held(chunk.id), head.trainer)
                 .is_some_and(|call| call.incarnation < head.incarnation)
@@ -640,7 +647,7 @@ impl Serving {
     /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
     fn begun(&self, held: &Held, trainer: TrainerId) -> Option<Mark> {
         let first = held.group.chunks.first()?;
-        if held.rule.is_element_wise() || self.programs.of(*first).pace == Pace::Rounds {
+        if held.rule.rule().is_element_wise() || self.programs.of(*first).pace == Pace::Rounds {
             return None;
         }
         let sent = |place: &usize| {

@@ -194,7 +194,7 @@ impl Shard {
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
             written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], self.journal_position())?;
-            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
+            together = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
@@ -334,7 +334,8 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
             return ChunkLayout::growing(chunk.id, element_type, bucket.state_layouts());
         }
         let names = held.rule.states().iter().take(chunk.states.len());
-        let states = names.map(|name| StateLayout { name: Arc::from(*name), element_type, bytes }).collect();
+        let states =
+            names.map(|state| StateLayout { name: Arc::from(state.name.as_str()), element_type, bytes }).collect();
         ChunkLayout::fixed(chunk.id, element_type, bytes, states)
     });
     std::iter::once(about).chain(chunks).collect()

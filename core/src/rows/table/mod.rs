@@ -101,7 +101,7 @@ impl RowTable {
     pub fn new(settings: TableSettings, pieces: Pieces) -> Result<Self, Failure> {
         settings.validate()?;
         let rest = match settings.catch_up {
-            CatchUp::Exact => Rest::of(&settings.rule, settings.layout.element_type()),
+            CatchUp::Exact => Rest::of(settings.rule.rule(), settings.layout.element_type()),
             CatchUp::Lazy => Rest::Always,
         };
         let shape = Shape { row_bytes: settings.layout.row_bytes(), states: settings.rule.states().len() };
@@ -351,11 +351,15 @@ impl RowTable {
                 "no room for row {id}: {rows} rows take {record_bytes} bytes, and {index_bytes} to find them; {why}"
             ))
         })?;
-        let TableSettings { layout, initializer, seed, .. } = &self.settings;
+        let TableSettings { layout, rule, initializer, seed, .. } = &self.settings;
         let head = if self.rest == Rest::Always { 0 } else { HEAD_BYTES };
         let record = self.records.add();
         record.fill(0);
-        initializer.fill(*seed, id, *layout, &mut record[head..][..self.shape.row_bytes]);
+        let (weight, states) = record[head..].split_at_mut(self.shape.row_bytes);
+        initializer.fill(*seed, id, *layout, weight);
+        for (declared, state) in rule.states().iter().zip(states.chunks_exact_mut(self.shape.row_bytes)) {
+            optim::fill(layout.element_type(), state, declared.initial);
+        }
         Ok(slot)
     }
 
@@ -410,8 +414,7 @@ impl RowTable {
             let place = tile.rows[index].place;
             merged.sum(place..place + 1, tile.gradient(index));
         }
-        let coefficients = self.settings.rule.coefficients(step);
-        tile.update(kernels, self.past(), &coefficients);
+        tile.update(kernels, self.past(), step);
         self.store(tile, step.version);
     }
 
@@ -441,7 +444,7 @@ impl RowTable {
             match tile.rows[index] {
                 TileRow { slot: Some(slot), .. } => tile.load(index, &self.records.get(slot)[self.head_bytes()..]),
                 TileRow { slot: None, id, .. } => {
-                    tile.clear_states(index);
+                    tile.begin_states(index, self.past());
                     let TableSettings { layout, initializer, seed, .. } = &self.settings;
                     initializer.fill(*seed, id, *layout, tile.weight(index));
                 }

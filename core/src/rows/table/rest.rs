@@ -7,7 +7,7 @@
 
 use crate::dtype::ElementType;
 use crate::ids::Version;
-use crate::optim::{Algorithm, Coefficients, Regularizer, Rule, Schedule, Step};
+use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
 
 /// When a gradient of zero leaves a row as it is, to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ impl Rest {
             Algorithm::Add | Algorithm::Sum => Self::AfterOne,
             // In its own formula the regularizers wait for the first gradient.
             Algorithm::Ftrl { .. } if rule.regularizer == Regularizer::Proximal => Self::AfterOne,
+            // What a user's rule does is not known here.
+            Algorithm::Written(_) => Self::Never,
             _ if is_regularized => Self::Never,
             // A weight minus a positive zero is that weight; a sum of squares plus zero is that sum.
             Algorithm::Sgd | Algorithm::Adagrad { .. } => Self::Always,
@@ -77,20 +79,22 @@ impl Rates {
 /// The scalars of updates that are past.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Past<'a> {
-    pub(super) rule: &'a Rule,
+    pub(super) rule: &'a Prepared,
     pub(super) element_type: ElementType,
     pub(super) rates: &'a Rates,
 }
 
 impl Past<'_> {
     /// Those of the update that made this version. The gradient is zero, so its scale and its norm do not matter.
-    pub(super) fn coefficients(&self, version: Version) -> Coefficients {
-        self.rule.coefficients(&Step { version, rate: self.rates.at(version), norm: None, scale: 1.0 })
+    pub(super) fn step(&self, version: Version) -> Step {
+        Step { version, rate: self.rates.at(version), norm: None, scale: 1.0 }
     }
 
     /// Whether all updates have the same scalars, so that a row that one of them left alone is left alone by all.
     pub(super) fn is_steady(&self) -> bool {
-        let counts = matches!(self.rule.algorithm, Algorithm::Adam { .. } | Algorithm::AdamW { .. });
-        !counts && matches!(self.rule.schedule, Schedule::Const { .. }) && self.rates.changes.is_empty()
+        let rule = self.rule.rule();
+        // A user's rule may count.
+        let counts = matches!(rule.algorithm, Algorithm::Adam { .. } | Algorithm::AdamW { .. } | Algorithm::Written(_));
+        !counts && matches!(rule.schedule, Schedule::Const { .. }) && self.rates.changes.is_empty()
     }
 }

@@ -1,7 +1,9 @@
 //! What a table is made of.
 
+use std::sync::Arc;
+
 use crate::error::Failure;
-use crate::optim::Rule;
+use crate::optim::Prepared;
 use crate::rows::{Initializer, RowLayout};
 
 /// What becomes of the updates that a row has missed.
@@ -31,8 +33,8 @@ impl CatchUp {
 pub struct TableSettings {
     /// What its rows have in common; the type is a parameter's.
     pub layout: RowLayout,
-    /// What an update does, already valid.
-    pub rule: Rule,
+    /// What an update does, checked and lowered.
+    pub rule: Arc<Prepared>,
     /// What a row is before anybody touches it.
     pub initializer: Initializer,
     /// With the id it decides the initial values; the same on every server and after every restart.
@@ -49,9 +51,9 @@ impl TableSettings {
     /// gradient; names what was found.
     pub fn validate(&self) -> Result<(), Failure> {
         let element_type = self.layout.element_type();
-        self.rule.validate_for(element_type)?;
+        self.rule.rule().validate_for(element_type)?;
         self.initializer.validate_for(element_type)?;
-        match self.rule.clip_norm {
+        match self.rule.rule().clip_norm {
             None => Ok(()),
             Some(norm) => Err(Failure::call(format!(
                 "clip_norm is {norm} for a parameter of rows, of whose gradient no server sees the whole; expected \

@@ -3,7 +3,8 @@
 //! that the records come from.
 
 use crate::ids::Version;
-use crate::optim::{Coefficients, Gradient, STATES_MAX};
+use crate::limits::STATES_MAX;
+use crate::optim::{self, Gradient, Step};
 use crate::port::{Kernels, Update};
 
 use super::rest::Past;
@@ -23,6 +24,8 @@ pub(super) struct Tile {
     memory: Vec<u8>,
     /// What a steady row was before a replay.
     before: Vec<u8>,
+    /// A place for the numbers of one update.
+    scalars: Vec<f64>,
 }
 
 /// A row of a tile.
@@ -99,9 +102,11 @@ impl Tile {
     }
 
     /// Makes the states at a place those of a row that nobody has touched.
-    pub(super) fn clear_states(&mut self, place: usize) {
-        let Shape { row_bytes, states } = self.shape;
-        self.tensors().skip(1).take(states).for_each(|state| state[place * row_bytes..][..row_bytes].fill(0));
+    pub(super) fn begin_states(&mut self, place: usize, past: Past<'_>) {
+        let row_bytes = self.shape.row_bytes;
+        for (declared, state) in past.rule.states().iter().zip(self.tensors().skip(1)) {
+            optim::fill(past.element_type, &mut state[place * row_bytes..][..row_bytes], declared.initial);
+        }
     }
 
     /// The gradient of a place.
@@ -112,9 +117,9 @@ impl Tile {
     }
 
     /// Updates all rows by their gradients.
-    pub(super) fn update(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, coefficients: &Coefficients) {
+    pub(super) fn update(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step) {
         let rows = self.rows.len();
-        self.update_rows(kernels, past, coefficients, rows, true);
+        self.update_rows(kernels, past, step, rows, true);
     }
 
     /// Replays what the rows have missed up to the update that made version `to`. They stand in the order of their last
@@ -135,7 +140,7 @@ impl Tile {
             if compares {
                 self.remember(active);
             }
-            self.update_rows(kernels, past, &past.coefficients(Version(version)), active, false);
+            self.update_rows(kernels, past, &past.step(Version(version)), active, false);
             version += 1;
             if compares && self.is_as_remembered(active) {
                 let Some(next) = self.rows.get(active) else { return };
@@ -149,11 +154,12 @@ impl Tile {
         &mut self,
         kernels: &mut dyn Kernels,
         past: Past<'_>,
-        coefficients: &Coefficients,
+        step: &Step,
         rows: usize,
         has_gradient: bool,
     ) {
         let Shape { row_bytes, states: count } = self.shape;
+        let mut scalars = std::mem::take(&mut self.scalars);
         let mut tensors = self.tensors().map(|tensor| &mut tensor[..rows * row_bytes]);
         let parameter = tensors.next().expect("a tile has weights");
         let mut states: [&mut [u8]; STATES_MAX] = Default::default();
@@ -161,13 +167,13 @@ impl Tile {
         let bytes = tensors.next().expect("a tile has gradients");
         let gradient = [Gradient { bytes, element_type: past.element_type }];
         kernels.update(Update {
-            rule: past.rule,
-            coefficients,
+            formula: past.rule.formula(step, &mut scalars),
             element_type: past.element_type,
             parameter,
             states: &mut states[..count],
             gradients: if has_gradient { &gradient } else { &[] },
         });
+        self.scalars = scalars;
     }
 
     /// Keeps a copy of the first rows.

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::script::Script;
 use super::stage::{Parcel, Plan, Stage};
-use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
+use crate::checkpoint::{Storage, inspect};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
@@ -19,6 +19,10 @@ const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
 const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2: 0.01 \
                     sparse { height: 60 width: 3 buckets: 3 seed: 5 uniform { } }";
+/// A user's rule: states that do not begin at zero, and the number of the update.
+const WRITTEN: &str = "rule: 'state m = 0.5; state k = -1; m = b*m + g; k += 1; w -= lr*(m + sign(g)*k/n)' \
+                       rule_set { key: 'b' value: 0.9 } const_lr { learning_rate: 0.1 }";
+const WRITTEN_CLIPPED: &str = "rule: 'state m = 0.1; m = 0.5*m + g; w -= lr*m' clip_norm: 0.5 l2: 0.1";
 const ADD: &str = "algorithm: \"add\"";
 
 /// Chunks that step alone, chunks that step together, a chunk of integers, and buckets of rows.
@@ -28,7 +32,9 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         .with("g", Float32, 2050, CLIPPED)
         .with("n", Int64, 3, ADD)
         .with("d", Float64, 2, "optimizer: SGD")
+        .with("r", Float32, 1026, WRITTEN)
         .with("s", Float32, 3, ROWS)
+        .with("t", Float64, 700, WRITTEN_CLIPPED)
 }
 
 /// Numbers from a seed.
@@ -378,6 +384,24 @@ fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
     // Half a gradient that is open, and one that was taken away.
     check("push 1 0 g=5 -> 1 done g@1", "g@0=0 & g.1@0=0");
     check("push 1 0 g=5 -> 1 done g@1\n leave 1 -> 1 done", "g@1=-1 & g.1@1=-1");
+}
+
+#[test]
+fn a_checkpoint_names_the_states_of_a_users_rule() {
+    let storage = InMemory::new();
+    let mut stage = Stage::empty(Plan::new(Mode::Sync, Merge::Mean, 1).with("r", Float32, 2, WRITTEN));
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("all of it was written").finish().expect("the disk is well");
+    let report = inspect(&storage, DIRECTORY).expect("there is a checkpoint");
+    let text = report.to_string();
+    assert!(
+        report.is_sound() && text.contains("state/m/0/0 F32 [2]") && text.contains("state/k/0/0 F32 [2]"),
+        "{text}"
+    );
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {

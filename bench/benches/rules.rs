@@ -1,0 +1,137 @@
+//! Rules beside loops that were written for one optimizer each, on arrays larger than the cache and on short ones.
+//!
+//! Criterion's own lines are times. Then follow the ratios, measured in turns in this process: above one, the rule is
+//! faster. `cargo bench -p pserver-bench --bench rules`
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use nix::time::{ClockId, clock_gettime};
+use pserver_bench::Fused;
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::{Gradient, Prepared, Step};
+use pserver_core::port::{Kernels, Update};
+use pserver_kernels::cpu::{Cpu, Form};
+
+/// Elements beyond every cache, in a chunk of 4 KiB, and in a row of an embedding.
+const LENGTHS: [usize; 3] = [1 << 25, 1024, 64];
+/// Elements in one repetition, however short the tensors are.
+const WORK: usize = 1 << 25;
+const REPETITIONS: usize = 21;
+
+/// One optimizer's tensors, on pages of their own as a server's are.
+struct Bench {
+    fused: Fused,
+    rule: Prepared,
+    memory: Vec<Vec<f32>>,
+    length: usize,
+    scalars: Vec<f64>,
+    count: u64,
+}
+
+impl Bench {
+    fn new(fused: Fused, length: usize) -> Self {
+        let rule = Prepared::new(fused.rule().expect("its text is right")).expect("it is a rule");
+        let memory = (0..rule.states().len() + 2).map(|tensor| vec![1.0 + tensor as f32; length + 1024]).collect();
+        Self { fused, rule, memory, length, scalars: Vec::new(), count: 1 }
+    }
+
+    /// The weights and the states, and the gradient.
+    fn tensors(memory: &mut [Vec<f32>], length: usize) -> (Vec<&mut [f32]>, &[f32]) {
+        let mut pages = memory.iter_mut().map(|tensor| {
+            let start = tensor.as_ptr().align_offset(4096);
+            &mut tensor[start..start + length]
+        });
+        let gradient = pages.next().expect("there is a gradient");
+        (pages.collect(), gradient)
+    }
+
+    fn by_hand(&mut self, times: usize) {
+        let (mut tensors, gradient) = Self::tensors(&mut self.memory, self.length);
+        for _ in 0..times {
+            self.fused.update(self.count, black_box(&mut tensors), black_box(gradient));
+        }
+    }
+
+    fn by_rule(&mut self, kernels: &mut Cpu, times: usize) {
+        let (mut tensors, gradient) = Self::tensors(&mut self.memory, self.length);
+        let step = Step { version: Version(self.count), rate: None, norm: None, scale: 1.0 };
+        let formula = self.rule.formula(&step, &mut self.scalars);
+        let gradients = [Gradient { bytes: cast_slice(gradient), element_type: ElementType::Float32 }];
+        let (weights, states) = tensors.split_first_mut().expect("there are weights");
+        let count = states.len();
+        for _ in 0..times {
+            let mut room: [&mut [u8]; 2] = Default::default();
+            room.iter_mut().zip(states.iter_mut()).for_each(|(room, state)| *room = cast_slice_mut(state));
+            kernels.update(black_box(Update {
+                formula,
+                element_type: ElementType::Float32,
+                parameter: cast_slice_mut(weights),
+                states: &mut room[..count],
+                gradients: &gradients,
+            }));
+        }
+    }
+}
+
+/// Whether times are asked for; else everything runs once, at a small size.
+fn is_measured() -> bool {
+    std::env::args().any(|argument| argument == "--bench")
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("threads have a clock");
+    let start = now();
+    work();
+    (now() - start).as_secs_f64()
+}
+
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[quarter * (values.len() - 1) / 4])
+}
+
+fn ratios(fused: Fused, length: usize) {
+    let mut bench = Bench::new(fused, length);
+    let times = (WORK / length).max(1);
+    for form in Form::here() {
+        let mut kernels = Cpu::with(form);
+        let measured: Vec<(f64, f64)> = (0..=REPETITIONS)
+            .map(|_| (seconds(|| bench.by_hand(times)), seconds(|| bench.by_rule(&mut kernels, times))))
+            .skip(1)
+            .collect();
+        let [low, ratio, high] = quartiles(measured.iter().map(|(hand, rule)| hand / rule).collect());
+        let [_, hand, _] = quartiles(measured.iter().map(|(hand, _)| hand * 1e9 / times as f64).collect());
+        let [_, rule, _] = quartiles(measured.iter().map(|(_, rule)| rule * 1e9 / times as f64).collect());
+        println!(
+            "{:9} {length:9} elements, {form:?}: ratio {ratio:.3} ({low:.3} to {high:.3}); {rule:.1} ns a call, by hand {hand:.1} ns",
+            fused.name()
+        );
+    }
+}
+
+fn rules(criterion: &mut Criterion) {
+    let lengths: &[usize] = if is_measured() { &LENGTHS } else { &[100] };
+    for &length in lengths {
+        let mut group = criterion.benchmark_group(format!("update of {length} elements"));
+        group.sample_size(10).throughput(Throughput::Elements(length as u64));
+        for fused in Fused::ALL {
+            let mut bench = Bench::new(fused, length);
+            let mut kernels = Cpu::new();
+            group.bench_function(format!("{}, rule", fused.name()), |bencher| {
+                bencher.iter(|| bench.by_rule(&mut kernels, 1));
+            });
+            group.bench_function(format!("{}, by hand", fused.name()), |bencher| bencher.iter(|| bench.by_hand(1)));
+        }
+        group.finish();
+    }
+    for &length in lengths.iter().filter(|_| is_measured()) {
+        Fused::ALL.into_iter().for_each(|fused| ratios(fused, length));
+    }
+}
+
+criterion_group!(benches, rules);
+criterion_main!(benches);
