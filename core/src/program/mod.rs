@@ -14,6 +14,7 @@ mod block;
 mod builder;
 mod graph;
 mod infer;
+mod message;
 mod op;
 mod optimizer;
 mod plain;
