@@ -7,7 +7,7 @@ use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
 use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
-use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix};
 use pserver_kernels::cpu::Cpu;
@@ -80,7 +80,9 @@ fn updates(criterion: &mut Criterion) {
     ];
     for algorithm in algorithms {
         let rule = Rule { algorithm, ..Rule::default() };
-        let coefficients = rule.coefficients(&Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 });
+        let step = Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 };
+        let (coefficients, prepared) = (rule.coefficients(&step), Prepared::new(rule.clone()).expect("it is a rule"));
+        let mut scalars = Vec::new();
         let mut parameter = gradient(0, CHUNK);
         let mut states = vec![vec![0; CHUNK]; rule.states().len()];
         group.bench_function(rule.algorithm.name(), |bencher| {
@@ -89,6 +91,7 @@ fn updates(criterion: &mut Criterion) {
                 Cpu.update(Update {
                     rule: &rule,
                     coefficients: &coefficients,
+                    arithmetic: prepared.arithmetic(&step, &mut scalars),
                     element_type: ElementType::Float32,
                     parameter: black_box(&mut parameter),
                     states: &mut states,

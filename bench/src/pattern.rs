@@ -12,9 +12,9 @@ use half::{bf16, f16};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
-use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cpu::{self, Cpu};
 
 use crate::job::{Dtype, Job, RuleName};
 
@@ -32,10 +32,11 @@ pub(crate) struct Pattern {
 pub(crate) struct Expected {
     pattern: Pattern,
     /// None where the value becomes the gradients' sum.
-    rule: Option<Rule>,
+    rule: Option<Prepared>,
     value: Vec<u8>,
     states: Vec<Vec<u8>>,
     rounds: u64,
+    kernels: Cpu,
 }
 
 impl Pattern {
@@ -66,12 +67,13 @@ impl Expected {
         let rule = match job.rule {
             RuleName::None | RuleName::Sum => None,
             RuleName::Sgd | RuleName::Adam => {
-                Some(OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?)
+                let rule = OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?;
+                Some(Prepared::new(rule)?)
             }
         };
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
         let states = vec![zeros.clone(); rule.as_ref().map_or(0, |rule| rule.states().len())];
-        Ok(Self { pattern, rule, value: zeros, states, rounds: 0 })
+        Ok(Self { pattern, rule, value: zeros, states, rounds: 0, kernels: Cpu::new() })
     }
 
     /// Goes one round on. Without a barrier between trainers only the sum over many rounds is known; see
@@ -84,13 +86,12 @@ impl Expected {
         let gradients: Vec<_> = tables.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let element_type = self.pattern.dtype.value();
         match &self.rule {
-            None => Cpu.sum(element_type, &mut self.value, &gradients),
+            None => cpu::sum(element_type, &mut self.value, &gradients),
             Some(rule) => {
                 let step = Step { version: Version(self.rounds), rate: None, norm: None, scale: 1.0 };
                 let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
-                Cpu.update(Update {
-                    rule,
-                    coefficients: &rule.coefficients(&step),
+                self.kernels.update(Update {
+                    arithmetic: rule.arithmetic(&step, &mut Vec::new()),
                     element_type,
                     parameter: &mut self.value,
                     states: &mut states,
@@ -184,7 +185,7 @@ mod tests {
         let element_type = ElementType::Float32;
         let gradients: Vec<_> = gradients.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let mut value = vec![0; whole];
-        Cpu.sum(element_type, &mut value, &gradients);
+        cpu::sum(element_type, &mut value, &gradients);
         value
     }
 

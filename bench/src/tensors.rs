@@ -6,7 +6,7 @@ use std::hint::black_box;
 use bytemuck::{cast_slice, cast_slice_mut};
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
-use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::optim::{Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_kernels::cpu::Cpu;
 
@@ -30,7 +30,7 @@ pub(crate) struct Streams {
 
 /// The tensors of one kernel.
 pub(crate) struct Tensors {
-    rule: Option<Rule>,
+    rule: Option<Prepared>,
     /// The parameter, then its states; for a sum, where it goes.
     written: Vec<Vec<f32>>,
     gradients: Vec<Vec<f32>>,
@@ -47,6 +47,7 @@ impl Tensors {
         };
         let gradient = |seed| (0..elements).map(|index| value(index, seed)).collect();
         let gradients = (1..=gradients).map(gradient).collect();
+        let rule = rule.map(|rule| Prepared::new(rule).expect("a rule of a message is checked"));
         Self { rule, written: written(elements), gradients, plain: written(PERIOD) }
     }
 
@@ -131,7 +132,7 @@ fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Vec<f32>], gradients:
 
 fn update(
     kernels: &mut dyn Kernels,
-    rule: Option<&Rule>,
+    rule: Option<&Prepared>,
     step: &Step,
     written: &mut [&mut [u8]],
     gradients: &[Gradient<'_>],
@@ -141,10 +142,13 @@ fn update(
     match rule {
         None => kernels.sum(element_type, parameter, gradients),
         Some(rule) => {
-            let coefficients = rule.coefficients(step);
+            let (mut scalars, coefficients) = (Vec::new(), rule.rule().coefficients(step));
+            let arithmetic = rule.arithmetic(step, &mut scalars);
+            let rule = rule.rule();
             let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
             let states = states.as_mut_slice();
-            kernels.update(Update { rule, coefficients: &coefficients, element_type, parameter, states, gradients });
+            let coefficients = &coefficients;
+            kernels.update(Update { rule, coefficients, arithmetic, element_type, parameter, states, gradients });
         }
     }
 }

@@ -12,4 +12,5 @@ pub mod client;
 pub mod environment;
 pub mod node;
 pub mod quickstart;
+mod rule_file;
 pub mod settings;

@@ -188,6 +188,12 @@ fn no_pointer_of_edition_2_may_be_null() {
 }
 
 #[test]
+fn a_rule_comes_as_text_by_name_or_from_a_file() {
+    let lion = concat!(env!("CARGO_MANIFEST_DIR"), "/../core/rules/lion.rule");
+    check("tests/c/rule.c", Language::C, Link::Shared, |_| Some(lion.to_owned()));
+}
+
+#[test]
 fn threads_share_a_client() {
     check("tests/c/threads.c", Language::C, Link::Shared, nothing);
 }

@@ -236,6 +236,37 @@ fn the_quickstart_learns_in_every_mode() {
     }
 }
 
+#[test]
+fn a_rule_of_the_users_own_trains_with_no_change_to_the_server() {
+    let lion = concat!(env!("CARGO_MANIFEST_DIR"), "/../core/rules/lion.rule");
+    let folder = TempDir::new().unwrap();
+    let mut command = pserver("quickstart");
+    command.args(["--rule", lion, "--set", "lr=0.001,b1=0.9,b2=0.99,wd=0", "--json", "--model-dir"]);
+    let ended = run(command.arg(folder.path()));
+    assert!(ended.status.success(), "{ended:?}");
+    let summary: serde_json::Value = serde_json::from_str(&ended.output).expect("one JSON object alone");
+    println!("lion: {}", summary["accuracy"]);
+    assert!(summary["accuracy"].as_f64().unwrap() >= 0.96, "{summary}");
+}
+
+#[test]
+fn a_bad_rule_is_refused_before_anything_starts() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("bad.rule");
+    let check = |text: &str, more: &[&str], expected: &str| {
+        fs::write(&path, text).unwrap();
+        let mut command = pserver("quickstart");
+        command.arg("--model-dir").arg(folder.path()).arg("--rule").arg(&path);
+        let ended = run(command.args(more));
+        assert!(!ended.status.success() && ended.errors.contains(expected), "{ended:?}, expected {expected}");
+    };
+    check("state m = 0\nw -= lr*(m", &[], "bad.rule: line 2, column 11: expected an operator or ')', found the end");
+    check("w -= lr*g", &["--set", "mu=0.9"], "\"mu\" is set, and the rule has no such parameter");
+    check("w -= lr*g", &["--set", "lr"], "expected name=value with a number, found \"lr\"");
+    check("w -= lr*g", &["--mode", "delta"], "in delta mode the servers only add");
+    check(&"#".repeat(20_000), &[], "expected at most 16384 bytes, found 20000");
+}
+
 /// The processes that a process has started and that still run.
 fn children(parent: i32) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();

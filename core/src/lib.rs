@@ -22,6 +22,7 @@ pub mod partition;
 pub mod port;
 pub mod program;
 pub mod rows;
+pub mod rule;
 pub mod server;
 pub mod time;
 pub mod wire;

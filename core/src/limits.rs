@@ -57,3 +57,19 @@ pub const PROGRAM_OPERANDS_MAX: usize = 8192;
 const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
 /// Items of one queue, and pieces that one accumulator takes.
 pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;
+
+/// State tensors of one rule. Each is as much memory as the parameter, so four times what Adam has is already a rule
+/// that few can afford, and a kernel keeps an address for each in a register.
+pub const STATES_MAX: usize = 8;
+/// A rule's text: what a page or two hold, and far within [`PARAMETER_CONFIG_BYTES_MAX`].
+pub const RULE_TEXT_BYTES_MAX: usize = 16 * 1024;
+const _: () = assert!(2 * RULE_TEXT_BYTES_MAX <= PARAMETER_CONFIG_BYTES_MAX, "its settings need room too");
+/// A name within a rule, which may become a state's name in checkpoints.
+pub const RULE_NAME_BYTES_MAX: usize = 64;
+/// Levels of one expression: reading and lowering it calls itself once or twice a level, and a thread's stack is small.
+pub const RULE_DEPTH_MAX: usize = 128;
+/// Operations on an element, after lowering: ten times the longest built-in rule, and values have 16-bit numbers.
+pub const RULE_OPS_MAX: usize = 512;
+/// Scalars of a rule, after lowering, with the constants among them: computed before every update of every chunk.
+pub const RULE_SCALARS_MAX: usize = 256;
+const _: () = assert!(RULE_OPS_MAX <= 1 << 16 && RULE_SCALARS_MAX <= 1 << 16, "they are numbered in 16 bits");

@@ -14,5 +14,7 @@ pub mod conformance;
 pub mod cpu;
 mod faulty;
 pub mod graph;
+mod native;
+mod tiles;
 
 pub use faulty::Faulty;

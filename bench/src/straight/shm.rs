@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use pserver_core::optim::Gradient;
 use pserver_core::port::Kernels;
-use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cpu;
 
 use super::shared::Region;
 use super::turns::Counter;
@@ -73,7 +73,7 @@ fn sum(plan: &Plan, value: &mut Region, gradients: &[Region]) {
             .iter()
             .map(|region| Gradient { bytes: region.bytes(slot.clone()), element_type: plan.dtype.gradient() })
             .collect();
-        Cpu.sum(plan.dtype.value(), value.bytes_mut(plan.span(chunk)), &gradients);
+        cpu::sum(plan.dtype.value(), value.bytes_mut(plan.span(chunk)), &gradients);
         SUMMED.add(value, 1);
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pserver_core::optim::Gradient;
 use pserver_core::port::Kernels;
-use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cpu;
 
 use super::Plan;
 use super::wire::{Cursor, HEAD_BYTES, Socket, head};
@@ -119,7 +119,7 @@ impl Cell {
         let gradients: Vec<_> =
             held.iter().map(|bytes| Gradient { bytes, element_type: plan.dtype.gradient() }).collect();
         let mut value = self.value.write().unwrap_or_else(PoisonError::into_inner);
-        Cpu.sum(plan.dtype.value(), &mut value, &gradients);
+        cpu::sum(plan.dtype.value(), &mut value, &gradients);
         self.rounds.store(round, Ordering::Release);
         self.summed.notify_all();
     }

@@ -16,6 +16,7 @@ use pserver_core::partition::Name;
 
 use super::sys::Parameter;
 use crate::client::Given;
+use crate::rule_file;
 
 /// A configuration's text: base64 makes four bytes of three.
 const CONFIG_TEXT_BYTES_MAX: usize = 2 * PARAMETER_CONFIG_BYTES_MAX;
@@ -79,7 +80,8 @@ impl Call {
         if pointer.is_null() {
             return Ok(OptimizerSettings::default());
         }
-        OptimizerSettings::from_text(self.utf8(pointer, "configuration", CONFIG_TEXT_BYTES_MAX)?)
+        let text = self.utf8(pointer, "configuration", CONFIG_TEXT_BYTES_MAX)?;
+        OptimizerSettings::from_text_with(text, &rule_file::open)
     }
 
     /// A configuration in protobuf's binary form; zero bytes say nothing, wherever the pointer points.
@@ -92,7 +94,8 @@ impl Call {
             return Ok(OptimizerSettings::default());
         }
         let len = c_int::try_from(len).expect("it is at most the limit");
-        OptimizerSettings::from_bytes(self.array(pointer.cast::<u8>(), len, "configuration")?)
+        let bytes = self.array(pointer.cast::<u8>(), len, "configuration")?;
+        OptimizerSettings::from_bytes_with(bytes, &rule_file::open)
     }
 
     /// A shape, the slowest dimension first.

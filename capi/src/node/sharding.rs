@@ -47,7 +47,7 @@ impl ShardNode {
     pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
         let options =
             ShardOptions { epoch, round_timeout: start.settings.round_timeout, shares_memory: start.shares_memory };
-        let mut shard = Shard::new(options, Box::new(Cpu));
+        let mut shard = Shard::new(options, Box::new(Cpu::new()));
         let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);
         let sync = start.settings.journal == Journal::Sync;

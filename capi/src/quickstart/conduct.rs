@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::family::{Event, Family, Member};
 use super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
+use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
 
 /// How long a server may take until it listens.
@@ -27,6 +28,9 @@ pub struct Args {
     /// What the servers do with a gradient; in delta mode they only add, and it stays sgd.
     #[arg(long, value_enum, default_value_t)]
     pub optimizer: Optimizer,
+    /// A rule instead.
+    #[command(flatten)]
+    pub rule: RuleArgs,
     /// Trainer processes.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
     pub trainers: u32,
@@ -93,10 +97,11 @@ impl fmt::Display for Summary {
 pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
     let plan = Plan::new(args.mode, args.optimizer)?;
     let epochs = args.epochs.unwrap_or(plan.epochs);
+    let optimizer = args.rule.config(args.mode)?.unwrap_or_else(|| optimizer_text(args.optimizer, plan.rate));
     std::fs::create_dir_all(&args.model_dir)
         .with_context(|| format!("the model folder {} cannot be made", args.model_dir.display()))?;
     let mut family = Family::new()?;
-    let outcome = start_servers(&mut family, args, &plan, program).and_then(|coordinator| {
+    let outcome = start_servers(&mut family, args, &optimizer, program).and_then(|coordinator| {
         let trainers = start_trainers(&mut family, args, epochs, &coordinator, program)?;
         listen(&mut family, args, epochs, &trainers)
     });
@@ -105,16 +110,15 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
 }
 
 /// Starts server 0, which the others join, then the others; says where server 0 listens.
-fn start_servers(family: &mut Family, args: &Args, plan: &Plan, program: &Path) -> Result<String> {
+fn start_servers(family: &mut Family, args: &Args, optimizer: &str, program: &Path) -> Result<String> {
     let mut coordinator: Option<String> = None;
     for index in 0..args.servers {
         let mut command = unconfigured(program);
-        let optimizer = optimizer_text(args.optimizer, plan.rate);
         command
             .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
             .args(["--index", &index.to_string(), "--servers", &args.servers.to_string()])
             .args(["--trainers", &args.trainers.to_string(), "--shards", &args.shards.to_string()])
-            .args(["--mode", &name(args.mode), "--optimizer", &optimizer])
+            .args(["--mode", &name(args.mode), "--optimizer", optimizer])
             .arg("--model-dir")
             .arg(&args.model_dir);
         if let Some(coordinator) = &coordinator {

@@ -15,6 +15,7 @@ pub mod lifeline;
 mod luck;
 pub mod model;
 mod plan;
+mod rule;
 pub mod trainer;
 
 #[cfg(test)]
@@ -23,3 +24,4 @@ mod tests;
 pub use conduct::{Args, run};
 pub use library::train;
 pub use plan::{Optimizer, Sharing};
+pub use rule::RuleArgs;

@@ -18,6 +18,7 @@ const CORE: &[(&str, u8)] = &[
     ("config", 1),
     ("checkpoint", 1),
     ("port", 1),
+    ("rule", 1),
     ("program", 1),
     ("rows", 1),
     ("client", 2),

@@ -35,7 +35,7 @@ pub(super) struct OptimizerConfig {
     pub(super) regularizer: Option<i32>,
     #[prost(double, optional, tag = "1004", default = "1.0")]
     pub(super) rate_scale: Option<f64>,
-    /// One of those Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`.
+    /// One of those Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`, `sum`, or a rule of ours by its name.
     #[prost(string, optional, tag = "1005")]
     pub(super) algorithm: Option<String>,
     #[prost(message, optional, tag = "1006")]
@@ -56,6 +56,23 @@ pub(super) struct OptimizerConfig {
     pub(super) staleness_bound: Option<u32>,
     #[prost(enumeration = "MergeKind", optional, tag = "1014")]
     pub(super) merge: Option<i32>,
+    /// A rule's text.
+    #[prost(string, optional, tag = "1015")]
+    pub(super) rule: Option<String>,
+    /// Where a rule's text lies, on the trainer's side.
+    #[prost(string, optional, tag = "1016")]
+    pub(super) rule_file: Option<String>,
+    #[prost(message, repeated, tag = "1017")]
+    pub(super) rule_set: Vec<RuleSetting>,
+}
+
+/// The value of one of a rule's parameters.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct RuleSetting {
+    #[prost(string, optional, tag = "1")]
+    pub(super) key: Option<String>,
+    #[prost(double, optional, tag = "2")]
+    pub(super) value: Option<f64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

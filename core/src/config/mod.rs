@@ -18,8 +18,10 @@
 //!
 //! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
 //!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
-//! - `algorithm` names what Paddle's enumeration lacks: `add`, `rmsprop`, `adamw`, `ftrl`. Momentum is
-//!   `sgd { momentum }`.
+//! - `algorithm` names what Paddle's enumeration lacks: `add`, `sum`, `rmsprop`, `adamw`, `ftrl`, or one of the rules that
+//!   are only texts, such as `lion`. Momentum is `sgd { momentum }`.
+//! - `rule` is a rule's own text ([`crate::rule`]), `rule_file` the file it lies in, and each
+//!   `rule_set { key: "b1" value: 0.9 }` a value of one of its parameters. What travels is the text.
 //! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
@@ -98,23 +100,41 @@ impl OptimizerSettings {
     /// The error of the text form has the line and the column; every error has the field, what was found and what was
     /// expected.
     pub fn from_text(text: &str) -> Result<Self, Failure> {
+        Self::from_text_with(text, &no_files)
+    }
+
+    /// As [`from_text`](Self::from_text), where `rule_file` is opened by `open`.
+    pub fn from_text_with(text: &str, open: OpenRule<'_>) -> Result<Self, Failure> {
         let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
             Some(encoded) => BASE64.decode(encoded.trim()).map_err(|error| {
                 Failure::call(format!("after {BASE64_PREFIX}: {error}; expected base64 of the binary form"))
             })?,
             None => text::to_binary(&OPTIMIZER_CONFIG, text)?,
         };
-        Self::from_bytes(&binary)
+        Self::from_bytes_with(&binary, open)
     }
 
     /// Reads the binary form, up to the first zero tag: what follows one is padding. A field that is not known, is cut
     /// short or is out of its range is refused by name. No bytes say nothing.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Failure> {
+        Self::from_bytes_with(bytes, &no_files)
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), where `rule_file` is opened by `open`.
+    pub fn from_bytes_with(bytes: &[u8], open: OpenRule<'_>) -> Result<Self, Failure> {
         let checked = schema::checked(&OPTIMIZER_CONFIG, bytes)?;
         let message = OptimizerConfig::decode(checked)
             .map_err(|error| Failure::call(format!("{}: {error}", OPTIMIZER_CONFIG.name)))?;
-        rule::settings(&message)
+        rule::settings(&message, open)
     }
+}
+
+/// Who opens a rule's file gives its text.
+pub type OpenRule<'a> = &'a dyn Fn(&str) -> Result<String, Failure>;
+
+/// What a server does: a trainer's path means nothing to it.
+fn no_files(path: &str) -> Result<String, Failure> {
+    Err(Failure::call(format!("rule_file is {path:?}, and only a trainer opens it; expected the text itself as rule")))
 }
 
 /// One parameter's checked configuration, as the catalogue keeps it.

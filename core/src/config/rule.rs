@@ -1,23 +1,26 @@
 //! Between the message and the rule it means.
 
+use std::sync::Arc;
+
 use crate::error::Failure;
-use crate::optim::{Algorithm, Range, Regularizer, Rule, Schedule};
+use crate::optim::{Algorithm, Prepared, Range, Regularizer, Rule, Schedule, library};
+use crate::rule::{Settings, Written};
 
 use super::message::{
     AdadeltaConfig, AdagradConfig, AdamConfig, ConstLrConfig, DecayingLrConfig, FtrlConfig, LrPolicy, MergeKind,
-    ModeKind, Optimizer, OptimizerConfig, RegularizerKind, RmsPropConfig, SgdConfig,
+    ModeKind, Optimizer, OptimizerConfig, RegularizerKind, RmsPropConfig, RuleSetting, SgdConfig,
 };
-use super::{Merge, Mode, OptimizerSettings};
+use super::{Merge, Mode, OpenRule, OptimizerSettings};
 
 /// Reads a message whose fields and enumerators the schema has checked.
-pub(super) fn settings(message: &OptimizerConfig) -> Result<OptimizerSettings, Failure> {
+pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<OptimizerSettings, Failure> {
     let job_only = OptimizerConfig {
         mode: message.mode,
         staleness_bound: message.staleness_bound,
         merge: message.merge,
         ..OptimizerConfig::default()
     };
-    let rule = if *message == job_only { None } else { Some(rule(message)?) };
+    let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
     let merge = message.merge.map(|_| match message.merge() {
         MergeKind::Mean => Merge::Mean,
         MergeKind::Sum => Merge::Sum,
@@ -60,8 +63,8 @@ fn mode(message: &OptimizerConfig) -> Result<Option<Mode>, Failure> {
     }
 }
 
-fn rule(message: &OptimizerConfig) -> Result<Rule, Failure> {
-    let (algorithm, decay) = algorithm(message)?;
+fn rule(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Rule, Failure> {
+    let (algorithm, decay) = algorithm(message, open)?;
     Range::NotNegative.check(&format!("{}.decay", message_name(&algorithm)), decay)?;
     let regularizer = match (message.regularizer.map(|_| message.regularizer()), &algorithm) {
         (Some(RegularizerKind::Proximal), _) => Regularizer::Proximal,
@@ -82,13 +85,13 @@ fn rule(message: &OptimizerConfig) -> Result<Rule, Failure> {
         schedule: schedule(message)?,
         rate_scale: message.rate_scale(),
     };
-    rule.validate()?;
-    Ok(rule)
+    Prepared::new(rule).map(Prepared::into_rule)
 }
 
 /// The algorithm, and the `decay` within its message.
-fn algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
+fn algorithm(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<(Algorithm, f64), Failure> {
     let (algorithm, decay) = match (&message.algorithm, message.optimizer) {
+        _ if message.rule.is_some() || message.rule_file.is_some() => (written(message, open)?, 0.0),
         (Some(name), Some(_)) => {
             return Err(Failure::call(format!(
                 "optimizer and algorithm {name:?} are both given; expected one of the two"
@@ -107,7 +110,44 @@ fn algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
         ("ftrl", message.ftrl.is_some()),
     ];
     refuse_unused("algorithm", message_name(&algorithm), &given)?;
+    if let (false, Some(set)) = (matches!(algorithm, Algorithm::Written(_)), message.rule_set.first()) {
+        let key = set.key();
+        return Err(Failure::call(format!("rule_set names {key:?} and there is no rule; expected rule or rule_file")));
+    }
     Ok((algorithm, decay))
+}
+
+/// The rule whose text, or file, the message gives.
+fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, Failure> {
+    if message.optimizer.is_some() || message.algorithm.is_some() {
+        return Err(Failure::call("a rule is given and an optimizer or an algorithm too; expected one of them"));
+    }
+    let text = match (&message.rule, &message.rule_file) {
+        (Some(_), Some(path)) => {
+            return Err(Failure::call(format!("rule and rule_file {path:?} are both given; expected one of them")));
+        }
+        (Some(text), None) => text.clone(),
+        (None, Some(path)) => open(path)?,
+        (None, None) => unreachable!("one of them was found"),
+    };
+    named(message.rule_file.as_deref().unwrap_or("rule"), &text, message)
+}
+
+/// A rule from its text, with the values that the message sets; `who` is what errors call it.
+fn named(who: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, Failure> {
+    let mut settings = Settings::new();
+    for set in &message.rule_set {
+        let RuleSetting { key: Some(key), value: Some(value) } = set else {
+            return Err(Failure::call(
+                "rule_set has no key or no value; expected rule_set { key: \"...\" value: ... }",
+            ));
+        };
+        if settings.insert(key.clone(), *value).is_some() {
+            return Err(Failure::call(format!("rule_set gives {key:?} twice; expected it once")));
+        }
+    }
+    let written = Written::new(text, &settings).map_err(|failure| Failure::call(format!("{who}: {failure}")))?;
+    Ok(Algorithm::Written(Arc::new(written)))
 }
 
 fn paddle_algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
@@ -155,10 +195,14 @@ fn our_algorithm(message: &OptimizerConfig, name: &str) -> Result<(Algorithm, f6
             let (learning_rate_power, beta) = (config.learning_rate_power(), config.beta());
             Ok((Algorithm::Ftrl { learning_rate_power, beta }, 0.0))
         }
-        _ => Err(Failure::call(format!(
-            "algorithm {name:?} is not known; expected one of add, rmsprop, adamw, ftrl, or instead of it \
-             optimizer: SGD, Adadelta, Adagrad or Adam"
-        ))),
+        _ => match library::text(name) {
+            Some(text) => Ok((named(name, text, message)?, 0.0)),
+            None => Err(Failure::call(format!(
+                "algorithm {name:?} is not known; expected one of add, sum, rmsprop, adamw, ftrl, {}, or instead of it \
+                 optimizer: SGD, Adadelta, Adagrad or Adam, or rule with a rule's text",
+                library::names()
+            ))),
+        },
     }
 }
 
@@ -223,12 +267,18 @@ fn refuse_unused(choice: &str, chosen: &str, given: &[(&str, bool)]) -> Result<(
 fn message_name(algorithm: &Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Momentum { .. } => "sgd",
+        Algorithm::Written(_) => "rule",
         other => other.name(),
     }
 }
 
 fn write_algorithm(message: &mut OptimizerConfig, algorithm: &Algorithm) {
     match *algorithm {
+        Algorithm::Written(ref written) => {
+            message.rule = Some(written.text().to_owned());
+            let set = |(key, value): (&String, &f64)| RuleSetting { key: Some(key.clone()), value: Some(*value) };
+            message.rule_set = written.settings().iter().map(set).collect();
+        }
         Algorithm::Add | Algorithm::Sum => message.algorithm = Some(algorithm.name().to_owned()),
         Algorithm::Sgd => message.set_optimizer(Optimizer::Sgd),
         Algorithm::Momentum { momentum, nesterov } => {

@@ -14,6 +14,8 @@ pub(super) struct Field {
     pub(super) name: &'static str,
     pub(super) number: u32,
     pub(super) kind: Kind,
+    /// Whether it may be given more than once.
+    pub(super) is_repeated: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +38,11 @@ pub(super) enum WireType {
 }
 
 const fn field(name: &'static str, number: u32, kind: Kind) -> Field {
-    Field { name, number, kind }
+    Field { name, number, kind, is_repeated: false }
+}
+
+const fn repeated(name: &'static str, number: u32, kind: Kind) -> Field {
+    Field { name, number, kind, is_repeated: true }
 }
 
 pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
@@ -66,6 +72,9 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         field("mode", 1012, Kind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
         field("staleness_bound", 1013, Kind::Uint32),
         field("merge", 1014, Kind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
+        field("rule", 1015, Kind::Text),
+        field("rule_file", 1016, Kind::Text),
+        repeated("rule_set", 1017, Kind::Message(&RULE_SETTING)),
     ],
 };
 
@@ -103,6 +112,9 @@ static FTRL: Schema = Schema {
     name: "FtrlConfig",
     fields: &[field("learning_rate_power", 1, Kind::Double), field("beta", 2, Kind::Double)],
 };
+
+static RULE_SETTING: Schema =
+    Schema { name: "RuleSetting", fields: &[field("key", 1, Kind::Text), field("value", 2, Kind::Double)] };
 
 static CONST_LR: Schema = Schema { name: "ConstLrConfig", fields: &[field("learning_rate", 1, Kind::Double)] };
 

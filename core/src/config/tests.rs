@@ -2,7 +2,10 @@ use proptest::prelude::*;
 
 use super::schema::{Field, Kind, Schema};
 use super::*;
+use std::sync::Arc;
+
 use crate::optim::{Algorithm, Regularizer, Schedule};
+use crate::rule::Written;
 
 /// The one configuration file Paddle shipped (`optimizer.pb`): SGD, a constant rate of .1, `clip_norm` .1.
 const OPTIMIZER_PB: [u8; 50] = [
@@ -114,6 +117,64 @@ fn every_algorithm_is_chosen_by_its_name() {
     check("algorithm: 'ftrl' ftrl { learning_rate_power: - 1 beta: 2 }", ftrl);
 }
 
+const LION: &str = include_str!("../../rules/lion.rule");
+
+/// The algorithm of a rule's text.
+fn written(text: &str, set: &[(&str, f64)]) -> Algorithm {
+    let settings = set.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    Algorithm::Written(Arc::new(Written::new(text, &settings).unwrap()))
+}
+
+#[test]
+fn a_rule_is_given_by_its_text_its_name_or_its_file() {
+    let check = |text: &str, algorithm: Algorithm| check(text, Rule { algorithm, ..Rule::default() });
+    check("rule: 'w -= lr * g'", written("w -= lr * g", &[]));
+    check("rule: 'state m = 0\\n' 'm = mu*m + g\\n' 'w -= lr*m' rule_set { key: 'mu' value: .9 }", {
+        written("state m = 0\nm = mu*m + g\nw -= lr*m", &[("mu", 0.9)])
+    });
+    check("algorithm: 'lion'", written(LION, &[]));
+    check("algorithm: 'lion' rule_set { key: 'b1' value: .5 } rule_set { key: 'wd' value: 1 }", {
+        written(LION, &[("b1", 0.5), ("wd", 1.0)])
+    });
+    let open = |path: &str| match path {
+        "my.rule" => Ok("w -= a*g".to_owned()),
+        other => Err(Failure::call(format!("{other} is not there"))),
+    };
+    let settings = |text| OptimizerSettings::from_text_with(text, &open);
+    let found = settings("rule_file: 'my.rule' rule_set { key: 'a' value: 2 }").unwrap().rule.unwrap();
+    assert_eq!(found.algorithm, written("w -= a*g", &[("a", 2.0)]));
+    assert_eq!(settings("rule_file: 'your.rule'").unwrap_err().to_string(), "your.rule is not there");
+    let mistaken = settings("rule_file: 'my.rule'").unwrap_err().to_string();
+    assert_eq!(mistaken, "my.rule: line 1, column 6: expected a known name (g, lr, n, w), found \"a\"");
+    // Everything else that a configuration says goes with it.
+    let whole = rule_of("rule: 'w -= lr*g' l2: .5 clip_norm: 2 const_lr { learning_rate: 3 } rate_scale: 4");
+    assert_eq!((whole.l2, whole.clip_norm, whole.rate_scale), (0.5, Some(2.0), 4.0));
+}
+
+#[test]
+fn a_rule_that_cannot_work_is_refused_with_its_place() {
+    check_refused("rule: 'w -= lr*'", &["rule: line 1, column 9: expected a value, found the end"]);
+    check_refused("rule: 'w = 1\\nw -= x'", &["rule: line 2, column 6: expected a known name", "found \"x\""]);
+    check_refused("rule: 'g = 1'", &["rule: the rule never assigns w"]);
+    check_refused("rule: 'w = g' rule_set { key: 'a' value: 1 }", &["\"a\" is set, and the rule has no such"]);
+    check_refused("rule: 'w = a' rule_set { key: 'a' value: inf }", &["expected \"a\" in a finite number, found inf"]);
+    check_refused(
+        "algorithm: 'lion' rule_set { key: 'b1' value: 1 }",
+        &["lion: line 2, column 7", "[0.0, 1.0), found 1"],
+    );
+    check_refused("rule: 'w = a' rule_set { key: 'a' }", &["rule_set has no key or no value"]);
+    let twice = "rule: 'w = a' rule_set { key: 'a' value: 1 } rule_set { key: 'a' value: 2 }";
+    check_refused(twice, &["rule_set gives \"a\" twice"]);
+    check_refused("rule_set { key: 'a' value: 1 }", &["rule_set names \"a\" and there is no rule"]);
+    check_refused("optimizer: SGD rule: 'w = g'", &["a rule is given and an optimizer or an algorithm too"]);
+    check_refused("rule: 'w = g' sgd {}", &["sgd is given and the algorithm is that of rule"]);
+    check_refused("rule: 'w = g' rule_file: 'x'", &["rule and rule_file \"x\" are both given"]);
+    check_refused("rule_file: '/etc/passwd'", &["only a trainer opens it"]);
+    check_refused("algorithm: 'tiger'", &["\"tiger\" is not known", "ftrl, lion, or instead of it"]);
+    let long = format!("rule: '{}w = w' clip_value: 1", "w = w*w + g;".repeat(250));
+    check_refused(&long, &["operations in a rule"]);
+}
+
 #[test]
 fn every_schedule_is_chosen_by_its_policy() {
     let check = |text: &str, schedule: Schedule| check(text, Rule { schedule, ..Rule::default() });
@@ -207,7 +268,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     );
     check_refused("linear_lr {}", &["linear_lr is given and the lr_policy is that of const_lr"]);
     check_refused("optimizer: SGD algorithm: 'add'", &["\"add\"", "expected one of the two"]);
-    check_refused("algorithm: 'lamb'", &["algorithm \"lamb\" is not known", "add, rmsprop, adamw, ftrl"]);
+    check_refused("algorithm: 'lamb'", &["algorithm \"lamb\" is not known", "add, sum, rmsprop, adamw, ftrl"]);
     check_refused("mode: Staleness", &["staleness_bound is not given"]);
     check_refused("mode: Async staleness_bound: 3", &["staleness_bound is 3; expected mode: Staleness"]);
     check_refused("staleness_bound: 0", &["staleness_bound is 0; expected mode: Staleness"]);
@@ -321,6 +382,8 @@ fn algorithms() -> impl Strategy<Value = Algorithm> {
         adam.clone().prop_map(|(beta1, beta2, epsilon)| Algorithm::Adam { beta1, beta2, epsilon }),
         adam.prop_map(|(beta1, beta2, epsilon)| Algorithm::AdamW { beta1, beta2, epsilon }),
         (-2.0..=0.0, 0.0..2.0).prop_map(|(learning_rate_power, beta)| Algorithm::Ftrl { learning_rate_power, beta }),
+        (0.0..1.0_f64).prop_map(|b1| written(LION, &[("b1", b1)])),
+        any::<f64>().prop_filter("finite", |a| a.is_finite()).prop_map(|a| written("# \"a\\\nw = a\n", &[("a", a)])),
     ]
 }
 

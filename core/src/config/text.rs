@@ -1,7 +1,7 @@
 //! Protobuf's text form, read into the binary form by the schema.
 //!
 //! `name: value` for numbers, names and strings; `name { ... }`, `name: { ... }` or `name < ... >` for messages; fields
-//! may be followed by `,` or `;`; `#` starts a comment. A field may be given once.
+//! may be followed by `,` or `;`; `#` starts a comment. A field may be given once, unless it is repeated.
 
 use std::fmt::{self, Display};
 
@@ -50,7 +50,7 @@ impl<'a> Parser<'a> {
                 (Token::Symbol(symbol), Some(close)) if symbol == close => return Ok(binary),
                 (Token::Plain(name), _) => {
                     let field = known(schema, name).map_err(|reason| position.refuse(reason))?;
-                    if seen.contains(&field.number) {
+                    if seen.contains(&field.number) && !field.is_repeated {
                         return Err(position.refuse(format!("field {name:?} is given twice")));
                     }
                     seen.push(field.number);

@@ -1,6 +1,9 @@
 //! The optimizers.
 
+use std::sync::Arc;
+
 use crate::error::Failure;
+use crate::rule::Written;
 
 use super::range::Range;
 
@@ -83,6 +86,8 @@ pub enum Algorithm {
         /// Zero or above.
         beta: f64,
     },
+    /// What a rule's text says: a user's own, or one of the project's that has a name and no variant here.
+    Written(Arc<Written>),
 }
 
 impl Algorithm {
@@ -100,14 +105,15 @@ impl Algorithm {
             Self::Adam { .. } => "adam",
             Self::AdamW { .. } => "adamw",
             Self::Ftrl { .. } => "ftrl",
+            Self::Written(_) => "the rule",
         }
     }
 
     /// The names of its state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
-    /// type and length and starts at zero.
+    /// type and length, and starts at zero unless the algorithm is [written](Self::Written).
     #[must_use]
-    pub const fn states(&self) -> &'static [&'static str] {
-        match self {
+    pub fn states(&self) -> Vec<&str> {
+        let known: &[&str] = match self {
             Self::Add | Self::Sum | Self::Sgd => &[],
             Self::Momentum { .. } => &["momentum"],
             Self::Adagrad { .. } => &["square_sum"],
@@ -116,7 +122,9 @@ impl Algorithm {
             Self::RmsProp { .. } => &["square_mean", "momentum"],
             Self::Adam { .. } | Self::AdamW { .. } => &["first_moment", "second_moment"],
             Self::Ftrl { .. } => &["square_sum", "linear"],
-        }
+            Self::Written(written) => return written.states().iter().map(|state| state.name.as_str()).collect(),
+        };
+        known.to_vec()
     }
 
     /// Whether it only adds, exactly in the parameter's own type, and so goes with integers and with nothing that
@@ -129,7 +137,7 @@ impl Algorithm {
     /// Refuses a constant out of its range, by the name configuration gives it.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         match *self {
-            Self::Add | Self::Sum | Self::Sgd => Ok(()),
+            Self::Add | Self::Sum | Self::Sgd | Self::Written(_) => Ok(()),
             Self::Momentum { momentum, .. } => Range::OpenFraction.check("sgd.momentum", momentum),
             Self::Adagrad { epsilon } => Range::Positive.check("adagrad.epsilon", epsilon),
             Self::Adadelta { rho, epsilon } => {

@@ -1,6 +1,7 @@
 //! The scalars of one update.
 
 use crate::ids::Version;
+use crate::rule::ssa::ScalarInputs;
 
 use super::algorithm::Algorithm;
 use super::rule::{Regularizer, Rule};
@@ -20,7 +21,7 @@ pub struct Step {
     pub scale: f64,
 }
 
-/// Every scalar of one update, computed once in binary64 and shared by the plain form and by every kernel.
+/// Every scalar of one update, computed once in binary64, as the plain form uses them.
 ///
 /// A scalar that the rule does not use has the value that changes nothing: zero for what is added, one for `shrink`,
 /// infinity for `gradient_bound`. A kernel leaves out the terms whose factor is zero instead of multiplying by it, so
@@ -46,6 +47,8 @@ pub struct Coefficients {
 
     /// The learning rate: the schedule's or the step's, times the parameter's own factor.
     pub rate: f64,
+    /// The number of the update, from one.
+    pub count: f64,
     /// What multiplies the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
     pub step: f64,
     /// The momentum of Momentum and RMSProp.
@@ -89,6 +92,7 @@ impl Coefficients {
         threshold: 0.0,
         shrink: 1.0,
         rate: 0.0,
+        count: 1.0,
         step: 0.0,
         momentum: 0.0,
         rho: 0.0,
@@ -114,18 +118,34 @@ impl Rule {
     /// When the step's version is zero, or when the rule has `clip_norm` and the step has no norm.
     #[must_use]
     pub fn coefficients(&self, step: &Step) -> Coefficients {
-        assert!(1 <= step.version.0, "updates are counted from one");
-        let rate = step.rate.unwrap_or_else(|| self.schedule.rate(step.version.0)) * self.rate_scale;
+        let ScalarInputs { rate, count, gradient_scale } = self.inputs(step);
         let mut coefficients = Coefficients {
-            gradient_scale: step.scale * self.norm_factor(step.norm),
+            gradient_scale,
             gradient_bound: self.clip_value.unwrap_or(f64::INFINITY),
             rate,
+            count,
             step: rate,
             ..Coefficients::NEUTRAL
         };
         self.regularize(&mut coefficients);
         self.specialize(step.version, &mut coefficients);
         coefficients
+    }
+
+    /// What a rule's text calls `lr` and `n`, and what the sum of the gradients is multiplied by.
+    ///
+    /// # Panics
+    ///
+    /// As [`coefficients`](Self::coefficients).
+    #[must_use]
+    pub fn inputs(&self, step: &Step) -> ScalarInputs {
+        assert!(1 <= step.version.0, "updates are counted from one");
+        ScalarInputs {
+            rate: step.rate.unwrap_or_else(|| self.schedule.rate(step.version.0)) * self.rate_scale,
+            // A count beyond 2^53 rounds; no rule can tell.
+            count: step.version.0 as f64,
+            gradient_scale: step.scale * self.norm_factor(step.norm),
+        }
     }
 
     /// What scales the merged gradient down to `clip_norm`; one when it is short enough. A norm that is not a number
@@ -163,7 +183,7 @@ impl Rule {
 
     fn specialize(&self, version: Version, coefficients: &mut Coefficients) {
         match self.algorithm {
-            Algorithm::Add | Algorithm::Sum | Algorithm::Sgd => {}
+            Algorithm::Add | Algorithm::Sum | Algorithm::Sgd | Algorithm::Written(_) => {}
             Algorithm::Momentum { momentum, .. } => coefficients.momentum = momentum,
             Algorithm::Adagrad { epsilon } => coefficients.epsilon = epsilon,
             Algorithm::Adadelta { rho, epsilon } => {

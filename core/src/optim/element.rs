@@ -127,6 +127,19 @@ impl Real for f64 {
     }
 }
 
+/// Writes a number over every element of a tensor of floats, rounded to its type.
+///
+/// # Panics
+///
+/// When the type is not f32 or f64.
+pub fn fill(element_type: ElementType, bytes: &mut [u8], value: f64) {
+    match element_type {
+        ElementType::Float32 => bytes.as_chunks_mut().0.fill(f32::nearest(value).to_le_bytes()),
+        ElementType::Float64 => bytes.as_chunks_mut().0.fill(value.to_le_bytes()),
+        other => panic!("a state of {other}; expected float32 or float64"),
+    }
+}
+
 fn array_at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
     let mut array = [0; BYTES];
     array.copy_from_slice(&bytes[index * BYTES..][..BYTES]);

@@ -24,8 +24,10 @@
 mod algorithm;
 mod coefficients;
 mod element;
+pub(crate) mod library;
 mod norm;
 mod plain;
+mod prepared;
 mod range;
 mod rule;
 mod schedule;
@@ -34,10 +36,10 @@ mod tests;
 
 pub use algorithm::Algorithm;
 pub use coefficients::{Coefficients, Step};
-pub use element::Gradient;
+pub use element::{Gradient, fill};
 pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
-pub(crate) use plain::STATES_MAX;
-pub use plain::{assert_gradients_fit, sum, update};
+pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
+pub use prepared::{Arithmetic, Prepared};
 pub(crate) use range::Range;
 pub use rule::{Regularizer, Rule};
 pub use schedule::Schedule;

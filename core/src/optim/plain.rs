@@ -1,14 +1,13 @@
 //! The plain scalar form: one element after another, nothing clever. Kernels are compared with it.
 
 use crate::dtype::ElementType;
+use crate::limits::STATES_MAX;
+use crate::rule::Given;
 
 use super::algorithm::Algorithm;
 use super::coefficients::Coefficients;
 use super::element::{Element, Gradient, Real};
 use super::rule::Rule;
-
-/// The most states an algorithm has.
-pub(crate) const STATES_MAX: usize = 2;
 
 /// Updates a piece of a parameter and of its states, in place, by the sum of the gradients.
 ///
@@ -36,15 +35,47 @@ pub fn update(
         "{} was let through for {element_type}",
         rule.algorithm.name()
     );
+    let scale = coefficients.gradient_scale;
+    match (&rule.algorithm, element_type) {
+        (Algorithm::Add, _) => add_scaled(element_type, parameter, gradients, scale),
+        (Algorithm::Sum, _) => sum_scaled(element_type, parameter, gradients, scale),
+        (algorithm, ElementType::Float32) => {
+            update_reals::<f32>(algorithm, coefficients, parameter, states, gradients);
+        }
+        (algorithm, _) => update_reals::<f64>(algorithm, coefficients, parameter, states, gradients),
+    }
+}
+
+/// Adds the sum of the gradients times the scale to the parameter, as [`Algorithm::Add`] says. Integers are not scaled.
+///
+/// # Panics
+///
+/// When a length or a type does not fit.
+pub fn add_scaled(element_type: ElementType, parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+    assert_gradients_fit(element_type, parameter, gradients);
     match element_type {
-        _ if !element_type.is_float() && rule.algorithm == Algorithm::Sum => sum(element_type, parameter, gradients),
         ElementType::Int32 => add_integers::<i32>(parameter, gradients),
         ElementType::Uint32 => add_integers::<u32>(parameter, gradients),
         ElementType::Int64 => add_integers::<i64>(parameter, gradients),
         ElementType::Uint64 => add_integers::<u64>(parameter, gradients),
-        ElementType::Float32 => update_reals::<f32>(&rule.algorithm, coefficients, parameter, states, gradients),
-        ElementType::Float64 => update_reals::<f64>(&rule.algorithm, coefficients, parameter, states, gradients),
+        ElementType::Float32 => add_reals::<f32>(parameter, gradients, scale),
+        ElementType::Float64 => add_reals::<f64>(parameter, gradients, scale),
         ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+/// Puts the sum of the gradients times the scale in the parameter's place, as [`Algorithm::Sum`] says. Integers are not
+/// scaled.
+///
+/// # Panics
+///
+/// When a length or a type does not fit.
+pub fn sum_scaled(element_type: ElementType, parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+    sum(element_type, parameter, gradients);
+    match element_type {
+        ElementType::Float32 => scale_reals::<f32>(parameter, scale),
+        ElementType::Float64 => scale_reals::<f64>(parameter, scale),
+        _ => {}
     }
 }
 
@@ -72,6 +103,18 @@ fn add_integers<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
     }
 }
 
+fn add_reals<E: Real>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+    for index in 0..parameter.len() / E::BYTES {
+        E::read(parameter, index).plus(merged::<E>(gradients, index).scaled(scale)).write(parameter, index);
+    }
+}
+
+fn scale_reals<E: Real>(values: &mut [u8], scale: f64) {
+    for index in 0..values.len() / E::BYTES {
+        E::read(values, index).scaled(scale).write(values, index);
+    }
+}
+
 fn update_reals<E: Real>(
     algorithm: &Algorithm,
     coefficients: &Coefficients,
@@ -82,17 +125,12 @@ fn update_reals<E: Real>(
     for index in 0..parameter.len() / E::BYTES {
         let weight = E::read(parameter, index);
         let sum: E = merged(gradients, index);
-        if algorithm.is_exact() {
-            let scaled = sum.scaled(coefficients.gradient_scale);
-            let value = if *algorithm == Algorithm::Add { weight.plus(scaled) } else { scaled };
-            value.write(parameter, index);
-            continue;
-        }
         let mut values = [0.0; STATES_MAX];
+        let values = &mut values[..states.len()];
         for (value, state) in values.iter_mut().zip(states.iter()) {
             *value = E::read(state, index).widen();
         }
-        let weight = update_element(algorithm, coefficients, weight.widen(), sum.widen(), &mut values);
+        let weight = update_element(algorithm, coefficients, weight.widen(), sum.widen(), values);
         for (value, state) in values.iter().zip(states.iter_mut()) {
             E::nearest(*value).write(state, index);
         }
@@ -106,7 +144,7 @@ fn update_element(
     coefficients: &Coefficients,
     weight: f64,
     sum: f64,
-    states: &mut [f64; STATES_MAX],
+    states: &mut [f64],
 ) -> f64 {
     let c = coefficients;
     let gradient = bounded(sum * c.gradient_scale, c.gradient_bound);
@@ -116,11 +154,19 @@ fn update_element(
     soft_threshold(weight, c.threshold) * c.shrink
 }
 
-fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64; STATES_MAX]) -> f64 {
-    let [first, second] = states;
+pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
+    if let Algorithm::Written(written) = algorithm {
+        return written.interpret(&Given { rate: c.rate, count: c.count }, weight, gradient, states);
+    }
+    let (mut none, mut neither) = (0.0, 0.0);
+    let (first, second) = match states {
+        [] => (&mut none, &mut neither),
+        [first] => (first, &mut neither),
+        [first, second, ..] => (first, second),
+    };
     match algorithm {
-        Algorithm::Add | Algorithm::Sum => {
-            unreachable!("what is exact in the parameter's own type does not come here")
+        Algorithm::Add | Algorithm::Sum | Algorithm::Written(_) => {
+            unreachable!("what is exact, or written, was dealt with")
         }
         Algorithm::Sgd => weight - c.step * gradient,
         Algorithm::Momentum { nesterov, .. } => {

@@ -65,9 +65,9 @@ impl Rule {
     }
 
     /// The names of the state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
-    /// type and length and starts at zero.
+    /// type and length.
     #[must_use]
-    pub fn states(&self) -> &'static [&'static str] {
+    pub fn states(&self) -> Vec<&str> {
         self.algorithm.states()
     }
 

@@ -5,6 +5,7 @@ use super::*;
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+use crate::rule::Given;
 
 const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const ADAMW: Algorithm = Algorithm::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -484,5 +485,45 @@ proptest! {
         prop_assume!(algorithm != FTRL); // its beta pulls the first value towards zero
         let found = run(&rule(algorithm, 0.1), ElementType::Float64, &[weight, weight], &[&[gradient, -gradient]]);
         prop_assert!(found[0] < weight && weight < found[1], "{:?}", found);
+    }
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(0.0), -3.0..3.0_f64, -1e-6..1e-6_f64, -1e4..1e4_f64]
+}
+
+proptest! {
+    /// What the project's texts say is what the formulas say, which were written down apart.
+    #[test]
+    fn every_text_says_what_its_formula_says(
+        algorithm in optimizers(),
+        (l1, l2) in (0.0..0.5_f64, 0.0..0.5_f64),
+        (weight, gradient, version) in (number(), number(), 1..50_u64),
+        states in (number(), number()),
+    ) {
+        let rule = Rule { l1, l2, ..rule(algorithm, 0.1) };
+        let text = prepared::algorithm(&rule).expect("it is a rule");
+        let count = rule.states().len();
+        prop_assert_eq!(text.states().iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), rule.states());
+        prop_assert!(text.states().iter().all(|state| state.initial == 0.0));
+        // A sum of squares is not negative; a momentum may be.
+        let is_root = |name: &str| name.contains("square") || name == "second_moment";
+        let states = rule.states().into_iter().zip([states.0, states.1]);
+        let states: Vec<f64> = states.map(|(name, state)| if is_root(name) { state.abs() } else { state }).collect();
+        let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
+        // The formula alone: what stands around it is the same for all and compared elsewhere.
+        let bare = Rule { l1: 0.0, l2: 0.0, ..rule.clone() };
+        let bare = if matches!(rule.algorithm, Algorithm::Ftrl { .. }) { rule.clone() } else { bare };
+        let mut expected = states.clone();
+        let coefficients = bare.coefficients(&step);
+        let expected_weight = plain::step(&bare.algorithm, &coefficients, weight, gradient, &mut expected);
+        let mut found = states;
+        let given = Given { rate: coefficients.rate, count: coefficients.count };
+        let found_weight = text.interpret(&given, weight, gradient, &mut found);
+        let close = |found: f64, expected: f64| (found - expected).abs() <= 1e-9 * expected.abs().max(weight.abs()).max(1e-3);
+        prop_assert!(close(found_weight, expected_weight), "{:?}: {} {}", rule, found_weight, expected_weight);
+        for (found, expected) in found.iter().zip(&expected).take(count) {
+            prop_assert!(close(*found, *expected), "{:?}: {} {}", rule, found, expected);
+        }
     }
 }

@@ -1,38 +1,37 @@
 //! What sums gradients and updates parameters.
 
 use crate::dtype::ElementType;
-use crate::optim::{self, Coefficients, Gradient, Rule};
+use crate::optim::{self, Arithmetic, Gradient};
+use crate::rule::reference;
 
-/// One update of one chunk: the sum of the gradients, in the order given, then the rule.
+/// One update of one chunk: the sum of the gradients, in the order given, then the arithmetic.
 pub struct Update<'a> {
-    /// The rule.
-    pub rule: &'a Rule,
-    /// The rule's scalars for this update.
-    pub coefficients: &'a Coefficients,
+    /// What is computed.
+    pub arithmetic: Arithmetic<'a>,
     /// The type of parameter and state.
     pub element_type: ElementType,
     /// The chunk's values, updated in place.
     pub parameter: &'a mut [u8],
-    /// The rule's state tensors for this chunk, in the order of [`Rule::states`].
+    /// The state tensors for this chunk, in the order of [`Lowered::states`](crate::rule::ssa::Lowered::states).
     pub states: &'a mut [&'a mut [u8]],
     /// The gradients, in trainer order.
     pub gradients: &'a [Gradient<'a>],
 }
 
 /// The arithmetic of a shard. Every implementation gives the same bits for the same inputs, whatever the tail,
-/// the alignment or the number of threads; across implementations a measured tolerance holds.
+/// the alignment or the number of threads, and those of [`Plain`].
 pub trait Kernels: Send {
     /// `into = g0 + g1 + ...` in the order given, in the parameter's type; halves are widened first.
     fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]);
 
-    /// Sums, scales, clips, regularises and steps.
+    /// Sums and computes.
     fn update(&mut self, update: Update<'_>);
 
     /// Its name, for the line that says what was chosen.
     fn name(&self) -> &'static str;
 }
 
-/// The plain form, which is the oracle.
+/// One element after another, one operation after another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plain;
 
@@ -42,14 +41,16 @@ impl Kernels for Plain {
     }
 
     fn update(&mut self, update: Update<'_>) {
-        optim::update(
-            update.rule,
-            update.coefficients,
-            update.element_type,
-            update.parameter,
-            update.states,
-            update.gradients,
-        );
+        let Update { arithmetic, element_type, parameter, states, gradients } = update;
+        match arithmetic {
+            Arithmetic::Add { scale } => optim::add_scaled(element_type, parameter, gradients, scale),
+            Arithmetic::Sum { scale } => optim::sum_scaled(element_type, parameter, gradients, scale),
+            Arithmetic::Rule { code, scalars } => {
+                let mut sum = vec![0; parameter.len()];
+                optim::sum(element_type, &mut sum, gradients);
+                reference::update(code, scalars, element_type, parameter, states, &sum);
+            }
+        }
     }
 
     fn name(&self) -> &'static str {

@@ -7,8 +7,9 @@ use super::round::Round;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
+use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Gradient, Rule, STATES_MAX, Step};
+use crate::optim::{Algorithm, Gradient, Prepared, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -77,7 +78,7 @@ pub(super) struct Chunk {
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
     /// Its parameter's.
-    pub(super) rule: Arc<Rule>,
+    pub(super) rule: Arc<Prepared>,
     pub(super) version: Version,
     pub(super) heard: Vec<Heard>,
     pub(super) round: Round,
@@ -89,7 +90,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Rule>, value: Lease, bytes: u32) -> Self {
+    pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Prepared>, value: Lease, bytes: u32) -> Self {
         Self {
             id,
             bytes,
@@ -144,7 +145,7 @@ impl Chunk {
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
         if Arc::get_mut(&mut self.value).is_none() {
             let mut fresh = Value::new(pool.take(self.bytes)?, self.bytes);
-            if self.rule.algorithm != Algorithm::Sum {
+            if self.rule.rule().algorithm != Algorithm::Sum {
                 fresh.bytes_mut().copy_from_slice(self.value_bytes());
             }
             self.value = Arc::new(fresh);
@@ -171,11 +172,12 @@ impl Chunk {
     }
 
     /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease. The
-    /// version of `step` is set here.
+    /// version of `step` is set here; `scalars` is a place for the update's numbers.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
         pool: &mut Pool,
+        scalars: &mut Vec<f64>,
         step: &Step,
         gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
@@ -188,10 +190,8 @@ impl Chunk {
             *state = &mut lease.bytes_mut()[..bytes];
         }
         let step = Step { version: Version(self.version.0 + 1), ..*step };
-        let coefficients = self.rule.coefficients(&step);
         kernels.update(Update {
-            rule: &self.rule,
-            coefficients: &coefficients,
+            arithmetic: self.rule.arithmetic(&step, scalars),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],

@@ -14,7 +14,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Generation, ParameterIndex};
 use crate::memory::Lease;
-use crate::optim::Rule;
+use crate::optim::Prepared;
 use crate::partition::Declaration;
 use crate::wire::{Entry, InitMessage};
 
@@ -23,7 +23,7 @@ pub(super) struct Held {
     pub(super) message: InitMessage,
     pub(super) declaration: Declaration,
     /// One for all parameters with the same rule.
-    pub(super) rule: Arc<Rule>,
+    pub(super) rule: Arc<Prepared>,
     pub(super) chunk_bytes: u32,
     pub(super) group: Group,
 }
@@ -39,13 +39,21 @@ pub(super) struct Group {
 
 impl Held {
     /// Checks what an init frame says of its parameter.
-    pub(super) fn from_message(message: InitMessage) -> Result<Self, Refusal> {
+    fn from_message(message: InitMessage, rules: &Rules) -> Result<Self, Refusal> {
         let invalid = |failure: Failure| Refusal::invalid(failure.to_string());
         let Some(declared) = &message.declaration else {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
         let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
-        let rule = ParameterConfig::decode(&declaration.config).map_err(invalid)?.rule;
+        let prepared = match rules.get(&declaration.config) {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(
+                ParameterConfig::decode(&declaration.config)
+                    .and_then(|config| Prepared::new(config.rule))
+                    .map_err(invalid)?,
+            ),
+        };
+        let rule = prepared.rule();
         rule.validate_for(declaration.element_type).map_err(invalid)?;
         if !rule.is_element_wise() && !declaration.whole {
             return Err(Refusal::invalid(format!(
@@ -58,7 +66,7 @@ impl Held {
         if !chunk_bytes.is_power_of_two() || !limits.contains(&chunk_bytes) {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { message, declaration, rule: Arc::new(rule), chunk_bytes, group: Group::default() })
+        Ok(Self { message, declaration, rule: prepared, chunk_bytes, group: Group::default() })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -94,18 +102,29 @@ impl Held {
     }
 }
 
+/// The rules of a table by their configuration: parameters that say the same share one, which then stays in cache, and
+/// for which a kernel makes code once.
+type Rules = BTreeMap<Vec<u8>, Arc<Prepared>>;
+
 /// Everything that a shard holds under one generation.
 pub(super) struct Table {
     pub(super) generation: Generation,
     pub(super) parameters: BTreeMap<ParameterIndex, Held>,
     pub(super) chunks: Vec<Chunk>,
+    rules: Rules,
     // Only looked up, never iterated: its order can reach no sum.
     places: FxHashMap<ChunkId, usize>,
 }
 
 impl Table {
     pub(super) fn new(generation: Generation) -> Self {
-        Self { generation, parameters: BTreeMap::new(), chunks: Vec::new(), places: FxHashMap::default() }
+        Self {
+            generation,
+            parameters: BTreeMap::new(),
+            chunks: Vec::new(),
+            rules: Rules::new(),
+            places: FxHashMap::default(),
+        }
     }
 
     /// The place of a chunk, if this shard holds it.
@@ -135,19 +154,15 @@ impl Table {
                 held.name()
             ))),
             None => {
-                let mut held = Held::from_message(message)?;
+                let held = Held::from_message(message, &self.rules)?;
                 check(&held)?;
-                self.share_rule(&mut held);
+                let config = &held.declaration.config;
+                if !self.rules.contains_key(config) {
+                    self.rules.insert(config.clone(), Arc::clone(&held.rule));
+                }
                 self.parameters.insert(index, held);
                 Ok(())
             }
-        }
-    }
-
-    /// Most parameters have the rule of the one before: it is then the same one, and stays in cache.
-    fn share_rule(&self, held: &mut Held) {
-        if let Some((_, last)) = self.parameters.last_key_value().filter(|(_, last)| last.rule == held.rule) {
-            held.rule = Arc::clone(&last.rule);
         }
     }
 

@@ -13,8 +13,9 @@ use super::reply::{NOBODY, Refusal, Replies};
 use super::round::Contribution;
 use crate::config::{Merge, Mode};
 use crate::ids::{ChunkId, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
+use crate::limits::RULE_SCALARS_MAX;
 use crate::memory::Lease;
-use crate::optim::{self, Algorithm, Rule, Step};
+use crate::optim::{self, Algorithm, Prepared, Rule, Step};
 use crate::port::Kernels;
 use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head};
@@ -49,6 +50,8 @@ pub(super) struct Serving {
     stalled: Vec<usize>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
     waits: BTreeSet<(Now, usize)>,
+    /// A place for the numbers of one update.
+    scalars: Vec<f64>,
 }
 
 /// What is to be done with one entry of a push.
@@ -68,7 +71,8 @@ enum Verdict {
 impl Serving {
     pub(super) fn new(job: Job, mut table: Table) -> Self {
         if job.mode == Mode::Delta {
-            let add = Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() });
+            let add = Rule { algorithm: Algorithm::Add, ..Rule::default() };
+            let add = Arc::new(Prepared::new(add).expect("adding is a rule"));
             table.parameters.values_mut().for_each(|held| held.rule = Arc::clone(&add));
             table.chunks.iter_mut().for_each(|chunk| chunk.rule = Arc::clone(&add));
         }
@@ -76,7 +80,8 @@ impl Serving {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
         let left = vec![None; job.trainers as usize];
-        Self { job, table, left, stalled: Vec::new(), waits: BTreeSet::new() }
+        let scalars = Vec::with_capacity(RULE_SCALARS_MAX);
+        Self { job, table, left, stalled: Vec::new(), waits: BTreeSet::new(), scalars }
     }
 
     /// Checks a push before anything is landed or applied, so that nothing is half-applied.
@@ -303,7 +308,7 @@ impl Serving {
             None => {}
         }
         let has_left = self.left[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
-        if has_left && !chunk.rule.is_element_wise() {
+        if has_left && !chunk.rule.rule().is_element_wise() {
             // What is sent again by who has left would keep the others out with a half that nobody completes.
             let text = format!(
                 "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
@@ -324,7 +329,7 @@ impl Serving {
             }
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == trainer);
-        chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
+        chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
     }
 
     fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
@@ -376,7 +381,7 @@ impl Serving {
     fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
-        if self.job.mode != Mode::Sync && !chunk.rule.is_element_wise() {
+        if self.job.mode != Mode::Sync && !chunk.rule.rule().is_element_wise() {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
             held.group.owner = Some(trainer);
         }
@@ -440,7 +445,7 @@ impl Serving {
     fn advance(&mut self, cx: &mut Context<'_>, place: usize) {
         while !self.is_before_restored(cx, place) {
             let id = self.table.chunks[place].id;
-            let whole = !self.table.chunks[place].rule.is_element_wise();
+            let whole = !self.table.chunks[place].rule.rule().is_element_wise();
             let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
             if !closed || !self.admit(cx, place) {
                 return;
@@ -520,14 +525,17 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
         let mut round = std::mem::take(&mut chunk.round);
-        let is_sum = chunk.rule.algorithm == Algorithm::Sum && scale == 1.0;
+        let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && scale == 1.0;
         let only = if is_sum { round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
                 chunk.take_over(gradient);
                 Ok(())
             }
-            None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
+            None => {
+                let gradients = round.gradients(chunk.element_type, chunk.bytes);
+                chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step, &gradients)
+            }
         };
         if updated.is_err() {
             chunk.round = round;
@@ -572,7 +580,7 @@ impl Serving {
     /// Lets what waits into the chunk's open round, or into those of its group.
     fn admit(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
         let id = self.table.chunks[place].id;
-        if self.table.chunks[place].rule.is_element_wise() {
+        if self.table.chunks[place].rule.rule().is_element_wise() {
             self.admit_chunk(cx, place)
         } else {
             self.admit_group(cx, id)
@@ -627,7 +635,7 @@ impl Serving {
     /// together with this one.
     fn is_begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> bool {
         // The parameter is looked up for few rules only.
-        !chunk.rule.is_element_wise()
+        !chunk.rule.rule().is_element_wise()
             && self
                 .begun(self.table.held(chunk.id), head.trainer)
                 .is_some_and(|call| call.incarnation < head.incarnation)
@@ -635,7 +643,7 @@ impl Serving {
 
     /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
     fn begun(&self, held: &Held, trainer: TrainerId) -> Option<Mark> {
-        if self.job.mode == Mode::Sync || held.rule.is_element_wise() {
+        if self.job.mode == Mode::Sync || held.rule.rule().is_element_wise() {
             return None;
         }
         let sent = |place: &usize| {

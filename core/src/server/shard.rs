@@ -1,6 +1,7 @@
 //! One core's worth of server: its chunks, its connections, and the order in which frames change them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::gate::Table;
@@ -14,7 +15,7 @@ use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
-use crate::optim::Range;
+use crate::optim::{self, Range};
 use crate::port::{Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
@@ -539,11 +540,11 @@ fn budget(table: &Table, job: &Job) -> Budget {
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
     let table = &mut serving.table;
     for place in 0..table.chunks.len() {
-        let count = table.held(table.chunks[place].id).rule.states().len();
         let chunk = &mut table.chunks[place];
-        while chunk.states.len() < count {
+        let rule = Arc::clone(&chunk.rule);
+        for declared in rule.states().iter().skip(chunk.states.len()) {
             let mut state = pool.take(chunk.bytes)?;
-            state.bytes_mut().fill(0);
+            optim::fill(chunk.element_type, &mut state.bytes_mut()[..chunk.bytes as usize], declared.initial);
             chunk.states.push(state);
         }
     }

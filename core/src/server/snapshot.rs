@@ -190,7 +190,7 @@ impl Shard {
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
             written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], self.journal_position())?;
-            together = (!serving.table.held(id).rule.is_element_wise()).then_some(id.parameter);
+            together = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
@@ -310,7 +310,8 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));
         let names = held.rule.states().iter().take(chunk.states.len());
-        let states = names.map(|name| StateLayout { name: Arc::from(*name), element_type, bytes }).collect();
+        let states =
+            names.map(|state| StateLayout { name: Arc::from(state.name.as_str()), element_type, bytes }).collect();
         ChunkLayout { id: chunk.id, element_type, value_bytes: bytes, states }
     });
     std::iter::once(about).chain(chunks).collect()

@@ -4,34 +4,39 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::optim::Gradient;
+use pserver_core::rule::reference;
 
 /// The elements of a tile. A power of two, so that the tiles of an aligned chunk are aligned; 8 KiB of f32 and of
 /// each state fit the first-level cache together with the scratch.
-pub(super) const TILE: usize = 2048;
+pub(crate) const TILE: usize = 2048;
 
 /// A tile's worth of one tensor on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
-pub(super) struct Scratch<E: Element>(pub(super) [E::Bytes; TILE]);
+pub(crate) struct Scratch<E: Element>(pub(crate) [E::Bytes; TILE]);
 
 impl<E: Element> Scratch<E> {
-    pub(super) fn zero() -> Self {
+    pub(crate) fn zero() -> Self {
         Self([E::default().store(); TILE])
     }
 }
 
+/// An element in memory.
+pub(crate) type Bytes<E> = <E as Source<E>>::Bytes;
+
 /// A type as it lies in a tensor that can be read as `E`: `E` itself, or a half that is widened.
-pub(super) trait Source<E> {
+pub(crate) trait Source<E> {
     /// One element in memory, little endian.
-    type Bytes: Copy;
+    type Bytes: Copy + std::fmt::Debug;
 
     fn view(bytes: &[u8]) -> &[Self::Bytes];
     fn load(bytes: Self::Bytes) -> E;
 }
 
 /// A type that a parameter may have.
-pub(super) trait Element: Copy + Default + Source<Self> {
+pub(crate) trait Element: Copy + Default + Source<Self> {
     fn view_mut(bytes: &mut [u8]) -> &mut [<Self as Source<Self>>::Bytes];
     fn store(self) -> <Self as Source<Self>>::Bytes;
+    fn flat(view: &[<Self as Source<Self>>::Bytes]) -> &[u8];
     /// Adds in this type: floats round, integers wrap.
     fn plus(self, other: Self) -> Self;
     /// Whether a gradient's elements are of this very type, so that they can be read where they lie.
@@ -41,8 +46,10 @@ pub(super) trait Element: Copy + Default + Source<Self> {
 }
 
 /// A type that an optimizer may work on.
-pub(super) trait Real:
+pub(crate) trait Real:
     Element
+    + Default
+    + std::fmt::Debug
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -54,19 +61,20 @@ pub(super) trait Real:
     const ONE: Self;
 
     fn nearest(value: f64) -> Self;
-    /// The nearest to a positive number, and positive too: an epsilon that vanished would divide zero by zero.
-    fn nearest_positive(value: f64) -> Self;
+    /// A rule's scalar as this type's operations use it.
+    fn of_scalar(scalar: f64) -> Self;
     fn widen(self) -> f64;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn copysign(self, sign: Self) -> Self;
+    fn floor(self) -> Self;
 }
 
 /// IEEE binary16.
-pub(super) struct Half;
+pub(crate) struct Half;
 
 /// bfloat16.
-pub(super) struct Brain;
+pub(crate) struct Brain;
 
 macro_rules! source {
     ($type:ty) => {
@@ -99,6 +107,10 @@ macro_rules! integer {
             #[inline(always)]
             fn store(self) -> [u8; size_of::<$type>()] {
                 self.to_le_bytes()
+            }
+
+            fn flat(view: &[[u8; size_of::<$type>()]]) -> &[u8] {
+                view.as_flattened()
             }
 
             #[inline(always)]
@@ -137,6 +149,10 @@ macro_rules! real {
             #[inline(always)]
             fn store(self) -> [u8; size_of::<$type>()] {
                 self.to_le_bytes()
+            }
+
+            fn flat(view: &[[u8; size_of::<$type>()]]) -> &[u8] {
+                view.as_flattened()
             }
 
             #[inline(always)]
@@ -198,8 +214,8 @@ macro_rules! real {
             }
 
             #[inline(always)]
-            fn nearest_positive(value: f64) -> Self {
-                Self::nearest(value).max(Self::MIN_POSITIVE)
+            fn of_scalar(scalar: f64) -> Self {
+                <Self as reference::Real>::of_scalar(scalar)
             }
 
             #[inline(always)]
@@ -220,6 +236,11 @@ macro_rules! real {
             #[inline(always)]
             fn copysign(self, sign: Self) -> Self {
                 self.copysign(sign)
+            }
+
+            #[inline(always)]
+            fn floor(self) -> Self {
+                self.floor()
             }
         }
     };

@@ -1,75 +1,138 @@
-//! The kernels of the CPU: loops that the compiler turns into vector code.
+//! The kernels of the CPU: sums and exact updates as loops that the compiler turns into vector code, rules as code that is
+//! generated for them.
 //!
-//! A chunk is walked in tiles that stay in the first-level cache: the gradients of a tile are added in order into a
-//! scratch tile, then the tile of the parameter and of its states is updated. So every byte comes from memory once,
-//! and the number of gradients is an ordinary run-time number. A lone gradient of the parameter's own type is read
-//! where it lies.
+//! Not here: how a rule is run (`crate::native`, `crate::tiles`); what its bits are ([`pserver_core::rule::reference`]).
 //!
-//! Elements are read and written as little-endian byte arrays, which the compiler turns into unaligned vector loads
-//! and stores: there is one path for every alignment, and for every split of a buffer.
+//! Every byte comes from memory once. A sum is made in tiles that stay in the first-level cache: the gradients of a tile
+//! are added in order, so their number is an ordinary run-time number. A rule's gradients are added in registers, in front
+//! of the rule itself, in the same pass.
 //!
-//! Arithmetic is binary32 for f32 and binary64 for f64 (FTRL excepted, see its loop). A product and a sum always
-//! round apart: `mul_add` would give other bits where there is no such instruction. What is not a number stays so,
-//! but which of its bit patterns comes out is not promised.
+//! Elements are read and written as little-endian byte arrays at any address: there is one path for every alignment, and
+//! for every split of a buffer. A product and a sum always round apart: `mul_add` would give other bits where there is no
+//! such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised.
 
-mod element;
-mod step;
-mod sum;
+pub(crate) mod element;
+mod rules;
+pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
-use pserver_core::optim::{Algorithm, Gradient, assert_gradients_fit};
+use pserver_core::optim::{Arithmetic, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
 
-use element::{Element, Real};
+use crate::native::Width;
+use element::{Bytes, Element, Real};
+pub use rules::Form;
+use rules::{RuleUpdate, Rules};
 
-/// The kernels of the CPU, for the best vector instructions this machine has. It has no state: any number of them
-/// may work on disjoint chunks at once.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cpu;
+/// The kernels of the CPU. What they keep is the code of rules, so each shard has its own.
+#[derive(Debug)]
+pub struct Cpu {
+    rules: Rules,
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Cpu {
+    /// For the best vector instructions that this machine has.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with(Form::best())
+    }
+
+    /// Runs rules in this form, or as tiles where the machine cannot.
+    #[must_use]
+    pub fn with(form: Form) -> Self {
+        Self { rules: Rules::new(form) }
+    }
+}
 
 impl Kernels for Cpu {
-    /// # Panics
-    ///
-    /// When a length or a type does not fit; whoever calls has checked them.
     fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
-        assert_gradients_fit(element_type, into, gradients);
-        match element_type {
-            ElementType::Int32 => sum_wide::<i32>(into, gradients),
-            ElementType::Uint32 => sum_wide::<u32>(into, gradients),
-            ElementType::Int64 => sum_wide::<i64>(into, gradients),
-            ElementType::Uint64 => sum_wide::<u64>(into, gradients),
-            ElementType::Float32 => sum_wide::<f32>(into, gradients),
-            ElementType::Float64 => sum_wide::<f64>(into, gradients),
-            ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
-        }
+        sum(element_type, into, gradients);
     }
 
     /// # Panics
     ///
     /// When a length, a type or the number of states does not fit, or when the rule does not go with the type;
     /// whoever calls has checked them.
-    fn update(&mut self, mut update: Update<'_>) {
-        assert_update_fits(&update);
-        let is_unscaled = !update.element_type.is_float() || update.coefficients.gradient_scale == 1.0;
-        if update.rule.algorithm == Algorithm::Sum && is_unscaled {
-            return self.sum(update.element_type, update.parameter, update.gradients);
-        }
-        match update.element_type {
-            ElementType::Int32 => add_wide::<i32>(update.parameter, update.gradients),
-            ElementType::Uint32 => add_wide::<u32>(update.parameter, update.gradients),
-            ElementType::Int64 => add_wide::<i64>(update.parameter, update.gradients),
-            ElementType::Uint64 => add_wide::<u64>(update.parameter, update.gradients),
-            ElementType::Float32 => update_wide::<f32>(&mut update),
-            ElementType::Float64 => update_wide::<f64>(&mut update),
-            ElementType::Float16 | ElementType::Bfloat16 => refuse_half(update.element_type),
+    fn update(&mut self, update: Update<'_>) {
+        let Update { arithmetic, element_type, parameter, states, gradients } = update;
+        assert_gradients_fit(element_type, parameter, gradients);
+        match arithmetic {
+            Arithmetic::Add { scale } => add(element_type, parameter, gradients, scale),
+            Arithmetic::Sum { scale } => {
+                sum(element_type, parameter, gradients);
+                self::scale(element_type, parameter, scale);
+            }
+            Arithmetic::Rule { code, scalars } => {
+                assert_eq!(states.len(), code.states().len(), "the rule's states");
+                assert!(
+                    states.iter().all(|state| state.len() == parameter.len()),
+                    "a state is as long as its parameter"
+                );
+                let width = match element_type {
+                    ElementType::Float32 => Width::Single,
+                    ElementType::Float64 => Width::Double,
+                    other => panic!("a rule was let through for {other}; expected float32 or float64"),
+                };
+                self.rules.update(RuleUpdate { code, scalars, width, weights: parameter, states, gradients });
+            }
         }
     }
 
     fn name(&self) -> &'static str {
-        "cpu"
+        match self.rules.form() {
+            Form::Tiles => "cpu, rules as tiles: no AVX2, or this system runs no generated code",
+            Form::Avx2 => "cpu, rules as generated code for AVX2",
+            Form::Avx512 => "cpu, rules as generated code for AVX-512",
+        }
+    }
+}
+
+/// `into = g0 + g1 + ...` in the order given, in the parameter's type; halves are widened first.
+///
+/// # Panics
+///
+/// When a length or a type does not fit; whoever calls has checked them.
+pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
+    assert_gradients_fit(element_type, into, gradients);
+    match element_type {
+        ElementType::Int32 => sum_wide::<i32>(into, gradients),
+        ElementType::Uint32 => sum_wide::<u32>(into, gradients),
+        ElementType::Int64 => sum_wide::<i64>(into, gradients),
+        ElementType::Uint64 => sum_wide::<u64>(into, gradients),
+        ElementType::Float32 => sum_wide::<f32>(into, gradients),
+        ElementType::Float64 => sum_wide::<f64>(into, gradients),
+        ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+fn add(element_type: ElementType, parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+    match element_type {
+        ElementType::Int32 => add_wide::<i32>(parameter, gradients),
+        ElementType::Uint32 => add_wide::<u32>(parameter, gradients),
+        ElementType::Int64 => add_wide::<i64>(parameter, gradients),
+        ElementType::Uint64 => add_wide::<u64>(parameter, gradients),
+        ElementType::Float32 => add_scaled_wide::<f32>(parameter, gradients, scale),
+        ElementType::Float64 => add_scaled_wide::<f64>(parameter, gradients, scale),
+        ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+/// Integers are never scaled; a scale of one changes no bit.
+fn scale(element_type: ElementType, values: &mut [u8], scale: f64) {
+    match element_type {
+        _ if scale == 1.0 => {}
+        ElementType::Float32 => scale_wide::<f32>(values, scale),
+        ElementType::Float64 => scale_wide::<f64>(values, scale),
+        _ => {}
     }
 }
 
@@ -81,28 +144,27 @@ fn sum_wide<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_wide<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
-    sum::onto_whole::<E>(parameter, gradients);
+fn sum_tile_wide<E: Element>(into: &mut [Bytes<E>], gradients: &[Gradient<'_>], start: usize) {
+    sum::into_tile::<E>(into, gradients, start);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn update_wide<E: Real>(update: &mut Update<'_>) {
-    step::update_whole::<E>(update);
+fn add_wide<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
+    sum::onto_whole::<E>(parameter, gradients, |sum| sum);
 }
 
-fn assert_update_fits(update: &Update<'_>) {
-    let (rule, element_type) = (update.rule, update.element_type);
-    assert_gradients_fit(element_type, update.parameter, update.gradients);
-    let states = rule.states();
-    assert_eq!(update.states.len(), states.len(), "{} has these states: {states:?}", rule.algorithm.name());
-    for state in update.states.iter() {
-        assert_eq!(state.len(), update.parameter.len(), "a state is as long as its parameter");
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_scaled_wide<E: Real>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+    let scale = E::nearest(scale);
+    sum::onto_whole::<E>(parameter, gradients, |sum| sum * scale);
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale_wide<E: Real>(values: &mut [u8], scale: f64) {
+    let scale = E::nearest(scale);
+    for value in E::view_mut(values) {
+        *value = (E::load(*value) * scale).store();
     }
-    assert!(
-        element_type.is_float() || rule.algorithm.is_exact(),
-        "{} was let through for {element_type}",
-        rule.algorithm.name()
-    );
 }
 
 fn refuse_half(element_type: ElementType) -> ! {

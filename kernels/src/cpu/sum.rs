@@ -2,7 +2,7 @@
 
 use pserver_core::optim::Gradient;
 
-use super::element::{Element, Scratch, Source, TILE};
+use super::element::{Bytes, Element, Scratch, Source, TILE};
 
 /// `into = g0 + g1 + ...`; no gradients sum to zero.
 #[inline(always)]
@@ -12,23 +12,34 @@ pub(super) fn into_whole<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]
     }
 }
 
-/// `onto += g0 + g1 + ...`
+/// `onto += scaled(g0 + g1 + ...)`
 #[inline(always)]
-pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>]) {
+pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>], scaled: impl Fn(E) -> E) {
+    // A lone gradient is its own sum, and a small chunk should not pay for clearing a tile.
+    if let [lone] = gradients
+        && E::is_type_of(lone)
+    {
+        return onto_tile(E::view_mut(onto), E::view(lone.bytes), scaled);
+    }
     let mut scratch = Scratch::<E>::zero();
     for (tile, onto) in E::view_mut(onto).chunks_mut(TILE).enumerate() {
         let merged = &mut scratch.0[..onto.len()];
         into_tile::<E>(merged, gradients, tile * TILE);
-        for (onto, &merged) in onto.iter_mut().zip(merged.iter()) {
-            *onto = E::load(*onto).plus(E::load(merged)).store();
-        }
+        onto_tile(onto, merged, &scaled);
+    }
+}
+
+#[inline(always)]
+fn onto_tile<E: Element>(onto: &mut [Bytes<E>], merged: &[Bytes<E>], scaled: impl Fn(E) -> E) {
+    for (onto, &merged) in onto.iter_mut().zip(merged) {
+        *onto = E::load(*onto).plus(scaled(E::load(merged))).store();
     }
 }
 
 /// The sum of the gradients' elements from `start` on, as many as `into` holds. It starts from the first gradient
 /// and not from zero, so that a lone negative zero stays one.
 #[inline(always)]
-pub(super) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
+pub(crate) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
     let Some((first, mut others)) = gradients.split_first() else {
         into.fill(E::default().store());
         return;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pserver_core::dtype::ElementType;
 use pserver_core::optim::Gradient;
 use pserver_core::port::Kernels;
-use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cpu;
 
 use crate::duel::BLOCKS_MIN;
 use crate::report::{Outcome, Report};
@@ -41,7 +41,7 @@ pub(super) fn measure(bytes: u64, report: &mut Report) {
         }),
     );
     let into: &mut [u8] = bytemuck::cast_slice_mut(&mut to);
-    line("sum of one", timed(bytes, || Cpu.sum(ElementType::Float32, black_box(into), &gradient)));
+    line("sum of one", timed(bytes, || cpu::sum(ElementType::Float32, black_box(into), &gradient)));
 }
 
 /// Reads every element once, in lanes that no addition waits for another in.

@@ -7,7 +7,8 @@ use super::stage::{Plan, Stage, id};
 use crate::config::{Merge, Mode, OptimizerSettings};
 use crate::dtype::ElementType::{Float32, Int64};
 use crate::ids::TrainerId;
-use crate::optim::{Gradient, Step, square_sum, update};
+use crate::optim::{Gradient, Prepared, Step, square_sum};
+use crate::port::{Kernels, Plain, Update};
 use crate::server::shard::Phase;
 
 const SGD: &str = "optimizer: SGD";
@@ -112,6 +113,7 @@ proptest! {
 /// What a parameter of two chunks and a bit becomes when it is updated whole.
 fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
     let rule = OptimizerSettings::from_text(CLIPPED).expect("valid").rule.expect("there");
+    let prepared = Prepared::new(rule).expect("it is a rule");
     let bytes = trainers[0].len() * 4;
     let (mut value, mut state, mut sum) = (vec![0; bytes], vec![0; bytes], vec![0; bytes]);
     let payloads: Vec<Vec<u8>> =
@@ -121,8 +123,13 @@ fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
         crate::optim::sum(Float32, &mut sum, &gradients);
         let norm = Some(square_sum(Float32, &sum).sqrt() * scale);
         let step = Step { version: crate::ids::Version(version), rate: None, norm, scale };
-        let coefficients = rule.coefficients(&step);
-        update(&rule, &coefficients, Float32, &mut value, &mut [&mut state], &gradients);
+        Plain.update(Update {
+            arithmetic: prepared.arithmetic(&step, &mut Vec::new()),
+            element_type: Float32,
+            parameter: &mut value,
+            states: &mut [&mut state],
+            gradients: &gradients,
+        });
     }
     value
 }

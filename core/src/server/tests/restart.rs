@@ -17,6 +17,10 @@ use crate::wire::{Flags, Frame, Kind};
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
+/// A user's rule: states that do not begin at zero, and the number of the update.
+const WRITTEN: &str = "rule: 'state m = 0.5; state k = -1; m = b*m + g; k += 1; w -= lr*(m + sign(g)*k/n)' \
+                       rule_set { key: 'b' value: 0.9 } const_lr { learning_rate: 0.1 }";
+const WRITTEN_CLIPPED: &str = "rule: 'state m = 0.1; m = 0.5*m + g; w -= lr*m' clip_norm: 0.5 l2: 0.1";
 const ADD: &str = "algorithm: \"add\"";
 
 /// Chunks that step alone, chunks that step together, and a chunk of integers.
@@ -26,6 +30,8 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         .with("g", Float32, 2050, CLIPPED)
         .with("n", Int64, 3, ADD)
         .with("d", Float64, 2, "optimizer: SGD")
+        .with("r", Float32, 1026, WRITTEN)
+        .with("s", Float64, 700, WRITTEN_CLIPPED)
 }
 
 /// Numbers from a seed.

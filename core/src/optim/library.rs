@@ -1,0 +1,14 @@
+//! The project's rules that have a name and are nothing but a text.
+
+/// By name.
+const TEXTS: [(&str, &str); 1] = [("lion", include_str!("../../rules/lion.rule"))];
+
+/// The text of the rule with this name.
+pub(crate) fn text(name: &str) -> Option<&'static str> {
+    TEXTS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// Every name, as errors list them.
+pub(crate) fn names() -> String {
+    TEXTS.map(|(name, _)| name).join(", ")
+}

@@ -1,0 +1,162 @@
+//! A rule that kernels can run: checked, and lowered to straight-line code.
+
+use std::sync::Arc;
+
+use crate::error::Failure;
+use crate::rule::ssa::{Lowered, StateResult};
+use crate::rule::{Settings, Written, lower};
+
+use super::algorithm::Algorithm;
+use super::coefficients::Step;
+use super::rule::{Regularizer, Rule};
+
+/// What one update computes.
+#[derive(Clone, Copy, Debug)]
+pub enum Arithmetic<'a> {
+    /// `w + sum * scale`, for every type; see [`Algorithm::Add`].
+    Add {
+        /// For floats; integers are never scaled.
+        scale: f64,
+    },
+    /// `sum * scale`, for every type; see [`Algorithm::Sum`].
+    Sum {
+        /// For floats; integers are never scaled.
+        scale: f64,
+    },
+    /// A rule, for f32 and f64.
+    Rule {
+        /// Its code. The same code comes behind the same `Arc`, update after update.
+        code: &'a Arc<Lowered>,
+        /// The scalars of this update, as [`Lowered::evaluate`] gave them: one for each of [`Lowered::scalars`].
+        scalars: &'a [f64],
+    },
+}
+
+/// A rule that has passed [`Rule::validate`], with its code.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    rule: Rule,
+    /// None for what is exact.
+    code: Option<Arc<Lowered>>,
+}
+
+impl Prepared {
+    /// Checks and lowers a rule: clipping, what is coupled or decoupled, the algorithm, what is proximal.
+    ///
+    /// # Errors
+    /// As [`Rule::validate`], and when the whole is longer than a rule may be.
+    pub fn new(rule: Rule) -> Result<Self, Failure> {
+        rule.validate()?;
+        if rule.algorithm.is_exact() {
+            return Ok(Self { rule, code: None });
+        }
+        let pieces = pieces(&rule)?;
+        let code = lower(&pieces.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
+        Ok(Self { rule, code: Some(Arc::new(code)) })
+    }
+
+    /// The rule itself.
+    #[must_use]
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    /// The rule alone.
+    #[must_use]
+    pub fn into_rule(self) -> Rule {
+        self.rule
+    }
+
+    /// The state tensors, in the order in which a kernel takes them.
+    #[must_use]
+    pub fn states(&self) -> &[StateResult] {
+        self.code.as_ref().map_or(&[], |code| code.states())
+    }
+
+    /// What this update computes. `scalars` is a place for its numbers; what it held is lost.
+    ///
+    /// # Panics
+    ///
+    /// As [`Rule::inputs`].
+    #[must_use]
+    pub fn arithmetic<'a>(&'a self, step: &Step, scalars: &'a mut Vec<f64>) -> Arithmetic<'a> {
+        let inputs = self.rule.inputs(step);
+        let scale = inputs.gradient_scale;
+        match (&self.code, &self.rule.algorithm) {
+            (Some(code), _) => {
+                code.evaluate(&inputs, scalars);
+                Arithmetic::Rule { code, scalars }
+            }
+            (None, Algorithm::Sum) => Arithmetic::Sum { scale },
+            (None, _) => Arithmetic::Add { scale },
+        }
+    }
+}
+
+/// The texts that make up a rule, in the order in which they run.
+fn pieces(rule: &Rule) -> Result<Vec<Arc<Written>>, Failure> {
+    let mut pieces = Vec::new();
+    if let Some(bound) = rule.clip_value {
+        pieces.push(piece(include_str!("../../rules/clip.rule"), &[("bound", bound)])?);
+    }
+    let penalty = [("l1", rule.l1), ("l2", rule.l2)];
+    let regularizer = match (&rule.algorithm, rule.regularizer) {
+        _ if rule.l1 == 0.0 && rule.l2 == 0.0 => None,
+        (Algorithm::AdamW { .. }, _) => Some(Regularizer::Decoupled),
+        // The proximal step is within its formula.
+        (Algorithm::Ftrl { .. }, Regularizer::Proximal) => None,
+        (_, regularizer) => Some(regularizer),
+    };
+    match regularizer {
+        Some(Regularizer::Coupled) => pieces.push(piece(include_str!("../../rules/coupled.rule"), &penalty)?),
+        Some(Regularizer::Decoupled) => pieces.push(piece(include_str!("../../rules/decoupled.rule"), &penalty)?),
+        Some(Regularizer::Proximal) | None => {}
+    }
+    pieces.push(algorithm(rule)?);
+    if regularizer == Some(Regularizer::Proximal) {
+        pieces.push(piece(include_str!("../../rules/proximal.rule"), &penalty)?);
+    }
+    Ok(pieces)
+}
+
+/// The text of the algorithm, with its constants.
+pub(super) fn algorithm(rule: &Rule) -> Result<Arc<Written>, Failure> {
+    match rule.algorithm {
+        Algorithm::Written(ref written) => Ok(Arc::clone(written)),
+        Algorithm::Add | Algorithm::Sum => unreachable!("what is exact is no text"),
+        Algorithm::Sgd => piece(include_str!("../../rules/sgd.rule"), &[]),
+        Algorithm::Momentum { momentum, nesterov: false } => {
+            piece(include_str!("../../rules/momentum.rule"), &[("mu", momentum)])
+        }
+        Algorithm::Momentum { momentum, nesterov: true } => {
+            piece(include_str!("../../rules/nesterov.rule"), &[("mu", momentum)])
+        }
+        Algorithm::Adagrad { epsilon } => piece(include_str!("../../rules/adagrad.rule"), &[("epsilon", epsilon)]),
+        Algorithm::Adadelta { rho, epsilon } => {
+            piece(include_str!("../../rules/adadelta.rule"), &[("rho", rho), ("epsilon", epsilon)])
+        }
+        Algorithm::RmsProp { rho, epsilon, momentum: 0.0 } => {
+            piece(include_str!("../../rules/rmsprop.rule"), &[("rho", rho), ("epsilon", epsilon)])
+        }
+        Algorithm::RmsProp { rho, epsilon, momentum } => {
+            let settings = [("rho", rho), ("epsilon", epsilon), ("mu", momentum)];
+            piece(include_str!("../../rules/rmsprop_momentum.rule"), &settings)
+        }
+        Algorithm::Adam { beta1, beta2, epsilon } | Algorithm::AdamW { beta1, beta2, epsilon } => {
+            let settings = [("beta_1", beta1), ("beta_2", beta2), ("epsilon", epsilon)];
+            piece(include_str!("../../rules/adam.rule"), &settings)
+        }
+        Algorithm::Ftrl { learning_rate_power, beta } => {
+            let is_proximal = rule.regularizer == Regularizer::Proximal;
+            let (l1, l2) = if is_proximal { (rule.l1, rule.l2) } else { (0.0, 0.0) };
+            // A subtraction, so that a power of zero is not the negative one.
+            let settings = [("power", 0.0 - learning_rate_power), ("beta", beta), ("l1", l1), ("l2", l2)];
+            piece(include_str!("../../rules/ftrl.rule"), &settings)
+        }
+    }
+}
+
+fn piece(text: &str, settings: &[(&str, f64)]) -> Result<Arc<Written>, Failure> {
+    let settings: Settings = settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    Written::piece(text, &settings).map(Arc::new)
+}

@@ -1,0 +1,373 @@
+//! Straight-line code in the making: operations are numbered, equal ones are one, known ones are computed.
+
+use std::collections::BTreeMap;
+
+use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
+
+use super::ssa::{
+    Binary, Comparison, Function, Lowered, Op, ScalarId, ScalarInput, ScalarInputs, ScalarOp, StateId, StateResult,
+    Unary, ValueId,
+};
+
+/// A value while code is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    /// A real that is the same for every element.
+    Scalar(ScalarId),
+    /// A condition that is the same for every element: one or zero.
+    Truth(ScalarId),
+    /// A real of an element.
+    Element(ValueId),
+    /// A condition on an element.
+    Mask(ValueId),
+}
+
+/// The lists so far. They may grow past the limits until [`check_limits`](Self::check_limits) is asked, by what one
+/// statement adds.
+#[derive(Default)]
+pub(super) struct Code {
+    scalars: Vec<ScalarOp>,
+    ops: Vec<Op>,
+    places: BTreeMap<Op, ValueId>,
+}
+
+/// What no update knows while code is made; nothing that is known needs it.
+const NOTHING: ScalarInputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0 };
+
+impl Code {
+    pub(super) fn weight(&mut self) -> Operand {
+        Operand::Element(self.op(Op::Weight))
+    }
+
+    /// The merged gradient, scaled.
+    pub(super) fn gradient(&mut self) -> Operand {
+        let sum = Operand::Element(self.op(Op::Gradient));
+        let scale = self.input(ScalarInput::GradientScale);
+        self.binary(Binary::Multiply, sum, scale)
+    }
+
+    pub(super) fn state(&mut self, state: StateId) -> Operand {
+        Operand::Element(self.op(Op::State(state)))
+    }
+
+    pub(super) fn input(&mut self, input: ScalarInput) -> Operand {
+        Operand::Scalar(self.scalar(ScalarOp::Input(input)))
+    }
+
+    pub(super) fn constant(&mut self, value: f64) -> Operand {
+        Operand::Scalar(self.scalar(ScalarOp::Constant(value)))
+    }
+
+    /// The value of what is known before training; truth is one and zero.
+    pub(super) fn known(&self, operand: Operand) -> Option<f64> {
+        let (Operand::Scalar(scalar) | Operand::Truth(scalar)) = operand else { return None };
+        self.constant_of(scalar)
+    }
+
+    pub(super) fn unary(&mut self, unary: Unary, operand: Operand) -> Operand {
+        match operand {
+            Operand::Scalar(scalar) => Operand::Scalar(self.scalar(ScalarOp::Unary(unary, scalar))),
+            operand => Operand::Element(self.unary_of_element(unary, operand)),
+        }
+    }
+
+    pub(super) fn binary(&mut self, binary: Binary, left: Operand, right: Operand) -> Operand {
+        if let (Operand::Scalar(left), Operand::Scalar(right)) = (left, right) {
+            return Operand::Scalar(self.scalar(ScalarOp::Binary(binary, left, right)));
+        }
+        // What changes no bit of any element is left out.
+        match (binary, self.known(left), self.known(right)) {
+            (Binary::Multiply | Binary::Divide, _, Some(1.0)) => return left,
+            (Binary::Multiply, Some(1.0), _) => return right,
+            (Binary::Subtract, _, Some(zero)) if zero.to_bits() == 0 => return left,
+            _ => {}
+        }
+        let (mut left, mut right) = (self.element(left), self.element(right));
+        if matches!(binary, Binary::Add | Binary::Multiply) && right < left {
+            (left, right) = (right, left);
+        }
+        Operand::Element(self.op(Op::Binary(binary, left, right)))
+    }
+
+    pub(super) fn compare(&mut self, comparison: Comparison, left: Operand, right: Operand) -> Operand {
+        if let (Operand::Scalar(left), Operand::Scalar(right)) = (left, right) {
+            return Operand::Truth(self.scalar(ScalarOp::Compare(comparison, left, right)));
+        }
+        let (left, right) = (self.element(left), self.element(right));
+        Operand::Mask(self.op(Op::Compare(comparison, left, right)))
+    }
+
+    pub(super) fn not(&mut self, operand: Operand) -> Operand {
+        match operand {
+            Operand::Truth(truth) => {
+                let zero = self.scalar(ScalarOp::Constant(0.0));
+                Operand::Truth(self.scalar(ScalarOp::Compare(Comparison::Equal, truth, zero)))
+            }
+            operand => {
+                let mask = self.mask(operand);
+                Operand::Mask(self.op(Op::Not(mask)))
+            }
+        }
+    }
+
+    pub(super) fn and(&mut self, left: Operand, right: Operand) -> Operand {
+        match (self.known(left), self.known(right), left, right) {
+            (Some(0.0), ..) => left,
+            (Some(_), ..) => right,
+            (_, Some(0.0), ..) => right,
+            (_, Some(_), ..) => left,
+            (_, _, Operand::Truth(left), Operand::Truth(right)) => {
+                Operand::Truth(self.scalar(ScalarOp::Binary(Binary::Minimum, left, right)))
+            }
+            _ => {
+                let (left, right) = (self.mask(left), self.mask(right));
+                Operand::Mask(self.op(Op::And(left, right)))
+            }
+        }
+    }
+
+    pub(super) fn or(&mut self, left: Operand, right: Operand) -> Operand {
+        match (self.known(left), self.known(right), left, right) {
+            (Some(0.0), ..) => right,
+            (Some(_), ..) => left,
+            (_, Some(0.0), ..) => left,
+            (_, Some(_), ..) => right,
+            (_, _, Operand::Truth(left), Operand::Truth(right)) => {
+                Operand::Truth(self.scalar(ScalarOp::Binary(Binary::Maximum, left, right)))
+            }
+            _ => {
+                let (left, right) = (self.mask(left), self.mask(right));
+                Operand::Mask(self.op(Op::Or(left, right)))
+            }
+        }
+    }
+
+    pub(super) fn select(&mut self, condition: Operand, then: Operand, otherwise: Operand) -> Operand {
+        if let Some(truth) = self.known(condition) {
+            return if truth == 0.0 { otherwise } else { then };
+        }
+        if then == otherwise {
+            return then;
+        }
+        if let (Operand::Truth(condition), Operand::Scalar(then), Operand::Scalar(otherwise)) =
+            (condition, then, otherwise)
+        {
+            return Operand::Scalar(self.scalar(ScalarOp::Select { condition, then, otherwise }));
+        }
+        let mask = self.mask(condition);
+        let (then, otherwise) = (self.element(then), self.element(otherwise));
+        Operand::Element(self.op(Op::Select { mask, then, otherwise }))
+    }
+
+    pub(super) fn call(&mut self, function: Function, operand: Operand) -> Operand {
+        match operand {
+            Operand::Scalar(scalar) => Operand::Scalar(self.scalar(ScalarOp::Call(function, scalar))),
+            operand => {
+                let operand = self.element(operand);
+                Operand::Element(self.op(Op::Call(function, operand)))
+            }
+        }
+    }
+
+    /// Of elements, the powers that vector units have are what they are: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
+    pub(super) fn power(&mut self, base: Operand, exponent: Operand) -> Operand {
+        match (base, exponent, self.known(exponent)) {
+            (Operand::Scalar(base), Operand::Scalar(exponent), _) => {
+                Operand::Scalar(self.scalar(ScalarOp::Power(base, exponent)))
+            }
+            (base, _, Some(1.0)) => base,
+            (base, _, Some(2.0)) => self.binary(Binary::Multiply, base, base),
+            (base, _, Some(0.5)) => self.unary(Unary::SquareRoot, base),
+            (base, exponent, _) => {
+                let (base, exponent) = (self.element(base), self.element(exponent));
+                Operand::Element(self.op(Op::Power(base, exponent)))
+            }
+        }
+    }
+
+    /// Refuses code that has grown too long.
+    pub(super) fn check_limits(&self) -> Result<(), String> {
+        // A result that is a scalar becomes an operation at the end.
+        let results = STATES_MAX + 1;
+        if self.ops.len() + results > RULE_OPS_MAX {
+            let most = RULE_OPS_MAX - results;
+            return Err(format!("expected at most {most} operations in a rule, found more"));
+        }
+        if self.scalars.len() > RULE_SCALARS_MAX {
+            return Err(format!("expected at most {RULE_SCALARS_MAX} numbers and scalars in a rule, found more"));
+        }
+        Ok(())
+    }
+
+    /// The code that these results need, in the same order. The limits were checked, and there is room for the results
+    /// themselves.
+    pub(super) fn finish(mut self, states: Vec<(String, f64, Operand)>, weight: Operand) -> Lowered {
+        let mut results: Vec<ValueId> = states.iter().map(|(_, _, value)| self.element(*value)).collect();
+        results.push(self.element(weight));
+        let values = self.needed_values(&results);
+        let scalars = self.needed_scalars(&values);
+        let value = |id: ValueId| ValueId(values[id.index()].expect("what is used was kept"));
+        let scalar = |id: ScalarId| ScalarId(scalars[id.index()].expect("what is used was kept"));
+        let kept = |places: &[Option<u16>], place: usize| places[place].is_some();
+        let ops = self.ops.iter().enumerate().filter(|(place, _)| kept(&values, *place));
+        let ops = ops.map(|(_, op)| op.renumbered(value, scalar)).collect();
+        let kept_scalars = self.scalars.iter().enumerate().filter(|(place, _)| kept(&scalars, *place));
+        let kept_scalars = kept_scalars.map(|(_, op)| op.renumbered(scalar)).collect();
+        let weight = value(*results.last().expect("the weight was pushed"));
+        let states = states.into_iter().zip(&results);
+        let states = states.map(|((name, initial, _), result)| StateResult { name, initial, value: value(*result) });
+        Lowered::new(kept_scalars, ops, states.collect(), weight)
+    }
+
+    /// The new number of every operation that a result needs.
+    fn needed_values(&self, results: &[ValueId]) -> Vec<Option<u16>> {
+        let mut needed = vec![false; self.ops.len()];
+        results.iter().for_each(|result| needed[result.index()] = true);
+        for place in (0..self.ops.len()).rev() {
+            if needed[place] {
+                self.ops[place].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        numbers(&needed)
+    }
+
+    /// The new number of every scalar that a kept operation needs.
+    fn needed_scalars(&self, values: &[Option<u16>]) -> Vec<Option<u16>> {
+        let mut needed = vec![false; self.scalars.len()];
+        for (op, _) in self.ops.iter().zip(values).filter(|(_, kept)| kept.is_some()) {
+            if let Op::Scalar(scalar) = op {
+                needed[scalar.index()] = true;
+            }
+        }
+        for place in (0..self.scalars.len()).rev() {
+            if needed[place] {
+                self.scalars[place].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        numbers(&needed)
+    }
+
+    fn element(&mut self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Element(value) => value,
+            Operand::Scalar(scalar) => self.op(Op::Scalar(scalar)),
+            Operand::Truth(_) | Operand::Mask(_) => unreachable!("a condition was let through as a real"),
+        }
+    }
+
+    fn mask(&mut self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Mask(value) => value,
+            Operand::Truth(truth) => {
+                let zero = self.scalar(ScalarOp::Constant(0.0));
+                let (zero, truth) = (self.op(Op::Scalar(zero)), self.op(Op::Scalar(truth)));
+                self.op(Op::Compare(Comparison::Less, zero, truth))
+            }
+            Operand::Scalar(_) | Operand::Element(_) => unreachable!("a real was let through as a condition"),
+        }
+    }
+
+    fn unary_of_element(&mut self, unary: Unary, operand: Operand) -> ValueId {
+        let operand = self.element(operand);
+        match (unary, self.ops[operand.index()]) {
+            (Unary::Negate, Op::Unary(Unary::Negate, inner)) => inner,
+            _ => self.op(Op::Unary(unary, operand)),
+        }
+    }
+
+    fn op(&mut self, op: Op) -> ValueId {
+        let next = ValueId(u16::try_from(self.ops.len()).expect("a statement adds few operations to those allowed"));
+        *self.places.entry(op).or_insert_with(|| {
+            self.ops.push(op);
+            next
+        })
+    }
+
+    /// Equal scalars are one, known ones are computed.
+    fn scalar(&mut self, scalar: ScalarOp) -> ScalarId {
+        let scalar = self.folded(scalar);
+        let place = self.scalars.iter().position(|known| is_same(*known, scalar)).unwrap_or_else(|| {
+            self.scalars.push(scalar);
+            self.scalars.len() - 1
+        });
+        ScalarId(u16::try_from(place).expect("a statement adds few scalars to those allowed"))
+    }
+
+    fn folded(&self, scalar: ScalarOp) -> ScalarOp {
+        if let ScalarOp::Select { condition, then, otherwise } = scalar
+            && let Some(truth) = self.constant_of(condition)
+        {
+            return self.scalars[if truth == 0.0 { otherwise } else { then }.index()];
+        }
+        if matches!(scalar, ScalarOp::Constant(_) | ScalarOp::Input(_))
+            || scalar.operands().any(|operand| self.constant_of(operand).is_none())
+        {
+            return scalar;
+        }
+        let operands: Vec<f64> = self.scalars.iter().map(|known| constant(*known).unwrap_or(f64::NAN)).collect();
+        ScalarOp::Constant(scalar.value(&NOTHING, &operands))
+    }
+
+    fn constant_of(&self, scalar: ScalarId) -> Option<f64> {
+        constant(self.scalars[scalar.index()])
+    }
+}
+
+fn constant(scalar: ScalarOp) -> Option<f64> {
+    if let ScalarOp::Constant(value) = scalar { Some(value) } else { None }
+}
+
+/// Constants are the same by their bits: zero is not negative zero.
+fn is_same(one: ScalarOp, other: ScalarOp) -> bool {
+    match (one, other) {
+        (ScalarOp::Constant(one), ScalarOp::Constant(other)) => one.to_bits() == other.to_bits(),
+        _ => one == other,
+    }
+}
+
+fn numbers(needed: &[bool]) -> Vec<Option<u16>> {
+    let mut next = 0_u16;
+    let number = |needed: &bool| {
+        needed.then(|| {
+            next += 1;
+            next - 1
+        })
+    };
+    needed.iter().map(number).collect()
+}
+
+impl Op {
+    fn renumbered(self, value: impl Fn(ValueId) -> ValueId, scalar: impl Fn(ScalarId) -> ScalarId) -> Self {
+        match self {
+            Self::Weight | Self::Gradient | Self::State(_) => self,
+            Self::Scalar(id) => Self::Scalar(scalar(id)),
+            Self::Unary(unary, operand) => Self::Unary(unary, value(operand)),
+            Self::Binary(binary, left, right) => Self::Binary(binary, value(left), value(right)),
+            Self::Compare(comparison, left, right) => Self::Compare(comparison, value(left), value(right)),
+            Self::Not(operand) => Self::Not(value(operand)),
+            Self::And(left, right) => Self::And(value(left), value(right)),
+            Self::Or(left, right) => Self::Or(value(left), value(right)),
+            Self::Select { mask, then, otherwise } => {
+                Self::Select { mask: value(mask), then: value(then), otherwise: value(otherwise) }
+            }
+            Self::Call(function, operand) => Self::Call(function, value(operand)),
+            Self::Power(base, exponent) => Self::Power(value(base), value(exponent)),
+        }
+    }
+}
+
+impl ScalarOp {
+    fn renumbered(self, scalar: impl Fn(ScalarId) -> ScalarId) -> Self {
+        match self {
+            Self::Constant(_) | Self::Input(_) => self,
+            Self::Unary(unary, operand) => Self::Unary(unary, scalar(operand)),
+            Self::Binary(binary, left, right) => Self::Binary(binary, scalar(left), scalar(right)),
+            Self::Compare(comparison, left, right) => Self::Compare(comparison, scalar(left), scalar(right)),
+            Self::Select { condition, then, otherwise } => {
+                Self::Select { condition: scalar(condition), then: scalar(then), otherwise: scalar(otherwise) }
+            }
+            Self::Call(function, operand) => Self::Call(function, scalar(operand)),
+            Self::Power(base, exponent) => Self::Power(scalar(base), scalar(exponent)),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Text cut into words, numbers and symbols.
+
+use std::fmt;
+
+use crate::error::Failure;
+use crate::limits::{RULE_NAME_BYTES_MAX, RULE_TEXT_BYTES_MAX};
+
+use super::syntax::Position;
+
+/// A word, with where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Token<'a> {
+    pub(super) position: Position,
+    pub(super) kind: TokenKind<'a>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum TokenKind<'a> {
+    /// Letters, digits and `_`, and no digit first.
+    Word(&'a str),
+    Number(f64),
+    Symbol(&'static str),
+    /// The end of a line.
+    Break,
+    End,
+}
+
+/// Longer ones first.
+const SYMBOLS: [&str; 22] = [
+    "+=", "-=", "*=", "/=", "<=", ">=", "==", "!=", "+", "-", "*", "/", "^", "<", ">", "=", "(", ")", "[", "]", ",",
+    ";",
+];
+
+/// All tokens; the last one is the end.
+pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Failure> {
+    if text.len() > RULE_TEXT_BYTES_MAX {
+        let length = text.len();
+        return Err(Failure::call(format!("a rule of {length} bytes; expected at most {RULE_TEXT_BYTES_MAX}")));
+    }
+    let mut lexer = Lexer { rest: text, position: Position { line: 1, column: 1 } };
+    let mut tokens = Vec::new();
+    loop {
+        let token = lexer.token()?;
+        let is_end = token.kind == TokenKind::End;
+        tokens.push(token);
+        if is_end {
+            return Ok(tokens);
+        }
+    }
+}
+
+struct Lexer<'a> {
+    rest: &'a str,
+    position: Position,
+}
+
+impl<'a> Lexer<'a> {
+    fn token(&mut self) -> Result<Token<'a>, Failure> {
+        self.skip_blank();
+        let position = self.position;
+        let kind = match self.rest.chars().next() {
+            None => TokenKind::End,
+            Some('\n') => {
+                self.take(1);
+                TokenKind::Break
+            }
+            Some(first) if first.is_ascii_alphabetic() || first == '_' => self.word(position)?,
+            Some(first) if first.is_ascii_digit() || first == '.' => self.number(position)?,
+            Some(first) => self.symbol(position, first)?,
+        };
+        Ok(Token { position, kind })
+    }
+
+    fn word(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
+        let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        let word = self.take(self.rest.find(|character| !is_part(character)).unwrap_or(self.rest.len()));
+        if word.len() > RULE_NAME_BYTES_MAX {
+            return Err(
+                position.refuse(format!("a name of {} bytes; expected at most {RULE_NAME_BYTES_MAX}", word.len()))
+            );
+        }
+        Ok(TokenKind::Word(word))
+    }
+
+    /// Digits with at most one point, then perhaps an exponent. Letters that follow at once are a mistake.
+    fn number(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
+        let mut before = ' ';
+        let mut length = 0;
+        for character in self.rest.chars() {
+            let is_sign = matches!((before, character), ('e' | 'E', '+' | '-'));
+            if !is_sign && !character.is_ascii_alphanumeric() && !matches!(character, '.' | '_') {
+                break;
+            }
+            before = character;
+            length += character.len_utf8();
+        }
+        let text = self.take(length);
+        // The library reads `1e5` and `.5`, and also `infinity`, which begins with a letter and does not come here.
+        match text.parse::<f64>() {
+            Ok(value) if value.is_finite() => Ok(TokenKind::Number(value)),
+            Ok(_) => Err(position.refuse(format!("expected a finite number, found {text}"))),
+            Err(_) => Err(position.refuse(format!("expected a number such as 0.5 or 1e-8, found {text}"))),
+        }
+    }
+
+    fn symbol(&mut self, position: Position, first: char) -> Result<TokenKind<'a>, Failure> {
+        let Some(symbol) = SYMBOLS.into_iter().find(|symbol| self.rest.starts_with(symbol)) else {
+            return Err(position.refuse(format!("expected a name, a number or an operator, found {first:?}")));
+        };
+        self.take(symbol.len());
+        Ok(TokenKind::Symbol(symbol))
+    }
+
+    fn skip_blank(&mut self) {
+        loop {
+            if self.rest.starts_with('#') {
+                self.take(self.rest.find('\n').unwrap_or(self.rest.len()));
+            }
+            match self.rest.chars().next() {
+                Some(character) if character != '\n' && character.is_whitespace() => self.take(character.len_utf8()),
+                _ => return,
+            };
+        }
+    }
+
+    fn take(&mut self, length: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(length);
+        for character in taken.chars() {
+            if character == '\n' {
+                self.position = Position { line: self.position.line + 1, column: 1 };
+            } else {
+                self.position.column += 1;
+            }
+        }
+        self.rest = rest;
+        taken
+    }
+}
+
+impl fmt::Display for TokenKind<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Word(word) => write!(formatter, "{word:?}"),
+            Self::Number(number) => write!(formatter, "{number}"),
+            Self::Symbol(symbol) => write!(formatter, "'{symbol}'"),
+            Self::Break => formatter.write_str("the end of the line"),
+            Self::End => formatter.write_str("the end"),
+        }
+    }
+}

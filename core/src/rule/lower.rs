@@ -1,0 +1,388 @@
+//! From text to straight-line code, and everything that is checked on the way.
+//!
+//! One walk does all: it follows the names, tells reals from conditions, computes what is known already, keeps equal
+//! operations once, and says what is wrong and where. What does not depend on an element becomes a scalar, in binary64;
+//! where it meets an element it is rounded to the parameter's type.
+//!
+//! Nothing is changed that could change a bit: `(g * lr) * mu` is two operations on elements, because it was written so.
+
+use std::collections::BTreeMap;
+
+use crate::error::Failure;
+use crate::limits::STATES_MAX;
+
+use super::code::{Code, Operand};
+use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
+use super::syntax::{
+    Arithmetic, Expression, ExpressionKind, Interval, Logic, Named, Position, Relation, Statement, StatementKind,
+};
+use super::written::Written;
+
+/// The code of some texts, one after another, as one. Each has names of its own; `w` and `g` go from one to the next.
+///
+/// # Errors
+/// When they are longer together than a rule may be, or have two states of one name.
+pub fn lower(pieces: &[&Written]) -> Result<Lowered, Failure> {
+    let mut lowering = Lowering::new();
+    for piece in pieces {
+        lowering.add(piece)?;
+    }
+    Ok(lowering.finish())
+}
+
+/// Code in the making.
+pub(super) struct Lowering {
+    code: Code,
+    weight: Operand,
+    gradient: Operand,
+    states: Vec<Held>,
+    assigns_weight: bool,
+}
+
+/// A state in the making.
+struct Held {
+    name: String,
+    initial: f64,
+    value: Operand,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy)]
+enum Meaning {
+    Weight,
+    Gradient,
+    State(usize),
+    /// A parameter, a name of ours, or what `let` names.
+    Value(Operand),
+}
+
+/// One text while it is added.
+struct Piece<'a> {
+    lowering: &'a mut Lowering,
+    written: &'a Written,
+    names: BTreeMap<&'a str, Meaning>,
+    parameters: BTreeMap<String, f64>,
+    /// Within the branch that a constant condition leaves out: there a division by zero is no mistake.
+    is_left_out: bool,
+}
+
+impl Lowering {
+    pub(super) fn new() -> Self {
+        let mut code = Code::default();
+        let weight = code.weight();
+        let gradient = code.gradient();
+        Self { code, weight, gradient, states: Vec::new(), assigns_weight: false }
+    }
+
+    /// Whether any text so far assigned `w`.
+    pub(super) fn assigns_weight(&self) -> bool {
+        self.assigns_weight
+    }
+
+    /// Adds a text; gives the values of its parameters.
+    pub(super) fn add(&mut self, written: &Written) -> Result<BTreeMap<String, f64>, Failure> {
+        let mut piece =
+            Piece { lowering: self, written, names: BTreeMap::new(), parameters: BTreeMap::new(), is_left_out: false };
+        let code = &mut piece.lowering.code;
+        let names = [
+            ("w", Meaning::Weight),
+            ("g", Meaning::Gradient),
+            ("lr", Meaning::Value(code.input(ScalarInput::Rate))),
+            ("n", Meaning::Value(code.input(ScalarInput::Count))),
+        ];
+        piece.names.extend(names);
+        for statement in &written.syntax().statements {
+            piece.statement(statement)?;
+        }
+        Ok(piece.parameters)
+    }
+
+    /// The code, without what nobody needs.
+    pub(super) fn finish(self) -> Lowered {
+        let states = self.states.into_iter().map(|state| (state.name, state.initial, state.value)).collect();
+        self.code.finish(states, self.weight)
+    }
+}
+
+impl<'a> Piece<'a> {
+    fn statement(&mut self, statement: &'a Statement) -> Result<(), Failure> {
+        let Statement { position, name, kind } = statement;
+        match kind {
+            StatementKind::Parameter { interval, default } => {
+                self.refuse_known(*position, name)?;
+                let value = self.parameter(*position, name, interval.as_ref(), *default)?;
+                let value = self.lowering.code.constant(value);
+                self.names.insert(name, Meaning::Value(value));
+            }
+            StatementKind::State(initial) => {
+                self.refuse_known(*position, name)?;
+                self.state(*position, name, initial)?;
+            }
+            StatementKind::Let(value) => {
+                self.refuse_known(*position, name)?;
+                let value = self.expression(value)?;
+                self.names.insert(name, Meaning::Value(value));
+            }
+            StatementKind::Assign(operator, value) => self.assign(*position, name, *operator, value)?,
+        }
+        self.lowering.code.check_limits().map_err(|reason| position.refuse(reason))
+    }
+
+    fn parameter(
+        &mut self,
+        position: Position,
+        name: &str,
+        interval: Option<&Interval>,
+        default: Option<f64>,
+    ) -> Result<f64, Failure> {
+        let value = self.written.settings().get(name).copied().or(default).ok_or_else(|| {
+            position.refuse(format!("expected a value for the parameter {name:?}, which has no default, found none"))
+        })?;
+        let holds = interval.map_or(value.is_finite(), |interval| interval.holds(value));
+        if !holds {
+            let range = interval.map_or("a finite number".to_owned(), ToString::to_string);
+            return Err(position.refuse(format!("expected {name:?} in {range}, found {value}")));
+        }
+        self.parameters.insert(name.to_owned(), value);
+        Ok(value)
+    }
+
+    fn state(&mut self, position: Position, name: &'a str, initial: &'a Expression) -> Result<(), Failure> {
+        let operand = self.real(initial)?;
+        let Some(value) = self.lowering.code.known(operand) else {
+            let reason =
+                "expected a first value made of numbers and parameters, found one that changes with the update";
+            return Err(initial.position.refuse(reason));
+        };
+        if self.lowering.states.iter().any(|state| state.name == *name) {
+            return Err(position.refuse(format!("the state {name:?} is declared by two texts; expected one")));
+        }
+        let place = self.lowering.states.len();
+        if place == STATES_MAX {
+            return Err(position.refuse(format!("expected at most {STATES_MAX} states, found one more: {name:?}")));
+        }
+        let id = StateId(u16::try_from(place).expect("states are few"));
+        let state = Held { name: name.to_owned(), initial: value, value: self.lowering.code.state(id) };
+        self.lowering.states.push(state);
+        self.names.insert(name, Meaning::State(place));
+        Ok(())
+    }
+
+    fn assign(
+        &mut self,
+        position: Position,
+        name: &'a str,
+        operator: Option<Arithmetic>,
+        value: &'a Expression,
+    ) -> Result<(), Failure> {
+        let target = self.look_up(position, name)?;
+        if let Meaning::Value(_) = target {
+            let reason = format!("expected w, g or a state before '=', found {name:?}, which is given and stays");
+            return Err(position.refuse(reason));
+        }
+        let mut operand = self.real(value)?;
+        if let Some(arithmetic) = operator {
+            operand = self.arithmetic(value.position, arithmetic, self.value(target), operand)?;
+        }
+        match target {
+            Meaning::Weight => {
+                self.lowering.weight = operand;
+                self.lowering.assigns_weight = true;
+            }
+            Meaning::Gradient => self.lowering.gradient = operand,
+            Meaning::State(place) => self.lowering.states[place].value = operand,
+            Meaning::Value(_) => unreachable!("it was just refused"),
+        }
+        Ok(())
+    }
+
+    fn value(&self, meaning: Meaning) -> Operand {
+        match meaning {
+            Meaning::Weight => self.lowering.weight,
+            Meaning::Gradient => self.lowering.gradient,
+            Meaning::State(place) => self.lowering.states[place].value,
+            Meaning::Value(operand) => operand,
+        }
+    }
+
+    /// A name's meaning here; one that is only set is a parameter.
+    fn look_up(&mut self, position: Position, name: &'a str) -> Result<Meaning, Failure> {
+        if let Some(meaning) = self.names.get(name) {
+            return Ok(*meaning);
+        }
+        let is_declared =
+            |statement: &&Statement| statement.name == name && !matches!(statement.kind, StatementKind::Assign(..));
+        if let Some(later) = self.written.syntax().statements.iter().find(is_declared) {
+            let line = later.position.line;
+            return Err(
+                position.refuse(format!("expected a name from above, found {name:?}, which comes on line {line}"))
+            );
+        }
+        if self.written.settings().contains_key(name) {
+            let value = self.parameter(position, name, None, None)?;
+            let meaning = Meaning::Value(self.lowering.code.constant(value));
+            self.names.insert(name, meaning);
+            return Ok(meaning);
+        }
+        let known: Vec<&str> = self.names.keys().copied().collect();
+        Err(position.refuse(format!("expected a known name ({}), found {name:?}", known.join(", "))))
+    }
+
+    fn refuse_known(&self, position: Position, name: &str) -> Result<(), Failure> {
+        if self.names.contains_key(name) {
+            return Err(position.refuse(format!("expected a new name, found {name:?}, which is known already")));
+        }
+        Ok(())
+    }
+
+    fn expression(&mut self, expression: &'a Expression) -> Result<Operand, Failure> {
+        let position = expression.position;
+        let operand = match &expression.kind {
+            ExpressionKind::Number(number) => self.lowering.code.constant(*number),
+            ExpressionKind::Name(name) => {
+                let meaning = self.look_up(position, name)?;
+                self.value(meaning)
+            }
+            ExpressionKind::Negate(operand) => {
+                let operand = self.real(operand)?;
+                self.lowering.code.unary(Unary::Negate, operand)
+            }
+            ExpressionKind::Not(operand) => {
+                let operand = self.condition(operand)?;
+                self.lowering.code.not(operand)
+            }
+            ExpressionKind::Arithmetic(arithmetic, left, right) => {
+                let (left, right) = (self.real(left)?, self.real(right)?);
+                self.arithmetic(position, *arithmetic, left, right)?
+            }
+            ExpressionKind::Compare(relation, left, right) => {
+                let (left, right) = (self.real(left)?, self.real(right)?);
+                self.compare(*relation, left, right)
+            }
+            ExpressionKind::Logic(logic, left, right) => {
+                let (left, right) = (self.condition(left)?, self.condition(right)?);
+                match logic {
+                    Logic::And => self.lowering.code.and(left, right),
+                    Logic::Or => self.lowering.code.or(left, right),
+                }
+            }
+            ExpressionKind::Call(Named::Select, arguments) => self.select(arguments)?,
+            ExpressionKind::Call(named, arguments) => self.call(position, *named, arguments)?,
+        };
+        self.refuse_infinite(position, operand)?;
+        Ok(operand)
+    }
+
+    fn arithmetic(
+        &mut self,
+        position: Position,
+        arithmetic: Arithmetic,
+        left: Operand,
+        right: Operand,
+    ) -> Result<Operand, Failure> {
+        let code = &mut self.lowering.code;
+        let binary = match arithmetic {
+            Arithmetic::Add => Binary::Add,
+            Arithmetic::Subtract => Binary::Subtract,
+            Arithmetic::Multiply => Binary::Multiply,
+            Arithmetic::Divide if code.known(right) == Some(0.0) && !self.is_left_out => {
+                return Err(position.refuse("expected a divisor that is not zero, found one that is always zero"));
+            }
+            Arithmetic::Divide => Binary::Divide,
+            Arithmetic::Power => return Ok(code.power(left, right)),
+        };
+        Ok(code.binary(binary, left, right))
+    }
+
+    fn compare(&mut self, relation: Relation, left: Operand, right: Operand) -> Operand {
+        let (comparison, is_exchanged, is_negated) = relation.comparison();
+        let (left, right) = if is_exchanged { (right, left) } else { (left, right) };
+        let code = &mut self.lowering.code;
+        let holds = code.compare(comparison, left, right);
+        if is_negated { code.not(holds) } else { holds }
+    }
+
+    fn call(&mut self, position: Position, named: Named, arguments: &'a [Expression]) -> Result<Operand, Failure> {
+        let mut operands = Vec::with_capacity(arguments.len());
+        for argument in arguments {
+            operands.push(self.real(argument)?);
+        }
+        let code = &mut self.lowering.code;
+        Ok(match (named, operands.as_slice()) {
+            (Named::Absolute, [x]) => code.unary(Unary::Absolute, *x),
+            (Named::SquareRoot, [x]) => code.unary(Unary::SquareRoot, *x),
+            (Named::Sign, [x]) => code.unary(Unary::Sign, *x),
+            (Named::Floor, [x]) => code.unary(Unary::Floor, *x),
+            (Named::Function(function), [x]) => code.call(function, *x),
+            (Named::Power, [x, y]) => code.power(*x, *y),
+            (Named::Minimum, [x, y]) => code.binary(Binary::Minimum, *x, *y),
+            (Named::Maximum, [x, y]) => code.binary(Binary::Maximum, *x, *y),
+            (Named::CopySign, [x, y]) => code.binary(Binary::CopySign, *x, *y),
+            (Named::Clamp, [x, low, high]) => {
+                let kept = code.binary(Binary::Minimum, *x, *high);
+                code.binary(Binary::Maximum, kept, *low)
+            }
+            (Named::SoftThreshold, [x, threshold]) => soft_threshold(code, *x, *threshold),
+            _ => {
+                let found = operands.len();
+                return Err(position.refuse(format!("expected {} arguments, found {found}", named.arity())));
+            }
+        })
+    }
+
+    fn select(&mut self, arguments: &'a [Expression]) -> Result<Operand, Failure> {
+        let [condition, then, otherwise] = arguments else { unreachable!("the parser counts arguments") };
+        let condition = self.condition(condition)?;
+        let chosen = self.lowering.code.known(condition).map(|truth| truth != 0.0);
+        let then = self.branch(then, chosen == Some(false))?;
+        let otherwise = self.branch(otherwise, chosen == Some(true))?;
+        Ok(self.lowering.code.select(condition, then, otherwise))
+    }
+
+    fn branch(&mut self, expression: &'a Expression, is_left_out: bool) -> Result<Operand, Failure> {
+        let around = self.is_left_out;
+        self.is_left_out = around || is_left_out;
+        let operand = self.real(expression);
+        self.is_left_out = around;
+        operand
+    }
+
+    fn real(&mut self, expression: &'a Expression) -> Result<Operand, Failure> {
+        let operand = self.expression(expression)?;
+        match operand {
+            Operand::Scalar(_) | Operand::Element(_) => Ok(operand),
+            Operand::Truth(_) | Operand::Mask(_) => {
+                Err(expression.position.refuse("expected a number, found a condition; select(condition, x, y) chooses"))
+            }
+        }
+    }
+
+    fn condition(&mut self, expression: &'a Expression) -> Result<Operand, Failure> {
+        let operand = self.expression(expression)?;
+        match operand {
+            Operand::Truth(_) | Operand::Mask(_) => Ok(operand),
+            Operand::Scalar(_) | Operand::Element(_) => {
+                Err(expression.position.refuse("expected a condition such as x < y, found a number"))
+            }
+        }
+    }
+
+    fn refuse_infinite(&self, position: Position, operand: Operand) -> Result<(), Failure> {
+        match self.lowering.code.known(operand) {
+            Some(value) if !value.is_finite() && !self.is_left_out => {
+                Err(position.refuse(format!("expected a finite number, found one that is always {value}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn soft_threshold(code: &mut Code, x: Operand, threshold: Operand) -> Operand {
+    let magnitude = code.unary(Unary::Absolute, x);
+    let is_near = code.compare(Comparison::LessOrEqual, magnitude, threshold);
+    let zero = code.constant(0.0);
+    let zero = code.binary(Binary::CopySign, zero, x);
+    let step = code.binary(Binary::CopySign, threshold, x);
+    let moved = code.binary(Binary::Subtract, x, step);
+    code.select(is_near, zero, moved)
+}

@@ -1,0 +1,368 @@
+//! The grammar (`docs/RULES.md` has it whole): statements by line, expressions by precedence.
+
+use crate::error::Failure;
+use crate::limits::RULE_DEPTH_MAX;
+
+use super::lexer::{Token, TokenKind, tokens};
+use super::syntax::{
+    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, Named, Position, Relation, Statement,
+    StatementKind, Syntax,
+};
+
+/// How tightly an operator binds. A comparison has no side: `a < b < c` is refused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Binding {
+    Or,
+    And,
+    Not,
+    Compare,
+    Sum,
+    Product,
+    Sign,
+    Power,
+    Atom,
+}
+
+/// What may stand between two expressions.
+#[derive(Clone, Copy)]
+enum Operator {
+    Arithmetic(Arithmetic),
+    Compare(Relation),
+    Logic(Logic),
+}
+
+/// An expression and how many levels it has.
+struct Sized {
+    expression: Expression,
+    depth: usize,
+}
+
+impl Syntax {
+    /// Reads a text. The error has the line and the column, what was expected and what was found.
+    pub fn parse(text: &str) -> Result<Self, Failure> {
+        let tokens = tokens(text)?;
+        let mut parser = Parser { tokens: &tokens, next: 0, open: 0 };
+        let mut statements = Vec::new();
+        loop {
+            while parser.at_break() {
+                parser.next += 1;
+            }
+            if parser.peek().kind == TokenKind::End {
+                return Ok(Self { statements });
+            }
+            statements.push(parser.statement()?);
+            let token = parser.peek();
+            if !parser.at_break() && token.kind != TokenKind::End {
+                let reason = format!("expected an operator, ';' or the end of the line, found {}", token.kind);
+                return Err(token.position.refuse(reason));
+            }
+        }
+    }
+}
+
+struct Parser<'a> {
+    tokens: &'a [Token<'a>],
+    next: usize,
+    /// How many parentheses are open; within them the end of a line means nothing.
+    open: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn statement(&mut self) -> Result<Statement, Failure> {
+        let (position, word) = self.word("a statement: param, state, let or a name to assign to")?;
+        match word {
+            "param" => self.parameter(),
+            "state" => self.definition(StatementKind::State),
+            "let" => self.definition(StatementKind::Let),
+            name => {
+                refuse_keyword(position, name, "a statement")?;
+                let operator = self.assignment(name)?;
+                let value = self.expression(Binding::Or, 0)?.expression;
+                Ok(Statement { position, name: name.to_owned(), kind: StatementKind::Assign(operator, value) })
+            }
+        }
+    }
+
+    fn parameter(&mut self) -> Result<Statement, Failure> {
+        let (position, name) = self.name("the parameter's name")?;
+        let mut interval = None;
+        if self.peek().kind == TokenKind::Word("in") {
+            self.next += 1;
+            interval = Some(self.interval()?);
+        }
+        let mut default = None;
+        if self.take("=") {
+            default = Some(self.number("the parameter's default")?);
+        }
+        Ok(Statement { position, name: name.to_owned(), kind: StatementKind::Parameter { interval, default } })
+    }
+
+    fn definition(&mut self, kind: impl Fn(Expression) -> StatementKind) -> Result<Statement, Failure> {
+        let (position, name) = self.name("a name")?;
+        self.symbol("=", &format!("'=' after {name:?}"))?;
+        let value = self.expression(Binding::Or, 0)?.expression;
+        Ok(Statement { position, name: name.to_owned(), kind: kind(value) })
+    }
+
+    fn assignment(&mut self, name: &str) -> Result<Option<Arithmetic>, Failure> {
+        let token = self.advance();
+        match token.kind {
+            TokenKind::Symbol("=") => Ok(None),
+            TokenKind::Symbol("+=") => Ok(Some(Arithmetic::Add)),
+            TokenKind::Symbol("-=") => Ok(Some(Arithmetic::Subtract)),
+            TokenKind::Symbol("*=") => Ok(Some(Arithmetic::Multiply)),
+            TokenKind::Symbol("/=") => Ok(Some(Arithmetic::Divide)),
+            found => Err(token
+                .position
+                .refuse(format!("expected '=', '+=', '-=', '*=' or '/=' after {name:?}, found {found}"))),
+        }
+    }
+
+    fn interval(&mut self) -> Result<Interval, Failure> {
+        let position = self.peek().position;
+        let has_low = self.take("[");
+        if !has_low {
+            self.symbol("(", "'[' or '(' and the lowest value")?;
+        }
+        let low = self.bound("the lowest value")?;
+        self.symbol(",", "',' and the highest value")?;
+        let high = self.bound("the highest value")?;
+        let has_high = self.take("]");
+        if !has_high {
+            self.symbol(")", "']' or ')'")?;
+        }
+        if low >= high {
+            return Err(position.refuse(format!("expected a lowest value below the highest, found {low} and {high}")));
+        }
+        Ok(Interval { low, high, has_low, has_high })
+    }
+
+    /// A number with its sign, or an infinity.
+    fn bound(&mut self, what: &str) -> Result<f64, Failure> {
+        let sign = if self.take("-") { -1.0 } else { 1.0 };
+        if self.peek().kind == TokenKind::Word("inf") {
+            self.next += 1;
+            return Ok(sign * f64::INFINITY);
+        }
+        self.number(what).map(|number| sign * number)
+    }
+
+    /// A number with its sign.
+    fn number(&mut self, what: &str) -> Result<f64, Failure> {
+        let sign = if self.take("-") { -1.0 } else { 1.0 };
+        let token = self.advance();
+        match token.kind {
+            TokenKind::Number(number) => Ok(sign * number),
+            found => Err(token.position.refuse(format!("expected {what}, a number, found {found}"))),
+        }
+    }
+
+    /// An expression whose operators bind at least as tightly as `least`.
+    fn expression(&mut self, least: Binding, depth: usize) -> Result<Sized, Failure> {
+        let mut left = self.prefix(depth)?;
+        loop {
+            let token = self.peek();
+            let Some((operator, binding)) = operator(token.kind) else { return Ok(left) };
+            if binding < least {
+                return Ok(left);
+            }
+            self.next += 1;
+            let position = token.position;
+            let right = self.expression(tighter(binding), depth + 1)?;
+            let deepest = left.depth.max(right.depth);
+            let (one, other) = (Box::new(left.expression), Box::new(right.expression));
+            let kind = match operator {
+                Operator::Arithmetic(arithmetic) => ExpressionKind::Arithmetic(arithmetic, one, other),
+                Operator::Compare(relation) => ExpressionKind::Compare(relation, one, other),
+                Operator::Logic(logic) => ExpressionKind::Logic(logic, one, other),
+            };
+            left = sized(position, kind, deepest, depth)?;
+            if binding == Binding::Compare && matches!(self::operator(self.peek().kind), Some((_, Binding::Compare))) {
+                let token = self.peek();
+                return Err(token
+                    .position
+                    .refuse(format!("expected 'and' between two comparisons, found {}", token.kind)));
+            }
+        }
+    }
+
+    fn prefix(&mut self, depth: usize) -> Result<Sized, Failure> {
+        let position = self.peek().position;
+        if depth > RULE_DEPTH_MAX {
+            return Err(too_deep(position));
+        }
+        if self.take("-") {
+            let operand = self.expression(Binding::Power, depth + 1)?;
+            return sized(position, ExpressionKind::Negate(Box::new(operand.expression)), operand.depth, depth);
+        }
+        if self.peek().kind == TokenKind::Word("not") {
+            self.next += 1;
+            let operand = self.expression(Binding::Compare, depth + 1)?;
+            return sized(position, ExpressionKind::Not(Box::new(operand.expression)), operand.depth, depth);
+        }
+        self.atom(depth)
+    }
+
+    fn atom(&mut self, depth: usize) -> Result<Sized, Failure> {
+        if self.take("(") {
+            self.open += 1;
+            let inside = self.expression(Binding::Or, depth + 1)?;
+            self.open -= 1;
+            self.skip_breaks();
+            self.symbol(")", "an operator or ')'")?;
+            return Ok(inside);
+        }
+        let token = self.advance();
+        let position = token.position;
+        match token.kind {
+            TokenKind::Number(number) => sized(position, ExpressionKind::Number(number), 0, depth),
+            TokenKind::Word(word) if self.peek().kind == TokenKind::Symbol("(") => self.call(position, word, depth),
+            TokenKind::Word(word) => {
+                refuse_keyword(position, word, "a value")?;
+                sized(position, ExpressionKind::Name(word.to_owned()), 0, depth)
+            }
+            found => Err(position.refuse(format!("expected a value, found {found}"))),
+        }
+    }
+
+    fn call(&mut self, position: Position, word: &str, depth: usize) -> Result<Sized, Failure> {
+        let Some((_, named)) = FUNCTIONS.iter().find(|(name, _)| *name == word) else {
+            let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
+            return Err(position.refuse(format!("expected a function ({}), found {word:?}", names.join(", "))));
+        };
+        self.next += 1;
+        self.open += 1;
+        let (mut arguments, mut deepest) = (Vec::new(), 0);
+        loop {
+            let argument = self.expression(Binding::Or, depth + 1)?;
+            deepest = deepest.max(argument.depth);
+            arguments.push(argument.expression);
+            self.skip_breaks();
+            if !self.take(",") {
+                break;
+            }
+        }
+        self.open -= 1;
+        self.symbol(")", "an operator, ',' or ')'")?;
+        check_arity(position, *named, arguments.len())?;
+        sized(position, ExpressionKind::Call(*named, arguments), deepest, depth)
+    }
+
+    fn name(&mut self, what: &str) -> Result<(Position, &'a str), Failure> {
+        let (position, name) = self.word(what)?;
+        refuse_keyword(position, name, what)?;
+        Ok((position, name))
+    }
+
+    fn word(&mut self, what: &str) -> Result<(Position, &'a str), Failure> {
+        let token = self.advance();
+        match token.kind {
+            TokenKind::Word(word) => Ok((token.position, word)),
+            found => Err(token.position.refuse(format!("expected {what}, found {found}"))),
+        }
+    }
+
+    fn symbol(&mut self, symbol: &str, what: &str) -> Result<(), Failure> {
+        let token = self.peek();
+        if self.take(symbol) {
+            return Ok(());
+        }
+        Err(token.position.refuse(format!("expected {what}, found {}", token.kind)))
+    }
+
+    /// Takes the next token when it is this symbol.
+    fn take(&mut self, symbol: &str) -> bool {
+        let found = matches!(self.peek().kind, TokenKind::Symbol(found) if found == symbol);
+        self.next += usize::from(found);
+        found
+    }
+
+    /// The next token; within parentheses the next that is no end of a line.
+    fn peek(&mut self) -> &'a Token<'a> {
+        if self.open > 0 {
+            self.skip_breaks();
+        }
+        &self.tokens[self.next.min(self.tokens.len() - 1)]
+    }
+
+    fn advance(&mut self) -> &'a Token<'a> {
+        let token = self.peek();
+        self.next += 1;
+        token
+    }
+
+    /// Whether a statement may end here: with its line, or at `;`.
+    fn at_break(&mut self) -> bool {
+        matches!(self.peek().kind, TokenKind::Break | TokenKind::Symbol(";"))
+    }
+
+    fn skip_breaks(&mut self) {
+        while self.tokens.get(self.next).is_some_and(|token| token.kind == TokenKind::Break) {
+            self.next += 1;
+        }
+    }
+}
+
+fn operator(token: TokenKind<'_>) -> Option<(Operator, Binding)> {
+    let arithmetic = |arithmetic, binding| Some((Operator::Arithmetic(arithmetic), binding));
+    let compare = |relation| Some((Operator::Compare(relation), Binding::Compare));
+    match token {
+        TokenKind::Symbol("+") => arithmetic(Arithmetic::Add, Binding::Sum),
+        TokenKind::Symbol("-") => arithmetic(Arithmetic::Subtract, Binding::Sum),
+        TokenKind::Symbol("*") => arithmetic(Arithmetic::Multiply, Binding::Product),
+        TokenKind::Symbol("/") => arithmetic(Arithmetic::Divide, Binding::Product),
+        TokenKind::Symbol("^") => arithmetic(Arithmetic::Power, Binding::Power),
+        TokenKind::Symbol("<") => compare(Relation::Less),
+        TokenKind::Symbol("<=") => compare(Relation::LessOrEqual),
+        TokenKind::Symbol(">") => compare(Relation::Greater),
+        TokenKind::Symbol(">=") => compare(Relation::GreaterOrEqual),
+        TokenKind::Symbol("==") => compare(Relation::Equal),
+        TokenKind::Symbol("!=") => compare(Relation::NotEqual),
+        TokenKind::Word("and") => Some((Operator::Logic(Logic::And), Binding::And)),
+        TokenKind::Word("or") => Some((Operator::Logic(Logic::Or), Binding::Or)),
+        _ => None,
+    }
+}
+
+/// What the right side of an operator binds at least as tightly as. A power takes a power, and a sign, on its right.
+fn tighter(binding: Binding) -> Binding {
+    match binding {
+        Binding::Or => Binding::And,
+        Binding::And => Binding::Not,
+        Binding::Not => Binding::Compare,
+        Binding::Compare => Binding::Sum,
+        Binding::Sum => Binding::Product,
+        Binding::Product => Binding::Sign,
+        Binding::Sign | Binding::Power => Binding::Power,
+        Binding::Atom => Binding::Atom,
+    }
+}
+
+fn sized(position: Position, kind: ExpressionKind, deepest: usize, around: usize) -> Result<Sized, Failure> {
+    let depth = deepest + 1;
+    if depth + around > RULE_DEPTH_MAX {
+        return Err(too_deep(position));
+    }
+    Ok(Sized { expression: Expression { position, kind }, depth })
+}
+
+fn too_deep(position: Position) -> Failure {
+    position
+        .refuse(format!("expected at most {RULE_DEPTH_MAX} levels of an expression, found more; name a part by let"))
+}
+
+fn refuse_keyword(position: Position, word: &str, what: &str) -> Result<(), Failure> {
+    if KEYWORDS.contains(&word) {
+        return Err(position.refuse(format!("expected {what}, found the word {word:?}")));
+    }
+    Ok(())
+}
+
+fn check_arity(position: Position, named: Named, found: usize) -> Result<(), Failure> {
+    let expected = named.arity();
+    if found != expected {
+        let name = named.name();
+        return Err(position.refuse(format!("expected {expected} arguments of {name}, found {found}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! A rule as text: one statement a line, and no parenthesis that is not needed.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::parser::Binding;
+use super::syntax::{
+    Arithmetic, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind, Syntax,
+};
+
+impl Display for Syntax {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        self.statements.iter().try_for_each(|statement| writeln!(formatter, "{statement}"))
+    }
+}
+
+impl Display for Statement {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        match &self.kind {
+            StatementKind::Parameter { interval, default } => {
+                write!(formatter, "param {name}")?;
+                if let Some(interval) = interval {
+                    write!(formatter, " in {interval}")?;
+                }
+                default.map_or(Ok(()), |default| write!(formatter, " = {default:?}"))
+            }
+            StatementKind::State(value) => write!(formatter, "state {name} = {value}"),
+            StatementKind::Let(value) => write!(formatter, "let {name} = {value}"),
+            StatementKind::Assign(None, value) => write!(formatter, "{name} = {value}"),
+            StatementKind::Assign(Some(operator), value) => write!(formatter, "{name} {}= {value}", operator.symbol()),
+        }
+    }
+}
+
+impl Display for Interval {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        let open = if self.has_low { '[' } else { '(' };
+        let close = if self.has_high { ']' } else { ')' };
+        write!(formatter, "{open}{:?}, {:?}{close}", self.low, self.high)
+    }
+}
+
+impl Display for Expression {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            ExpressionKind::Number(number) => write!(formatter, "{number:?}"),
+            ExpressionKind::Name(name) => formatter.write_str(name),
+            ExpressionKind::Negate(operand) => {
+                formatter.write_str("-")?;
+                write_at_least(formatter, operand, Binding::Power)
+            }
+            ExpressionKind::Not(operand) => {
+                formatter.write_str("not ")?;
+                write_at_least(formatter, operand, Binding::Compare)
+            }
+            ExpressionKind::Arithmetic(Arithmetic::Power, left, right) => {
+                write_at_least(formatter, left, Binding::Atom)?;
+                formatter.write_str(" ^ ")?;
+                write_at_least(formatter, right, Binding::Power)
+            }
+            ExpressionKind::Arithmetic(arithmetic, left, right) => {
+                let (own, right_least) = match arithmetic {
+                    Arithmetic::Add | Arithmetic::Subtract => (Binding::Sum, Binding::Product),
+                    _ => (Binding::Product, Binding::Sign),
+                };
+                write_between(formatter, left, own, arithmetic.symbol(), right, right_least)
+            }
+            ExpressionKind::Compare(relation, left, right) => {
+                write_between(formatter, left, Binding::Sum, relation.symbol(), right, Binding::Sum)
+            }
+            ExpressionKind::Logic(Logic::And, left, right) => {
+                write_between(formatter, left, Binding::And, "and", right, Binding::Not)
+            }
+            ExpressionKind::Logic(Logic::Or, left, right) => {
+                write_between(formatter, left, Binding::Or, "or", right, Binding::And)
+            }
+            ExpressionKind::Call(named, arguments) => {
+                write!(formatter, "{}(", named.name())?;
+                for (place, argument) in arguments.iter().enumerate() {
+                    formatter.write_str(if place == 0 { "" } else { ", " })?;
+                    write!(formatter, "{argument}")?;
+                }
+                formatter.write_str(")")
+            }
+        }
+    }
+}
+
+fn write_between(
+    formatter: &mut Formatter<'_>,
+    left: &Expression,
+    left_least: Binding,
+    symbol: &str,
+    right: &Expression,
+    right_least: Binding,
+) -> fmt::Result {
+    write_at_least(formatter, left, left_least)?;
+    write!(formatter, " {symbol} ")?;
+    write_at_least(formatter, right, right_least)
+}
+
+fn write_at_least(formatter: &mut Formatter<'_>, expression: &Expression, least: Binding) -> fmt::Result {
+    if binding(expression) < least { write!(formatter, "({expression})") } else { write!(formatter, "{expression}") }
+}
+
+fn binding(expression: &Expression) -> Binding {
+    match &expression.kind {
+        ExpressionKind::Number(_) | ExpressionKind::Name(_) | ExpressionKind::Call(..) => Binding::Atom,
+        ExpressionKind::Negate(_) => Binding::Sign,
+        ExpressionKind::Not(_) => Binding::Not,
+        ExpressionKind::Arithmetic(Arithmetic::Power, ..) => Binding::Power,
+        ExpressionKind::Arithmetic(Arithmetic::Multiply | Arithmetic::Divide, ..) => Binding::Product,
+        ExpressionKind::Arithmetic(..) => Binding::Sum,
+        ExpressionKind::Compare(..) => Binding::Compare,
+        ExpressionKind::Logic(Logic::And, ..) => Binding::And,
+        ExpressionKind::Logic(Logic::Or, ..) => Binding::Or,
+    }
+}
+
+impl Arithmetic {
+    const fn symbol(self) -> &'static str {
+        match self {
+            Self::Add => "+",
+            Self::Subtract => "-",
+            Self::Multiply => "*",
+            Self::Divide => "/",
+            Self::Power => "^",
+        }
+    }
+}
+
+impl Relation {
+    const fn symbol(self) -> &'static str {
+        match self {
+            Self::Less => "<",
+            Self::LessOrEqual => "<=",
+            Self::Greater => ">",
+            Self::GreaterOrEqual => ">=",
+            Self::Equal => "==",
+            Self::NotEqual => "!=",
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! What a rule becomes: straight-line code over the elements of a chunk, and the scalars it needs.
+//!
+//! This is what a kernel is handed. It has no names, no loops and no branches; a value is defined once, by the operation
+//! at its place in the list, and operations use only values before them. Operations that nobody needs are gone, equal ones
+//! are one, and what does not differ from element to element is a scalar.
+//!
+//! **The arithmetic is a promise.** Every operation computes in the parameter's own type, binary32 or binary64, and
+//! rounds once, to nearest even: no product is fused with a sum, nothing is reassociated, subnormal numbers are not
+//! flushed. A kernel that keeps this gives the bits of [`super::reference`], and so do all kernels that keep it. What
+//! each operation does with zeros and with what is not a number stands at the operation; *which* bit pattern of not a
+//! number comes out is nobody's promise.
+
+use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
+
+/// The value that the operation at this place defines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub u16);
+
+/// The scalar at this place in [`Lowered::scalars`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScalarId(pub u16);
+
+/// The state at this place in [`Lowered::states`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StateId(pub u16);
+
+impl ValueId {
+    /// Its place in [`Lowered::ops`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ScalarId {
+    /// Its place in [`Lowered::scalars`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl StateId {
+    /// Its place in [`Lowered::states`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One operation on an element. It defines a real number, or a mask (true or false) where it says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    /// The parameter's element before the update.
+    Weight,
+    /// The sum of the gradients in trainer order, in the parameter's type; no gradients are a gradient of zero. It is not
+    /// yet scaled: the merge's factor is a scalar like others.
+    Gradient,
+    /// The state's element before the update.
+    State(StateId),
+    /// A scalar, rounded by [`round_to_binary32`] for f32.
+    Scalar(ScalarId),
+    /// One real of one real.
+    Unary(Unary, ValueId),
+    /// One real of two reals, the left one first.
+    Binary(Binary, ValueId, ValueId),
+    /// A mask of two reals; all are false when one of the two is not a number.
+    Compare(Comparison, ValueId, ValueId),
+    /// A mask that is true where this one is false.
+    Not(ValueId),
+    /// A mask that is true where both are.
+    And(ValueId, ValueId),
+    /// A mask that is true where one of the two is.
+    Or(ValueId, ValueId),
+    /// A real: the bits of `then` where the mask is true, else those of `otherwise`. Both are defined already; what is not
+    /// chosen has no effect, whatever it is.
+    Select {
+        /// A mask.
+        mask: ValueId,
+        /// A real.
+        then: ValueId,
+        /// A real.
+        otherwise: ValueId,
+    },
+    /// One real of one real, by a call for every element.
+    Call(Function, ValueId),
+    /// The first to the power of the second, by [`power`] for every element.
+    Power(ValueId, ValueId),
+}
+
+/// Arithmetic of one operand that vector units have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unary {
+    /// The other sign: the sign bit is flipped, whatever the operand is.
+    Negate,
+    /// The sign bit is cleared, whatever the operand is.
+    Absolute,
+    /// IEEE's root: not a number below zero, negative zero of negative zero.
+    SquareRoot,
+    /// Minus one, or one; zeros and what is not a number are their own sign.
+    Sign,
+    /// The largest whole number that is not above it, with its own sign where that is zero; infinities and what is not a
+    /// number pass.
+    Floor,
+}
+
+/// Arithmetic of two operands that vector units have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Binary {
+    /// IEEE's sum.
+    Add,
+    /// IEEE's difference.
+    Subtract,
+    /// IEEE's product.
+    Multiply,
+    /// IEEE's quotient.
+    Divide,
+    /// `min(a, b)` is `b` where `b < a`, else `a`. So of two zeros it is the first, and when either is not a number it is
+    /// the first. It is x86's `minps` with `b` as the first source and `a` as the second.
+    Minimum,
+    /// `max(a, b)` is `b` where `b > a`, else `a`; zeros and what is not a number as with the minimum.
+    Maximum,
+    /// The magnitude of the first with the sign bit of the second, whatever they are.
+    CopySign,
+}
+
+/// How two reals are compared. "Above" is the comparison of the exchanged operands, "not equal" is [`Op::Not`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Comparison {
+    /// The first is below the second.
+    Less,
+    /// The first is not above the second.
+    LessOrEqual,
+    /// They are equal; zeros of both signs are.
+    Equal,
+}
+
+/// What has no instruction. A function is computed in binary64 by [`Function::of`] and rounded once to the parameter's
+/// type, so that every kernel on one machine gives the same bits. Another machine's mathematics may differ in the last
+/// bit of a binary64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Function {
+    /// `e^x`
+    Exponential,
+    /// `e^x - 1`, exact to the last place near zero too.
+    ExponentialMinusOne,
+    /// The natural logarithm.
+    Logarithm,
+    /// `log(1 + x)`, exact to the last place near zero too.
+    LogarithmOnePlus,
+    /// The hyperbolic tangent.
+    HyperbolicTangent,
+}
+
+/// What a scalar is, once for every update, in binary64. Truth is one and zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScalarOp {
+    /// A number of the rule's text or of its settings, or folded from such.
+    Constant(f64),
+    /// What differs between updates.
+    Input(ScalarInput),
+    /// As on elements.
+    Unary(Unary, ScalarId),
+    /// As on elements.
+    Binary(Binary, ScalarId, ScalarId),
+    /// One where it holds, else zero.
+    Compare(Comparison, ScalarId, ScalarId),
+    /// `then` unless the condition is zero.
+    Select {
+        /// Zero, or anything else.
+        condition: ScalarId,
+        /// For anything but zero.
+        then: ScalarId,
+        /// For zero.
+        otherwise: ScalarId,
+    },
+    /// As on elements.
+    Call(Function, ScalarId),
+    /// As on elements.
+    Power(ScalarId, ScalarId),
+}
+
+/// What an update knows and its rule does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ScalarInput {
+    /// The learning rate: the schedule's or the step's, times the parameter's own factor.
+    Rate,
+    /// The number of this update, from one.
+    Count,
+    /// What the sum of the gradients is multiplied by: the merge's factor times that of `clip_norm`.
+    GradientScale,
+}
+
+/// The values of [`ScalarInput`] for one update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalarInputs {
+    /// [`ScalarInput::Rate`]
+    pub rate: f64,
+    /// [`ScalarInput::Count`]
+    pub count: f64,
+    /// [`ScalarInput::GradientScale`]
+    pub gradient_scale: f64,
+}
+
+/// A state tensor: as long as the parameter and of its type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateResult {
+    /// As the rule's text writes it; checkpoints carry it.
+    pub name: String,
+    /// Every element before the first update, rounded to the parameter's type.
+    pub initial: f64,
+    /// The element after the update: a real. It is [`Op::State`] itself where the rule leaves it.
+    pub value: ValueId,
+}
+
+/// A rule as straight-line code. The code is well formed (see [`new`](Self::new)), so whoever runs it need not check.
+///
+/// The same `Lowered` behind the same `Arc` serves every chunk of a parameter for the life of the job; a kernel may keep
+/// what it generated by that identity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    scalars: Vec<ScalarOp>,
+    ops: Vec<Op>,
+    states: Vec<StateResult>,
+    weight: ValueId,
+}
+
+impl Lowered {
+    /// Straight-line code from its parts.
+    ///
+    /// # Panics
+    ///
+    /// When an operation uses a value that is not before it, a mask where it needs a real or the other way round, a scalar
+    /// or a state that is not there; when a result is a mask; when a list is longer than [`crate::limits`] allows.
+    #[must_use]
+    pub fn new(scalars: Vec<ScalarOp>, ops: Vec<Op>, states: Vec<StateResult>, weight: ValueId) -> Self {
+        assert!(scalars.len() <= RULE_SCALARS_MAX, "{} scalars; at most {RULE_SCALARS_MAX}", scalars.len());
+        assert!(ops.len() <= RULE_OPS_MAX, "{} operations; at most {RULE_OPS_MAX}", ops.len());
+        assert!(states.len() <= STATES_MAX, "{} states; at most {STATES_MAX}", states.len());
+        for (place, scalar) in scalars.iter().enumerate() {
+            assert!(scalar.operands().all(|id| id.index() < place), "scalar {place} uses one that is not before it");
+        }
+        let lowered = Self { scalars, ops, states, weight };
+        for (place, op) in lowered.ops.iter().enumerate() {
+            lowered.assert_operands(place, *op);
+        }
+        for result in lowered.states.iter().map(|state| state.value).chain([weight]) {
+            lowered.assert_real(lowered.ops.len(), result);
+        }
+        lowered
+    }
+
+    /// The scalars, in the order in which they are computed. A kernel needs only the values that [`evaluate`](Self::evaluate) gave.
+    #[must_use]
+    pub fn scalars(&self) -> &[ScalarOp] {
+        &self.scalars
+    }
+
+    /// The operations; the one at place `i` defines value `i`.
+    #[must_use]
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// The states, in the order in which a kernel is handed their tensors.
+    #[must_use]
+    pub fn states(&self) -> &[StateResult] {
+        &self.states
+    }
+
+    /// The parameter's element after the update: a real.
+    #[must_use]
+    pub fn weight(&self) -> ValueId {
+        self.weight
+    }
+
+    /// The scalars of one update, in the order of [`scalars`](Self::scalars), in place of what `values` held.
+    pub fn evaluate(&self, inputs: &ScalarInputs, values: &mut Vec<f64>) {
+        values.clear();
+        for scalar in &self.scalars {
+            let value = scalar.value(inputs, values);
+            values.push(value);
+        }
+    }
+
+    fn assert_operands(&self, place: usize, op: Op) {
+        match op {
+            Op::Weight | Op::Gradient => {}
+            Op::State(state) => assert!(state.index() < self.states.len(), "operation {place} reads no state"),
+            Op::Scalar(scalar) => assert!(scalar.index() < self.scalars.len(), "operation {place} reads no scalar"),
+            Op::Unary(_, operand) | Op::Call(_, operand) => self.assert_real(place, operand),
+            Op::Binary(_, left, right) | Op::Compare(_, left, right) | Op::Power(left, right) => {
+                self.assert_real(place, left);
+                self.assert_real(place, right);
+            }
+            Op::Not(operand) => self.assert_mask(place, operand),
+            Op::And(left, right) | Op::Or(left, right) => {
+                self.assert_mask(place, left);
+                self.assert_mask(place, right);
+            }
+            Op::Select { mask, then, otherwise } => {
+                self.assert_mask(place, mask);
+                self.assert_real(place, then);
+                self.assert_real(place, otherwise);
+            }
+        }
+    }
+
+    fn assert_real(&self, place: usize, operand: ValueId) {
+        assert!(operand.index() < place, "operation {place} uses a value that is not before it");
+        assert!(!self.ops[operand.index()].is_mask(), "operation {place} uses a mask where it needs a real");
+    }
+
+    fn assert_mask(&self, place: usize, operand: ValueId) {
+        assert!(operand.index() < place, "operation {place} uses a value that is not before it");
+        assert!(self.ops[operand.index()].is_mask(), "operation {place} uses a real where it needs a mask");
+    }
+}
+
+impl Op {
+    /// Whether it defines a mask.
+    #[must_use]
+    pub const fn is_mask(self) -> bool {
+        matches!(self, Self::Compare(..) | Self::Not(_) | Self::And(..) | Self::Or(..))
+    }
+
+    /// The values it uses, in order.
+    pub fn operands(self) -> impl Iterator<Item = ValueId> {
+        let operands = match self {
+            Self::Weight | Self::Gradient | Self::State(_) | Self::Scalar(_) => [None; 3],
+            Self::Unary(_, operand) | Self::Call(_, operand) | Self::Not(operand) => [Some(operand), None, None],
+            Self::Binary(_, left, right)
+            | Self::Compare(_, left, right)
+            | Self::Power(left, right)
+            | Self::And(left, right)
+            | Self::Or(left, right) => [Some(left), Some(right), None],
+            Self::Select { mask, then, otherwise } => [Some(mask), Some(then), Some(otherwise)],
+        };
+        operands.into_iter().flatten()
+    }
+}
+
+impl ScalarOp {
+    /// The scalars it uses, in order.
+    pub fn operands(self) -> impl Iterator<Item = ScalarId> {
+        let operands = match self {
+            Self::Constant(_) | Self::Input(_) => [None; 3],
+            Self::Unary(_, operand) | Self::Call(_, operand) => [Some(operand), None, None],
+            Self::Binary(_, left, right) | Self::Compare(_, left, right) | Self::Power(left, right) => {
+                [Some(left), Some(right), None]
+            }
+            Self::Select { condition, then, otherwise } => [Some(condition), Some(then), Some(otherwise)],
+        };
+        operands.into_iter().flatten()
+    }
+
+    /// Its value, from those before it.
+    pub(super) fn value(self, inputs: &ScalarInputs, before: &[f64]) -> f64 {
+        let at = |id: ScalarId| before[id.index()];
+        match self {
+            Self::Constant(value) => value,
+            Self::Input(ScalarInput::Rate) => inputs.rate,
+            Self::Input(ScalarInput::Count) => inputs.count,
+            Self::Input(ScalarInput::GradientScale) => inputs.gradient_scale,
+            Self::Unary(unary, operand) => unary.of(at(operand)),
+            Self::Binary(binary, left, right) => binary.of(at(left), at(right)),
+            Self::Compare(comparison, left, right) => f64::from(u8::from(comparison.holds(at(left), at(right)))),
+            Self::Select { condition, then, otherwise } => at(if at(condition) == 0.0 { otherwise } else { then }),
+            Self::Call(function, operand) => function.of(at(operand)),
+            Self::Power(base, exponent) => power(at(base), at(exponent)),
+        }
+    }
+}
+
+impl Unary {
+    /// In binary64.
+    #[must_use]
+    pub fn of(self, value: f64) -> f64 {
+        match self {
+            Self::Negate => -value,
+            Self::Absolute => value.abs(),
+            Self::SquareRoot => value.sqrt(),
+            Self::Sign if value.abs() > 0.0 => 1.0_f64.copysign(value),
+            Self::Sign => value,
+            Self::Floor => value.floor(),
+        }
+    }
+}
+
+impl Binary {
+    /// In binary64.
+    #[must_use]
+    pub fn of(self, left: f64, right: f64) -> f64 {
+        match self {
+            Self::Add => left + right,
+            Self::Subtract => left - right,
+            Self::Multiply => left * right,
+            Self::Divide => left / right,
+            Self::Minimum if right < left => right,
+            Self::Maximum if right > left => right,
+            Self::Minimum | Self::Maximum => left,
+            Self::CopySign => left.copysign(right),
+        }
+    }
+}
+
+impl Comparison {
+    /// Whether it holds, in binary64.
+    #[must_use]
+    pub fn holds(self, left: f64, right: f64) -> bool {
+        match self {
+            Self::Less => left < right,
+            Self::LessOrEqual => left <= right,
+            Self::Equal => left == right,
+        }
+    }
+}
+
+impl Function {
+    /// The function itself, in binary64. Kernels call this one, and round.
+    #[must_use]
+    pub fn of(self, value: f64) -> f64 {
+        match self {
+            Self::Exponential => value.exp(),
+            Self::ExponentialMinusOne => value.exp_m1(),
+            Self::Logarithm => value.ln(),
+            Self::LogarithmOnePlus => value.ln_1p(),
+            Self::HyperbolicTangent => value.tanh(),
+        }
+    }
+}
+
+/// The first to the power of the second, in binary64. Kernels call this one, and round.
+#[must_use]
+pub fn power(base: f64, exponent: f64) -> f64 {
+    base.powf(exponent)
+}
+
+/// A scalar as an f32 chunk uses it: the nearest binary32, but what is not zero never becomes smaller than the smallest
+/// normal number. An epsilon that vanished would divide zero by zero.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
+pub fn round_to_binary32(scalar: f64) -> f32 {
+    let nearest = scalar as f32;
+    if scalar != 0.0 && nearest.abs() < f32::MIN_POSITIVE { f32::MIN_POSITIVE.copysign(nearest) } else { nearest }
+}

@@ -1,0 +1,239 @@
+//! A rule as its text says it: statements of expressions, each with its place in the text.
+
+use std::fmt;
+
+use crate::error::Failure;
+
+use super::ssa::{Comparison, Function};
+
+/// A place in a text, counted from one; columns count characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The line.
+    pub line: u32,
+    /// The character in its line.
+    pub column: u32,
+}
+
+impl Position {
+    /// The refusal of what stands here.
+    #[must_use]
+    pub fn refuse(self, reason: impl fmt::Display) -> Failure {
+        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
+    }
+}
+
+/// What was read. [`Syntax::parse`] makes it; it prints as text that reads as the same again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Syntax {
+    /// In order.
+    pub statements: Vec<Statement>,
+}
+
+/// A declaration or an assignment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statement {
+    /// Where its name stands.
+    pub position: Position,
+    /// The name that it declares or assigns to.
+    pub name: String,
+    /// Which of them.
+    pub kind: StatementKind,
+}
+
+/// What a statement does with its name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StatementKind {
+    /// `param name in [0, 1) = 0.9`
+    Parameter {
+        /// The numbers it may have; all finite ones when it is not said.
+        interval: Option<Interval>,
+        /// What it is when nobody sets it.
+        default: Option<f64>,
+    },
+    /// `state name = 0`
+    State(Expression),
+    /// `let name = value`
+    Let(Expression),
+    /// `name = value`, or with an operator `name += value`
+    Assign(Option<Arithmetic>, Expression),
+}
+
+/// The numbers between two others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// Minus infinity when there is none.
+    pub low: f64,
+    /// Infinity when there is none.
+    pub high: f64,
+    /// Whether `low` itself is one of them.
+    pub has_low: bool,
+    /// Whether `high` itself is one of them.
+    pub has_high: bool,
+}
+
+/// A value, as written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expression {
+    /// Where its operator, name, number or function stands.
+    pub position: Position,
+    /// What it is.
+    pub kind: ExpressionKind,
+}
+
+/// How an expression is made.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ExpressionKind {
+    /// Finite, zero or above.
+    Number(f64),
+    /// Of the rule's, or of those that are there.
+    Name(String),
+    /// `-x`
+    Negate(Box<Expression>),
+    /// `not x`
+    Not(Box<Expression>),
+    /// `x + y`
+    Arithmetic(Arithmetic, Box<Expression>, Box<Expression>),
+    /// `x < y`
+    Compare(Relation, Box<Expression>, Box<Expression>),
+    /// `x and y`, `x or y`
+    Logic(Logic, Box<Expression>, Box<Expression>),
+    /// `name(x, y)`; as many arguments as the function takes
+    Call(Named, Vec<Expression>),
+}
+
+/// What stands between two numbers and makes a third.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// `+`
+    Add,
+    /// `-`
+    Subtract,
+    /// `*`
+    Multiply,
+    /// `/`
+    Divide,
+    /// `^`
+    Power,
+}
+
+/// What stands between two numbers and makes a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// `<`
+    Less,
+    /// `<=`
+    LessOrEqual,
+    /// `>`
+    Greater,
+    /// `>=`
+    GreaterOrEqual,
+    /// `==`
+    Equal,
+    /// `!=`
+    NotEqual,
+}
+
+/// What stands between two conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logic {
+    /// `and`
+    And,
+    /// `or`
+    Or,
+}
+
+/// A function by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// `abs(x)`
+    Absolute,
+    /// `sqrt(x)`
+    SquareRoot,
+    /// `sign(x)`
+    Sign,
+    /// `floor(x)`
+    Floor,
+    /// `exp(x)` and its like.
+    Function(Function),
+    /// `pow(x, y)`, which is `x ^ y`
+    Power,
+    /// `min(x, y)`
+    Minimum,
+    /// `max(x, y)`
+    Maximum,
+    /// `copysign(x, y)`
+    CopySign,
+    /// `select(condition, x, y)`
+    Select,
+    /// `clamp(x, low, high)`, which is `max(min(x, high), low)`
+    Clamp,
+    /// `soft_threshold(x, t)`: zero with the sign of `x` where `abs(x) <= t`, else `x - copysign(t, x)`
+    SoftThreshold,
+}
+
+/// Every function, by the name that a text has for it.
+pub(super) const FUNCTIONS: [(&str, Named); 16] = [
+    ("abs", Named::Absolute),
+    ("sqrt", Named::SquareRoot),
+    ("sign", Named::Sign),
+    ("floor", Named::Floor),
+    ("exp", Named::Function(Function::Exponential)),
+    ("expm1", Named::Function(Function::ExponentialMinusOne)),
+    ("log", Named::Function(Function::Logarithm)),
+    ("log1p", Named::Function(Function::LogarithmOnePlus)),
+    ("tanh", Named::Function(Function::HyperbolicTangent)),
+    ("pow", Named::Power),
+    ("min", Named::Minimum),
+    ("max", Named::Maximum),
+    ("copysign", Named::CopySign),
+    ("select", Named::Select),
+    ("clamp", Named::Clamp),
+    ("soft_threshold", Named::SoftThreshold),
+];
+
+/// Words that are no names.
+pub(super) const KEYWORDS: [&str; 8] = ["param", "state", "let", "in", "and", "or", "not", "inf"];
+
+impl Named {
+    /// How many arguments it takes.
+    #[must_use]
+    pub fn arity(self) -> usize {
+        match self {
+            Self::Absolute | Self::SquareRoot | Self::Sign | Self::Floor | Self::Function(_) => 1,
+            Self::Power | Self::Minimum | Self::Maximum | Self::CopySign | Self::SoftThreshold => 2,
+            Self::Select | Self::Clamp => 3,
+        }
+    }
+
+    /// As a text writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let found = FUNCTIONS.iter().find(|(_, named)| *named == self);
+        found.expect("every function has a name").0
+    }
+}
+
+impl Relation {
+    /// The comparison of the operands, whether they are exchanged, and whether its result is turned round.
+    pub(super) fn comparison(self) -> (Comparison, bool, bool) {
+        match self {
+            Self::Less => (Comparison::Less, false, false),
+            Self::LessOrEqual => (Comparison::LessOrEqual, false, false),
+            Self::Greater => (Comparison::Less, true, false),
+            Self::GreaterOrEqual => (Comparison::LessOrEqual, true, false),
+            Self::Equal => (Comparison::Equal, false, false),
+            Self::NotEqual => (Comparison::Equal, false, true),
+        }
+    }
+}
+
+impl Interval {
+    /// Whether a number is in it. What is not finite is in none.
+    #[must_use]
+    pub fn holds(&self, value: f64) -> bool {
+        let above = self.low < value || (self.has_low && self.low == value);
+        let below = value < self.high || (self.has_high && self.high == value);
+        value.is_finite() && above && below
+    }
+}

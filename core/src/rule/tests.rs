@@ -1,0 +1,481 @@
+use proptest::prelude::*;
+
+use super::reference::Machine;
+use super::ssa::{Binary, Lowered, Op, ScalarInputs, round_to_binary32};
+use super::syntax::{
+    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, Named, Position, Relation, Statement,
+    StatementKind, Syntax,
+};
+use super::*;
+use crate::limits::{RULE_DEPTH_MAX, RULE_NAME_BYTES_MAX, RULE_OPS_MAX, RULE_TEXT_BYTES_MAX, STATES_MAX};
+
+const BUILT_IN: [&str; 14] = [
+    include_str!("../../rules/adadelta.rule"),
+    include_str!("../../rules/adagrad.rule"),
+    include_str!("../../rules/adam.rule"),
+    include_str!("../../rules/clip.rule"),
+    include_str!("../../rules/coupled.rule"),
+    include_str!("../../rules/decoupled.rule"),
+    include_str!("../../rules/ftrl.rule"),
+    include_str!("../../rules/lion.rule"),
+    include_str!("../../rules/momentum.rule"),
+    include_str!("../../rules/nesterov.rule"),
+    include_str!("../../rules/proximal.rule"),
+    include_str!("../../rules/rmsprop.rule"),
+    include_str!("../../rules/rmsprop_momentum.rule"),
+    include_str!("../../rules/sgd.rule"),
+];
+const GIVEN: Given = Given { rate: 0.5, count: 3.0 };
+
+fn settings(pairs: &[(&str, f64)]) -> Settings {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+}
+
+fn written(text: &str) -> Written {
+    Written::new(text, &Settings::new()).unwrap_or_else(|failure| panic!("{text:?}: {failure}"))
+}
+
+fn lowered(text: &str) -> Lowered {
+    written(text).lower().expect("it was checked")
+}
+
+/// The weight after one update by the code, in binary64.
+fn run(rule: &Written, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
+    let code = rule.lower().expect("it was checked");
+    let mut scalars = Vec::new();
+    code.evaluate(&ScalarInputs { rate: GIVEN.rate, count: GIVEN.count, gradient_scale: 1.0 }, &mut scalars);
+    Machine::new(&code).update(&code, &scalars, weight, gradient, states)
+}
+
+fn same(one: f64, other: f64) -> bool {
+    one.to_bits() == other.to_bits() || (one.is_nan() && other.is_nan())
+}
+
+/// `w = 3`, `g = -2`, `lr = 0.5`, `n = 3`; both the text and the code must say what is expected.
+fn check(expression: &str, expected: f64) {
+    let rule = Written::new(&format!("w = {expression}"), &settings(&[])).unwrap_or_else(|failure| panic!("{failure}"));
+    for found in [run(&rule, 3.0, -2.0, &mut []), rule.interpret(&GIVEN, 3.0, -2.0, &mut [])] {
+        assert!(same(found, expected), "{expression} is {found:?}, expected {expected:?}");
+    }
+}
+
+#[test]
+fn an_expression_means_what_mathematics_means() {
+    check("1 + 2 * g", -3.0);
+    check("(1 + 2) * g", -6.0);
+    check("8 / 2 / w * 3", 4.0);
+    check("8 - 2 - w", 3.0);
+    check("-w ^ 2", -9.0);
+    check("2 ^ 3 ^ (w - 1)", 512.0);
+    check("2 ^ -g", 4.0);
+    check("2 * -w", -6.0);
+    check("- -w", 3.0);
+    check("lr * w + n", 4.5);
+    check("1e-1 + .5 * w", 1.6);
+    check("w # the rest is for people + 7", 3.0);
+    check("(w +\n  # a sum over lines\n  g)", 1.0);
+}
+
+#[test]
+fn a_function_means_what_its_name_says() {
+    check("abs(g)", 2.0);
+    check("sqrt(w + 1)", 2.0);
+    check("sign(g)", -1.0);
+    check("sign(w - w)", 0.0);
+    check("sign(0 * g)", -0.0);
+    check("floor(g / 4)", -1.0);
+    check("exp(w)", 3.0_f64.exp());
+    check("expm1(w)", 3.0_f64.exp_m1());
+    check("log(w)", 3.0_f64.ln());
+    check("log1p(w)", 3.0_f64.ln_1p());
+    check("tanh(g)", (-2.0_f64).tanh());
+    check("pow(w, 3)", 27.0);
+    check("min(w, g)", -2.0);
+    check("max(w, g)", 3.0);
+    check("copysign(w, g)", -3.0);
+    check("clamp(g, -1, 1)", -1.0);
+    check("clamp(w, -1, 1)", 1.0);
+    check("soft_threshold(w, 1)", 2.0);
+    check("soft_threshold(g, 1)", -1.0);
+    check("soft_threshold(g, 2)", -0.0);
+}
+
+#[test]
+fn a_condition_chooses() {
+    check("select(w > g, 1, 2)", 1.0);
+    check("select(w >= 3 and g <= -2, 1, 2)", 1.0);
+    check("select(w < g or g == -2, 1, 2)", 1.0);
+    check("select(not (w != 3), w, g)", 3.0);
+    check("select(w > g and n < 3, w, g)", -2.0);
+    check("select(n < 3 or w > g, w, g)", 3.0);
+    check("select(lr < 1, w, g)", 3.0);
+    check("select(not (lr < 1), 7, n)", 3.0);
+    check("select(lr < 1 and n > 3, 1, 2)", 2.0);
+    check("select(1 < 2, w, 1 / 0)", 3.0);
+    check("select(not (0 < 1) or w > 0, 1, 2)", 1.0);
+}
+
+#[test]
+fn what_is_not_a_number_passes_or_chooses_as_is_written_down() {
+    let nan = "sqrt(g)";
+    check(nan, f64::NAN);
+    check(&format!("min({nan}, w)"), f64::NAN);
+    check(&format!("min(w, {nan})"), 3.0);
+    check(&format!("max({nan}, w)"), f64::NAN);
+    check(&format!("max(w, {nan})"), 3.0);
+    check(&format!("clamp({nan}, -1, 1)"), f64::NAN);
+    check(&format!("sign({nan})"), f64::NAN);
+    check(&format!("soft_threshold({nan}, 1)"), f64::NAN);
+    check(&format!("select({nan} < 0, 1, 2)"), 2.0);
+    check(&format!("select({nan} >= 0, 1, 2)"), 2.0);
+    check(&format!("select({nan} == {nan}, 1, 2)"), 2.0);
+    check(&format!("select({nan} != {nan}, 1, 2)"), 1.0);
+    check(&format!("select(not ({nan} < 0), 1, 2)"), 1.0);
+    check("min(w - w, 0 * g)", 0.0);
+    check("min(0 * g, w - w)", -0.0);
+    check("max(0 * g, w - w)", -0.0);
+    check("-(w - w)", -0.0);
+    check("abs(0 * g)", 0.0);
+}
+
+#[test]
+fn statements_run_in_order_and_states_are_kept() {
+    let check = |text: &str, weight: f64, states: &[f64]| {
+        let rule = written(text);
+        let initial: Vec<f64> = rule.states().iter().map(|state| state.initial).collect();
+        let (mut by_code, mut by_text) = (initial.clone(), initial);
+        let found = [run(&rule, 3.0, -2.0, &mut by_code), rule.interpret(&GIVEN, 3.0, -2.0, &mut by_text)];
+        assert_eq!((found, by_code.as_slice(), by_text.as_slice()), ([weight; 2], states, states), "{text}");
+    };
+    check("w -= lr*g", 4.0, &[]);
+    check("w += 1; w *= 2; w /= 4; w -= 1", 1.0, &[]);
+    check("state m = 1; m = 0.5*m + g; w = w - lr*m", 3.75, &[-1.5]);
+    check("state m = 1; w = w - lr*m; m = 0.5*m + g", 2.5, &[-1.5]);
+    check("g *= 3; let h = g; g = 1; w = h + g", -5.0, &[]);
+    check("param a in [0, 1) = 0.25\nstate s = 2*a\nstate t = -1\nt = s; w += a", 3.25, &[0.5, 0.5]);
+    check("state kept = 7; w = kept", 7.0, &[7.0]);
+    check("w = 0", 0.0, &[]);
+}
+
+/// A setting gives a declared parameter its value, or a name that is used and never declared.
+#[test]
+fn settings_are_parameters() {
+    let check = |text: &str, set: &[(&str, f64)], expected: f64| {
+        let rule = Written::new(text, &settings(set)).expect("it is a rule");
+        assert_eq!(run(&rule, 3.0, -2.0, &mut []), expected, "{text}");
+    };
+    check("param a = 2; w = a*g", &[], -4.0);
+    check("param a = 2; w = a*g", &[("a", 3.0)], -6.0);
+    check("param a; w = a*g", &[("a", 3.0)], -6.0);
+    check("w = a*g + b", &[("a", 3.0), ("b", 1.0)], -5.0);
+}
+
+/// What a reader is told. The place is that of the mistake.
+#[test]
+fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
+    let check = |text: &str, expected: &str| {
+        let found = Written::new(text, &settings(&[])).expect_err(text).to_string();
+        assert_eq!(found, expected, "{text:?}");
+    };
+    check("", "the rule never assigns w; expected a statement such as w -= lr * g");
+    check("state m = 0\nm = g", "the rule never assigns w; expected a statement such as w -= lr * g");
+    check("w -= lr*", "line 1, column 9: expected a value, found the end");
+    check("w = 1\nw -= (g", "line 2, column 8: expected an operator or ')', found the end");
+    check("w = g g", "line 1, column 7: expected an operator, ';' or the end of the line, found \"g\"");
+    check("w == g", "line 1, column 3: expected '=', '+=', '-=', '*=' or '/=' after \"w\", found '=='");
+    check("w = g $ 2", "line 1, column 7: expected a name, a number or an operator, found '$'");
+    check("w = 1.2.3", "line 1, column 5: expected a number such as 0.5 or 1e-8, found 1.2.3");
+    check("w = 1e999", "line 1, column 5: expected a finite number, found 1e999");
+    check("let state = 1", "line 1, column 5: expected a name, found the word \"state\"");
+    check("w = in", "line 1, column 5: expected a value, found the word \"in\"");
+    check("param a in [1, 0]", "line 1, column 12: expected a lowest value below the highest, found 1 and 0");
+    check("param a in 3", "line 1, column 12: expected '[' or '(' and the lowest value, found 3");
+    check("param a = inf", "line 1, column 11: expected the parameter's default, a number, found \"inf\"");
+    check("param a", "line 1, column 7: expected a value for the parameter \"a\", which has no default, found none");
+    check("param a in [0, 1) = 1", "line 1, column 7: expected \"a\" in [0.0, 1.0), found 1");
+    check("w = mu*g", "line 1, column 5: expected a known name (g, lr, n, w), found \"mu\"");
+    check("w = m*g\nstate m = 0", "line 1, column 5: expected a name from above, found \"m\", which comes on line 2");
+    check("lr = 1", "line 1, column 1: expected w, g or a state before '=', found \"lr\", which is given and stays");
+    check("let w = 1", "line 1, column 5: expected a new name, found \"w\", which is known already");
+    check(
+        "state s = g",
+        concat!(
+            "line 1, column 11: expected a first value made of numbers and parameters, ",
+            "found one that changes with the update"
+        ),
+    );
+    check("w = g / (1 - 1)", "line 1, column 7: expected a divisor that is not zero, found one that is always zero");
+    check("w = g * log(0)", "line 1, column 9: expected a finite number, found one that is always -inf");
+    check("w = g < 1", "line 1, column 7: expected a number, found a condition; select(condition, x, y) chooses");
+    check("w = select(g, 1, 2)", "line 1, column 12: expected a condition such as x < y, found a number");
+    check("w = select(1 < g < 2, 1, 2)", "line 1, column 18: expected 'and' between two comparisons, found '<'");
+    check(
+        "w = sin(g)",
+        concat!(
+            "line 1, column 5: expected a function (abs, sqrt, sign, floor, exp, expm1, log, log1p, tanh, pow, min, max, ",
+            "copysign, select, clamp, soft_threshold), found \"sin\""
+        ),
+    );
+    check("w = min(g)", "line 1, column 5: expected 2 arguments of min, found 1");
+    check("\n\n  w = é", "line 3, column 7: expected a name, a number or an operator, found 'é'");
+    let unused = Written::new("param a = 1; w = a", &settings(&[("b", 1.0)])).expect_err("b is nothing").to_string();
+    assert_eq!(unused, "\"b\" is set, and the rule has no such parameter; expected one of: a");
+}
+
+#[test]
+fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
+    let check = |text: &str, expected: &str| {
+        let found = Written::new(text, &Settings::new()).err().map(|failure| failure.to_string()).unwrap_or_default();
+        assert!(if expected.is_empty() { found.is_empty() } else { found.contains(expected) }, "{found:?}: {text:.60}");
+    };
+    let comment = |bytes: usize| format!("w = g #{}", "x".repeat(bytes - 7));
+    check(&comment(RULE_TEXT_BYTES_MAX), "");
+    check(&comment(RULE_TEXT_BYTES_MAX + 1), "bytes; expected at most");
+    let states = |count: usize| (0..count).map(|state| format!("state s{state} = 0;")).collect::<String>() + "w = g";
+    check(&states(STATES_MAX), "");
+    check(&states(STATES_MAX + 1), "expected at most 8 states");
+    let nested = |levels: usize| format!("w = {}g{}", "(".repeat(levels), ")".repeat(levels));
+    check(&nested(RULE_DEPTH_MAX - 1), "");
+    check(&nested(RULE_TEXT_BYTES_MAX / 2 - 10), "levels of an expression");
+    check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX - 1)), "");
+    check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX)), "levels of an expression");
+    check(&format!("w = {}g", "-".repeat(1000)), "levels of an expression");
+    check(&format!("w = {}g", "2^".repeat(1000)), "levels of an expression");
+    let long = |statements: usize| "w = w*w + g;".repeat(statements);
+    check(&long(RULE_OPS_MAX / 2 - 10), "");
+    check(&long(RULE_OPS_MAX / 2), "operations in a rule");
+    let numbers = |count: usize| (0..count).map(|number| format!("let l{number} = lr + {number}.5;"));
+    let numbers = |count: usize| numbers(count).collect::<String>() + "w = g";
+    check(&numbers(120), "");
+    check(&numbers(130), "numbers and scalars in a rule");
+    check(&format!("let {} = 1; w = g", "x".repeat(RULE_NAME_BYTES_MAX)), "");
+    check(&format!("let {} = 1; w = g", "x".repeat(RULE_NAME_BYTES_MAX + 1)), "a name of 65 bytes");
+}
+
+/// How much code a text becomes: equal operations are one, what is known is computed, what nobody needs is gone.
+#[test]
+fn code_is_as_short_as_it_can_be_without_changing_a_bit() {
+    let check = |text: &str, ops: usize, scalars: usize| {
+        let code = lowered(text);
+        assert_eq!((code.ops().len(), code.scalars().len()), (ops, scalars), "{text}: {code:#?}");
+    };
+    // The weight, the sum, the scale, their product; the rate, the step, the difference.
+    check("w -= lr*g", 7, 2);
+    check("let unused = exp(g) * lr; w -= lr*g", 7, 2);
+    check("w -= 2*3*lr*g/1*1 - 0", 7, 4);
+    check("w = w*g + w*g + g*w", 7, 1);
+    check("param a = 0; w -= select(a == 0, lr*g, exp(g))", 7, 2);
+    check("w = w; g = exp(g)", 1, 0);
+    check("w = 7 - 2^2", 1, 1);
+    // A sum with zero is not left out: negative zero would not stay.
+    check("w += 0", 3, 1);
+    check("w = w * 0", 3, 1);
+    check("w = - -w", 1, 0);
+    check("state s = 0; w = s^2 + s^0.5 + s^1", 5, 0);
+    check("w = select(lr < 1, w, w)", 1, 0);
+}
+
+#[test]
+fn what_does_not_differ_between_elements_is_a_scalar() {
+    let code = lowered(include_str!("../../rules/adam.rule"));
+    assert_eq!(code.ops().iter().filter(|op| matches!(op, Op::Power(..) | Op::Call(..))).count(), 0);
+    let divisions = code.ops().iter().filter(|op| matches!(op, Op::Binary(Binary::Divide, ..))).count();
+    assert_eq!(divisions, 1, "{code:#?}");
+    assert!(code.ops().len() <= 28, "{} operations: {code:#?}", code.ops().len());
+}
+
+#[test]
+fn a_scalar_that_is_not_zero_never_becomes_zero() {
+    let check = |scalar: f64, expected: f32| assert_eq!(round_to_binary32(scalar).to_bits(), expected.to_bits());
+    check(0.1, 0.1);
+    check(0.0, 0.0);
+    check(-0.0, -0.0);
+    check(1e-60, f32::MIN_POSITIVE);
+    check(-1e-42, -f32::MIN_POSITIVE);
+    check(1e60, f32::INFINITY);
+}
+
+#[test]
+#[should_panic(expected = "uses a mask where it needs a real")]
+fn ill_formed_code_cannot_be_made() {
+    use super::ssa::{Comparison, ValueId};
+    let ops = vec![Op::Weight, Op::Compare(Comparison::Less, ValueId(0), ValueId(0))];
+    let _ = Lowered::new(Vec::new(), ops, Vec::new(), ValueId(1));
+}
+
+#[test]
+fn the_projects_rules_read_as_they_print() {
+    for text in BUILT_IN {
+        let syntax = Syntax::parse(text).expect("it reads");
+        let printed = syntax.to_string();
+        let again = Syntax::parse(&printed).expect("what is printed reads");
+        assert_eq!(without_places(again), without_places(syntax), "{printed}");
+    }
+}
+
+fn without_places(mut syntax: Syntax) -> Syntax {
+    for statement in &mut syntax.statements {
+        statement.position = NOWHERE;
+        match &mut statement.kind {
+            StatementKind::Parameter { .. } => {}
+            StatementKind::State(value) | StatementKind::Let(value) | StatementKind::Assign(_, value) => forget(value),
+        }
+    }
+    syntax
+}
+
+fn forget(expression: &mut Expression) {
+    expression.position = NOWHERE;
+    match &mut expression.kind {
+        ExpressionKind::Number(_) | ExpressionKind::Name(_) => {}
+        ExpressionKind::Negate(operand) | ExpressionKind::Not(operand) => forget(operand),
+        ExpressionKind::Arithmetic(_, left, right)
+        | ExpressionKind::Compare(_, left, right)
+        | ExpressionKind::Logic(_, left, right) => {
+            forget(left);
+            forget(right);
+        }
+        ExpressionKind::Call(_, arguments) => arguments.iter_mut().for_each(forget),
+    }
+}
+
+const NOWHERE: Position = Position { line: 0, column: 0 };
+
+fn nowhere(kind: ExpressionKind) -> Expression {
+    Expression { position: NOWHERE, kind }
+}
+
+fn numbers() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(0.0), Just(1.0), Just(0.5), Just(2.0), 0.0..10.0_f64, Just(1e-300), Just(1.7976931348623157e308)]
+}
+
+/// Any real that a text may have, over these names.
+fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
+    let name = prop::sample::select(names).prop_map(|name| ExpressionKind::Name(name.to_owned()));
+    let leaf = prop_oneof![numbers().prop_map(ExpressionKind::Number), name].prop_map(nowhere);
+    leaf.prop_recursive(5, 40, 3, |inner| {
+        let pair = (inner.clone(), inner.clone()).prop_map(|(left, right)| (Box::new(left), Box::new(right)));
+        let arithmetic = prop::sample::select(vec![
+            Arithmetic::Add,
+            Arithmetic::Subtract,
+            Arithmetic::Multiply,
+            Arithmetic::Divide,
+            Arithmetic::Power,
+        ]);
+        let function = prop::sample::select(FUNCTIONS.map(|(_, named)| named).to_vec());
+        let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
+        prop_oneof![
+            inner.prop_map(|operand| ExpressionKind::Negate(Box::new(operand))),
+            (arithmetic, pair).prop_map(|(kind, (left, right))| ExpressionKind::Arithmetic(kind, left, right)),
+            call.prop_map(|(named, mut arguments, condition)| {
+                arguments.truncate(named.arity());
+                if named == Named::Select {
+                    arguments[0] = condition;
+                }
+                ExpressionKind::Call(named, arguments)
+            }),
+        ]
+        .prop_map(nowhere)
+    })
+    .boxed()
+}
+
+fn conditions(reals: impl Strategy<Value = Expression> + Clone + 'static) -> BoxedStrategy<Expression> {
+    let relation = prop::sample::select(vec![
+        Relation::Less,
+        Relation::LessOrEqual,
+        Relation::Greater,
+        Relation::GreaterOrEqual,
+        Relation::Equal,
+        Relation::NotEqual,
+    ]);
+    let compare = (relation, reals.clone(), reals)
+        .prop_map(|(relation, left, right)| ExpressionKind::Compare(relation, Box::new(left), Box::new(right)))
+        .prop_map(nowhere);
+    compare
+        .prop_recursive(3, 8, 2, |inner| {
+            let logic = prop::sample::select(vec![Logic::And, Logic::Or]);
+            prop_oneof![
+                inner.clone().prop_map(|operand| ExpressionKind::Not(Box::new(operand))),
+                (logic, inner.clone(), inner).prop_map(|(logic, left, right)| ExpressionKind::Logic(
+                    logic,
+                    Box::new(left),
+                    Box::new(right)
+                )),
+            ]
+            .prop_map(nowhere)
+        })
+        .boxed()
+}
+
+fn statements() -> impl Strategy<Value = Statement> {
+    let bound = prop_oneof![-5.0..5.0_f64, Just(f64::NEG_INFINITY), Just(f64::INFINITY)];
+    let interval = (bound.clone(), bound, any::<bool>(), any::<bool>())
+        .prop_filter("an interval is not empty", |(low, high, ..)| low < high)
+        .prop_map(|(low, high, has_low, has_high)| Interval { low, high, has_low, has_high });
+    let parameter = (prop::option::of(interval), prop::option::of(-9.0..9.0_f64))
+        .prop_map(|(interval, default)| StatementKind::Parameter { interval, default });
+    let operator = prop::option::of(prop::sample::select(vec![
+        Arithmetic::Add,
+        Arithmetic::Subtract,
+        Arithmetic::Multiply,
+        Arithmetic::Divide,
+    ]));
+    let names: &[&str] = &["w", "g", "m", "a_1"];
+    let kind = prop_oneof![
+        parameter,
+        reals(names).prop_map(StatementKind::State),
+        reals(names).prop_map(StatementKind::Let),
+        (operator, reals(names)).prop_map(|(operator, value)| StatementKind::Assign(operator, value)),
+    ];
+    (prop::sample::select(names), kind).prop_map(|(name, kind)| Statement {
+        position: NOWHERE,
+        name: name.to_owned(),
+        kind,
+    })
+}
+
+/// A text of the words that rules are made of, in no order.
+fn babble() -> impl Strategy<Value = String> {
+    let words = vec![
+        "param", "state", "let", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min", "sqrt",
+        "(", ")", "[", "]", ",", ";", "\n", "+", "-", "*", "/", "^", "=", "+=", "-=", "<", "<=", "==", "!=", "1", "0",
+        "0.5", "1e-8", ".", "#", "é", "\0", " ",
+    ];
+    prop::collection::vec(prop::sample::select(words), 0..60).prop_map(|words| words.join(" "))
+}
+
+proptest! {
+    #[test]
+    fn a_text_prints_as_one_that_reads_the_same(statements in prop::collection::vec(statements(), 0..6)) {
+        let syntax = Syntax { statements };
+        let printed = syntax.to_string();
+        let read = Syntax::parse(&printed).map_err(|failure| TestCaseError::fail(format!("{failure}\n{printed}")))?;
+        prop_assert_eq!(without_places(read), syntax, "{}", printed);
+    }
+
+    #[test]
+    fn no_text_is_too_strange(text in prop_oneof![any::<String>(), babble()]) {
+        if let Ok(rule) = Written::new(&text, &Settings::new()) {
+            rule.lower().expect("what was checked can be lowered");
+        }
+    }
+
+    /// In binary64 the code says exactly what the text says: where it says `x ^ 2`, the text's power may differ by a
+    /// rounding, so powers are left out.
+    #[test]
+    fn the_code_says_what_the_text_says(
+        first in reals(&["w", "g", "m", "lr", "n", "a"]),
+        second in reals(&["w", "g", "m", "lr", "n", "a"]),
+        (weight, gradient, state) in (-3.0..3.0_f64, -3.0..3.0_f64, -3.0..3.0_f64),
+    ) {
+        let text = format!("param a = 0.75; state m = 1; w = {first}\nm = {second}");
+        prop_assume!(!text.contains('^') && !text.contains("pow"));
+        let Ok(rule) = Written::new(&text, &Settings::new()) else { return Ok(()) };
+        let (mut by_code, mut by_text) = ([state], [state]);
+        let found = run(&rule, weight, gradient, &mut by_code);
+        let expected = rule.interpret(&GIVEN, weight, gradient, &mut by_text);
+        prop_assert!(same(found, expected), "{text}: the code says {found:?}, the text {expected:?}");
+        prop_assert!(same(by_code[0], by_text[0]), "{text}: the code keeps {by_code:?}, the text {by_text:?}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Rules as generated vector code: the values of an element stay in registers from the first load to the last store.
+//!
+//! Not here: what a rule is and what its bits are ([`pserver_core::rule`]); when code is generated and how long it is
+//! kept (`crate::cpu`); the same arithmetic without generated code (`crate::tiles`).
+//!
+//! A rule is assembled for one set of vector instructions, one element type and one kind of gradient. The function adds the
+//! gradients in trainer order and runs the rule on the sum, one vector after another, in one pass over memory. Every
+//! operation of the rule is one instruction with one rounding, or a few that only move bits.
+//!
+//! `x86` writes the code. On other processors `absent` stands in its place and has none.
+
+#[cfg(not(target_arch = "x86_64"))]
+mod absent;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use pserver_core::rule::reference::Real;
+use pserver_core::rule::ssa::{Lowered, Op, ScalarId};
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use absent::{Function, is_allowed};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Function, is_allowed};
+
+/// A set of vector instructions. Which one a machine has is found when the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vectors {
+    /// 16 registers of 32 bytes, with F16C for halves.
+    Avx2,
+    /// 32 registers of 64 bytes: the foundation, DQ and VL.
+    Avx512,
+}
+
+/// The type of parameter and states, which is the type of the arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// binary32
+    Single,
+    /// binary64
+    Double,
+}
+
+/// The elements of a gradient in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The parameter's own type.
+    Own,
+    /// IEEE binary16.
+    Half,
+    /// bfloat16.
+    Brain,
+}
+
+/// Instructions and element type together: what decides how an operation is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) vectors: Vectors,
+    pub(crate) width: Width,
+}
+
+/// The gradients that one call adds: as many streams as a core reads ahead of. Whoever has more adds them beforehand.
+pub(crate) const GRADIENTS_MAX: usize = 16;
+
+/// What one call works on. Tensors begin anywhere.
+pub(crate) struct Tensors<'a, 'b> {
+    pub(crate) weights: &'a mut [u8],
+    pub(crate) states: &'a mut [&'b mut [u8]],
+    /// One to [`GRADIENTS_MAX`], in trainer order.
+    pub(crate) gradients: &'a [&'a [u8]],
+    /// As [`write_scalars`] wrote them.
+    pub(crate) scalars: &'a [u8],
+}
+
+/// The scalars that operations on elements use, once each, in the order in which code finds them.
+pub(crate) fn used_scalars(code: &Lowered) -> Vec<ScalarId> {
+    let mut used = Vec::new();
+    for op in code.ops() {
+        if let Op::Scalar(scalar) = op
+            && !used.contains(scalar)
+        {
+            used.push(*scalar);
+        }
+    }
+    used
+}
+
+/// Elements behind the used scalars.
+const CONSTANTS: usize = 2;
+
+/// Writes the scalars of one update as code finds them: rounded to the element's type, then the sign bit and one, which
+/// instructions need to change signs.
+pub(crate) fn write_scalars(width: Width, used: &[ScalarId], values: &[f64], into: &mut Vec<u8>) {
+    into.clear();
+    let chosen = used.iter().map(|scalar| values[scalar.index()]);
+    let all = chosen.chain([-0.0, 1.0]);
+    match width {
+        Width::Single => all.for_each(|value| into.extend_from_slice(&f32::of_scalar(value).to_le_bytes())),
+        Width::Double => all.for_each(|value| into.extend_from_slice(&value.to_le_bytes())),
+    }
+}

@@ -1,0 +1,145 @@
+//! Which general register means what, and where things lie that have none.
+
+use std::mem::offset_of;
+
+use iced_x86::{Code, MemoryOperand, Register};
+use pserver_core::rule::ssa::{Lowered, Op};
+use pserver_core::rule::uses::Tensor;
+
+use super::assembler::Assembler;
+use super::raw::Frame;
+use crate::native::Target;
+
+/// Where the [`Frame`] is. A call keeps it.
+pub(super) const FRAME: Register = Register::RBX;
+/// The element that the loop has come to. A call keeps it.
+pub(super) const INDEX: Register = Register::R12;
+/// The stack as it was on entry. A call keeps it.
+pub(super) const STACK: Register = Register::RBP;
+/// Where the scalars are, in code without calls.
+pub(super) const SCALARS: Register = Register::RDX;
+/// For an address on its way.
+pub(super) const PASSING: Register = Register::RAX;
+/// Counts gradients.
+pub(super) const COUNTER: Register = Register::RCX;
+
+/// Where tensors begin, in code without calls: the weight, the states, and the lone gradient if there is one left.
+const BASES: [Register; 9] = [
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::R13,
+    Register::R14,
+    Register::R15,
+];
+
+/// What the code's addresses depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    target: Target,
+    tensors: usize,
+    /// Whether it calls functions, which keep only few registers.
+    pub(super) has_calls: bool,
+}
+
+/// Fields of the frame.
+pub(super) mod frame {
+    use super::{FRAME, Frame, MemoryOperand, offset_of};
+
+    pub(in crate::native::x86) fn wide_end() -> MemoryOperand {
+        at(offset_of!(Frame, wide_end))
+    }
+
+    pub(in crate::native::x86) fn end() -> MemoryOperand {
+        at(offset_of!(Frame, end))
+    }
+
+    pub(in crate::native::x86) fn scalars() -> MemoryOperand {
+        at(offset_of!(Frame, scalars))
+    }
+
+    pub(in crate::native::x86) fn gradients() -> MemoryOperand {
+        at(offset_of!(Frame, gradients))
+    }
+
+    pub(in crate::native::x86) fn gradient_count() -> MemoryOperand {
+        at(offset_of!(Frame, gradient_count))
+    }
+
+    pub(super) fn tensor(number: usize) -> MemoryOperand {
+        at(offset_of!(Frame, tensors) + number * size_of::<*mut u8>())
+    }
+
+    fn at(offset: usize) -> MemoryOperand {
+        MemoryOperand::with_base_displ(FRAME, offset as i64)
+    }
+}
+
+impl Layout {
+    pub(super) fn of(code: &Lowered, target: Target) -> Self {
+        let has_calls = code.ops().iter().any(|op| matches!(op, Op::Call(..) | Op::Power(..)));
+        Self { target, tensors: 1 + code.states().len(), has_calls }
+    }
+
+    /// Loads what stays in general registers over the loops.
+    pub(super) fn enter(self, assembler: &mut Assembler) {
+        if self.has_calls {
+            return;
+        }
+        assembler.load(Code::Mov_r64_rm64, SCALARS, frame::scalars());
+        for (number, base) in BASES.into_iter().enumerate().take(self.tensors) {
+            assembler.load(Code::Mov_r64_rm64, base, frame::tensor(number));
+        }
+    }
+
+    /// Loads what the loops over a lone gradient need beside.
+    pub(super) fn enter_lone(self, assembler: &mut Assembler) {
+        if let Some(base) = self.base(self.tensors) {
+            load_lone(assembler, base);
+        }
+    }
+
+    /// Where the lone gradient begins.
+    pub(super) fn lone_gradient(self, assembler: &mut Assembler) -> Register {
+        self.base(self.tensors).unwrap_or_else(|| {
+            load_lone(assembler, PASSING);
+            PASSING
+        })
+    }
+
+    /// The vector of a tensor that is `ahead` elements behind the index.
+    pub(super) fn tensor(self, assembler: &mut Assembler, tensor: Tensor, ahead: usize) -> MemoryOperand {
+        let number = match tensor {
+            Tensor::Weight => 0,
+            Tensor::State(state) => 1 + state,
+        };
+        let base = self.base(number).unwrap_or_else(|| {
+            assembler.load(Code::Mov_r64_rm64, PASSING, frame::tensor(number));
+            PASSING
+        });
+        self.element(base, self.target.element_bytes(), ahead)
+    }
+
+    /// The element `ahead` of the index, of a tensor with elements of `size` bytes that begins at `base`.
+    pub(super) fn element(self, base: Register, size: usize, ahead: usize) -> MemoryOperand {
+        let scale = u32::try_from(size).expect("an element is at most eight bytes");
+        MemoryOperand::with_base_index_scale_displ_size(base, INDEX, scale, (ahead * size) as i64, 1)
+    }
+
+    /// A vector on the stack.
+    pub(super) fn slot(self, slot: usize) -> MemoryOperand {
+        MemoryOperand::with_base_displ(Register::RSP, (slot * self.target.vector_bytes()) as i64)
+    }
+
+    fn base(self, number: usize) -> Option<Register> {
+        if self.has_calls { None } else { BASES.get(number).copied() }
+    }
+}
+
+fn load_lone(assembler: &mut Assembler, to: Register) {
+    assembler.load(Code::Mov_r64_rm64, to, frame::gradients());
+    assembler.load(Code::Mov_r64_rm64, to, MemoryOperand::with_base(to));
+}

@@ -1,0 +1,161 @@
+//! The one door to raw memory of this package: running what was assembled, and being called by it.
+//!
+//! Code is written into memory that may not run, and runs in memory that may not be written; the change is one-way.
+
+pub(super) mod lanes;
+
+use memmap2::{Mmap, MmapMut};
+use pserver_core::limits::STATES_MAX;
+use pserver_core::rule::ssa::Lowered;
+
+use super::routine::{self, Routine};
+use crate::native::{CONSTANTS, GRADIENTS_MAX, Source, Target, Tensors, used_scalars};
+
+/// What generated code is handed. It reads these fields by their offsets.
+#[repr(C)]
+pub(super) struct Frame {
+    /// Elements that the wide loop takes: a multiple of its turn.
+    pub(super) wide_end: u64,
+    /// Elements in whole vectors.
+    pub(super) end: u64,
+    /// As [`crate::native::write_scalars`] wrote them.
+    pub(super) scalars: *const u8,
+    pub(super) gradients: *const *const u8,
+    pub(super) gradient_count: u64,
+    /// The weights and the states.
+    pub(super) tensors: [*mut u8; TENSORS_MAX],
+}
+
+const TENSORS_MAX: usize = 1 + STATES_MAX;
+/// Bytes of the longest vector.
+const VECTOR_MAX: usize = 64;
+
+/// A function that was assembled for one rule, one type and one kind of gradient.
+#[derive(Debug)]
+pub(crate) struct Function {
+    memory: Mmap,
+    target: Target,
+    source: Source,
+    wide_lanes: usize,
+    scalars: usize,
+    states: usize,
+}
+
+/// One vector of everything, for the elements that are no whole vector.
+#[repr(align(64))]
+struct Rest {
+    tensors: [[u8; VECTOR_MAX]; TENSORS_MAX],
+    gradients: [[u8; VECTOR_MAX]; GRADIENTS_MAX],
+}
+
+impl Function {
+    /// Assembles a rule. None when the machine has no such vectors or no memory for code, or when the rule needs too much
+    /// of the stack.
+    pub(crate) fn new(code: &Lowered, target: Target, source: Source) -> Option<Self> {
+        if !target.vectors.are_there() {
+            return None;
+        }
+        let Routine { bytes, wide_lanes } = routine::assemble(code, target, source)?;
+        let memory = executable(&bytes)?;
+        let (scalars, states) = (used_scalars(code).len() + CONSTANTS, code.states().len());
+        Some(Self { memory, target, source, wide_lanes, scalars, states })
+    }
+
+    /// Updates weights and states by the sum of the gradients.
+    ///
+    /// # Panics
+    ///
+    /// When tensors differ in length, or their number is not that of the rule.
+    pub(crate) fn run(&self, tensors: Tensors<'_, '_>) {
+        let Tensors { weights, states, gradients, scalars } = tensors;
+        let (size, source_size) = (self.target.element_bytes(), self.target.source_bytes(self.source));
+        let elements = weights.len() / size;
+        assert!(weights.len() == elements * size && states.len() == self.states, "these are the rule's tensors");
+        assert!(states.iter().all(|state| state.len() == weights.len()), "a state is as long as its parameter");
+        assert!((1..=GRADIENTS_MAX).contains(&gradients.len()), "{} gradients in one call", gradients.len());
+        let gradients_fit = gradients.iter().all(|gradient| gradient.len() == elements * source_size);
+        assert!(
+            gradients_fit && scalars.len() == self.scalars * size,
+            "gradients and scalars are as long as they must be"
+        );
+        let whole = elements - elements % self.target.lanes();
+        let mut pointers = [std::ptr::null(); GRADIENTS_MAX];
+        if whole > 0 {
+            let mut frame = self.frame(whole, scalars, &pointers, gradients.len());
+            for (pointer, gradient) in pointers.iter_mut().zip(gradients) {
+                *pointer = gradient.as_ptr();
+            }
+            frame.gradients = pointers.as_ptr();
+            frame.tensors[0] = weights.as_mut_ptr();
+            for (pointer, state) in frame.tensors[1..].iter_mut().zip(states.iter_mut()) {
+                *pointer = state.as_mut_ptr();
+            }
+            self.enter(&frame);
+        }
+        if whole < elements {
+            self.run_rest(whole, Tensors { weights, states, gradients, scalars });
+        }
+    }
+
+    /// Updates the elements from `whole` on, fewer than a vector, in memory that has room for one.
+    #[cold]
+    fn run_rest(&self, whole: usize, tensors: Tensors<'_, '_>) {
+        let size = self.target.element_bytes();
+        let mut rest = Rest { tensors: [[0; VECTOR_MAX]; TENSORS_MAX], gradients: [[0; VECTOR_MAX]; GRADIENTS_MAX] };
+        let mut pointers = [std::ptr::null(); GRADIENTS_MAX];
+        let from = whole * self.target.source_bytes(self.source);
+        for ((pointer, room), gradient) in pointers.iter_mut().zip(&mut rest.gradients).zip(tensors.gradients) {
+            room[..gradient.len() - from].copy_from_slice(&gradient[from..]);
+            *pointer = room.as_ptr();
+        }
+        let begin = whole * size;
+        let bytes = tensors.weights.len() - begin;
+        let mut frame = self.frame(self.target.lanes(), tensors.scalars, &pointers, tensors.gradients.len());
+        let all = std::iter::once(&mut *tensors.weights).chain(tensors.states.iter_mut().map(|state| &mut **state));
+        for ((pointer, room), tensor) in frame.tensors.iter_mut().zip(&mut rest.tensors).zip(all) {
+            room[..bytes].copy_from_slice(&tensor[begin..]);
+            *pointer = room.as_mut_ptr();
+        }
+        self.enter(&frame);
+        let all = std::iter::once(&mut *tensors.weights).chain(tensors.states.iter_mut().map(|state| &mut **state));
+        for (room, tensor) in rest.tensors.iter().zip(all) {
+            tensor[begin..].copy_from_slice(&room[..bytes]);
+        }
+    }
+
+    fn frame(&self, end: usize, scalars: &[u8], gradients: &[*const u8; GRADIENTS_MAX], count: usize) -> Frame {
+        Frame {
+            wide_end: (end - end % self.wide_lanes) as u64,
+            end: end as u64,
+            scalars: scalars.as_ptr(),
+            gradients: gradients.as_ptr(),
+            gradient_count: count as u64,
+            tensors: [std::ptr::null_mut(); TENSORS_MAX],
+        }
+    }
+
+    fn enter(&self, frame: &Frame) {
+        // SAFETY: the memory begins with a whole function of this signature, which `routine::assemble` wrote and nobody
+        // can write since; it lives as long as `self`.
+        let function =
+            unsafe { std::mem::transmute::<*const u8, unsafe extern "sysv64" fn(*const Frame)>(self.memory.as_ptr()) };
+        // SAFETY: the function reads the frame, the scalars and `end` elements of each gradient, and reads and writes
+        // `end` elements of each tensor of the rule: `run` checked that slices of these lengths stand behind the
+        // pointers, and holds them. It keeps the registers that its signature says, and takes less than a page of
+        // the stack. The machine has its instructions: `new` asked.
+        unsafe { function(frame) }
+    }
+}
+
+/// Whether this system lets a program run what it wrote.
+pub(crate) fn is_allowed() -> bool {
+    /// A whole function: `ret`.
+    const RETURN: &[u8] = &[0xc3];
+    executable(RETURN).is_some()
+}
+
+fn executable(bytes: &[u8]) -> Option<Mmap> {
+    let mut memory = MmapMut::map_anon(bytes.len()).ok()?;
+    memory.copy_from_slice(bytes);
+    memory.make_exec().ok()
+}

@@ -1,0 +1,190 @@
+//! A rule as one function: its loops, and the sum of several gradients.
+//!
+//! A lone gradient is read where it lies, several are added in order in registers, four vectors of each at once so that a
+//! line of a gradient is read whole before the next gradient's. Then the rule runs on the sum while it is in registers or
+//! on the first lines of the stack. So every byte comes from memory once and goes there at most once.
+
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use pserver_core::rule::ssa::Lowered;
+use pserver_core::rule::uses::Tensor;
+
+use super::assembler::Assembler;
+use super::body::{Body, GradientAt, Plan, load_constant, load_source};
+use super::layout::{COUNTER, FRAME, INDEX, PASSING, STACK, frame};
+use super::target;
+use crate::native::{Source, Target};
+
+/// Vectors in one turn of the wide loop: four cache lines of every tensor with AVX-512.
+const UNROLLED: usize = 4;
+/// Longer rules are their own excuse: a turn of one vector is long enough, and the code stays small.
+const UNROLLED_OPS_MAX: usize = 64;
+/// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but not
+/// far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page. Measured with
+/// 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
+const PREFETCHED: usize = 2048;
+const LINE: usize = 64;
+/// The stack that a function may take stays below a page, so that no guard page is stepped over.
+const STACK_MAX: usize = 3 << 10;
+
+/// A function's code, and what who calls it must know.
+pub(super) struct Routine {
+    pub(super) bytes: Vec<u8>,
+    /// Elements in one turn of the wide loop.
+    pub(super) wide_lanes: usize,
+}
+
+/// Registers of who calls, in the order in which they are saved.
+const SAVED: [Register; 6] = [Register::RBP, Register::RBX, Register::R12, Register::R13, Register::R14, Register::R15];
+
+/// Writes the function for one rule, one type and one kind of gradient; none when it would take too much of the stack.
+pub(super) fn assemble(code: &Lowered, target: Target, source: Source) -> Option<Routine> {
+    let plan = Plan::new(code, target);
+    let is_long = plan.layout.has_calls || UNROLLED_OPS_MAX < code.ops().len();
+    let unrolled = if is_long { 1 } else { UNROLLED };
+    let mut writer = Writer { plan: &plan, assembler: Assembler::default(), source, slots: 0 };
+    let stack = writer.enter();
+    let (several, leave) = (writer.assembler.label(), writer.assembler.label());
+    writer.assembler.put(Instruction::with2(Code::Cmp_rm64_imm8, frame::gradient_count(), 1));
+    writer.assembler.branch(Code::Jne_rel32_64, several);
+    plan.layout.enter_lone(&mut writer.assembler);
+    writer.walk(frame::wide_end(), unrolled, false);
+    writer.walk(frame::end(), 1, false);
+    writer.assembler.branch(Code::Jmp_rel32_64, leave);
+    writer.assembler.bind(several);
+    writer.walk(frame::wide_end(), unrolled, true);
+    writer.walk(frame::end(), 1, true);
+    writer.assembler.bind(leave);
+    writer.leave();
+    // Room to align it.
+    let bytes = (writer.slots + 1) * target.vector_bytes();
+    writer.assembler.set_immediate(stack, i32::try_from(bytes).ok()?);
+    let bytes = (bytes <= STACK_MAX).then(|| writer.assembler.finish())?;
+    Some(Routine { bytes, wide_lanes: unrolled * target.lanes() })
+}
+
+struct Writer<'a, 'p> {
+    plan: &'a Plan<'p>,
+    assembler: Assembler,
+    source: Source,
+    slots: usize,
+}
+
+impl Writer<'_, '_> {
+    /// Gives back which instruction takes the stack: how much is known at the end.
+    fn enter(&mut self) -> usize {
+        let assembler = &mut self.assembler;
+        SAVED.into_iter().for_each(|register| assembler.put(Instruction::with1(Code::Push_r64, register)));
+        assembler.two(Code::Mov_r64_rm64, STACK, Register::RSP);
+        let stack = assembler.len();
+        assembler.put(Instruction::with2(Code::Sub_rm64_imm32, Register::RSP, 0));
+        assembler.put(Instruction::with2(Code::And_rm64_imm8, Register::RSP, -64));
+        assembler.two(Code::Mov_r64_rm64, FRAME, Register::RDI);
+        assembler.two(Code::Xor_r32_rm32, Register::R12D, Register::R12D);
+        self.plan.layout.enter(assembler);
+        for (item, register) in self.plan.pins() {
+            load_constant(self.plan, assembler, item, register);
+        }
+        stack
+    }
+
+    fn leave(&mut self) {
+        let assembler = &mut self.assembler;
+        assembler.put(Ok(Instruction::with(Code::VEX_Vzeroupper)));
+        assembler.two(Code::Mov_r64_rm64, Register::RSP, STACK);
+        SAVED.into_iter().rev().for_each(|register| assembler.put(Instruction::with1(Code::Pop_r64, register)));
+        assembler.put(Ok(Instruction::with(Code::Retnq)));
+    }
+
+    /// A loop from the index to `end` in turns of `vectors` vectors.
+    fn walk(&mut self, end: MemoryOperand, vectors: usize, has_several: bool) {
+        let (turn, out) = (self.assembler.label(), self.assembler.label());
+        self.assembler.load(Code::Cmp_r64_rm64, INDEX, end);
+        self.assembler.branch(Code::Jae_rel32_64, out);
+        self.assembler.bind(turn);
+        if 1 < vectors {
+            self.prefetch(vectors, has_several);
+        }
+        if has_several {
+            self.sum(vectors);
+        }
+        for vector in 0..vectors {
+            let gradient = if has_several { GradientAt::Slot(vector) } else { GradientAt::Memory(self.source) };
+            let slots_taken = if has_several { vectors } else { 0 };
+            let body = Body::new(self.plan, &mut self.assembler, slots_taken);
+            self.slots = self.slots.max(body.emit(gradient, vector * self.plan.target.lanes()));
+        }
+        let step = i32::try_from(vectors * self.plan.target.lanes()).expect("a turn is few elements");
+        self.assembler.put(Instruction::with2(Code::Add_rm64_imm32, INDEX, step));
+        self.assembler.load(Code::Cmp_r64_rm64, INDEX, end);
+        self.assembler.branch(Code::Jb_rel32_64, turn);
+        self.assembler.bind(out);
+    }
+
+    /// Asks for the lines that a later turn will read. Behind the end of a tensor this has no effect.
+    fn prefetch(&mut self, vectors: usize, has_several: bool) {
+        let (target, layout) = (self.plan.target, self.plan.layout);
+        let elements = LINE / target.element_bytes();
+        let turn = vectors * target.lanes();
+        for ahead in (0..turn).step_by(elements).map(|line| PREFETCHED / target.element_bytes() + line) {
+            for tensor in (0..self.plan.code.states().len()).map(Tensor::State).chain([Tensor::Weight]) {
+                let line = layout.tensor(&mut self.assembler, tensor, ahead);
+                self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, line));
+            }
+        }
+        let size = target.source_bytes(self.source);
+        for ahead in (0..turn).step_by(LINE / size).map(|line| PREFETCHED / target.element_bytes() + line) {
+            if !has_several {
+                let base = layout.lone_gradient(&mut self.assembler);
+                self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, layout.element(base, size, ahead)));
+            }
+        }
+    }
+
+    /// Adds two or more gradients, in order, and leaves the sums in the first slots.
+    fn sum(&mut self, vectors: usize) {
+        let more = self.assembler.label();
+        self.assembler.two(Code::Xor_r32_rm32, Register::ECX, Register::ECX);
+        self.gradient_address();
+        self.each(vectors, |writer, number, ahead| {
+            load_source(writer.plan, &mut writer.assembler, writer.source, (PASSING, ahead), number);
+        });
+        self.assembler.put(Instruction::with2(Code::Mov_r32_imm32, Register::ECX, 1));
+        self.assembler.bind(more);
+        self.gradient_address();
+        self.each(vectors, |writer, number, ahead| writer.add_gradient(number, ahead, vectors));
+        self.assembler.put(Instruction::with2(Code::Add_rm64_imm32, COUNTER, 1));
+        self.assembler.load(Code::Cmp_r64_rm64, COUNTER, frame::gradient_count());
+        self.assembler.branch(Code::Jb_rel32_64, more);
+        self.each(vectors, |writer, number, _| {
+            let plan = writer.plan;
+            let from = plan.target.register(number);
+            writer.assembler.store(plan.target.pick(&target::STORE), plan.layout.slot(usize::from(number)), from);
+        });
+        self.slots = self.slots.max(vectors);
+    }
+
+    fn each(&mut self, vectors: usize, mut work: impl FnMut(&mut Self, u8, usize)) {
+        for (number, vector) in (0_u8..).zip(0..vectors) {
+            work(self, number, vector * self.plan.target.lanes());
+        }
+    }
+
+    /// The address of the gradient that the counter has come to.
+    fn gradient_address(&mut self) {
+        self.assembler.load(Code::Mov_r64_rm64, PASSING, frame::gradients());
+        let pointer = MemoryOperand::with_base_index_scale(PASSING, COUNTER, 8);
+        self.assembler.load(Code::Mov_r64_rm64, PASSING, pointer);
+    }
+
+    fn add_gradient(&mut self, number: u8, ahead: usize, vectors: usize) {
+        let target = self.plan.target;
+        let (sum, add) = (target.register(number), target.pick(&target::ADD));
+        if self.source == Source::Own {
+            let from = self.plan.layout.element(PASSING, target.element_bytes(), ahead);
+            return self.assembler.put(Instruction::with3(add, sum, sum, from));
+        }
+        let passing = u8::try_from(vectors).expect("a turn is few vectors");
+        load_source(self.plan, &mut self.assembler, self.source, (PASSING, ahead), passing);
+        self.assembler.three(add, sum, sum, target.register(passing));
+    }
+}
