@@ -4,3 +4,4 @@ mod forms;
 mod gradients;
 mod luck;
 mod refusals;
+mod training;
