@@ -35,7 +35,8 @@ pub struct Node {
     pub inputs: Vec<VariableIndex>,
     /// What it writes, in the order of the kind's signature.
     pub outputs: Vec<VariableIndex>,
-    /// The rule of an [`Update`](OpKind::Update), read from its configuration and lowered once; none for every other kind.
+    /// The rule of an [`Update`](OpKind::Update), read from its configuration and lowered once; none for every other
+    /// kind.
     pub rule: Option<Arc<Prepared>>,
 }
 

@@ -12,8 +12,8 @@
 //! message Strings   { }
 //! message Op        { string kind = 1; repeated string inputs = 2; repeated string outputs = 3;
 //!                     repeated Attribute attributes = 4; uint32 role = 5; }
-//! message Attribute { string name = 1; oneof value { bool bool = 2; uint64 whole = 3; double real = 4; string text = 5;
-//!                     Wholes wholes = 6; string word = 7; } }
+//! message Attribute { string name = 1; oneof value { bool bool = 2; uint64 whole = 3; double real = 4;
+//!                     string text = 5; Wholes wholes = 6; string word = 7; } }
 //! message Wholes    { repeated uint64 values = 1; }
 //! ```
 //!

@@ -30,6 +30,6 @@ pub use builder::{Builder, Symbol};
 pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, Peer, Role};
 pub use optimizer::append_optimizer;
-pub use plain::{PlainArithmetic, PlainRun, Real, apply_update};
+pub use plain::{PlainArithmetic, PlainRun, apply_update};
 pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};

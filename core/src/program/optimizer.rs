@@ -10,15 +10,16 @@ use super::infer;
 use super::op::{Op, OpKind, Role};
 use super::variable::{Facts, Purpose, Variable};
 
-/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block 0.
+/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block
+/// 0.
 ///
-/// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the states
-/// `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
+/// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the
+/// states `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
 /// [`Initialise`](Role::Initialise) fill with what the rule begins with.
 ///
 /// # Errors
-/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there. The
-/// program is then as it was.
+/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there.
+/// The program is then as it was.
 pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[ParameterGradient]) -> Result<(), Failure> {
     let graph = Graph::new(program.clone())?;
     let rule = infer::rule(config).map_err(Failure::call)?;

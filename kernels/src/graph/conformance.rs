@@ -47,10 +47,10 @@ pub struct Faulty {
 impl Arithmetic for Faulty {
     fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Result<Vec<Value>, Failure> {
         let mut given = self.plain.run(node, inputs, outputs)?;
-        if let (OpKind::Matmul { .. }, Some(Value::Dense(tensor))) = (&node.kind, given.first_mut()) {
-            if let Some(last) = tensor.bytes_mut().last_mut() {
-                *last ^= 1;
-            }
+        if let (OpKind::Matmul { .. }, Some(Value::Dense(tensor))) = (&node.kind, given.first_mut())
+            && let Some(last) = tensor.bytes_mut().last_mut()
+        {
+            *last ^= 1;
         }
         Ok(given)
     }

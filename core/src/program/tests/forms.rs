@@ -92,9 +92,10 @@ fn programs() -> impl Strategy<Value = Program> {
 
 /// Words of the language in any order: closer to a program than characters are.
 fn almost_programs() -> impl Strategy<Value = String> {
-    let words = "block 0 1 in { } data parameter state temporary forward backward optimize communication initialise x w \
-                 \"a b\" : = , ( ) [ ] float32 int64 rows queue strings batch 2 64 -1.5 1e3 inf NaN true senders server \
-                 trainer matmul add fill value axis update config \"sgd {}\" loop_forever recv channel dequeue # \n \\ \" é";
+    let words = "block 0 1 in { } data parameter state temporary forward backward optimize communication \
+                 initialise x w \"a b\" : = , ( ) [ ] float32 int64 rows queue strings batch 2 64 -1.5 1e3 inf NaN \
+                 true senders server trainer matmul add fill value axis update config \"sgd {}\" loop_forever recv \
+                 channel dequeue # \n \\ \" é";
     let words: Vec<&str> = words.split(' ').collect();
     vec(0..words.len(), 0..60)
         .prop_map(move |places| places.iter().map(|place| words[*place]).collect::<Vec<_>>().join(" "))
@@ -123,7 +124,8 @@ proptest! {
     fn no_text_makes_the_reader_panic(text in any::<String>(), almost in almost_programs()) {
         for text in [text, almost.clone(), format!("block 0 {{ {almost} }}")] {
             if let Ok(program) = text.parse::<Program>() {
-                prop_assert_eq!(program.to_string().parse::<Program>().map_err(|failure| failure.to_string()), Ok(program.clone()));
+                let again = program.to_string().parse::<Program>().map_err(|failure| failure.to_string());
+                prop_assert_eq!(again, Ok(program.clone()));
                 drop(Graph::new(program));
             }
         }
@@ -181,7 +183,8 @@ fn a_bad_text_is_refused_with_line_and_column() {
     check("block 0 { data \"é", "line 1, column 16: found a text without a closing quote; expected one on its line");
     check(
         "block 0 {",
-        "line 1, column 10: found the end; expected one of data, parameter, state, temporary, initialise, forward, backward, optimize, communication or '}'",
+        "line 1, column 10: found the end; expected one of data, parameter, state, temporary, initialise, forward, \
+        backward, optimize, communication or '}'",
     );
     check(&op("y = relu(x"), "line 4, column 1: found '}'; expected ',', '=' or ')'");
     check(&op("y, z relu(x)"), "line 3, column 18: found \"relu\"; expected '=' after an op's outputs");
@@ -210,6 +213,15 @@ fn a_bad_text_is_refused_with_line_and_column() {
     );
     let unknown = op("y = rely(x)").parse::<Program>().unwrap_err().to_string();
     assert!(unknown.starts_with("line 3, column 17: found op \"rely\"; expected one of matmul, add, "), "{unknown}");
+}
+
+#[test]
+fn the_documentations_example_is_a_program() {
+    let page = include_str!("../../../../docs/PROGRAMS.md");
+    let (_, example) = page.split_once("```text\n").unwrap();
+    let text = example.split("```").next().unwrap();
+    let graph = Graph::new(text.parse().unwrap_or_else(|failure| panic!("{failure}")));
+    assert_eq!(graph.unwrap_or_else(|failure| panic!("{failure}")).program().to_string(), text);
 }
 
 #[test]
