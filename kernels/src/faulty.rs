@@ -31,11 +31,11 @@ impl<K: Kernels> Kernels for Faulty<K> {
     }
 
     fn update(&mut self, update: Update<'_>) {
-        let Update { arithmetic, element_type, parameter, states, gradients } = update;
+        let Update { formula, element_type, parameter, states, gradients } = update;
         // Lent anew, because the originals are lent for as long as the parameter, which is needed again below.
         let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
         let states = states.as_mut_slice();
-        self.inner.update(Update { arithmetic, element_type, parameter: &mut *parameter, states, gradients });
+        self.inner.update(Update { formula, element_type, parameter: &mut *parameter, states, gradients });
         self.updates += 1;
         // The byte before an element's last holds the top of a float's fraction, so no tolerance forgives the flip.
         if self.updates.is_multiple_of(self.every)

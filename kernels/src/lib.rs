@@ -9,11 +9,13 @@
 //! across elements and no product and sum are contracted into one rounding. `unsafe` has one door, `native::x86::raw`.
 //!
 //! Read in this order: [`cpu`], then `native` and `tiles` (how a rule is run), then [`conformance`] (what every kernel must
-//! keep), then [`Faulty`] (one that does not).
+//! keep), then [`Faulty`] (one that does not); [`graph`], the
+//! arithmetic of programs, stands by itself.
 
 pub mod conformance;
 pub mod cpu;
 mod faulty;
+pub mod graph;
 mod native;
 mod tiles;
 

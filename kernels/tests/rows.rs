@@ -1,5 +1,7 @@
 //! A table of rows is a dense parameter to the bit, whatever the optimizer, by the plain kernel and by this one.
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::sample::select;
@@ -8,7 +10,7 @@ use proptest::test_runner::TestCaseError;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget};
-use pserver_core::optim::{Algorithm, Gradient, Regularizer, Rule, Schedule, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rows::{
     CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, SelectedRows, TableSettings, Workspace,
@@ -49,8 +51,7 @@ impl Dense {
         let gradients: Vec<_> = dense.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
         kernels.update(Update {
-            rule: &settings.rule,
-            coefficients: &settings.rule.coefficients(step),
+            formula: settings.rule.formula(step, &mut Vec::new()),
             element_type,
             parameter: &mut self.weight,
             states: &mut states,
@@ -220,9 +221,13 @@ fn settings() -> impl Strategy<Value = TableSettings> {
     (rules(), select(initializers), element_type, select(vec![1, 3, 17])).prop_map(
         |(rule, initializer, element_type, width)| {
             let layout = RowLayout::new(element_type, width, Height::Rows(ROWS)).expect("narrow rows");
-            TableSettings { layout, rule, initializer, seed: 5, catch_up: CatchUp::Exact }
+            TableSettings { layout, rule: prepared(rule), initializer, seed: 5, catch_up: CatchUp::Exact }
         },
     )
+}
+
+fn prepared(rule: Rule) -> Arc<Prepared> {
+    Arc::new(Prepared::new(rule).expect("a valid rule"))
 }
 
 proptest! {
@@ -230,9 +235,8 @@ proptest! {
 
     #[test]
     fn a_table_is_a_dense_parameter_to_the_bit(settings in settings(), rounds in rounds()) {
-        settings.rule.validate().expect("a valid rule");
         check(&settings, &mut Plain, &rounds)?;
-        check(&settings, &mut Cpu, &rounds)?;
+        check(&settings, &mut Cpu::new(), &rounds)?;
     }
 }
 
@@ -246,10 +250,10 @@ fn a_row_that_is_wanted_after_a_long_time_has_missed_every_update() {
             let l2 = if rule.is_exact() { 0.0 } else { l2 };
             let layout = RowLayout::new(ElementType::Float32, 4, Height::Rows(ROWS)).expect("narrow rows");
             let schedule = Schedule::Const { rate: 0.1 };
-            let rule = Rule { algorithm: rule.clone(), l2, schedule, ..Rule::default() };
+            let rule = prepared(Rule { algorithm: rule.clone(), l2, schedule, ..Rule::default() });
             let initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
             let settings = TableSettings { layout, rule, initializer, seed: 5, catch_up: CatchUp::Exact };
-            check(&settings, &mut Cpu, &rounds).unwrap_or_else(|wrong| panic!("{:?}: {wrong}", settings.rule));
+            check(&settings, &mut Cpu::new(), &rounds).unwrap_or_else(|wrong| panic!("{:?}: {wrong}", settings.rule));
         }
     }
 }

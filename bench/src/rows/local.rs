@@ -1,6 +1,7 @@
 //! One table, looked up and updated in batches, and every row of it checked.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -8,7 +9,7 @@ use nix::sys::time::TimeValLike;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget};
-use pserver_core::optim::{Gradient, Rule, Step};
+use pserver_core::optim::{Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rows::{
     CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, RowsView, TableSettings, Workspace,
@@ -57,6 +58,7 @@ pub(crate) struct Local {
 /// A table, the array it is compared with, and what is known of its rows.
 struct Bench<'a> {
     plan: &'a Plan,
+    kernels: Cpu,
     table: RowTable,
     work: Workspace,
     merge: Merge,
@@ -115,7 +117,7 @@ impl<'a> Bench<'a> {
         let layout = RowLayout::new(ElementType::Float32, plan.width, Height::Unbounded)?;
         let settings = TableSettings {
             layout,
-            rule: plan.rule.clone(),
+            rule: Arc::new(Prepared::new(plan.rule.clone())?),
             initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
             seed: 1,
             catch_up: plan.catch_up,
@@ -131,6 +133,7 @@ impl<'a> Bench<'a> {
         let rows = usize::try_from(plan.rows).context("--rows")?;
         let mut bench = Self {
             plan,
+            kernels: Cpu::new(),
             table,
             work: Workspace::default(),
             merge: Merge::with_capacity(plan.batch),
@@ -187,7 +190,8 @@ impl<'a> Bench<'a> {
         let bytes = ids.len() * width * 4;
         self.values.resize(bytes.max(self.values.len()), 0);
         self.flat.resize((bytes / 4).max(self.flat.len()), 0.0);
-        let own = timed(|| self.table.pull(&mut self.work, &mut Cpu, checked, black_box(&mut self.values[..bytes])));
+        let own =
+            timed(|| self.table.pull(&mut self.work, &mut self.kernels, checked, black_box(&mut self.values[..bytes])));
         let places = places(ids);
         let straight = timed(|| self.array.gather(&places, black_box(&mut self.flat), width));
         Ok([own, straight])
@@ -202,7 +206,7 @@ impl<'a> Bench<'a> {
         let start = processor_seconds();
         let views = [RowsView::new(layout, ids, bytes)?];
         let merged = self.merge.unite(layout, &views)?;
-        self.table.apply(&mut self.work, &mut Cpu, &merged, &step)?;
+        self.table.apply(&mut self.work, &mut self.kernels, &merged, &step)?;
         let own = since(start);
         *unique += merged.len();
         self.follow(ids, &step);
@@ -222,7 +226,7 @@ impl<'a> Bench<'a> {
             }
         }
         for (row, sum) in self.followed.iter_mut().zip(sums.chunks_exact(width)) {
-            row.update(&self.plan.rule, step, bytemuck::cast_slice(sum));
+            row.update(&mut self.kernels, &self.table.settings().rule, step, bytemuck::cast_slice(sum));
         }
     }
 
@@ -244,12 +248,11 @@ impl<'a> Bench<'a> {
 }
 
 impl Followed {
-    fn update(&mut self, rule: &Rule, step: &Step, bytes: &[u8]) {
+    fn update(&mut self, kernels: &mut Cpu, rule: &Prepared, step: &Step, bytes: &[u8]) {
         let element_type = ElementType::Float32;
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
-        Cpu.update(Update {
-            rule,
-            coefficients: &rule.coefficients(step),
+        kernels.update(Update {
+            formula: rule.formula(step, &mut Vec::new()),
             element_type,
             parameter: &mut self.weight,
             states: &mut states,

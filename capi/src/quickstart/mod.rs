@@ -14,6 +14,8 @@ mod library;
 pub mod lifeline;
 mod luck;
 pub mod model;
+#[cfg(test)]
+mod network;
 mod plan;
 mod rule;
 pub mod skip_gram;

@@ -24,14 +24,14 @@ pub struct ParameterGradient {
 
 /// Appends the ops that compute the gradient of `loss` by every parameter it depends on, and says where each is.
 ///
-/// The gradient of `x` is called `x@gradient`; where `x` is used more than once, the parts are called `x@gradient@0` and
-/// so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](Role::Backward). An op whose
-/// outputs the loss does not depend on gets none.
+/// The gradient of `x` is called `x@gradient`; where `x` is used more than once, the parts are called `x@gradient@0`
+/// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](Role::Backward). An op
+/// whose outputs the loss does not depend on gets none.
 ///
 /// # Errors
-/// When the program does not check; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on no
-/// parameter; when it depends on a parameter through an op that has no gradient, which is named. The program is then as
-/// it was.
+/// When the program does not check; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on
+/// no parameter; when it depends on a parameter through an op that has no gradient, which is named. The program is then
+/// as it was.
 pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<ParameterGradient>, Failure> {
     let graph = Graph::new(program.clone())?;
     let facts = check_loss(&graph, loss)?;

@@ -1,10 +1,11 @@
 //! The checked form of a program.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::error::Failure;
 use crate::limits::{NAME_BYTES_MAX, PROGRAM_BLOCKS_MAX, PROGRAM_OPERANDS_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX};
-use crate::optim::Rule;
+use crate::optim::Prepared;
 
 use super::block::{Block, Program};
 use super::infer::{self, Inferred};
@@ -34,8 +35,9 @@ pub struct Node {
     pub inputs: Vec<VariableIndex>,
     /// What it writes, in the order of the kind's signature.
     pub outputs: Vec<VariableIndex>,
-    /// The rule of an [`Update`](OpKind::Update), read from its configuration; none for every other kind.
-    pub rule: Option<Rule>,
+    /// The rule of an [`Update`](OpKind::Update), read from its configuration and lowered once; none for every other
+    /// kind.
+    pub rule: Option<Arc<Prepared>>,
 }
 
 /// A block of a graph.

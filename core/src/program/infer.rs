@@ -7,9 +7,11 @@ mod flow;
 mod operands;
 mod update;
 
+use std::sync::Arc;
+
 use crate::dtype::ElementType;
 use crate::limits::{DIMENSIONS_MAX, PARAMETER_BYTES_MAX, PROGRAM_QUEUE_MAX};
-use crate::optim::Rule;
+use crate::optim::Prepared;
 use crate::rows::{Height, RowLayout};
 
 use super::op::Op;
@@ -25,7 +27,7 @@ pub(super) struct Inferred {
     /// The facts of its outputs, one for each.
     pub(super) facts: Vec<Facts>,
     /// The rule, if it is an update.
-    pub(super) rule: Option<Rule>,
+    pub(super) rule: Option<Arc<Prepared>>,
 }
 
 /// The facts that an op's outputs have when its inputs have `inputs`. `declared` has what is known of each output

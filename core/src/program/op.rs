@@ -142,8 +142,8 @@ pub enum OpKind {
         high: f64,
         /// Which numbers these are: equal seeds give equal values.
         seed: u64,
-        /// The number of the first row. A row is what one number of the first dimension selects; it depends on the seed,
-        /// its number and its width only, so that some rows of a tensor are filled as in the whole.
+        /// The number of the first row. A row is what one number of the first dimension selects; it depends on the
+        /// seed, its number and its width only, so that some rows of a tensor are filled as in the whole.
         first: u64,
     },
     /// `() -> the declared facts of its output`: independent, normal.
@@ -161,7 +161,8 @@ pub enum OpKind {
     /// equals, is the label's.
     Accuracy,
 
-    /// `(x, like) -> like's shape`: `x` added up over whatever repeats `like`; what [`Add`](Self::Add) sends back to `b`.
+    /// `(x, like) -> like's shape`: `x` added up over whatever repeats `like`; what [`Add`](Self::Add) sends back to
+    /// `b`.
     SumTo,
     /// `(x, like) -> like's shape`: `x`, which lacks dimension `axis`, repeated along it; what
     /// [`ReduceSum`](Self::ReduceSum) sends back.
@@ -181,15 +182,16 @@ pub enum OpKind {
     SigmoidCrossEntropyGradient,
     /// `(x, dmean: scalar) -> x's shape`: `dmean` over the number of elements, everywhere.
     MeanGradient,
-    /// `(ids: int64[...], dy[..., w]) -> rows(height, w)`: row `ids[i]` with the values `dy[i]`, for every `i` in order.
-    /// An id that is there twice gives two rows.
+    /// `(ids: int64[...], dy[..., w]) -> rows(height, w)`: row `ids[i]` with the values `dy[i]`, for every `i` in
+    /// order. An id that is there twice gives two rows.
     LookupTableGradient {
         /// The rows of the table.
         height: u64,
     },
 
-    /// `(parameter, gradient, count: int64 scalar, state...) -> (parameter, count, state...)`: one update by a rule. The
-    /// gradient is dense or selected rows; the count of updates goes up by one; outputs are the inputs' own variables.
+    /// `(parameter, gradient, count: int64 scalar, state...) -> (parameter, count, state...)`: one update by a rule.
+    /// The gradient is dense or selected rows; the count of updates goes up by one; outputs are the inputs' own
+    /// variables.
     Update {
         /// The rule as `OptimizerConfig` in protobuf's text form, which [`crate::config`] reads.
         config: String,
@@ -203,8 +205,8 @@ pub enum OpKind {
         /// Where that is.
         to: Destination,
     },
-    /// `() -> (x)` or `(x, address: strings)`, as declared: a value that was sent, and from where. It is ready when there
-    /// is one.
+    /// `() -> (x)` or `(x, address: strings)`, as declared: a value that was sent, and from where. It is ready when
+    /// there is one.
     Recv {
         /// Which `send` it is for.
         channel: String,

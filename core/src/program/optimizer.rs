@@ -10,32 +10,35 @@ use super::infer;
 use super::op::{Op, OpKind, Role};
 use super::variable::{Facts, Purpose, Variable};
 
-/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block 0.
+/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block
+/// 0.
 ///
-/// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the states
-/// `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
-/// [`Initialise`](Role::Initialise) fill with zero.
+/// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the
+/// states `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
+/// [`Initialise`](Role::Initialise) fill with what the rule begins with.
 ///
 /// # Errors
-/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there. The
-/// program is then as it was.
+/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there.
+/// The program is then as it was.
 pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[ParameterGradient]) -> Result<(), Failure> {
     let graph = Graph::new(program.clone())?;
     let rule = infer::rule(config).map_err(Failure::call)?;
+    // States in the rule's order, each with what it is before the first update.
+    let begins: Vec<(&str, f64)> = rule.states().iter().map(|state| (state.name.as_str(), state.initial)).collect();
     let mut appended = program.clone();
     let block = &mut appended.blocks[0];
     for ParameterGradient { parameter, gradient } in gradients {
         let facts = graph.facts(parameter).ok_or_else(|| {
             Failure::call(format!("found no parameter {parameter:?} to be updated by {gradient:?}; expected one"))
         })?;
-        let count = (format!("{parameter}@count"), Facts::fixed(ElementType::Int64, &[]));
-        let states = rule.states().iter().map(|state| (format!("{parameter}@{state}"), facts.clone()));
-        let kept: Vec<(String, Facts)> = std::iter::once(count).chain(states).collect();
+        let count = (format!("{parameter}@count"), Facts::fixed(ElementType::Int64, &[]), 0.0);
+        let states = begins.iter().map(|(name, value)| (format!("{parameter}@{name}"), facts.clone(), *value));
+        let kept: Vec<(String, Facts, f64)> = std::iter::once(count).chain(states).collect();
         let mut outputs = vec![parameter.clone()];
-        outputs.extend(kept.iter().map(|(name, _)| name.clone()));
+        outputs.extend(kept.iter().map(|(name, ..)| name.clone()));
         let mut inputs = outputs.clone();
         inputs.insert(1, gradient.clone());
-        kept.into_iter().for_each(|(name, facts)| add_state(block, name, facts));
+        kept.into_iter().for_each(|(name, facts, value)| add_state(block, name, facts, value));
         let kind = OpKind::Update { config: config.to_owned() };
         block.ops.push(Op { kind, inputs, outputs, role: Role::Optimize });
     }
@@ -43,11 +46,10 @@ pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[Parame
     Ok(())
 }
 
-/// Declares a state, and has it filled with zero after whatever is filled already.
-fn add_state(block: &mut Block, name: String, facts: Facts) {
+/// Declares a state, and has it filled after whatever is filled already.
+fn add_state(block: &mut Block, name: String, facts: Facts, value: f64) {
     block.variables.push(Variable { name: name.clone(), facts, purpose: Purpose::State });
     let place = block.ops.iter().rposition(|op| op.role == Role::Initialise).map_or(0, |place| place + 1);
-    let fill =
-        Op { kind: OpKind::Fill { value: 0.0 }, inputs: Vec::new(), outputs: vec![name], role: Role::Initialise };
+    let fill = Op { kind: OpKind::Fill { value }, inputs: Vec::new(), outputs: vec![name], role: Role::Initialise };
     block.ops.insert(place, fill);
 }

@@ -72,12 +72,12 @@ struct Names {
 }
 
 impl Names {
-    fn of(name: &str, rule: &Rule) -> Self {
+    fn of(name: &str, rule: &Prepared) -> Self {
         Self {
             parameter: name.to_owned(),
             gradient: format!("{name}@gradient"),
             count: format!("{name}@count"),
-            states: rule.states().iter().map(|state| format!("{name}@{state}")).collect(),
+            states: rule.states().iter().map(|state| format!("{name}@{}", state.name)).collect(),
         }
     }
 }
@@ -105,7 +105,7 @@ fn matrix(layout: RowLayout) -> [u64; 2] {
     [layout.height().bound().min(PARAMETER_BYTES_MAX / row_bytes), layout.width().into()]
 }
 
-fn ops(job: &Job, held: &Held, rule: &Rule, names: &Names) -> Vec<Op> {
+fn ops(job: &Job, held: &Held, rule: &Prepared, names: &Names) -> Vec<Op> {
     let op = |kind, role, inputs: &[&String], outputs: &[&String]| {
         let owned = |names: &[&String]| names.iter().map(|name| (*name).clone()).collect();
         Op { kind, role, inputs: owned(inputs), outputs: owned(outputs) }
@@ -138,7 +138,7 @@ fn ops(job: &Job, held: &Held, rule: &Rule, names: &Names) -> Vec<Op> {
         ops.push(op(OpKind::Scale { factor }, Role::Optimize, &[gradient], &[&scaled]));
         gradient = &scaled;
     }
-    let config = ParameterConfig { rule: rule.clone(), sparse: None }.to_text();
+    let config = ParameterConfig { rule: rule.rule().clone(), sparse: None }.to_text();
     let kept = || std::iter::once(&names.count).chain(&names.states);
     let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
     let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();

@@ -1,9 +1,11 @@
 //! The op that updates a parameter by a rule.
 
+use std::sync::Arc;
+
 use crate::config::OptimizerSettings;
 use crate::dtype::ElementType;
 use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
-use crate::optim::Rule;
+use crate::optim::{Prepared, Rule};
 use crate::program::op::OpKind;
 use crate::program::variable::{Dim, Facts};
 
@@ -18,7 +20,8 @@ const STATES: usize = 3;
 /// The facts of an update's outputs and its rule; none for any other op.
 pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, String> {
     let OpKind::Update { config } = &operands.op.kind else { return Ok(None) };
-    let rule = rule(config)?;
+    let prepared = rule(config)?;
+    let rule = prepared.rule();
     let states = rule.states().len();
     operands.check_inputs(STATES + states, STATES + states).map_err(|reason| {
         format!("{reason}: parameter, gradient, count and the states {:?} of {}", rule.states(), rule.algorithm.name())
@@ -26,17 +29,17 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, Strin
     operands.check_outputs(2 + states)?;
     let (element_type, shape) = operands.dense(0)?;
     rule.validate_for(element_type).map_err(|failure| operands.misfit(0, &failure.to_string()))?;
-    check_gradient(operands, element_type, shape, &rule)?;
+    check_gradient(operands, element_type, shape, rule)?;
     operands.exactly_dense(COUNT, ElementType::Int64, &[])?;
     (STATES..STATES + states).try_for_each(|place| operands.exactly_dense(place, element_type, shape))?;
     check_in_place(operands)?;
     let updated = std::iter::once(0).chain(COUNT..STATES + states);
     let facts = updated.map(|place| operands.input(place).clone()).collect();
-    Ok(Some(Inferred { facts, rule: Some(rule) }))
+    Ok(Some(Inferred { facts, rule: Some(Arc::new(prepared)) }))
 }
 
-/// The rule that a configuration says.
-pub(in crate::program) fn rule(config: &str) -> Result<Rule, String> {
+/// The rule that a configuration says, lowered.
+pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
     let bytes = config.len();
     if bytes > PARAMETER_CONFIG_BYTES_MAX {
         return Err(format!("found a config of {bytes} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
@@ -45,7 +48,8 @@ pub(in crate::program) fn rule(config: &str) -> Result<Rule, String> {
     if settings.mode.is_some() || settings.merge.is_some() {
         return Err("found a mode or a merge in the config; expected other ops to say who is summed with whom".into());
     }
-    settings.rule.ok_or_else(|| "found no rule in the config; expected one".to_owned())
+    let rule = settings.rule.ok_or_else(|| "found no rule in the config; expected one".to_owned())?;
+    Prepared::new(rule).map_err(|failure| format!("in its config, {failure}"))
 }
 
 fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim], rule: &Rule) -> Result<(), String> {

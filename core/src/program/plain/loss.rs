@@ -51,8 +51,8 @@ pub(super) fn integers(tensor: &Tensor) -> &[i64] {
     }
 }
 
-/// The loss as `ln(sum of exp(score - largest)) - (score - largest)`, which neither overflows nor takes the logarithm of
-/// a probability that rounded to zero.
+/// The loss as `ln(sum of exp(score - largest)) - (score - largest)`, which neither overflows nor takes the logarithm
+/// of a probability that rounded to zero.
 fn softmax<R: Real>(scores: &Tensor, label: &Tensor) -> Outputs {
     let mut losses = Vec::new();
     let mut probabilities = Vec::with_capacity(scores.elements().len());

@@ -1,8 +1,8 @@
 //! The plain form of every arithmetic op: one element after another, nothing clever. Kernels are compared with it.
 //!
 //! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
-//! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ in
-//! the last bit from one machine to the next.
+//! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
+//! in the last bit from one machine to the next.
 
 mod arrange;
 mod loss;
@@ -21,7 +21,8 @@ use super::op::OpKind;
 use super::value::{Elements, Tensor, Value};
 use super::variable::Facts;
 
-pub use real::Real;
+use real::Real;
+
 pub use run::PlainRun;
 pub(in crate::program) use run::{read, run_node};
 pub use update::apply_update;

@@ -5,7 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use crate::program::value::Elements;
 
 /// Binary32 or binary64.
-pub trait Real:
+pub(super) trait Real:
     Copy
     + PartialOrd
     + Add<Output = Self>

@@ -2,7 +2,7 @@
 
 use crate::error::Failure;
 use crate::ids::Version;
-use crate::optim::{Gradient, Rule, Step, square_sum};
+use crate::optim::{Gradient, Prepared, Step, square_sum};
 use crate::port::{Kernels, Update};
 use crate::program::value::{Elements, Tensor, Value};
 
@@ -20,7 +20,7 @@ use super::table;
 /// When the operands are not those of an update in a checked graph.
 pub fn apply_update(
     kernels: &mut dyn Kernels,
-    rule: &Rule,
+    rule: &Prepared,
     parameter: &mut Tensor,
     gradient: &Value,
     count: &mut Tensor,
@@ -38,16 +38,16 @@ pub fn apply_update(
     let elements = gradient.elements();
     let gradient = Gradient { bytes: elements.bytes(), element_type: elements.element_type() };
     let element_type = parameter.elements().element_type();
-    let norm = rule.clip_norm.map(|_| {
+    let norm = rule.rule().clip_norm.map(|_| {
         let mut sum = vec![0; parameter.bytes().len()];
         kernels.sum(element_type, &mut sum, &[gradient]);
         square_sum(element_type, &sum).sqrt()
     });
-    let coefficients = rule.coefficients(&Step { version, rate: None, norm, scale: 1.0 });
+    let step = Step { version, rate: None, norm, scale: 1.0 };
+    let mut scalars = Vec::new();
     let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| state.bytes_mut()).collect();
     kernels.update(Update {
-        rule,
-        coefficients: &coefficients,
+        formula: rule.formula(&step, &mut scalars),
         element_type,
         parameter: parameter.bytes_mut(),
         states: &mut states,

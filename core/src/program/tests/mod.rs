@@ -1,5 +1,7 @@
 //! What programs promise.
 
+mod forms;
 mod gradients;
 mod luck;
 mod refusals;
+mod training;

@@ -374,7 +374,8 @@ fn declarations_say_what_cannot_be() {
     declares(
         dense(&[1 << 40, 1 << 40]),
         Purpose::Data,
-        "is float32[1099511627776, 1099511627776]; found a shape of more than 281474976710656 bytes; expected at most as many",
+        "is float32[1099511627776, 1099511627776]; found a shape of more than 281474976710656 bytes; expected at \
+        most as many",
     );
     declares(
         Facts::dense(Float32, [Dim::Batch]),

@@ -173,7 +173,7 @@ impl Group {
             let mut touched = node.inputs.iter().chain(&node.outputs);
             let whole = |facts: &Facts| is_cut_along(facts, shape);
             match &node.kind {
-                OpKind::Update { .. } => node.rule.as_ref().is_some_and(crate::optim::Rule::is_element_wise),
+                OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
                 OpKind::Scale { .. } | OpKind::Cast { .. } | OpKind::Sum | OpKind::Add | OpKind::Mul => {
                     touched.all(|index| whole(&graph.variable(*index).facts))
                 }

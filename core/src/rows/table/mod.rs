@@ -25,7 +25,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::Version;
 use crate::memory::prefetch;
-use crate::optim::Step;
+use crate::optim::{self, Step};
 use crate::port::Kernels;
 
 use super::layout::{RowLayout, element_bytes};

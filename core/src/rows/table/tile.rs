@@ -150,14 +150,7 @@ impl Tile {
     }
 
     /// Updates the first rows, by their gradients or by one of zero.
-    fn update_rows(
-        &mut self,
-        kernels: &mut dyn Kernels,
-        past: Past<'_>,
-        step: &Step,
-        rows: usize,
-        has_gradient: bool,
-    ) {
+    fn update_rows(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step, rows: usize, has_gradient: bool) {
         let Shape { row_bytes, states: count } = self.shape;
         let mut scalars = std::mem::take(&mut self.scalars);
         let mut tensors = self.tensors().map(|tensor| &mut tensor[..rows * row_bytes]);
@@ -173,6 +166,7 @@ impl Tile {
             states: &mut states[..count],
             gradients: if has_gradient { &gradient } else { &[] },
         });
+        drop(tensors);
         self.scalars = scalars;
     }
 

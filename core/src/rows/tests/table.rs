@@ -1,7 +1,9 @@
+use std::sync::Arc;
+
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::memory::{Arena, Budget};
-use crate::optim::{Algorithm, Rule, Schedule, Step};
+use crate::optim::{Algorithm, Prepared, Rule, Schedule, Step};
 use crate::port::Plain;
 use crate::rows::{
     CatchUp, Ids, Initializer, Merge, Pieces, Rates, Record, RowTable, RowsView, TableSettings, Workspace,
@@ -18,9 +20,20 @@ fn pieces(count: u64) -> Pieces {
 }
 
 fn settings(algorithm: Algorithm) -> TableSettings {
+    settings_of(Rule { algorithm, schedule: Schedule::Const { rate: 0.5 }, ..Rule::default() })
+}
+
+/// With another rule, made of its own.
+fn with(settings: TableSettings, change: impl FnOnce(&mut Rule)) -> TableSettings {
+    let mut rule = settings.rule.rule().clone();
+    change(&mut rule);
+    TableSettings { rule: Arc::new(Prepared::new(rule).expect("a valid rule")), ..settings }
+}
+
+fn settings_of(rule: Rule) -> TableSettings {
     TableSettings {
         layout: layout(ElementType::Float32, 2),
-        rule: Rule { algorithm, schedule: Schedule::Const { rate: 0.5 }, ..Rule::default() },
+        rule: Arc::new(Prepared::new(rule).expect("a valid rule")),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
         seed: 11,
         catch_up: CatchUp::Exact,
@@ -92,8 +105,7 @@ fn a_row_that_nobody_touched_reads_as_its_initial_value_and_is_not_kept() {
 
 #[test]
 fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice() {
-    let mut decaying = settings(Algorithm::Sgd);
-    decaying.rule.l2 = 1.0;
+    let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 1.0);
     let mut player = Player::new(decaying.clone(), 2);
     (0..3).for_each(|_| player.push(&[(3, 1.0)]).expect("there is room"));
     // The shrink is 1 / (1 + 0.5); within a rounding each.
@@ -201,8 +213,8 @@ fn setting_a_row_replaces_its_weight_and_leaves_its_states() {
 
 #[test]
 fn a_table_of_records_put_back_in_any_order_goes_on_as_the_first() {
-    let mut decaying = settings(Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 });
-    decaying.rule.l2 = 0.1;
+    let adam = Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+    let decaying = with(settings(adam), |rule| rule.l2 = 0.1);
     let mut first = Player::new(decaying.clone(), 100);
     for round in 0..20 {
         let rows: Vec<_> = (0..30).map(|id| (id * id % (round + 7), 0.25 * round as f32)).collect();
@@ -242,8 +254,7 @@ fn what_a_table_cannot_do_is_refused_by_name() {
     let check = |settings: TableSettings, expected: &str| {
         assert_eq!(RowTable::new(settings, pieces(2)).expect_err("it cannot be").to_string(), expected);
     };
-    let mut clipped = momentum();
-    clipped.rule.clip_norm = Some(2.0);
+    let clipped = with(momentum(), |rule| rule.clip_norm = Some(2.0));
     check(
         clipped,
         "clip_norm is 2 for a parameter of rows, of whose gradient no server sees the whole; expected none, or \
