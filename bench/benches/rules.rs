@@ -62,6 +62,7 @@ impl Bench {
         let arithmetic = self.rule.arithmetic(&step, &mut self.scalars);
         let gradients = [Gradient { bytes: cast_slice(gradient), element_type: ElementType::Float32 }];
         let (weights, states) = tensors.split_first_mut().expect("there are weights");
+        let count = states.len();
         for _ in 0..times {
             let mut room: [&mut [u8]; 2] = Default::default();
             room.iter_mut().zip(states.iter_mut()).for_each(|(room, state)| *room = cast_slice_mut(state));
@@ -69,7 +70,7 @@ impl Bench {
                 arithmetic,
                 element_type: ElementType::Float32,
                 parameter: cast_slice_mut(weights),
-                states: &mut room[..states.len()],
+                states: &mut room[..count],
                 gradients: &gradients,
             }));
         }
@@ -106,7 +107,8 @@ fn ratios(fused: Fused, length: usize) {
         let [_, hand, _] = quartiles(measured.iter().map(|(hand, _)| hand * 1e9 / times as f64).collect());
         let [_, rule, _] = quartiles(measured.iter().map(|(_, rule)| rule * 1e9 / times as f64).collect());
         println!(
-            "{:9} {length:9} elements, {form:?}: ratio {ratio:.3} ({low:.3} to {high:.3}); {rule:.1} ns a call, by hand {hand:.1} ns",
+            "{:9} {length:9} elements, {form:?}: ratio {ratio:.3} ({low:.3} to {high:.3}); \
+             {rule:.1} ns a call, by hand {hand:.1} ns",
             fused.name()
         );
     }
