@@ -107,7 +107,8 @@ fn ratios(fused: Fused, length: usize) {
         let [_, hand, _] = quartiles(measured.iter().map(|(hand, _)| hand * 1e9 / times as f64).collect());
         let [_, rule, _] = quartiles(measured.iter().map(|(_, rule)| rule * 1e9 / times as f64).collect());
         println!(
-            "{:9} {length:9} elements, {form:?}: ratio {ratio:.3} ({low:.3} to {high:.3}); {rule:.1} ns a call, by hand {hand:.1} ns",
+            "{:9} {length:9} elements, {form:?}: ratio {ratio:.3} ({low:.3} to {high:.3}); \
+             {rule:.1} ns a call, by hand {hand:.1} ns",
             fused.name()
         );
     }

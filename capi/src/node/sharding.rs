@@ -7,7 +7,7 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 use pserver_core::checkpoint::{ShardCheckpoint, Storage};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
-use pserver_core::port::Event;
+use pserver_core::port::{Event, Kernels};
 use pserver_core::server::{Output, Shard, ShardOptions};
 use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
@@ -47,7 +47,11 @@ impl ShardNode {
     pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
         let options =
             ShardOptions { epoch, round_timeout: start.settings.round_timeout, shares_memory: start.shares_memory };
-        let mut shard = Shard::new(options, Box::new(Cpu::new()));
+        let kernels = Cpu::new();
+        if index == 0 {
+            tracing::info!("kernels: {}", kernels.name());
+        }
+        let mut shard = Shard::new(options, Box::new(kernels));
         let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);
         let sync = start.settings.journal == Journal::Sync;

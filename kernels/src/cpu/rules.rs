@@ -121,7 +121,7 @@ impl Rules {
 
     /// Updates in one pass, or, with gradients of several types or of none or of very many, tile by tile on their sum.
     pub(super) fn update(&mut self, update: RuleUpdate<'_, '_>) {
-        let one_type = source_of(update.width, update.gradients);
+        let one_type = source_of(update.gradients);
         let source = one_type.unwrap_or(Source::Own);
         self.find(update.code, update.width, source);
         match &mut self.kept[self.recent].run {
@@ -172,12 +172,12 @@ impl Rules {
 }
 
 /// The one type of all gradients, when one call can take them.
-fn source_of(width: Width, gradients: &[Gradient<'_>]) -> Option<Source> {
+fn source_of(gradients: &[Gradient<'_>]) -> Option<Source> {
     let first = gradients.first()?.element_type;
     let is_one = gradients.len() <= GRADIENTS_MAX && gradients.iter().all(|other| other.element_type == first);
-    is_one.then(|| match (first, width) {
-        (ElementType::Float16, _) => Source::Half,
-        (ElementType::Bfloat16, _) => Source::Brain,
+    is_one.then_some(match first {
+        ElementType::Float16 => Source::Half,
+        ElementType::Bfloat16 => Source::Brain,
         _ => Source::Own,
     })
 }

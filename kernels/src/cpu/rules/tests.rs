@@ -94,7 +94,7 @@ fn operation(ops: &[Op], inputs: usize, kind: u8, numbers: [u16; 3]) -> Op {
             [Function::Exponential, Function::Logarithm, Function::HyperbolicTangent][usize::from(numbers[2]) % 3],
             a,
         ),
-        20 if numbers[2] % 2 == 0 => Op::Power(a, b),
+        20 if numbers[2].is_multiple_of(2) => Op::Power(a, b),
         20 => Op::Call([Function::ExponentialMinusOne, Function::LogarithmOnePlus][usize::from(numbers[0]) % 2], b),
         kind => match (mask(numbers[0]), mask(numbers[1])) {
             (Some(first), Some(second)) => match kind {

@@ -10,7 +10,7 @@ use pserver_core::rule::ssa::{Binary, Comparison, Lowered, Op, ScalarId, Unary};
 use pserver_core::rule::uses::{Output, Tensor, Uses, outputs};
 
 use super::assembler::Assembler;
-use super::layout::{Layout, PASSING, SCALARS, frame};
+use super::layout::{Layout, PASSING, SCALARS, displacement, frame};
 use super::raw::lanes;
 use super::target;
 use crate::native::{Source, Target, Vectors, used_scalars};
@@ -551,7 +551,7 @@ pub(super) fn load_constant(plan: &Plan<'_>, assembler: &mut Assembler, item: It
         base = PASSING;
         assembler.load(Code::Mov_r64_rm64, base, frame::scalars());
     }
-    let offset = plan.scalar_offset(item) as i64;
+    let offset = displacement(plan.scalar_offset(item));
     let from = MemoryOperand::with_base_displ(base, offset);
     assembler.load(plan.target.pick(&target::BROADCAST), plan.target.register(to), from);
 }

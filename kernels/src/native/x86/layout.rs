@@ -47,7 +47,7 @@ pub(super) struct Layout {
 
 /// Fields of the frame.
 pub(super) mod frame {
-    use super::{FRAME, Frame, MemoryOperand, offset_of};
+    use super::{FRAME, Frame, MemoryOperand, displacement, offset_of};
 
     pub(in crate::native::x86) fn far_end() -> MemoryOperand {
         at(offset_of!(Frame, far_end))
@@ -78,7 +78,7 @@ pub(super) mod frame {
     }
 
     fn at(offset: usize) -> MemoryOperand {
-        MemoryOperand::with_base_displ(FRAME, offset as i64)
+        MemoryOperand::with_base_displ(FRAME, displacement(offset))
     }
 }
 
@@ -130,12 +130,12 @@ impl Layout {
     /// The element `ahead` of the index, of a tensor with elements of `size` bytes that begins at `base`.
     pub(super) fn element(self, base: Register, size: usize, ahead: usize) -> MemoryOperand {
         let scale = u32::try_from(size).expect("an element is at most eight bytes");
-        MemoryOperand::with_base_index_scale_displ_size(base, INDEX, scale, (ahead * size) as i64, 1)
+        MemoryOperand::with_base_index_scale_displ_size(base, INDEX, scale, displacement(ahead * size), 1)
     }
 
     /// A vector on the stack.
     pub(super) fn slot(self, slot: usize) -> MemoryOperand {
-        MemoryOperand::with_base_displ(Register::RSP, (slot * self.target.vector_bytes()) as i64)
+        MemoryOperand::with_base_displ(Register::RSP, displacement(slot * self.target.vector_bytes()))
     }
 
     fn base(self, number: usize) -> Option<Register> {
@@ -146,4 +146,9 @@ impl Layout {
 fn load_lone(assembler: &mut Assembler, to: Register) {
     assembler.load(Code::Mov_r64_rm64, to, frame::gradients());
     assembler.load(Code::Mov_r64_rm64, to, MemoryOperand::with_base(to));
+}
+
+/// A distance within a frame, a stack or a turn as an instruction holds it.
+pub(super) fn displacement(bytes: usize) -> i64 {
+    i64::try_from(bytes).expect("it is some pages at most")
 }

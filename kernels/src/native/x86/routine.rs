@@ -112,7 +112,7 @@ impl Writer<'_, '_> {
             self.prefetch(vectors, has_several);
         }
         if has_several {
-            self.sum(vectors);
+            self.sum(vectors, is_far);
         }
         for vector in 0..vectors {
             let gradient = if has_several { GradientAt::Slot(vector) } else { GradientAt::Memory(self.source) };
@@ -138,26 +138,38 @@ impl Writer<'_, '_> {
                 self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, line));
             }
         }
+        if !has_several {
+            let base = layout.lone_gradient(&mut self.assembler);
+            self.prefetch_gradient(vectors, base);
+        }
+    }
+
+    fn prefetch_gradient(&mut self, vectors: usize, base: Register) {
+        let (target, layout) = (self.plan.target, self.plan.layout);
         let size = target.source_bytes(self.source);
-        for ahead in (0..turn).step_by(LINE / size).map(|line| PREFETCHED / target.element_bytes() + line) {
-            if !has_several {
-                let base = layout.lone_gradient(&mut self.assembler);
-                self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, layout.element(base, size, ahead)));
-            }
+        for line in (0..vectors * target.lanes()).step_by(LINE / size) {
+            let from = layout.element(base, size, PREFETCHED / target.element_bytes() + line);
+            self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, from));
         }
     }
 
     /// Adds two or more gradients, in order, and leaves the sums in the first slots.
-    fn sum(&mut self, vectors: usize) {
+    fn sum(&mut self, vectors: usize, is_far: bool) {
         let more = self.assembler.label();
         self.assembler.two(Code::Xor_r32_rm32, Register::ECX, Register::ECX);
         self.gradient_address();
+        if is_far {
+            self.prefetch_gradient(vectors, PASSING);
+        }
         self.each(vectors, |writer, number, ahead| {
             load_source(writer.plan, &mut writer.assembler, writer.source, (PASSING, ahead), number);
         });
         self.assembler.put(Instruction::with2(Code::Mov_r32_imm32, Register::ECX, 1));
         self.assembler.bind(more);
         self.gradient_address();
+        if is_far {
+            self.prefetch_gradient(vectors, PASSING);
+        }
         self.each(vectors, |writer, number, ahead| writer.add_gradient(number, ahead, vectors));
         self.assembler.put(Instruction::with2(Code::Add_rm64_imm32, COUNTER, 1));
         self.assembler.load(Code::Cmp_r64_rm64, COUNTER, frame::gradient_count());
