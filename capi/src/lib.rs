@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`client`] (a trainer's calls), [`api`] (their C faces), [`environment`] (how a trainer finds
 //! its job), [`node`] (a server's threads), [`settings`] (what an
-//! operator may say), [`quickstart`] (the main job).
+//! operator may say), [`quickstart`] (the main job), [`transpile`] (programs divided).
 
 pub mod api;
 pub mod client;
@@ -13,3 +13,4 @@ pub mod environment;
 pub mod node;
 pub mod quickstart;
 pub mod settings;
+pub mod transpile;

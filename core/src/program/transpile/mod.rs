@@ -15,7 +15,7 @@
 
 mod columns;
 mod cost;
-// mod draw;
+mod draw;
 mod group;
 mod parameter_server;
 mod placement;
@@ -32,7 +32,7 @@ use super::op::Peer;
 
 pub use columns::Columns;
 pub use cost::{CostModel, Estimate, Machine, NodeEstimate, Work, estimate};
-// pub use draw::{dot, svg};
+pub use draw::{dot, svg};
 pub use parameter_server::ParameterServer;
 pub use placement::Placement;
 
@@ -48,7 +48,7 @@ pub struct Cluster {
 /// A sub-program, and everybody who runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The processes, in order; at least one.
+    /// The processes, in order; none when nobody in particular runs it.
     pub peers: Vec<Peer>,
     /// What each of them runs.
     pub graph: Graph,
