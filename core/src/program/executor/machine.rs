@@ -224,7 +224,9 @@ impl Machine {
     }
 
     fn put_string(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
-        let Value::Strings(strings) = self.read(node, 0)?.clone() else { unreachable!("a checked program has strings") };
+        let Value::Strings(strings) = self.read(node, 0)?.clone() else {
+            unreachable!("a checked program has strings")
+        };
         let Kept::Strings(pieces) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
         for value in strings {
             pieces.put(Piece { from: peer(&value)?, value });

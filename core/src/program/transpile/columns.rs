@@ -41,10 +41,14 @@ impl Transpiler for Columns {
         costs.validate()?;
         let Cluster { trainers, servers } = cluster;
         if !(2..=TRAINERS_MAX).contains(&trainers) {
-            return Err(Failure::call(format!("{trainers} trainers to cut columns over; expected 2 to {TRAINERS_MAX}")));
+            return Err(Failure::call(format!(
+                "{trainers} trainers to cut columns over; expected 2 to {TRAINERS_MAX}"
+            )));
         }
         if servers != 0 {
-            return Err(Failure::call(format!("{servers} servers; expected none, because trainers keep the parameters")));
+            return Err(Failure::call(format!(
+                "{servers} servers; expected none, because trainers keep the parameters"
+            )));
         }
         let groups = Groups::find(graph)?;
         let layer = Layer::find(graph, &groups, trainers)?;
@@ -114,9 +118,7 @@ impl<'a> Layer<'a> {
     fn is_as_drawn(&self, graph: &Graph) -> bool {
         let op = |place: usize| &graph.program().blocks[0].ops[place];
         let (forward, gradient) = (op(self.forward), op(self.gradient));
-        let is_right = |op: &Op, transposed: bool| {
-            matches!(op.kind, OpKind::Matmul { transpose_right, .. } if transpose_right == transposed)
-        };
+        let is_right = |op: &Op, transposed: bool| matches!(op.kind, OpKind::Matmul { transpose_right, .. } if transpose_right == transposed);
         let back = self.back.map(op);
         is_right(forward, false)
             && forward.inputs[1] == self.weight
@@ -235,7 +237,8 @@ impl<'a> Shares<'a> {
         self.begin(0, &mut writer);
         let mut is_split = false;
         for (place, op) in ops(self.graph) {
-            let begins = op.role == Role::Initialise && op.outputs.iter().any(|name| self.names[0].contains_key(&**name));
+            let begins =
+                op.role == Role::Initialise && op.outputs.iter().any(|name| self.names[0].contains_key(&**name));
             if begins {
                 continue;
             }

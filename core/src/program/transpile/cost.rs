@@ -103,11 +103,9 @@ impl CostModel {
                 return Err(Failure::call(format!("{machine}.message_seconds is {seconds}; expected zero or above")));
             }
         }
-        for (field, value) in [
-            ("batch", self.batch),
-            ("rows_apart", self.rows_apart),
-            ("chunk_bytes", self.chunk_bytes.into()),
-        ] {
+        for (field, value) in
+            [("batch", self.batch), ("rows_apart", self.rows_apart), ("chunk_bytes", self.chunk_bytes.into())]
+        {
             if value == 0 {
                 return Err(Failure::call(format!("{field} is 0; expected 1 or more")));
             }
@@ -189,7 +187,8 @@ impl Estimate {
 #[must_use]
 pub fn estimate(parts: &[Part], costs: &CostModel) -> Estimate {
     let mut sends: BTreeMap<(Peer, &str), u64> = BTreeMap::new();
-    for (part, op) in parts.iter().flat_map(|part| part.graph.program().blocks[0].ops.iter().map(move |op| (part, op))) {
+    for (part, op) in parts.iter().flat_map(|part| part.graph.program().blocks[0].ops.iter().map(move |op| (part, op)))
+    {
         if let OpKind::Send { channel, to: Destination::Peer(to) } = &op.kind {
             let senders = part.peers.iter().filter(|peer| matches!(peer, Peer::Trainer(_))).count() as u64;
             *sends.entry((*to, channel)).or_default() += senders;

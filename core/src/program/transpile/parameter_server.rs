@@ -202,13 +202,12 @@ fn load(
 fn unit(graph: &Graph, group: &Group, chunk_bytes: u32) -> u64 {
     let Some(rows) = group.rows else { return 1 };
     let bytes = group.kept.iter().filter_map(|name| match graph.facts(name)? {
-        Facts::Dense { element_type, shape } if !shape.is_empty() => Some(shape.iter().fold(
-            element_type.bytes(),
-            |bytes, dim| match dim {
+        Facts::Dense { element_type, shape } if !shape.is_empty() => {
+            Some(shape.iter().fold(element_type.bytes(), |bytes, dim| match dim {
                 Dim::Fixed(length) => bytes.saturating_mul(*length),
                 Dim::Batch => bytes,
-            },
-        )),
+            }))
+        }
         _ => None,
     });
     let row_bytes = bytes.max().unwrap_or(1) / rows;

@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 
 use crate::program::op::Role;
-use crate::program::variable::Purpose;
 use crate::program::transpile::Part;
+use crate::program::variable::Purpose;
 
 use super::{Item, Scene, Shape, journeys};
 

@@ -106,7 +106,12 @@ impl Scene {
         let is_written = |index: &VariableIndex| node.outputs.contains(index);
         let new = node.outputs.iter().filter(|index| variable(**index).purpose == Purpose::Temporary);
         let note: Vec<&str> = new.map(|index| variable(*index).name.as_str()).collect();
-        self.items.push(Item { title: heading(&node.kind), note: note.join(", "), shape: Shape::Op(node.role), is_in_loop });
+        self.items.push(Item {
+            title: heading(&node.kind),
+            note: note.join(", "),
+            shape: Shape::Op(node.role),
+            is_in_loop,
+        });
         for index in &node.inputs {
             if let Some(from) = boxes[index.place()] {
                 let line = Line { from, to: place, name: variable(*index).name.clone(), is_both: is_written(index) };
@@ -128,7 +133,9 @@ impl Scene {
             }
         }
         match &node.kind {
-            OpKind::Send { channel, to: Destination::Peer(peer) } => self.sends.push((place, channel.clone(), Some(*peer))),
+            OpKind::Send { channel, to: Destination::Peer(peer) } => {
+                self.sends.push((place, channel.clone(), Some(*peer)))
+            }
             OpKind::Send { channel, to: Destination::Senders } => self.sends.push((place, channel.clone(), None)),
             OpKind::Recv { channel } => self.receives.push((place, channel.clone())),
             _ => {}
@@ -155,7 +162,11 @@ fn journeys(parts: &[Part], scenes: &[Scene]) -> Vec<Journey> {
             };
             for (to, _) in parts.iter().enumerate().filter(|(_, part)| is_there(part)) {
                 let receives = scenes[to].receives.iter().filter(|(_, own)| own == channel);
-                all.extend(receives.map(|(recv, _)| Journey { from: (from, *send), to: (to, *recv), channel: channel.clone() }));
+                all.extend(receives.map(|(recv, _)| Journey {
+                    from: (from, *send),
+                    to: (to, *recv),
+                    channel: channel.clone(),
+                }));
             }
         }
     }

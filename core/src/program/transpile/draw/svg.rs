@@ -115,7 +115,11 @@ impl Panel {
              stroke=\"#888888\"/>"
         )?;
         let (x, base) = (left + 12, MARGIN + 18);
-        writeln!(text, "<text x=\"{x}\" y=\"{base}\" font-size=\"13\" font-weight=\"bold\">{}</text>", plain(&scene.title))?;
+        writeln!(
+            text,
+            "<text x=\"{x}\" y=\"{base}\" font-size=\"13\" font-weight=\"bold\">{}</text>",
+            plain(&scene.title)
+        )?;
         let Some(row) = self.loop_row else { return Ok(()) };
         let (x, top) = (left + MARGIN - 10, y(row) - 18);
         let (wide, tall) = (self.main + 20, y(self.rows) - y(row) + 8);
@@ -195,7 +199,10 @@ fn boxed(item: &Item, (x, y): (u32, u32), text: &mut String) -> fmt::Result {
     }
     let base = y + 30;
     let note = plain(&item.note);
-    writeln!(text, "<text x=\"{middle}\" y=\"{base}\" text-anchor=\"middle\" font-size=\"9\" fill=\"#444444\">{note}</text>")
+    writeln!(
+        text,
+        "<text x=\"{middle}\" y=\"{base}\" text-anchor=\"middle\" font-size=\"9\" fill=\"#444444\">{note}</text>"
+    )
 }
 
 fn travel(from: (u32, u32), to: (u32, u32), text: &mut String) -> fmt::Result {

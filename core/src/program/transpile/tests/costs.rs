@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use crate::program::transpile::{Cluster, CostModel, Machine, ParameterServer, Placement, Transpiler, Work, estimate};
 use crate::program::Peer;
+use crate::program::transpile::{Cluster, CostModel, Machine, ParameterServer, Placement, Transpiler, Work, estimate};
 
 use super::luck::Luck;
-use super::networks::{SGD, random, two_layers};
+use super::networks::{SGD, cutting, random, two_layers};
 
 /// Bytes of `a`, `b` and `c`.
 const TWO_LAYERS: u64 = 4 * (6 * 8 + 8 + 8 * 4);
@@ -15,7 +15,7 @@ proptest! {
     #[test]
     fn what_is_sent_is_received(seed: u64, trainers in 1_u32..5, servers in 1_u32..5, bytes in 1_u32..200) {
         let graph = random(&mut Luck(seed), true);
-        let costs = CostModel { chunk_bytes: bytes, ..CostModel::default() };
+        let costs = cutting(bytes);
         for placement in [Placement::Balanced, Placement::RoundRobin] {
             let transpiler = ParameterServer { placement, ..ParameterServer::default() };
             let parts = transpiler.transpile(&graph, Cluster { trainers, servers }, &costs).expect("it can be divided");
@@ -31,7 +31,7 @@ proptest! {
 fn cutting_moves_no_byte_more() {
     let graph = two_layers(SGD);
     for (servers, chunk_bytes) in [(1, 1 << 20), (2, 32), (4, 1)] {
-        let costs = CostModel { chunk_bytes, ..CostModel::default() };
+        let costs = cutting(chunk_bytes);
         let cluster = Cluster { trainers: 3, servers };
         let parts = ParameterServer::default().transpile(&graph, cluster, &costs).expect("it can be divided");
         let nodes = estimate(&parts, &costs).nodes;

@@ -7,15 +7,16 @@ use crate::program::transpile::{Cluster, CostModel, ParameterServer, Part, Place
 use crate::program::{Graph, Peer};
 
 use super::luck::Luck;
-use super::networks::{ADAM, SGD, batch, random, two_layers};
+use super::networks::{ADAM, SGD, batch, cutting, random, two_layers};
 use super::wire::{Feeds, Job, plainly};
 
 const STEPS: usize = 3;
 
 fn parts(graph: &Graph, trainers: u32, servers: u32, mode: Mode, chunk_bytes: u32) -> Vec<Part> {
-    let costs = CostModel { chunk_bytes, ..CostModel::default() };
     let transpiler = ParameterServer { mode, ..ParameterServer::default() };
-    transpiler.transpile(graph, Cluster { trainers, servers }, &costs).expect("the program can be divided")
+    transpiler
+        .transpile(graph, Cluster { trainers, servers }, &cutting(chunk_bytes))
+        .expect("the program can be divided")
 }
 
 fn feeds(graph: &Graph, trainers: u32, luck: &mut Luck) -> Feeds {

@@ -1,6 +1,7 @@
 //! Networks to divide.
 
 use crate::dtype::ElementType::{Float32, Int64};
+use crate::program::transpile::{CostModel, Machine};
 use crate::program::{
     Builder, Dim, Elements, Graph, Program, Symbol, Tensor, Value, append_backward, append_optimizer,
 };
@@ -22,6 +23,12 @@ const RULES: [&str; 5] = [
 
 const UNIFORM: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
 const GAUSSIAN: Initializer = Initializer::Gaussian { mean: 0.0, deviation: 0.5 };
+
+/// What makes cuts of so many bytes worth while: messages for nothing.
+pub(super) fn cutting(chunk_bytes: u32) -> CostModel {
+    let machine = Machine { message_seconds: 0.0, ..Machine::default() };
+    CostModel { trainer: machine, server: machine, chunk_bytes, ..CostModel::default() }
+}
 
 pub(super) fn graph(program: Program) -> Graph {
     Graph::new(program).expect("the test's program is valid")

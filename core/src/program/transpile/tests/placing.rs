@@ -41,7 +41,7 @@ fn servers_finish_together() {
     let whole = |seconds| load(seconds, 1, 1);
     check(&[whole(3.0), whole(3.0), whole(2.0), whole(2.0), whole(2.0)], 2, 6.0);
     check(&[load(8.0, 100, 1)], 4, 2.0);
-    check(&[whole(1.0), load(7.0, 100, 1)], 2, 4.0);
+    check(&[whole(1.0), load(7.0, 70, 1)], 2, 4.0);
     check(&[whole(5.0), load(1.0, 10, 1), load(2.0, 10, 1)], 2, 5.0);
     // Nothing can be cut finer than its unit.
     check(&[load(4.0, 4, 3)], 2, 3.0);
@@ -50,7 +50,9 @@ fn servers_finish_together() {
 #[test]
 fn a_cut_that_costs_more_than_it_brings_is_not_made() {
     let costly = Load { fixed: 10.0, rows_seconds: 1.0, rows: 100, unit: 1 };
-    assert_eq!(Placement::Balanced.place(&[costly], 2), [[Portion { server: 0, rows: 0..100 }]]);
+    let placed = Placement::Balanced.place(&[costly, load(10.6, 1, 1)], 2);
+    assert!(placed.iter().all(|portions| portions.len() == 1), "{placed:?}");
+    assert!(placed[0][0].server != placed[1][0].server, "{placed:?}");
 }
 
 proptest! {
@@ -91,8 +93,11 @@ fn compare(servers: u32) -> [f64; 3] {
         let transpiler = ParameterServer { placement, ..ParameterServer::default() };
         let parts = transpiler.transpile(&graph, cluster, &costs).expect("it can be divided");
         let found = estimate(&parts, &costs);
-        println!("{servers} servers, {placement:?}: step {:.1} ms, slowest server {:.1} ms", found.step_seconds() * 1e3,
-            found.server_seconds() * 1e3);
+        println!(
+            "{servers} servers, {placement:?}: step {:.1} ms, slowest server {:.1} ms",
+            found.step_seconds() * 1e3,
+            found.server_seconds() * 1e3
+        );
         found
     });
     let total = [&balanced, &in_turn].map(|found| {
@@ -109,7 +114,7 @@ fn compare(servers: u32) -> [f64; 3] {
 #[test]
 fn an_unbalanced_program_is_faster_than_in_turn() {
     // The slowest server against that of round robin, the step against its step, and the slowest server against the mean.
-    for (servers, by_server, by_step) in [(2, 1.9, 1.0), (3, 2.7, 1.0), (4, 3.5, 1.0)] {
+    for (servers, by_server, by_step) in [(2, 1.8, 1.2), (3, 2.6, 1.2), (4, 3.2, 1.2)] {
         let [server, step, above_mean] = compare(servers);
         println!("{servers} servers: {server:.2} times faster servers, {step:.2} times faster steps");
         assert!(server > by_server, "{servers} servers: {server}");

@@ -34,7 +34,10 @@ fn updated(before: &str, after: &str) -> String {
 fn a_program_that_cannot_be_divided_is_refused_by_name() {
     check("block 0 { data x: float32[4] forward y = relu(x) }", "found no op of the role optimize");
     check(&updated("", "forward z = relu(w)"), "op 3 relu: found \"w\" read after its update");
-    check(&updated("forward w = scale(x, factor=1.0)", ""), "op 2 scale: found \"w\", which ops of the role optimize write");
+    check(
+        &updated("forward w = scale(x, factor=1.0)", ""),
+        "op 2 scale: found \"w\", which ops of the role optimize write",
+    );
     check(
         &updated("", "optimize h = scale(g, factor=1.0) forward z = relu(h)"),
         "op 4 relu: found \"h\", which an op of the role optimize writes",

@@ -51,8 +51,7 @@ impl Place {
         let graph = Arc::new(part.graph.clone());
         let executor = Executor::new(Arc::clone(&graph), parts).expect("a part can run");
         let feeds = feeds.iter().cloned().collect();
-        let mut place =
-            Self { peer, graph, executor, post: Post::default(), feeds, has_begun: false, is_done: false };
+        let mut place = Self { peer, graph, executor, post: Post::default(), feeds, has_begun: false, is_done: false };
         place.begin();
         place
     }
@@ -100,7 +99,8 @@ impl Job {
     /// Runs every trainer's steps, in an order of luck, until nothing is under way.
     pub(super) fn run(parts: &[Part], feeds: &Feeds, luck: &mut Luck) -> Self {
         let peers = || parts.iter().flat_map(|part| part.peers.iter().map(move |peer| (*peer, part)));
-        let trainers: Vec<Peer> = peers().map(|(peer, _)| peer).filter(|peer| matches!(peer, Peer::Trainer(_))).collect();
+        let trainers: Vec<Peer> =
+            peers().map(|(peer, _)| peer).filter(|peer| matches!(peer, Peer::Trainer(_))).collect();
         let place = |(peer, part): (Peer, &Part)| {
             let none = Vec::new();
             let fed = match peer {
@@ -180,7 +180,8 @@ pub(super) fn plainly(graph: &Graph, feeds: &[Vec<(String, Value)>]) -> BTreeMap
         run.step().expect("a step runs");
     }
     let kept = graph.variables().iter().filter(|known| known.purpose.is_persistable());
-    kept.map(|known| (known.name.clone(), run.value(&known.name).expect("it is kept").tensor().bytes().to_vec())).collect()
+    kept.map(|known| (known.name.clone(), run.value(&known.name).expect("it is kept").tensor().bytes().to_vec()))
+        .collect()
 }
 
 /// Whether somebody feeds this variable.
