@@ -1,8 +1,8 @@
 //! Parts as pictures: text for Graphviz, and SVG that needs no other program.
 //!
-//! Ops are boxes, coloured by role, with what they write below their name. Data, parameters and states have boxes of their
-//! own. A dashed line is a value that travels to another process. What runs once, to fill parameters and states, is left
-//! out.
+//! Ops are boxes, coloured by role, with what they write below their name. Data, parameters and states have boxes of
+//! their own. A dashed line is a value that travels to another process. What runs once, to fill parameters and states,
+//! is left out.
 
 mod dot;
 mod svg;

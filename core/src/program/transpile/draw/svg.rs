@@ -189,7 +189,8 @@ fn boxed(item: &Item, (x, y): (u32, u32), text: &mut String) -> fmt::Result {
     let fill = item.shape.fill();
     writeln!(
         text,
-        "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"{round}\" fill=\"{fill}\" stroke=\"#333333\"/>"
+        "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"{round}\" fill=\"{fill}\" \
+         stroke=\"#333333\"/>"
     )?;
     let middle = x + WIDTH / 2;
     let base = if item.note.is_empty() { y + HEIGHT / 2 + 4 } else { y + 16 };

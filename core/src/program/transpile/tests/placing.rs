@@ -80,7 +80,8 @@ proptest! {
         prop_assert!(found <= slowest(&seconds(&loads, &in_turn, servers)) + 1e-9);
         // No server is above the mean by more than the largest thing that could not be cut.
         let mean = loads.iter().map(|load| load.rows_seconds).sum::<f64>() / f64::from(servers);
-        let largest = loads.iter().map(|load| load.rows_seconds * load.unit as f64 / load.rows as f64).fold(0.0, f64::max);
+        let uncut = loads.iter().map(|load| load.rows_seconds * load.unit as f64 / load.rows as f64);
+        let largest = uncut.fold(0.0, f64::max);
         prop_assert!(found <= mean + largest + 1e-9, "{} with a mean of {} and units up to {}", found, mean, largest);
     }
 }
@@ -113,7 +114,7 @@ fn compare(servers: u32) -> [f64; 3] {
 
 #[test]
 fn an_unbalanced_program_is_faster_than_in_turn() {
-    // The slowest server against that of round robin, the step against its step, and the slowest server against the mean.
+    // The slowest server against that of round robin, the step against its step.
     for (servers, by_server, by_step) in [(2, 1.8, 1.2), (3, 2.6, 1.2), (4, 3.2, 1.2)] {
         let [server, step, above_mean] = compare(servers);
         println!("{servers} servers: {server:.2} times faster servers, {step:.2} times faster steps");
