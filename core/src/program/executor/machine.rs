@@ -218,13 +218,16 @@ impl Machine {
             values.push(piece.value);
         }
         let facts = &self.graph.variable(node.outputs[0]).facts;
-        let value = merged(&mut *self.parts.arithmetic, facts, values, accumulator.merge)?;
+        let Parts { arithmetic, kernels, .. } = &mut self.parts;
+        let value = merged(&mut **arithmetic, &mut **kernels, facts, values, accumulator.merge)?;
         self.write(node, 0, value);
         Ok(())
     }
 
     fn put_string(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
-        let Value::Strings(strings) = self.read(node, 0)?.clone() else { unreachable!("a checked program has strings") };
+        let Value::Strings(strings) = self.read(node, 0)?.clone() else {
+            unreachable!("a checked program has strings")
+        };
         let Kept::Strings(pieces) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
         for value in strings {
             pieces.put(Piece { from: peer(&value)?, value });

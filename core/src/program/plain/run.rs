@@ -104,12 +104,7 @@ pub(in crate::program) fn run_node(
     Ok(())
 }
 
-fn update(
-    graph: &Graph,
-    values: &mut [Option<Value>],
-    kernels: &mut dyn Kernels,
-    node: &Node,
-) -> Result<(), Failure> {
+fn update(graph: &Graph, values: &mut [Option<Value>], kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
     let rule = node.rule.as_ref().expect("an update has a rule");
     let gradient = read(graph, values, node.inputs[1])?.clone();
     let mut own = node.outputs.iter().map(|index| take(graph, values, *index)).collect::<Result<Vec<_>, _>>()?;
