@@ -8,15 +8,20 @@
 //! Read in this order: [`Facts`] and [`Variable`]; [`OpKind`], which is the list of all operations with their
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`].
 
+mod attributes;
 mod backward;
 mod block;
 mod builder;
 pub mod executor;
 mod graph;
 mod infer;
+mod message;
 mod op;
 mod optimizer;
 mod plain;
+#[cfg(test)]
+mod tests;
+mod text;
 mod value;
 mod variable;
 
