@@ -8,10 +8,11 @@
 //! elements and Rust never contracts a product and a sum into one rounding by itself.
 //!
 //! Read in this order: [`cpu`], then [`conformance`] (what every kernel must keep), then [`Faulty`] (one that does
-//! not).
+//! not); [`graph`], the arithmetic of programs, stands by itself.
 
 pub mod conformance;
 pub mod cpu;
 mod faulty;
+pub mod graph;
 
 pub use faulty::Faulty;

@@ -245,11 +245,18 @@ fn merge(word: &str) -> Option<Merge> {
     }
 }
 
+/// More than any kind is told, and few enough to compare all of them with one another.
+const ATTRIBUTES_MAX: usize = 16;
+
 /// Attributes that are taken one after another, until none is left.
 struct Given(Vec<(String, Attribute)>);
 
 impl Given {
     fn new(attributes: Vec<(String, Attribute)>) -> Result<Self, Refusal> {
+        if attributes.len() > ATTRIBUTES_MAX {
+            let reason = format!("found {} attributes; expected at most {ATTRIBUTES_MAX}", attributes.len());
+            return Err(Refusal { attribute: None, reason });
+        }
         for (place, (name, _)) in attributes.iter().enumerate() {
             if attributes[..place].iter().any(|(before, _)| before == name) {
                 let reason = format!("found attribute {name:?} twice; expected it once");

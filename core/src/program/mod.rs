@@ -15,6 +15,7 @@ mod builder;
 pub mod executor;
 mod graph;
 mod infer;
+mod message;
 mod op;
 mod optimizer;
 mod plain;

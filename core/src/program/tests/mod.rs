@@ -1,5 +1,6 @@
 //! What programs promise.
 
+mod forms;
 mod gradients;
 mod luck;
 mod refusals;
