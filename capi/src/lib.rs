@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`client`] (a trainer's calls), [`api`] (their C faces), [`environment`] (how a trainer finds
 //! its job), [`node`] (a server's threads), [`settings`] (what an
-//! operator may say), [`quickstart`] (the main job).
+//! operator may say), [`quickstart`] (the main job), [`transpile`] (programs divided).
 
 pub mod api;
 pub mod client;
@@ -15,3 +15,4 @@ pub mod program;
 pub mod quickstart;
 mod rule_file;
 pub mod settings;
+pub mod transpile;

@@ -1,4 +1,4 @@
-//! The `pserver` program: a server, the quickstart, and a look at what is on disk.
+//! The `pserver` program: a server, the quickstart, programs divided, and a look at what is on disk.
 
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -13,6 +13,7 @@ use clap::{Parser, Subcommand};
 use paddle_pserver::node::Server;
 use paddle_pserver::quickstart;
 use paddle_pserver::settings::{LogFormat, ServeArgs, Settings};
+use paddle_pserver::transpile;
 use pserver_core::checkpoint::storage::Directory;
 use tracing_subscriber::EnvFilter;
 
@@ -33,6 +34,8 @@ enum Command {
     /// One trainer of the quickstart.
     #[command(hide = true)]
     QuickstartTrainer(quickstart::trainer::TrainerArgs),
+    /// Divide a program into what trainers and servers run, and print or draw the parts.
+    Transpile(Box<transpile::Args>),
     /// Say what a checkpoint directory or a model file holds, and whether it is sound.
     Inspect {
         /// A checkpoint directory or a model file.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::QuickstartTrainer(args) => quickstart::train(&args),
+        Command::Transpile(args) => transpile::run(&args),
         Command::Inspect { path } => inspect(&path),
     };
     match done {

@@ -218,7 +218,9 @@ impl Programs {
             let number = match new.served.iter().position(|one| one.kind == kind) {
                 Some(number) => number,
                 None => {
-                    new.served.push(Served::new(kind, program_of(job, held))?);
+                    let program = program_of(job, held);
+                    tracing::info!("parameter {:?}, and all like it, run\n{program}", held.name());
+                    new.served.push(Served::new(kind, program)?);
                     new.served.len() - 1
                 }
             };

@@ -218,7 +218,8 @@ impl Machine {
             values.push(piece.value);
         }
         let facts = &self.graph.variable(node.outputs[0]).facts;
-        let value = merged(&mut *self.parts.arithmetic, facts, values, accumulator.merge)?;
+        let Parts { arithmetic, kernels, .. } = &mut self.parts;
+        let value = merged(&mut **arithmetic, &mut **kernels, facts, values, accumulator.merge)?;
         self.write(node, 0, value);
         Ok(())
     }

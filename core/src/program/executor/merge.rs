@@ -2,20 +2,23 @@
 
 use crate::config::Merge;
 use crate::error::Failure;
-use crate::port::Arithmetic;
+use crate::optim::Gradient;
+use crate::port::{Arithmetic, Kernels};
 use crate::program::{Elements, Facts, Node, OpKind, Role, Tensor, Value};
 use crate::rows::SelectedRows;
 
 /// Adds pieces in the order given; a mean divides by how many they are.
 pub(super) fn merged(
     arithmetic: &mut dyn Arithmetic,
+    kernels: &mut dyn Kernels,
     facts: &Facts,
     mut pieces: Vec<Value>,
     merge: Merge,
 ) -> Result<Value, Failure> {
     let count = u32::try_from(pieces.len()).expect("an accumulator is small, see `limits`");
-    let sum = match pieces.len() {
-        1 => pieces.remove(0),
+    let sum = match (pieces.len(), &pieces[0]) {
+        (1, _) => pieces.remove(0),
+        (_, Value::Dense(_)) => Value::from(added(kernels, &pieces)),
         _ => only(arithmetic.run(&node(OpKind::Sum), &pieces.iter().collect::<Vec<_>>(), &[facts])?),
     };
     let factor = match merge {
@@ -29,6 +32,15 @@ pub(super) fn merged(
         Value::SelectedRows(rows) => scaled_rows(&rows, &mut scale),
         other => scale(&other, facts),
     }
+}
+
+/// The sum of dense pieces, as a server adds them.
+fn added(kernels: &mut dyn Kernels, pieces: &[Value]) -> Tensor {
+    let element_type = pieces[0].tensor().elements().element_type();
+    let mut sum = Tensor::zeros(element_type, pieces[0].tensor().shape());
+    let gradients = pieces.iter().map(|piece| Gradient { bytes: piece.tensor().bytes(), element_type });
+    kernels.sum(element_type, sum.bytes_mut(), &gradients.collect::<Vec<_>>());
+    sum
 }
 
 fn scaled_rows(

@@ -67,7 +67,7 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "dequeue" => OpKind::Dequeue { min_count: small },
         "gradient_accumulator" => {
             let merge = if yes { Merge::Mean } else { Merge::Sum };
-            OpKind::GradientAccumulator { count: small, merge, staleness: yes.then_some(small) }
+            OpKind::GradientAccumulator { count: small, merge, staleness: also.then_some(small) }
         }
         "string_accumulator" => OpKind::StringAccumulator { count: small },
         "loop_forever" => OpKind::LoopForever { block: small },

@@ -118,7 +118,10 @@ impl<'a> Layer<'a> {
     fn is_as_drawn(&self, graph: &Graph) -> bool {
         let op = |place: usize| &graph.program().blocks[0].ops[place];
         let (forward, gradient) = (op(self.forward), op(self.gradient));
-        let is_right = |op: &Op, transposed: bool| matches!(op.kind, OpKind::Matmul { transpose_right, .. } if transpose_right == transposed);
+        let is_right = |op: &Op, transposed: bool| match op.kind {
+            OpKind::Matmul { transpose_right, .. } => transpose_right == transposed,
+            _ => false,
+        };
         let back = self.back.map(op);
         is_right(forward, false)
             && forward.inputs[1] == self.weight

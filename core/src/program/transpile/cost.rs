@@ -11,8 +11,8 @@
 //!
 //! and the time of a step is that of the slowest process. What is counted, per step of all trainers:
 //!
-//! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A batch
-//!   has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the height.
+//! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A
+//!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the height.
 //!   Addresses and frames are left out.
 //! - *Messages* are counted where they are sent and where they are received.
 //! - *Flops*: `2 n k m` for a matrix product, and one for every element of the largest operand otherwise.
@@ -20,8 +20,8 @@
 //!   accumulator reads a piece, and reads and writes the sum.
 //! - What runs once, before the steps, is left out: a server's ops outside of its loop, and every `initialise`.
 //!
-//! An op of a server runs as often as its inputs come: a `recv` once for every `send` to it, what follows an accumulator
-//! of `N` once for every `N` pieces.
+//! An op of a server runs as often as its inputs come: a `recv` once for every `send` to it, what follows an
+//! accumulator of `N` once for every `N` pieces.
 
 use std::collections::BTreeMap;
 
@@ -342,7 +342,6 @@ impl Sizes<'_> {
 }
 
 /// A count as a real number; beyond 2^53 it is rounded, which an estimate bears.
-#[allow(clippy::cast_precision_loss, reason = "an estimate bears it")]
 pub(super) const fn real(count: u64) -> f64 {
     count as f64
 }

@@ -1,13 +1,12 @@
 //! Transpilers: from a program that one process could run to the sub-programs of trainers and servers.
 //!
-//! Not here: running them ([`executor`](super::executor)), writing them as text, and what they look like as pictures of
-//! a network in a framework.
+//! Not here: running them ([`executor`](super::executor)), and writing them as text.
 //!
 //! A [`Transpiler`] takes a checked program, a [`Cluster`] and a [`CostModel`], and gives a [`Part`] for every process.
 //! The order of names, ops and parts depends on nothing but these three, so whoever transpiles gets the same bytes.
 //!
-//! - [`ParameterServer`]: what the ops of the role [`Optimize`](super::Role::Optimize) write lives on servers, with these
-//!   ops; everything else stays on trainers. [`Placement`] says how servers share it.
+//! - [`ParameterServer`]: what the ops of the role [`Optimize`](super::Role::Optimize) write lives on servers, with
+//!   these ops; everything else stays on trainers. [`Placement`] says how servers share it.
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
 //! Read in this order: [`Part`] and [`Transpiler`]; `group` (which ops belong together, and what may be cut);
@@ -15,7 +14,7 @@
 
 mod columns;
 mod cost;
-// mod draw;
+mod draw;
 mod group;
 mod parameter_server;
 mod placement;
@@ -32,7 +31,7 @@ use super::op::Peer;
 
 pub use columns::Columns;
 pub use cost::{CostModel, Estimate, Machine, NodeEstimate, Work, estimate};
-// pub use draw::{dot, svg};
+pub use draw::{dot, svg};
 pub use parameter_server::ParameterServer;
 pub use placement::Placement;
 
@@ -48,7 +47,7 @@ pub struct Cluster {
 /// A sub-program, and everybody who runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The processes, in order; at least one.
+    /// The processes, in order; none when nobody in particular runs it.
     pub peers: Vec<Peer>,
     /// What each of them runs.
     pub graph: Graph,

@@ -20,8 +20,8 @@ use super::{server, trainer};
 /// The transpiler of the parameter server.
 ///
 /// A step of a trainer's part receives the parameters it reads, runs forward and backward, and sends each gradient when
-/// it is there. A server's part sends its parameters to every trainer once, and then loops: it accumulates the gradients,
-/// optimizes, and sends the parameter to those whose gradients were in it.
+/// it is there. A server's part sends its parameters to every trainer once, and then loops: it accumulates the
+/// gradients, optimizes, and sends the parameter to those whose gradients were in it.
 ///
 /// ```
 /// use pserver_core::dtype::ElementType::Float32;

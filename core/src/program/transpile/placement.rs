@@ -108,10 +108,8 @@ impl<'a> Held<'a> {
     }
 
     fn set(&mut self, group: usize, server: usize, units: u64) {
-        self.units[group][server] = units;
-        // Added up afresh, so that it does not depend on what was there before.
-        self.servers[server] =
-            self.loads.iter().zip(&self.units).map(|(load, units)| load.seconds(units[server])).sum();
+        let before = std::mem::replace(&mut self.units[group][server], units);
+        self.servers[server] += self.loads[group].seconds(units) - self.loads[group].seconds(before);
     }
 
     /// Whole groups, the slowest first; then the others up to the level.

@@ -1,0 +1,73 @@
+//! `pserver transpile` as its users meet it: the committed pictures and texts are what it prints, and what it refuses.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Set to write the committed files anew.
+const WRITE: &str = "PSERVER_WRITE_DOCS";
+
+fn documents() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/programs")
+}
+
+fn transpile(folder: &Path, arguments: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
+    let output = command.current_dir(folder).arg("transpile").args(arguments).output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it prints UTF-8");
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[test]
+fn the_documents_show_what_is_printed() {
+    let divided = ["example.program", "--trainers", "2", "--servers", "1"];
+    let columns = ["example.program", "--trainers", "2", "--strategy", "columns"];
+    let whole = ["example.program", "--strategy", "whole"];
+    let documents_of = [("before", whole.as_slice()), ("after", &divided), ("columns", &columns)];
+    for (name, arguments) in documents_of {
+        for (kind, option) in [("txt", None), ("dot", Some("--dot")), ("svg", Some("--svg"))] {
+            let arguments: Vec<&str> = arguments.iter().copied().chain(option).collect();
+            let printed = transpile(&documents(), &arguments).expect("the example can be divided");
+            let path = documents().join(format!("example-{name}.{kind}"));
+            if std::env::var_os(WRITE).is_some() {
+                std::fs::write(&path, &printed).expect("the documents can be written");
+            }
+            let committed = std::fs::read_to_string(&path).expect("the document is there");
+            assert!(committed == printed, "{} is not what is printed; {WRITE}=1 writes it", path.display());
+        }
+    }
+}
+
+#[test]
+fn what_is_printed_reads_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let printed = transpile(&documents(), &["example.program", "--strategy", "whole"]).expect("it is printed");
+    std::fs::write(folder.path().join("again.program"), &printed).expect("a file");
+    assert_eq!(transpile(folder.path(), &["again.program", "--strategy", "whole"]), Ok(printed));
+}
+
+#[test]
+fn costs_are_a_table_of_all_processes() {
+    let arguments = ["example.program", "--trainers", "4", "--servers", "2", "--costs"];
+    let table = transpile(&documents(), &arguments).expect("it is printed");
+    let rows: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let peers = ["trainer:0", "trainer:1", "trainer:2", "trainer:3", "server:0", "server:1"];
+    assert_eq!(rows, [&["process"], peers.as_slice(), &["step"]].concat());
+}
+
+#[test]
+fn refusals_name_the_file_and_the_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |text: &str, arguments: &[&str], expected: &str| {
+        std::fs::write(folder.path().join("bad.program"), text).expect("a file");
+        let arguments: Vec<&str> = std::iter::once("bad.program").chain(arguments.iter().copied()).collect();
+        let said = transpile(folder.path(), &arguments).expect_err("this is refused");
+        assert!(said.contains(expected), "{said}\nexpected: {expected}");
+    };
+    check("block 0 {\n    forward y = relu(x\n}", &[], "bad.program: line 3, column 1: ");
+    check("block 0 { forward y = relu(x) }", &[], "bad.program: block 0, op 0 relu: ");
+    let example = std::fs::read_to_string(documents().join("example.program")).expect("the example is there");
+    check(&example, &["--trainers", "0"], "bad.program: 0 trainers; expected 1 to 4096");
+    check(&example, &["--batch", "0"], "batch is 0; expected 1 or more");
+    check(&example, &["--strategy", "columns", "--trainers", "2", "--servers", "1"], "1 servers; expected none");
+    check(&example, &["--async", "--staleness", "2"], "cannot be used with");
+}
