@@ -36,8 +36,8 @@ struct Instance<'a, 'b> {
 }
 
 impl Serving {
-    /// Lets a chunk's program run with what has arrived, if anything, until no op is ready. What may not enter its round
-    /// yet waits.
+    /// Lets a chunk's program run with what has arrived, if anything, until no op is ready. What may not enter its
+    /// round yet waits.
     pub(super) fn run(&mut self, cx: &mut Context<'_>, place: usize, arrived: Option<Contribution>) {
         if self.is_before_restored(cx, place) {
             return;

@@ -108,7 +108,8 @@ impl Machine {
         run_node(&self.graph, &mut self.values, arithmetic, kernels, node)
     }
 
-    /// Keeps a value for the `recv` that is the node at this place; gives it back when as many of the sender wait as may.
+    /// Keeps a value for the `recv` that is the node at this place; gives it back when as many of the sender wait as
+    /// may.
     pub(super) fn arrive(&mut self, node: usize, from: Peer, value: Value) -> Option<Value> {
         let Kept::Arrivals(arrivals) = &mut self.kept[node] else { unreachable!("the node is a recv") };
         if arrivals.iter().filter(|one| one.from == from).count() >= self.parts.arrivals_max {
