@@ -34,6 +34,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod text;
+mod written;
 
 use base64::Engine;
 use base64::alphabet;
@@ -130,6 +131,12 @@ impl ParameterConfig {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         rule::message(&self.rule).encode_to_vec()
+    }
+
+    /// The same message in its text form, which [`OptimizerSettings::from_text`] reads as the same rule.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        written::text(&rule::message(&self.rule))
     }
 
     /// Reads what [`encode`](Self::encode) wrote, and refuses a rule that is missing or not valid.

@@ -372,6 +372,7 @@ proptest! {
     fn a_valid_rule_survives_the_catalogue(rule in rules()) {
         prop_assert!(rule.validate().is_ok(), "{:?}", rule.validate());
         let config = ParameterConfig { rule };
+        prop_assert_eq!(OptimizerSettings::from_text(&config.to_text()).unwrap().rule, Some(config.rule.clone()));
         prop_assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
     }
 

@@ -122,9 +122,10 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         OpKind::Recv { channel } => vec![("channel", Text(channel.clone()))],
         OpKind::Dequeue { min_count } => vec![("min_count", Whole((*min_count).into()))],
-        OpKind::GradientAccumulator { count, merge } => {
+        OpKind::GradientAccumulator { count, merge, staleness } => {
             let mut list = vec![("count", Whole((*count).into()))];
             list.extend(unless(*merge == Merge::Mean, "merge", Word("sum".to_owned())));
+            list.extend(staleness.map(|bound| ("staleness", Whole(bound.into()))));
             list
         }
         OpKind::StringAccumulator { count } => vec![("count", Whole((*count).into()))],
@@ -207,6 +208,7 @@ fn moving(name: &str, given: &mut Given) -> Result<OpKind, Refusal> {
         "gradient_accumulator" => OpKind::GradientAccumulator {
             count: given.small("count")?,
             merge: if given.has("merge") { given.word("merge", "mean or sum", merge)? } else { Merge::Mean },
+            staleness: if given.has("staleness") { Some(given.small("staleness")?) } else { None },
         },
         "string_accumulator" => OpKind::StringAccumulator { count: given.small("count")? },
         "loop_forever" => OpKind::LoopForever { block: given.small("block")? },

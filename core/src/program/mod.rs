@@ -6,12 +6,14 @@
 //! Whoever runs one makes a [`Graph`] of it first, which is known to fit and has the facts of every variable.
 //!
 //! Read in this order: [`Facts`] and [`Variable`]; [`OpKind`], which is the list of all operations with their
-//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`].
+//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`];
+//! [`executor`], which runs a graph.
 
 mod attributes;
 mod backward;
 mod block;
 mod builder;
+pub mod executor;
 mod graph;
 mod infer;
 mod message;

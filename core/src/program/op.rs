@@ -218,15 +218,19 @@ pub enum OpKind {
     },
     /// `(gradient)` or `(gradient, address: strings) -> gradient's facts`: takes one piece per run of its block, and on
     /// the `count`th gives all of them merged; ops that need it are not ready before. With addresses, pieces are added in
-    /// their senders' order, else in order of arrival.
+    /// their senders' order, else in order of arrival. With a staleness bound the `recv` that the address comes from
+    /// gives a piece only when it is its sender's turn, and keeps it until then.
     GradientAccumulator {
         /// How many pieces make one: 1 in asynchronous training, the number of trainers in synchronous.
         count: u32,
         /// How they become one.
         merge: Merge,
+        /// How many pieces a sender may be in front of the slowest one: 0 is one piece of everybody in each merged
+        /// gradient, which is synchronous training; without a bound whoever comes is taken.
+        staleness: Option<u32>,
     },
-    /// `(address: strings) -> strings`: takes strings, and on the `count`th gives the list of them, in the order of
-    /// their text.
+    /// `(address: strings) -> strings`: takes strings, and on the `count`th gives the list of them, in their senders'
+    /// order.
     StringAccumulator {
         /// How many make a list.
         count: u32,

@@ -23,6 +23,7 @@ use super::variable::Facts;
 
 pub use real::Real;
 pub use run::PlainRun;
+pub(in crate::program) use run::{read, run_node};
 pub use update::apply_update;
 
 type Outputs = Result<Vec<Value>, Failure>;

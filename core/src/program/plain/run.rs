@@ -71,51 +71,69 @@ impl<'a> PlainRun<'a> {
     fn ops(&mut self, wanted: impl Fn(Role) -> bool) -> Result<(), Failure> {
         for (place, node) in self.graph.scopes()[0].nodes.iter().enumerate().filter(|(_, node)| wanted(node.role)) {
             let refuse = |reason| Failure::call(format!("block 0, op {place} {}: {reason}", node.kind.name()));
-            self.node(node).map_err(refuse)?;
+            run_node(self.graph, &mut self.values, self.arithmetic, self.kernels, node).map_err(refuse)?;
         }
         Ok(())
-    }
-
-    fn node(&mut self, node: &Node) -> Result<(), Failure> {
-        if node.kind.is_flow() {
-            return Err(Failure::call("found flow; expected arithmetic and updates only"));
-        }
-        if node.rule.is_some() {
-            return self.update(node);
-        }
-        let inputs = node.inputs.iter().map(|index| read(self.graph, &self.values, *index));
-        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-        let facts: Vec<&Facts> = node.outputs.iter().map(|index| &self.graph.variable(*index).facts).collect();
-        let outputs = self.arithmetic.run(node, &inputs, &facts)?;
-        for (index, value) in node.outputs.iter().zip(outputs) {
-            self.values[index.place()] = Some(value);
-        }
-        Ok(())
-    }
-
-    fn update(&mut self, node: &Node) -> Result<(), Failure> {
-        let rule = node.rule.as_ref().expect("an update has a rule");
-        let gradient = read(self.graph, &self.values, node.inputs[1])?.clone();
-        let mut own = node.outputs.iter().map(|index| self.take(*index)).collect::<Result<Vec<_>, _>>()?;
-        let [parameter, count, states @ ..] = &mut own[..] else { unreachable!("an update has a count") };
-        let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
-        let outcome = apply_update(self.kernels, rule, parameter, &gradient, count, &mut states);
-        for (index, tensor) in node.outputs.iter().zip(own) {
-            self.values[index.place()] = Some(tensor.into());
-        }
-        outcome
-    }
-
-    fn take(&mut self, index: VariableIndex) -> Result<Tensor, Failure> {
-        match self.values[index.place()].take() {
-            Some(Value::Dense(tensor)) => Ok(tensor),
-            Some(other) => panic!("an update of {other} in a checked program"),
-            None => Err(missing(self.graph, index)),
-        }
     }
 }
 
-fn read<'v>(graph: &Graph, values: &'v [Option<Value>], index: VariableIndex) -> Result<&'v Value, Failure> {
+/// Runs an op that is no flow on the values of a graph's variables.
+///
+/// # Errors
+/// When a variable has no value, the op is flow, or it refuses its inputs; the caller knows the op.
+pub(in crate::program) fn run_node(
+    graph: &Graph,
+    values: &mut [Option<Value>],
+    arithmetic: &mut dyn Arithmetic,
+    kernels: &mut dyn Kernels,
+    node: &Node,
+) -> Result<(), Failure> {
+    if node.kind.is_flow() {
+        return Err(Failure::call("found flow; expected arithmetic and updates only"));
+    }
+    if node.rule.is_some() {
+        return update(graph, values, kernels, node);
+    }
+    let inputs = node.inputs.iter().map(|index| read(graph, values, *index));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let facts: Vec<&Facts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
+    let outputs = arithmetic.run(node, &inputs, &facts)?;
+    for (index, value) in node.outputs.iter().zip(outputs) {
+        values[index.place()] = Some(value);
+    }
+    Ok(())
+}
+
+fn update(graph: &Graph, values: &mut [Option<Value>], kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
+    let rule = node.rule.as_ref().expect("an update has a rule");
+    let gradient = read(graph, values, node.inputs[1])?.clone();
+    let mut own = node.outputs.iter().map(|index| take(graph, values, *index)).collect::<Result<Vec<_>, _>>()?;
+    let [parameter, count, states @ ..] = &mut own[..] else { unreachable!("an update has a count") };
+    let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
+    let outcome = apply_update(kernels, rule, parameter, &gradient, count, &mut states);
+    for (index, tensor) in node.outputs.iter().zip(own) {
+        values[index.place()] = Some(tensor.into());
+    }
+    outcome
+}
+
+fn take(graph: &Graph, values: &mut [Option<Value>], index: VariableIndex) -> Result<Tensor, Failure> {
+    match values[index.place()].take() {
+        Some(Value::Dense(tensor)) => Ok(tensor),
+        Some(other) => panic!("an update of {other} in a checked program"),
+        None => Err(missing(graph, index)),
+    }
+}
+
+/// The value of a variable.
+///
+/// # Errors
+/// When it has none.
+pub(in crate::program) fn read<'v>(
+    graph: &Graph,
+    values: &'v [Option<Value>],
+    index: VariableIndex,
+) -> Result<&'v Value, Failure> {
     values[index.place()].as_ref().ok_or_else(|| missing(graph, index))
 }
 

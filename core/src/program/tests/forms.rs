@@ -66,7 +66,8 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "recv" => OpKind::Recv { channel: text },
         "dequeue" => OpKind::Dequeue { min_count: small },
         "gradient_accumulator" => {
-            OpKind::GradientAccumulator { count: small, merge: if yes { Merge::Mean } else { Merge::Sum } }
+            let merge = if yes { Merge::Mean } else { Merge::Sum };
+            OpKind::GradientAccumulator { count: small, merge, staleness: also.then_some(small) }
         }
         "string_accumulator" => OpKind::StringAccumulator { count: small },
         "loop_forever" => OpKind::LoopForever { block: small },

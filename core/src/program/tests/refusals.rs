@@ -321,7 +321,7 @@ fn flow_says_what_does_not_fit() {
     check(dequeue(3), "queue", "y z a", "found min_count 3; expected 1 to 2, the queue's capacity");
     check(dequeue(2), "queue", "y", "found 1 outputs; expected 2");
     check(dequeue(1), "w", "y", "input 1 \"w\" is float32[4, 3]; expected a queue");
-    let gradients = |count| OpKind::GradientAccumulator { count, merge: crate::config::Merge::Mean };
+    let gradients = |count| OpKind::GradientAccumulator { count, merge: crate::config::Merge::Mean, staleness: None };
     gives(gradients(2), "rows sender", "y", "rows(float32, 9, 4)");
     check(gradients(0), "w", "y", "found count 0; expected 1 to 1048576");
     check(

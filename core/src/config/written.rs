@@ -1,0 +1,54 @@
+//! The message in its text form again, for people.
+
+use prost::Message;
+use prost::encoding::{decode_key, decode_varint};
+
+use super::message::OptimizerConfig;
+use super::schema::{Field, Kind, OPTIMIZER_CONFIG, Schema};
+
+/// The text that [`OptimizerSettings::from_text`](super::OptimizerSettings::from_text) reads as this message.
+pub(super) fn text(message: &OptimizerConfig) -> String {
+    let binary = message.encode_to_vec();
+    words(&OPTIMIZER_CONFIG, &mut binary.as_slice()).join(" ")
+}
+
+fn words(schema: &Schema, rest: &mut &[u8]) -> Vec<String> {
+    let mut words = Vec::new();
+    while !rest.is_empty() {
+        let (number, _) = decode_key(rest).expect("the message was just encoded");
+        let field = schema.fields.iter().find(|field| field.number == number).expect("the schema has every field");
+        words.push(word(field, rest));
+    }
+    words
+}
+
+fn word(field: &Field, rest: &mut &[u8]) -> String {
+    let name = field.name;
+    let mut varint = || decode_varint(rest).expect("the message was just encoded");
+    match field.kind {
+        Kind::Bool => format!("{name}: {}", varint() != 0),
+        Kind::Uint32 => format!("{name}: {}", varint()),
+        Kind::Enumeration(values) => {
+            let value = varint();
+            let known = values.iter().find(|(_, number)| u64::from(*number) == value);
+            format!("{name}: {}", known.expect("the schema has every enumerator").0)
+        }
+        Kind::Double => {
+            let (bytes, after) = rest.split_first_chunk().expect("the message was just encoded");
+            *rest = after;
+            format!("{name}: {:?}", f64::from_le_bytes(*bytes))
+        }
+        Kind::Text => format!("{name}: \"{}\"", take(rest).escape_ascii()),
+        Kind::Message(schema) => {
+            let inner = words(schema, &mut take(rest)).join(" ");
+            if inner.is_empty() { format!("{name} {{}}") } else { format!("{name} {{ {inner} }}") }
+        }
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
+    let length = decode_varint(rest).expect("the message was just encoded");
+    let (value, after) = rest.split_at(usize::try_from(length).expect("the message is in memory"));
+    *rest = after;
+    value
+}

@@ -1,0 +1,165 @@
+//! What flow ops keep: items in a queue, pieces in an accumulator, and the rule of whose turn it is.
+
+use std::collections::VecDeque;
+
+/// When an accumulator takes a piece of a sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Whenever there is one.
+    Any,
+    /// One piece of every sender in each merged gradient.
+    Rounds,
+    /// Whenever its sender has at most so many pieces more in what was given than the one with the fewest, the piece
+    /// counted.
+    Bounded(u32),
+}
+
+impl Pace {
+    /// What a staleness bound means: without one everything goes, and no step ahead is a round of all.
+    #[must_use]
+    pub const fn of(staleness: Option<u32>) -> Self {
+        match staleness {
+            None => Self::Any,
+            Some(0) => Self::Rounds,
+            Some(bound) => Self::Bounded(bound),
+        }
+    }
+
+    /// Whether a sender's next piece may be taken: `has_piece` when one of it is in the open round, `given` as many as
+    /// are in what was given before, `fewest` the least of anybody who takes part.
+    pub fn admits(self, has_piece: bool, given: u64, fewest: impl FnOnce() -> u64) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Rounds => !has_piece,
+            Self::Bounded(bound) => given < fewest() + u64::from(bound),
+        }
+    }
+}
+
+/// Something with a sender.
+pub trait Sent {
+    /// How senders are told apart and put in order.
+    type Sender: Ord + Copy;
+
+    /// Who sent it.
+    fn sender(&self) -> Self::Sender;
+}
+
+/// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays.
+#[derive(Debug)]
+pub struct Pieces<T> {
+    held: Vec<T>,
+}
+
+impl<T> Default for Pieces<T> {
+    fn default() -> Self {
+        Self { held: Vec::new() }
+    }
+}
+
+impl<T: Sent> Pieces<T> {
+    /// The pieces in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[T] {
+        &self.held
+    }
+
+    /// The pieces in order, to change all but their senders.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        &mut self.held
+    }
+
+    /// The first piece of a sender.
+    #[must_use]
+    pub fn of(&self, sender: T::Sender) -> Option<&T> {
+        self.held.get(self.first_not_before(sender)).filter(|one| one.sender() == sender)
+    }
+
+    /// The first piece of a sender, to change all but that.
+    #[must_use]
+    pub fn of_mut(&mut self, sender: T::Sender) -> Option<&mut T> {
+        let at = self.first_not_before(sender);
+        self.held.get_mut(at).filter(|one| one.sender() == sender)
+    }
+
+    /// Puts a piece in its place.
+    pub fn put(&mut self, piece: T) {
+        let sender = piece.sender();
+        let at = self.held.partition_point(|one| one.sender() <= sender);
+        if self.held.capacity() == self.held.len() {
+            // Of a million accumulators of a lone sender each has room for one and not for four.
+            self.held.reserve_exact(self.held.len().max(1));
+        }
+        self.held.insert(at, piece);
+    }
+
+    /// Takes the first piece of a sender.
+    pub fn take(&mut self, sender: T::Sender) -> Option<T> {
+        let at = self.first_not_before(sender);
+        (self.held.get(at)?.sender() == sender).then(|| self.held.remove(at))
+    }
+
+    /// Takes all pieces, in order.
+    pub fn drain(&mut self) -> std::vec::Drain<'_, T> {
+        self.held.drain(..)
+    }
+
+    fn first_not_before(&self, sender: T::Sender) -> usize {
+        self.held.partition_point(|one| one.sender() < sender)
+    }
+}
+
+/// Items that wait, oldest first, and no more than a bound.
+#[derive(Debug)]
+pub struct Queue<T> {
+    items: VecDeque<T>,
+    capacity: usize,
+}
+
+impl<T> Queue<T> {
+    /// An empty queue, with its memory.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { items: VecDeque::with_capacity(capacity), capacity }
+    }
+
+    /// How many items it holds at most.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// How many items it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Whether there is no space.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.items.len() >= self.capacity
+    }
+
+    /// Adds an item.
+    ///
+    /// # Panics
+    ///
+    /// When there is no space: nothing is ever dropped, so whoever adds has asked.
+    pub fn put(&mut self, item: T) {
+        assert!(!self.is_full(), "an item for a full queue");
+        self.items.push_back(item);
+    }
+
+    /// Takes the oldest item.
+    pub fn take(&mut self) -> Option<T> {
+        self.items.pop_front()
+    }
+}

@@ -1,0 +1,67 @@
+//! Pieces of a gradient made one.
+
+use crate::config::Merge;
+use crate::error::Failure;
+use crate::optim::Gradient;
+use crate::port::{Arithmetic, Kernels};
+use crate::program::{Elements, Facts, Node, OpKind, Role, Tensor, Value};
+use crate::rows::SelectedRows;
+
+/// Adds pieces in the order given; a mean divides by how many they are.
+pub(super) fn merged(
+    arithmetic: &mut dyn Arithmetic,
+    kernels: &mut dyn Kernels,
+    facts: &Facts,
+    mut pieces: Vec<Value>,
+    merge: Merge,
+) -> Result<Value, Failure> {
+    let count = u32::try_from(pieces.len()).expect("an accumulator is small, see `limits`");
+    let sum = match (pieces.len(), &pieces[0]) {
+        (1, _) => pieces.remove(0),
+        (_, Value::Dense(_)) => Value::from(added(kernels, &pieces)),
+        _ => only(arithmetic.run(&node(OpKind::Sum), &pieces.iter().collect::<Vec<_>>(), &[facts])?),
+    };
+    let factor = match merge {
+        Merge::Mean if count > 1 => 1.0 / f64::from(count),
+        Merge::Mean | Merge::Sum => return Ok(sum),
+    };
+    let mut scale = |value: &Value, facts: &Facts| -> Result<Value, Failure> {
+        Ok(only(arithmetic.run(&node(OpKind::Scale { factor }), &[value], &[facts])?))
+    };
+    match sum {
+        Value::SelectedRows(rows) => scaled_rows(&rows, &mut scale),
+        other => scale(&other, facts),
+    }
+}
+
+/// The sum of dense pieces, as a server adds them.
+fn added(kernels: &mut dyn Kernels, pieces: &[Value]) -> Tensor {
+    let element_type = pieces[0].tensor().elements().element_type();
+    let mut sum = Tensor::zeros(element_type, pieces[0].tensor().shape());
+    let gradients = pieces.iter().map(|piece| Gradient { bytes: piece.tensor().bytes(), element_type });
+    kernels.sum(element_type, sum.bytes_mut(), &gradients.collect::<Vec<_>>());
+    sum
+}
+
+fn scaled_rows(
+    rows: &SelectedRows,
+    scale: &mut dyn FnMut(&Value, &Facts) -> Result<Value, Failure>,
+) -> Result<Value, Failure> {
+    let (view, layout) = (rows.view(), rows.view().layout());
+    let shape = [view.len() as u64, u64::from(layout.width())];
+    let mut elements = Elements::zeros(layout.element_type(), view.len() * layout.width() as usize);
+    let bytes = (0..view.len()).flat_map(|place| view.row(place)).copied();
+    elements.bytes_mut().iter_mut().zip(bytes).for_each(|(into, byte)| *into = byte);
+    let values = Value::from(Tensor::new(shape, elements));
+    let scaled = scale(&values, &Facts::fixed(layout.element_type(), &shape))?;
+    let ids: Vec<u64> = view.ids().iter().collect();
+    Ok(Value::SelectedRows(SelectedRows::new(layout, &ids, scaled.tensor().bytes())?))
+}
+
+fn node(kind: OpKind) -> Node {
+    Node { kind, role: Role::Communication, inputs: Vec::new(), outputs: Vec::new(), rule: None }
+}
+
+fn only(mut outputs: Vec<Value>) -> Value {
+    outputs.pop().expect("the op has one output")
+}

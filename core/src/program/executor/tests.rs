@@ -1,0 +1,7 @@
+//! Programs that run: what each flow op promises, trainers and servers joined by a wire, and random schedules.
+
+mod flow;
+mod joined;
+mod plans;
+mod schedules;
+mod stage;

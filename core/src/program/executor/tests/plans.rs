@@ -1,0 +1,75 @@
+//! Plans: stages, and who follows whom.
+
+use super::stage::{accumulate, answer, enqueue, loops, number, op, queue, recv, strings, variable};
+use crate::config::Merge;
+use crate::program::executor::{Act, Plan};
+use crate::program::{Graph, OpKind, Purpose};
+
+fn check(graph: &Graph, expected: &str) {
+    let plan = Plan::of(graph).expect("the program has a plan").to_string();
+    let expected: String = expected.lines().map(|line| format!("{}\n", line.trim())).collect();
+    assert_eq!(plan, expected);
+}
+
+/// A server's program, with an op that reads the parameter before it is written.
+fn server() -> Graph {
+    let outer = ["w", "norm"].map(|name| variable(name, number(), Purpose::State)).to_vec();
+    let body = vec![
+        recv("g", &["x", "from"]),
+        accumulate(2, Merge::Sum, Some(0), &["x", "from"], "merged"),
+        strings(2, "from", "senders"),
+        op(OpKind::Mul, &["w", "w"], &["norm"]),
+        op(OpKind::Sum, &["w", "merged"], &["w"]),
+        answer("w", "w", "senders"),
+    ];
+    loops(outer, vec![(vec![variable("x", number(), Purpose::Temporary)], body)])
+}
+
+#[test]
+fn an_accumulator_stands_between_two_stages() {
+    check(
+        &server(),
+        "0: stage 0 block 0, op 0 loop_forever Loop
+         1: stage 1 block 1, op 0 recv Recv ->2 ->3
+         2: stage 1 block 1, op 1 gradient_accumulator PutGradient
+         3: stage 1 block 1, op 2 string_accumulator PutString
+         4: stage 2 block 1, op 1 gradient_accumulator TakeGradient ->7
+         5: stage 2 block 1, op 2 string_accumulator TakeString ->8
+         6: stage 2 block 1, op 3 mul Compute ->7
+         7: stage 2 block 1, op 4 sum Compute ->8
+         8: stage 2 block 1, op 5 send Send",
+    );
+}
+
+#[test]
+fn what_is_fused_has_no_unit_and_its_order_stays() {
+    let fused = |act, _: &_| matches!(act, Act::TakeGradient | Act::TakeString | Act::PutString);
+    let plan = Plan::fused(&server(), &fused).expect("the program has a plan").to_string();
+    let expected = "0: stage 0 block 0, op 0 loop_forever Loop
+1: stage 1 block 1, op 0 recv Recv ->2
+2: stage 1 block 1, op 1 gradient_accumulator PutGradient
+3: stage 2 block 1, op 3 mul Compute ->4
+4: stage 2 block 1, op 4 sum Compute ->5
+5: stage 2 block 1, op 5 send Send
+";
+    assert_eq!(plan, expected);
+}
+
+#[test]
+fn a_queue_stands_between_two_stages_also_of_one_loop() {
+    let outer = vec![variable("q", queue(2), Purpose::State)];
+    let body = vec![
+        recv("in", &["x"]),
+        enqueue("q", "x"),
+        super::stage::dequeue("q", &["y"]),
+        op(OpKind::Scale { factor: 2.0 }, &["y"], &["z"]),
+    ];
+    check(
+        &loops(outer, vec![(vec![variable("x", number(), Purpose::Temporary)], body)]),
+        "0: stage 0 block 0, op 0 loop_forever Loop
+         1: stage 1 block 1, op 0 recv Recv ->2
+         2: stage 1 block 1, op 1 enqueue Enqueue
+         3: stage 2 block 1, op 2 dequeue Dequeue ->4
+         4: stage 2 block 1, op 3 scale Compute",
+    );
+}

@@ -1,0 +1,94 @@
+//! Random schedules of arrivals, units and room: nothing is lost, nothing is there twice, the order stays.
+
+use std::sync::Arc;
+
+use super::stage::{
+    Luck, Post, accumulate, as_number, dequeue, enqueue, executor, loops, number, one, queue, recv, send, variable,
+};
+use crate::config::Merge;
+use crate::program::executor::{Executor, Standing};
+use crate::program::{Graph, Op, Peer, Purpose};
+
+const SINK: Peer = Peer::Server(0);
+const SENDER: Peer = Peer::Trainer(0);
+
+/// What arrives goes through a queue, is taken out `taken` at a time, goes through a second queue, and is added up
+/// `count` pieces at a time.
+struct Shape {
+    graph: Arc<Graph>,
+    taken: usize,
+    count: usize,
+}
+
+impl Shape {
+    fn new(luck: &mut Luck) -> Self {
+        let (taken, count) = (1 + luck.below(3), 1 + luck.below(4));
+        let (first, second) = (taken + luck.below(3), 1 + luck.below(3));
+        let sizes = [first, second].map(|size| queue(size as u64));
+        let [first, second] = sizes;
+        let outer = vec![variable("p", first, Purpose::State), variable("q", second, Purpose::State)];
+        let names: Vec<String> = (0..taken).map(|place| format!("a{place}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut middle = vec![dequeue("p", &names)];
+        middle.extend(names.iter().map(|name| enqueue("q", name)));
+        let pieces = u32::try_from(count).expect("few");
+        let last: Vec<Op> =
+            vec![dequeue("q", &["b"]), accumulate(pieces, Merge::Sum, None, &["b"], "sum"), send("out", SINK, "sum")];
+        let arrives = vec![variable("x", number(), Purpose::Temporary)];
+        let bodies = vec![(arrives, vec![recv("in", &["x"]), enqueue("p", "x")]), (vec![], middle), (vec![], last)];
+        Self { graph: Arc::new(loops(outer, bodies)), taken, count }
+    }
+
+    /// The items of one schedule in, and what must come out: the sums of whole groups, in order.
+    fn expected(&self, items: &[f64]) -> Vec<f64> {
+        let through = items.len() / self.taken * self.taken;
+        let sum = |group: &[f64]| group.iter().sum::<f64>();
+        items[..through].chunks_exact(self.count).map(sum).collect()
+    }
+}
+
+/// Lets items arrive, units run and letters leave in an order of luck, and then lets everything come to its end.
+fn schedule(shape: &Shape, luck: &mut Luck) {
+    let mut executor = executor(&shape.graph, &[], 1 + luck.below(2));
+    let mut post = Post::new(1 + luck.below(2));
+    let (mut items, mut found) = (Vec::new(), Vec::new());
+    for _ in 0..4 + luck.below(24) {
+        match luck.below(4) {
+            0 | 1 => {
+                // Sums of such numbers are exact: a loss or a double changes some of them.
+                let item = f64::from(luck.number());
+                let back = executor.arrive("in", SENDER, one(item)).expect("it fits");
+                items.extend(back.is_none().then_some(item));
+            }
+            2 => run(&mut executor, &mut post, luck.next() % 9),
+            _ => found.extend(post.sent.pop_front().map(|(_, _, value)| as_number(&value))),
+        }
+    }
+    loop {
+        run(&mut executor, &mut post, u64::MAX);
+        match post.sent.pop_front() {
+            Some((_, _, value)) => found.push(as_number(&value)),
+            None => break,
+        }
+    }
+    assert_eq!(found, shape.expected(&items), "{} taken, {} added up", shape.taken, shape.count);
+}
+
+fn run(executor: &mut Executor, post: &mut Post, units: u64) {
+    let standing = executor.run(post, units).expect("something is always awaited from outside");
+    assert_ne!(standing, Standing::Ended, "a loop has no end");
+}
+
+/// 3,000 schedules; 1,000,000 with `PSERVER_FULL=1`. `PSERVER_SEED` replays.
+#[test]
+fn nothing_is_lost_and_nothing_is_there_twice() {
+    let given = std::env::var("PSERVER_SEED").ok().and_then(|text| text.parse().ok());
+    let seed: u64 = given.unwrap_or(0x5eed_0004);
+    println!("nothing_is_lost_and_nothing_is_there_twice: PSERVER_SEED={seed}");
+    let schedules = if std::env::var_os("PSERVER_FULL").is_some() { 1_000_000 } else { 3_000 };
+    let mut luck = Luck(seed);
+    let shapes: Vec<Shape> = (0..40).map(|_| Shape::new(&mut luck)).collect();
+    for _ in 0..schedules {
+        schedule(&shapes[luck.below(40)], &mut luck);
+    }
+}

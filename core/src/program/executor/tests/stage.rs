@@ -1,0 +1,139 @@
+//! Programs in few words, and a wire between them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::config::Merge;
+use crate::dtype::ElementType;
+use crate::port::Plain;
+use crate::program::executor::{Executor, Link, Parts};
+use crate::program::{
+    Block, Destination, Elements, Facts, Graph, Op, OpKind, Peer, PlainArithmetic, Program, Purpose, Role, Tensor,
+    Value, Variable,
+};
+
+pub(super) fn op(kind: OpKind, inputs: &[&str], outputs: &[&str]) -> Op {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    Op { kind, inputs: owned(inputs), outputs: owned(outputs), role: Role::Communication }
+}
+
+pub(super) fn recv(channel: &str, outputs: &[&str]) -> Op {
+    op(OpKind::Recv { channel: channel.into() }, &[], outputs)
+}
+
+pub(super) fn send(channel: &str, to: Peer, input: &str) -> Op {
+    op(OpKind::Send { channel: channel.into(), to: Destination::Peer(to) }, &[input], &[])
+}
+
+pub(super) fn answer(channel: &str, input: &str, senders: &str) -> Op {
+    op(OpKind::Send { channel: channel.into(), to: Destination::Senders }, &[input, senders], &[])
+}
+
+pub(super) fn enqueue(queue: &str, input: &str) -> Op {
+    op(OpKind::Enqueue, &[queue, input], &[])
+}
+
+pub(super) fn dequeue(queue: &str, outputs: &[&str]) -> Op {
+    let min_count = u32::try_from(outputs.len()).expect("few");
+    op(OpKind::Dequeue { min_count }, &[queue], outputs)
+}
+
+pub(super) fn accumulate(count: u32, merge: Merge, staleness: Option<u32>, inputs: &[&str], output: &str) -> Op {
+    op(OpKind::GradientAccumulator { count, merge, staleness }, inputs, &[output])
+}
+
+pub(super) fn strings(count: u32, input: &str, output: &str) -> Op {
+    op(OpKind::StringAccumulator { count }, &[input], &[output])
+}
+
+pub(super) fn variable(name: &str, facts: Facts, purpose: Purpose) -> Variable {
+    Variable { name: name.into(), facts, purpose }
+}
+
+/// One number.
+pub(super) fn number() -> Facts {
+    Facts::fixed(ElementType::Float64, &[1])
+}
+
+pub(super) fn queue(capacity: u64) -> Facts {
+    Facts::Queue { of: Box::new(number()), capacity }
+}
+
+/// A program of loops over common variables; temporaries that are received are declared in the loop.
+pub(super) fn loops(outer: Vec<Variable>, bodies: Vec<(Vec<Variable>, Vec<Op>)>) -> Graph {
+    let kinds = (1..).zip(&bodies).map(|(block, _)| OpKind::LoopForever { block });
+    let ops = kinds.map(|kind| op(kind, &[], &[])).collect();
+    let bodies = bodies.into_iter().map(|(variables, ops)| Block { parent: Some(0), variables, ops });
+    let blocks = std::iter::once(Block { parent: None, variables: outer, ops }).chain(bodies).collect();
+    Graph::new(Program { blocks }).expect("the test's program is valid")
+}
+
+pub(super) fn one(value: impl Into<f64>) -> Value {
+    Tensor::new([1], Elements::Float64(vec![value.into()])).into()
+}
+
+pub(super) fn as_number(value: &Value) -> f64 {
+    match value.tensor().elements() {
+        Elements::Float64(values) => values[0],
+        other => panic!("{:?} is no float64", other.element_type()),
+    }
+}
+
+pub(super) fn executor(graph: &Arc<Graph>, senders: &[Peer], arrivals_max: usize) -> Executor {
+    let parts = Parts {
+        arithmetic: Box::new(PlainArithmetic),
+        kernels: Box::new(Plain),
+        senders: senders.to_vec(),
+        arrivals_max,
+    };
+    Executor::new(Arc::clone(graph), parts).expect("the test's program can run")
+}
+
+/// What was sent: to whom, on which channel.
+pub(super) type Letter = (Peer, String, Value);
+
+/// A link that keeps what is sent, up to a bound.
+#[derive(Default)]
+pub(super) struct Post {
+    pub(super) sent: VecDeque<Letter>,
+    pub(super) room: usize,
+}
+
+impl Post {
+    pub(super) fn new(room: usize) -> Self {
+        Self { sent: VecDeque::new(), room }
+    }
+}
+
+impl Link for Post {
+    fn has_room(&mut self, _: Peer, _: &str) -> bool {
+        self.sent.len() < self.room
+    }
+
+    fn send(&mut self, to: Peer, channel: &str, value: &Value) {
+        self.sent.push_back((to, channel.to_owned(), value.clone()));
+    }
+}
+
+/// Numbers that look random and follow from a seed (SplitMix64).
+pub(super) struct Luck(pub(super) u64);
+
+impl Luck {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Any number of 32 bits.
+    pub(super) fn number(&mut self) -> u32 {
+        u32::try_from(self.next() >> 32).expect("the upper half has 32 bits")
+    }
+
+    /// Below `end`, which is small.
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.next() % end as u64).expect("it is below a usize")
+    }
+}
