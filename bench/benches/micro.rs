@@ -1,15 +1,24 @@
 //! What a shard and a client spend their time on, one piece at a time.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
 use pserver_core::checksum::checksum;
+use pserver_core::config::{Merge, Mode, ParameterConfig};
 use pserver_core::dtype::ElementType;
-use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
+use pserver_core::ids::{
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version,
+};
 use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
-use pserver_core::port::{Kernels, Update};
-use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix};
+use pserver_core::partition::{Declaration, DeclarationMessage, Name};
+use pserver_core::port::{Event, Kernels, Submit, Update};
+use pserver_core::server::{Output, Shard, ShardOptions};
+use pserver_core::time::Now;
+use pserver_core::wire::{
+    Entry, FinishMessage, Flags, Frame, HEADER_BYTES, Head, HelloMessage, InitMessage, JobMessage, Kind, Prefix,
+};
 use pserver_kernels::cpu::Cpu;
 
 fn partition(criterion: &mut Criterion) {
@@ -109,5 +118,104 @@ fn rounds(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, partition, wire, sums, updates, rounds);
+/// A shard without a transport: what the server's program costs for each of many small chunks.
+struct Alone {
+    shard: Shard,
+    frame: Frame,
+    out: Vec<Output>,
+}
+
+impl Alone {
+    const PEER: PeerId = PeerId(1);
+    const CHUNK_BYTES: u32 = 1024;
+
+    fn new(chunks: u32, mode: Mode) -> Self {
+        let options = ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false };
+        let head = Head {
+            epoch: Epoch(1),
+            trainer: TrainerId(0),
+            incarnation: Incarnation(1),
+            generation: Generation(1),
+            flags: Flags::WANT_VALUE,
+            ..Head::new(Kind::Push)
+        };
+        let id = |index| ChunkId { parameter: ParameterIndex(index), chunk: ChunkIndex(0) };
+        let entry =
+            |index| Entry { bytes: Self::CHUNK_BYTES, ..Entry::bare(id(index), Round(0), ElementType::Float32) };
+        let frame = Frame { entries: (0..chunks).map(entry).collect(), ..Frame::bare(head) };
+        let mut alone = Self { shard: Shard::new(options, Box::new(Cpu)), frame, out: Vec::new() };
+        alone.event(Event::Accepted { peer: Self::PEER, origin: "the bench".into() });
+        alone.send(Frame::with_control(Head { kind: Kind::Hello, ..head }, &HelloMessage::default()));
+        for index in 0..chunks {
+            let message = InitMessage {
+                parameter: index,
+                declaration: Some(DeclarationMessage::from(&declaration(index, Self::CHUNK_BYTES))),
+                chunk_bytes: 4096,
+            };
+            let init = Frame::with_control(Head { kind: Kind::Init, ..head }, &message);
+            alone.send(Frame { entries: vec![entry(index)], ..init });
+        }
+        let (mode, staleness) = mode.numbers();
+        let merge = Merge::Mean.number();
+        let job = Some(JobMessage { mode, staleness, merge, trainers: 1, chunk_bytes: 4096 });
+        let message = FinishMessage { chunks: chunks.into(), job };
+        alone.send(Frame::with_control(Head { kind: Kind::Finish, ..head }, &message));
+        assert_eq!(alone.shard.generation(), Generation(1), "the shard serves");
+        alone
+    }
+
+    /// Delivers a frame, and lets the transport give everything back.
+    fn send(&mut self, frame: Frame) {
+        let body = if frame.entries.is_empty() {
+            Vec::new()
+        } else {
+            self.shard.handle(Now(1), Event::Head { peer: Self::PEER, frame: frame.clone() }, &mut self.out);
+            match self.out.pop() {
+                Some(Output::Submit(Submit::Land { into, .. })) => into,
+                _ => panic!("the answer to a head is where its payloads go"),
+            }
+        };
+        self.event(Event::Landed { peer: Self::PEER, frame, body });
+    }
+
+    fn event(&mut self, event: Event) {
+        self.shard.handle(Now(1), event, &mut self.out);
+        self.out.clear();
+    }
+
+    /// One round of every chunk.
+    fn round(&mut self) {
+        self.frame.head.sequence.0 += 1;
+        self.frame.entries.iter_mut().for_each(|entry| entry.round.0 += 1);
+        self.send(self.frame.clone());
+    }
+}
+
+fn declaration(index: u32, bytes: u32) -> Declaration {
+    let rule = Rule { algorithm: Algorithm::Sgd, ..Rule::default() };
+    Declaration {
+        name: Name::new(format!("layer{index}").as_bytes()).expect("it is a name"),
+        element_type: ElementType::Float32,
+        bytes: bytes.into(),
+        shape: vec![u64::from(bytes) / 4],
+        whole: false,
+        config: ParameterConfig { rule }.encode(),
+    }
+}
+
+fn shard(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("shard");
+    for mode in [Mode::Sync, Mode::Async] {
+        for chunks in [100, 4_000] {
+            group.throughput(Throughput::Elements(chunks.into()));
+            let mut alone = Alone::new(chunks, mode);
+            group.bench_function(format!("round of {chunks} chunks of 1 KiB, {mode:?}"), |bencher| {
+                bencher.iter(|| alone.round());
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, partition, wire, sums, updates, rounds, shard);
 criterion_main!(benches);

@@ -5,15 +5,18 @@
 //! wants comes out, and `deadline` says when to call next. What outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Read in this order: [`shard`](Shard) (which frame goes where), `chunk` (value, version, marks), `round` (how
-//! contributions become one update), `gate` (initialisation and its fence), `coordinator`.
+//! Read in this order: [`shard`](Shard) (which frame goes where), `program` (what becomes of a gradient) and `running`
+//! (who runs it), `chunk` (value, version, marks), `round` (what its accumulator holds), `gate` (initialisation and its
+//! fence), `coordinator`.
 
 mod chunk;
 mod coordinator;
 mod gate;
 mod pool;
+mod program;
 mod reply;
 mod round;
+mod running;
 mod serving;
 mod shard;
 mod snapshot;

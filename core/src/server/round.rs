@@ -10,7 +10,7 @@ use super::chunk::{Mark, Open};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{PeerId, TrainerId};
+use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::Kernels;
@@ -19,12 +19,14 @@ use crate::wire::Head;
 
 /// From so many contributions in a row on, their sum replaces them while the round waits for the rest: memory
 /// then grows with the trainers that are out of order, not with all of them.
-const FOLD_AT: usize = 4;
+pub(super) const FOLD_AT: usize = 4;
 
 /// One trainer's gradient for one round of one chunk.
 pub(super) struct Contribution {
     pub(super) trainer: TrainerId,
     pub(super) call: Mark,
+    /// The round it is for, where trainers count rounds.
+    pub(super) round: RoundNumber,
     pub(super) rate: Option<f64>,
     pub(super) element_type: ElementType,
     pub(super) bytes: u32,
@@ -80,9 +82,9 @@ impl Round {
         find(&self.ahead, trainer).ok().map(|at| &mut self.ahead[at])
     }
 
-    /// The trainers with a contribution that waits for its turn, in order.
-    pub(super) fn trainers_ahead(&self) -> Vec<TrainerId> {
-        self.ahead.iter().map(|one| one.trainer).collect()
+    /// The contributions that wait for their turn, in trainer order.
+    pub(super) fn all_ahead(&self) -> &[Contribution] {
+        &self.ahead
     }
 
     pub(super) fn add(&mut self, contribution: Contribution) {

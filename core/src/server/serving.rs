@@ -1,7 +1,8 @@
-//! A shard that serves: pushes are admitted to rounds, rounds close into versions, and whoever waits is answered.
+//! A shard that serves: what arrives is received by the parameter's program, and whoever waits is answered.
 //!
-//! All four modes are one mechanism with two questions: may this gradient enter the open round, and is the round
-//! complete? What may not enter yet waits, unacknowledged, one for each trainer and chunk.
+//! The program ([`super::program`]) says what becomes of a gradient; here is what its ops do to chunks. `recv` gives a
+//! gradient when it may enter the open round; what may not yet waits, unacknowledged, one for each trainer and chunk.
+//! The accumulator is the round; it gives when the round is complete.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,13 +10,15 @@ use std::sync::Arc;
 use super::chunk::{Chunk, Mark, Open, Waiter};
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
+use super::program::{Programs, rule_of_all};
 use super::reply::{NOBODY, Refusal, Replies};
-use super::round::Contribution;
+use super::round::{Contribution, FOLD_AT};
 use crate::config::{Merge, Mode};
-use crate::ids::{ChunkId, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
+use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
-use crate::optim::{self, Algorithm, Rule, Step};
+use crate::optim::{self, Algorithm, Step};
 use crate::port::Kernels;
+use crate::program::executor::Pace;
 use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head};
 
@@ -43,6 +46,7 @@ pub(super) struct Context<'a> {
 pub(super) struct Serving {
     pub(super) job: Job,
     pub(super) table: Table,
+    pub(super) programs: Programs,
     /// The trainers that are finished, with the incarnation that said so.
     pub(super) left: Vec<Option<Incarnation>>,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
@@ -59,24 +63,22 @@ enum Verdict {
     Contributed,
     /// It waits already.
     Waits,
-    /// It enters the open round.
-    Enter,
-    /// It waits until its round opens.
-    Wait,
+    /// It is new.
+    New,
 }
 
 impl Serving {
-    pub(super) fn new(job: Job, mut table: Table) -> Self {
-        if job.mode == Mode::Delta {
-            let add = Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() });
-            table.parameters.values_mut().for_each(|held| held.rule = Arc::clone(&add));
-            table.chunks.iter_mut().for_each(|chunk| chunk.rule = Arc::clone(&add));
+    /// Runs `programs`, which were made for this job and this table.
+    pub(super) fn new(job: Job, mut table: Table, programs: Programs) -> Self {
+        if let Some(rule) = rule_of_all(&job) {
+            table.parameters.values_mut().for_each(|held| held.rule = Arc::clone(&rule));
+            table.chunks.iter_mut().for_each(|chunk| chunk.rule = Arc::clone(&rule));
         }
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
         let left = vec![None; job.trainers as usize];
-        Self { job, table, left, stalled: Vec::new(), waits: BTreeSet::new() }
+        Self { job, table, programs, left, stalled: Vec::new(), waits: BTreeSet::new() }
     }
 
     /// Checks a push before anything is landed or applied, so that nothing is half-applied.
@@ -114,6 +116,7 @@ impl Serving {
             let contribution = Contribution {
                 trainer,
                 call: Mark::of(&frame.head),
+                round: entry.round,
                 rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
@@ -160,12 +163,9 @@ impl Serving {
         for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
         }
+        // Who waited behind the trainer that left, or for it to catch up, waits no more.
         for place in 0..self.table.chunks.len() {
-            if self.job.mode != Mode::Sync && !self.is_before_restored(cx, place) {
-                // Who waited behind the trainer that left, or for it to catch up, waits no more.
-                self.admit(cx, place);
-            }
-            self.advance(cx, place);
+            self.run(cx, place, None);
         }
         cx.replies.done_whole(cx.peer, head);
         Ok(())
@@ -179,7 +179,7 @@ impl Serving {
     /// Tries again what could not be applied for want of a lease.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) {
         for place in std::mem::take(&mut self.stalled) {
-            self.advance(cx, place);
+            self.run(cx, place, None);
         }
     }
 
@@ -191,8 +191,8 @@ impl Serving {
     /// Ends the waits that are older than `limit`, naming who is missing.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
         while let Some((_, place)) = self.waits.first().copied().filter(|(since, _)| *since + limit <= cx.now) {
-            let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
             let before = self.table.chunks[place].waits_since();
+            let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
             let chunk = &mut self.table.chunks[place];
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(|since| since + limit <= cx.now).into_iter();
@@ -207,7 +207,8 @@ impl Serving {
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
         let chunk = &self.table.chunks[place];
-        let missing: Vec<String> = self.missing(chunk).iter().map(TrainerId::to_string).collect();
+        let missing: Vec<String> =
+            self.missing(chunk, self.programs.of(place).pace).iter().map(TrainerId::to_string).collect();
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
              waits for trainer {}",
@@ -222,15 +223,15 @@ impl Serving {
     }
 
     /// For whom the chunk's round waits.
-    fn missing(&self, chunk: &Chunk) -> Vec<TrainerId> {
+    fn missing(&self, chunk: &Chunk, pace: Pace) -> Vec<TrainerId> {
         let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
-        match self.job.mode {
-            Mode::Sync => self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect(),
-            Mode::Staleness { .. } => {
+        match pace {
+            Pace::Rounds => self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect(),
+            Pace::Bounded(_) => {
                 let slowest = self.active().map(|trainer| clock(&trainer)).min();
                 self.active().filter(|trainer| Some(clock(trainer)) == slowest).collect()
             }
-            Mode::Async | Mode::Delta => self.table.held(chunk.id).group.owner.into_iter().collect(),
+            Pace::Any => self.table.held(chunk.id).group.owner.into_iter().collect(),
         }
     }
 
@@ -256,9 +257,9 @@ impl Serving {
         if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
             return Ok(Verdict::Contributed);
         }
-        match self.job.mode {
-            Mode::Sync => self.verdict_in_rounds(chunk, head, entry.round),
-            Mode::Async | Mode::Delta | Mode::Staleness { .. } => self.verdict_alone(chunk, head),
+        match self.programs.of(place).pace {
+            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round),
+            Pace::Any | Pace::Bounded(_) => self.verdict_alone(chunk, head),
         }
     }
 
@@ -270,11 +271,11 @@ impl Serving {
         }
         if round.0 == open {
             let contributed = chunk.round.contribution(head.trainer).is_some();
-            return Ok(if contributed { Verdict::Contributed } else { Verdict::Enter });
+            return Ok(if contributed { Verdict::Contributed } else { Verdict::New });
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            return Ok(if waits { Verdict::Waits } else { Verdict::Wait });
+            return Ok(if waits { Verdict::Waits } else { Verdict::New });
         }
         Err(Refusal::invalid(format!(
             "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
@@ -285,12 +286,12 @@ impl Serving {
         )))
     }
 
-    /// Where each gradient is a round of its own: it enters when the round is free and the trainer not too fast.
+    /// Where each gradient is a round of its own.
     fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<Verdict, Refusal> {
         match chunk.round.ahead(head.trainer) {
             Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
             // It gives way, see `push`.
-            Some(_) if self.is_begun_by_earlier_life(chunk, head) => return Ok(Verdict::Wait),
+            Some(_) if self.is_begun_by_earlier_life(chunk, head) => return Ok(Verdict::New),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
@@ -313,17 +314,23 @@ impl Serving {
             );
             return Err(Refusal::invalid(text));
         }
-        Ok(if self.may_enter(chunk, head.trainer) { Verdict::Enter } else { Verdict::Wait })
+        Ok(Verdict::New)
     }
 
-    fn may_enter(&self, chunk: &Chunk, trainer: TrainerId) -> bool {
-        if let Mode::Staleness { bound } = self.job.mode {
-            let slowest = self.active().map(|one| chunk.heard(one).clock).min().unwrap_or(0);
-            if chunk.heard(trainer).clock + 1 > slowest + u64::from(bound) {
-                return false;
-            }
+    /// Whether `recv` gives a contribution to the open round of its chunk.
+    pub(super) fn may_enter(&self, place: usize, one: &Contribution) -> bool {
+        let chunk = &self.table.chunks[place];
+        let pace = self.programs.of(place).pace;
+        let clock = |trainer| chunk.heard(trainer).clock;
+        let fewest = || self.active().map(clock).min().unwrap_or(0);
+        let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
+        if !pace.admits(has_piece, clock(one.trainer), fewest) {
+            return false;
         }
-        let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == trainer);
+        if pace == Pace::Rounds {
+            return one.round.0 == chunk.version.0 + 1;
+        }
+        let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
         chunk.round.is_empty() && (chunk.rule.is_element_wise() || may_own())
     }
 
@@ -346,11 +353,7 @@ impl Serving {
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
                 (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
             }
-            Verdict::Enter => {
-                self.enter(cx, place, contribution);
-                self.advance(cx, place);
-            }
-            Verdict::Wait => self.table.chunks[place].round.add_ahead(contribution),
+            Verdict::New => return self.run(cx, place, Some(contribution)),
         }
         self.note_waits(place, before);
     }
@@ -369,14 +372,14 @@ impl Serving {
     }
 
     /// Whether the frame at hand is older than a chunk that came from a checkpoint.
-    fn is_before_restored(&self, cx: &Context<'_>, place: usize) -> bool {
+    pub(super) fn is_before_restored(&self, cx: &Context<'_>, place: usize) -> bool {
         self.table.chunks[place].is_before_restored(cx.position)
     }
 
-    fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
+    pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
-        if self.job.mode != Mode::Sync && !chunk.rule.is_element_wise() {
+        if !chunk.rule.is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
             held.group.owner = Some(trainer);
         }
@@ -423,7 +426,7 @@ impl Serving {
     }
 
     /// Keeps the list of waits true to a chunk whose oldest wait was `before`.
-    fn note_waits(&mut self, place: usize, before: Option<Now>) {
+    pub(super) fn note_waits(&mut self, place: usize, before: Option<Now>) {
         let after = self.table.chunks[place].waits_since();
         if before == after {
             return;
@@ -436,23 +439,12 @@ impl Serving {
         }
     }
 
-    /// Closes the chunk's round, and the ones after it, as far as what is there allows.
-    fn advance(&mut self, cx: &mut Context<'_>, place: usize) {
-        while !self.is_before_restored(cx, place) {
-            let id = self.table.chunks[place].id;
-            let whole = !self.table.chunks[place].rule.is_element_wise();
-            let closed = if whole { self.close_group(cx, id) } else { self.close_chunk(cx, place) };
-            if !closed || !self.admit(cx, place) {
-                return;
-            }
-        }
-    }
-
-    fn is_complete(&self, place: usize) -> bool {
+    /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
+    pub(super) fn is_complete(&self, place: usize) -> bool {
         let round = &self.table.chunks[place].round;
-        match self.job.mode {
-            Mode::Sync => round.is_complete(self.active()),
-            Mode::Async | Mode::Delta | Mode::Staleness { .. } => !round.is_empty(),
+        match self.programs.of(place).pace {
+            Pace::Rounds => round.is_complete(self.active()),
+            Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }
     }
 
@@ -461,12 +453,12 @@ impl Serving {
         (0..self.job.trainers).map(TrainerId).filter(|trainer| self.left[trainer.0 as usize].is_none())
     }
 
-    fn close_chunk(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
-        if !self.is_complete(place) {
+    /// Sums the first pieces of a round that waits for the rest.
+    pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
+        let chunk = &self.table.chunks[place];
+        if FOLD_AT <= chunk.round.contributors() && chunk.rule.is_element_wise() && !self.is_complete(place) {
             self.fold(cx, place);
-            return false;
         }
-        self.apply(cx, place, None)
     }
 
     fn fold(&mut self, cx: &mut Context<'_>, place: usize) {
@@ -476,15 +468,13 @@ impl Serving {
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
-    /// Closes the rounds of all chunks of a parameter together, once the whole gradient is there.
-    fn close_group(&mut self, cx: &mut Context<'_>, id: ChunkId) -> bool {
-        let places = self.table.held(id).group.chunks.clone();
-        if !places.iter().all(|place| self.is_complete(*place)) {
-            return false;
-        }
+    /// Updates all chunks of a parameter together, once the whole gradient is there; false when there is no lease for
+    /// one of them, and it will be tried again.
+    pub(super) fn apply_group(&mut self, cx: &mut Context<'_>, places: &[usize]) -> bool {
+        let id = self.table.chunks[places[0]].id;
         let element_type = self.table.held(id).element_type();
         let mut squares = 0.0;
-        for place in &places {
+        for place in places {
             let chunk = &mut self.table.chunks[*place];
             // The room for every new version is there before the first of them is made, so that all close or none.
             let room = chunk.make_writable(cx.pool);
@@ -495,8 +485,8 @@ impl Serving {
             let sum = chunk.round.gradients(element_type, chunk.bytes);
             optim::square_sums(element_type, sum[0].bytes, &mut |block| squares += block);
         }
-        let norm = squares.sqrt() * self.scale(self.table.chunks[places[0]].round.contributors());
-        for place in &places {
+        let norm = squares.sqrt() * self.scale(places[0]);
+        for place in places {
             let applied = self.apply(cx, *place, Some(norm));
             assert!(applied, "every value of the group was made writable");
         }
@@ -505,18 +495,13 @@ impl Serving {
         true
     }
 
-    fn scale(&self, contributors: usize) -> f64 {
-        let mean_over = match (self.job.mode, self.job.merge) {
-            (Mode::Sync, Merge::Mean) => u32::try_from(contributors).unwrap_or(u32::MAX),
-            (Mode::Delta, Merge::Mean) => self.job.trainers,
-            _ => 1,
-        };
-        1.0 / f64::from(mean_over)
+    fn scale(&self, place: usize) -> f64 {
+        self.programs.of(place).scale(self.table.chunks[place].round.contributors())
     }
 
     /// One update of one chunk; false when there was no lease for it, and it will be tried again.
-    fn apply(&mut self, cx: &mut Context<'_>, place: usize, norm: Option<f64>) -> bool {
-        let scale = self.scale(self.table.chunks[place].round.contributors());
+    pub(super) fn apply(&mut self, cx: &mut Context<'_>, place: usize, norm: Option<f64>) -> bool {
+        let scale = self.scale(place);
         let chunk = &mut self.table.chunks[place];
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
         let mut round = std::mem::take(&mut chunk.round);
@@ -529,11 +514,17 @@ impl Serving {
             }
             None => chunk.update(cx.kernels, cx.pool, &step, &round.gradients(chunk.element_type, chunk.bytes)),
         };
+        chunk.round = round;
         if updated.is_err() {
-            chunk.round = round;
             self.stalled.push(place);
-            return false;
         }
+        updated.is_ok()
+    }
+
+    /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
+    pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
+        let chunk = &mut self.table.chunks[place];
+        let mut round = std::mem::take(&mut chunk.round);
         for one in round.close() {
             let heard = chunk.heard_mut(one.trainer);
             heard.push = one.call;
@@ -544,7 +535,6 @@ impl Serving {
         }
         chunk.round = round;
         self.answer_waiters(cx, place);
-        true
     }
 
     fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
@@ -561,48 +551,10 @@ impl Serving {
 
     /// Takes the waiters of a chunk that `is_over` names, in the order of asking.
     fn take_waiters(&mut self, place: usize, is_over: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
-        let before = self.table.chunks[place].waits_since();
         let chunk = &mut self.table.chunks[place];
         let (over, rest) = chunk.waiters.drain(..).partition(is_over);
         chunk.waiters = rest;
-        self.note_waits(place, before);
         over
-    }
-
-    /// Lets what waits into the chunk's open round, or into those of its group.
-    fn admit(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
-        let id = self.table.chunks[place].id;
-        if self.table.chunks[place].rule.is_element_wise() {
-            self.admit_chunk(cx, place)
-        } else {
-            self.admit_group(cx, id)
-        }
-    }
-
-    /// Lets waiting contributions of one chunk into the round that has opened.
-    fn admit_chunk(&mut self, cx: &mut Context<'_>, place: usize) -> bool {
-        let mut admitted = false;
-        for trainer in self.table.chunks[place].round.trainers_ahead() {
-            let chunk = &self.table.chunks[place];
-            if self.job.mode == Mode::Sync || self.may_enter(chunk, trainer) {
-                let before = self.table.chunks[place].waits_since();
-                let contribution = self.table.chunks[place].round.take_ahead(trainer).expect("it waits");
-                self.note_waits(place, before);
-                self.enter(cx, place, contribution);
-                admitted = true;
-            }
-        }
-        admitted
-    }
-
-    /// The same for the chunks of a group: in the modes without rounds one trainer after the other.
-    fn admit_group(&mut self, cx: &mut Context<'_>, id: ChunkId) -> bool {
-        let places = self.table.held(id).group.chunks.clone();
-        let mut admitted = false;
-        for place in places {
-            admitted |= self.admit_chunk(cx, place);
-        }
-        admitted
     }
 
     /// A newer life of a trainer that had left takes part again.
@@ -635,7 +587,8 @@ impl Serving {
 
     /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
     fn begun(&self, held: &Held, trainer: TrainerId) -> Option<Mark> {
-        if self.job.mode == Mode::Sync || held.rule.is_element_wise() {
+        let first = held.group.chunks.first()?;
+        if held.rule.is_element_wise() || self.programs.of(*first).pace == Pace::Rounds {
             return None;
         }
         let sent = |place: &usize| {
@@ -667,8 +620,7 @@ impl Serving {
             }
             self.note_waits(*place, before);
         }
-        self.admit_group(cx, self.table.chunks[places[0]].id);
-        self.advance(cx, places[0]);
+        self.run(cx, places[0], None);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::gate::Table;
 use super::pool::Pool;
+use super::program::{Programs, rule_of};
 use super::reply::{NOBODY, Refusal, Replies};
 use super::serving::{Context, Job, Serving};
 use super::snapshot::{Checkpointing, ShardStatus};
@@ -427,11 +428,12 @@ impl Shard {
             return Err(lost(message.chunks, found));
         }
         let job = Job::from_message(message)?;
+        let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         self.pool.seal(&budget(table, &job)).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };
-        let mut serving = Serving::new(job, table);
+        let mut serving = Serving::new(job, table, programs);
         let made = make_states(&mut serving, &mut self.pool);
         self.phase = Phase::Serving(Box::new(serving));
         made.map_err(|failure| Refusal::invalid(failure.to_string()))
@@ -516,7 +518,7 @@ fn budget(table: &Table, job: &Job) -> Budget {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in &table.chunks {
         let class = chunk.bytes.max(64).next_power_of_two();
-        let states = if job.mode == Mode::Delta { 0 } else { table.held(chunk.id).rule.states().len() };
+        let states = rule_of(job, &table.held(chunk.id).rule).states().len();
         let count = counts.entry(class).or_default();
         count.0 += 1;
         count.1 += u64::try_from(states).unwrap_or(u64::MAX);

@@ -3,6 +3,7 @@
 mod coordinating;
 mod gate;
 mod modes;
+mod programs;
 mod restart;
 mod rounds;
 mod script;

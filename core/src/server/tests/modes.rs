@@ -153,6 +153,17 @@ fn a_gradient_is_clipped_whole_in_rounds() {
 }
 
 #[test]
+fn a_group_that_has_closed_leaves_no_wait_behind() {
+    check(
+        Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, 2050, CLIPPED),
+        "push+ 0 1 g=0 g.1=0 g.2=0 -> 0 value g@1=0 g.1@1=0 g.2@1=0
+         wait 60000 ->
+         push+ 0 2 g=0 g.1=0 g.2=0 -> 0 value g@2=0 g.1@2=0 g.2@2=0
+         wait 60000 ->",
+    );
+}
+
+#[test]
 fn a_gradient_is_clipped_whole_one_trainer_after_the_other() {
     let gradient = uneven(5);
     let mut stage = Stage::serving(Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 2050, CLIPPED));

@@ -1,0 +1,228 @@
+//! What a server does to the gradients of a parameter, as a program, and that program made ready to run.
+//!
+//! ```text
+//! loop_forever {
+//!     gradient, sender = recv
+//!     merged = gradient_accumulator(gradient, sender)    count, merge and staleness say the mode
+//!     senders = string_accumulator(sender)
+//!     scaled = scale(merged)                             where differences are averaged
+//!     parameter, count, states = update(parameter, scaled, count, states)
+//!     send(parameter, senders)
+//! }
+//! ```
+//!
+//! The program is made of the job's settings and the parameter's rule, and nothing below asks for the mode again: what
+//! tells the modes apart is what the ops are told.
+
+use std::sync::Arc;
+
+use super::gate::{Held, Table};
+use super::serving::Job;
+use crate::config::{Merge, Mode, ParameterConfig};
+use crate::error::Failure;
+use crate::optim::{Algorithm, Rule};
+use crate::program::executor::{Act, Marking, Pace, Plan};
+use crate::program::{Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable};
+
+/// The units that are left when the accumulators' giving, the scaling and the list of senders are done within their
+/// neighbours: the last add is fused with the update, and a piece knows its sender.
+const UNITS: [Act; 4] = [Act::Recv, Act::PutGradient, Act::Compute, Act::Send];
+
+/// The rule by which every parameter is updated, whatever was configured: differences are added and nothing else.
+pub(super) fn rule_of_all(job: &Job) -> Option<Arc<Rule>> {
+    (job.mode == Mode::Delta).then(|| Arc::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }))
+}
+
+/// The rule by which a parameter is updated.
+pub(super) fn rule_of(job: &Job, rule: &Arc<Rule>) -> Arc<Rule> {
+    rule_of_all(job).unwrap_or_else(|| Arc::clone(rule))
+}
+
+/// What a server runs for a parameter.
+pub(super) fn program_of(job: &Job, held: &Held) -> Program {
+    let (name, rule) = (held.name(), rule_of(job, &held.rule));
+    let names = Names::of(name, &rule);
+    let facts = facts(held);
+    let state = |name: &String, facts: Facts| Variable { name: name.clone(), facts, purpose: Purpose::State };
+    let mut outer = vec![
+        Variable { name: names.parameter.clone(), facts: facts.clone(), purpose: Purpose::Parameter },
+        state(&names.count, Facts::fixed(crate::dtype::ElementType::Int64, &[])),
+    ];
+    outer.extend(names.states.iter().map(|name| state(name, facts.clone())));
+    let loops = Op {
+        kind: OpKind::LoopForever { block: 1 },
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        role: Role::Communication,
+    };
+    let gradient = Variable { name: names.gradient.clone(), facts, purpose: Purpose::Temporary };
+    let body = Block { parent: Some(0), variables: vec![gradient], ops: ops(job, held, &rule, &names) };
+    Program { blocks: vec![Block { parent: None, variables: outer, ops: vec![loops] }, body] }
+}
+
+/// The names of a program's variables.
+struct Names {
+    parameter: String,
+    gradient: String,
+    count: String,
+    states: Vec<String>,
+}
+
+impl Names {
+    fn of(name: &str, rule: &Rule) -> Self {
+        Self {
+            parameter: name.to_owned(),
+            gradient: format!("{name}@gradient"),
+            count: format!("{name}@count"),
+            states: rule.states().iter().map(|state| format!("{name}@{state}")).collect(),
+        }
+    }
+}
+
+fn facts(held: &Held) -> Facts {
+    let (element_type, shape) = (held.element_type(), &held.declaration.shape);
+    let elements = held.declaration.bytes / element_type.bytes();
+    let is_whole = shape.iter().try_fold(1_u64, |count, length| count.checked_mul(*length)) == Some(elements);
+    Facts::fixed(element_type, if is_whole { shape } else { std::slice::from_ref(&elements) })
+}
+
+fn ops(job: &Job, held: &Held, rule: &Rule, names: &Names) -> Vec<Op> {
+    let op = |kind, role, inputs: &[&String], outputs: &[&String]| {
+        let owned = |names: &[&String]| names.iter().map(|name| (*name).clone()).collect();
+        Op { kind, role, inputs: owned(inputs), outputs: owned(outputs) }
+    };
+    let name = |what: &str| format!("{}@{what}", names.parameter);
+    let (sender, merged, senders, scaled) = (name("sender"), name("merged"), name("senders"), name("scaled"));
+    // What integers add up to is exact, and is not divided.
+    let divides = job.merge == Merge::Mean && held.element_type().is_float();
+    let (count, staleness) = match job.mode {
+        Mode::Sync => (job.trainers, Some(0)),
+        Mode::Async | Mode::Delta => (1, None),
+        Mode::Staleness { bound } => (1, Some(bound)),
+    };
+    let merge = if job.mode == Mode::Sync && divides { Merge::Mean } else { Merge::Sum };
+    let channel = names.parameter.clone();
+    let recv = OpKind::Recv { channel: channel.clone() };
+    let mut ops = vec![
+        op(recv, Role::Communication, &[], &[&names.gradient, &sender]),
+        op(
+            OpKind::GradientAccumulator { count, merge, staleness },
+            Role::Communication,
+            &[&names.gradient, &sender],
+            &[&merged],
+        ),
+        op(OpKind::StringAccumulator { count }, Role::Communication, &[&sender], &[&senders]),
+    ];
+    let mut gradient = &merged;
+    if job.mode == Mode::Delta && divides {
+        let factor = 1.0 / f64::from(job.trainers);
+        ops.push(op(OpKind::Scale { factor }, Role::Optimize, &[gradient], &[&scaled]));
+        gradient = &scaled;
+    }
+    let config = ParameterConfig { rule: rule.clone() }.to_text();
+    let kept = || std::iter::once(&names.count).chain(&names.states);
+    let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
+    let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();
+    ops.push(op(OpKind::Update { config }, Role::Optimize, &inputs, &outputs));
+    let send = OpKind::Send { channel, to: Destination::Senders };
+    ops.push(op(send, Role::Communication, &[&names.parameter, &senders], &[]));
+    ops
+}
+
+/// A program as a shard runs it. Between two events nothing of it is under way, so that one marking is enough for all
+/// chunks: what distinguishes them is what their accumulators hold.
+pub(super) struct Running {
+    pub(super) plan: Plan,
+    pub(super) marking: Marking,
+}
+
+/// Parameters whose programs differ in names, shapes and numbers of the rule only.
+#[derive(PartialEq)]
+struct Kind {
+    states: usize,
+    is_float: bool,
+}
+
+/// A program of a shard.
+pub(super) struct Served {
+    kind: Kind,
+    /// Whose turn it is.
+    pub(super) pace: Pace,
+    merge: Merge,
+    factor: f64,
+    /// Taken while it runs.
+    running: Option<Box<Running>>,
+}
+
+impl Served {
+    fn new(kind: Kind, program: Program) -> Result<Self, Failure> {
+        let graph = Graph::new(program)?;
+        let plan = Plan::fused(&graph, &is_fused)?;
+        let acts: Vec<Act> = plan.units().iter().map(|unit| unit.act).filter(|act| *act != Act::Loop).collect();
+        assert_eq!(acts, UNITS, "the units of a server's program:\n{plan}");
+        let accumulator = *plan.accumulators().first().expect("a server's program accumulates");
+        let factor = |node: &Node| if let OpKind::Scale { factor } = node.kind { Some(factor) } else { None };
+        let factor = plan.nodes().iter().find_map(factor).unwrap_or(1.0);
+        let marking = Marking::new(&plan);
+        let running = Some(Box::new(Running { plan, marking }));
+        Ok(Self { kind, pace: accumulator.pace, merge: accumulator.merge, factor, running })
+    }
+
+    /// What the sum of so many pieces is multiplied by.
+    pub(super) fn scale(&self, pieces: usize) -> f64 {
+        let mean_over = match self.merge {
+            Merge::Mean => u32::try_from(pieces).unwrap_or(u32::MAX),
+            Merge::Sum => 1,
+        };
+        1.0 / f64::from(mean_over) * self.factor
+    }
+}
+
+fn is_fused(act: Act, node: &Node) -> bool {
+    let scales = act == Act::Compute && matches!(node.kind, OpKind::Scale { .. });
+    scales || matches!(act, Act::TakeGradient | Act::PutString | Act::TakeString)
+}
+
+/// The programs of a shard, and which chunk runs which.
+pub(super) struct Programs {
+    served: Vec<Served>,
+    by_place: Vec<u32>,
+}
+
+impl Programs {
+    /// Makes the program of every parameter in a table.
+    pub(super) fn new(job: &Job, table: &Table) -> Result<Self, Failure> {
+        let mut new = Self { served: Vec::new(), by_place: vec![0; table.chunks.len()] };
+        for held in table.parameters.values() {
+            let kind =
+                Kind { states: rule_of(job, &held.rule).states().len(), is_float: held.element_type().is_float() };
+            let number = match new.served.iter().position(|one| one.kind == kind) {
+                Some(number) => number,
+                None => {
+                    let program = program_of(job, held);
+                    tracing::info!("parameter {:?}, and all like it, run\n{program}", held.name());
+                    new.served.push(Served::new(kind, program)?);
+                    new.served.len() - 1
+                }
+            };
+            let number = u32::try_from(number).expect("there are few kinds");
+            held.group.chunks.iter().for_each(|place| new.by_place[*place] = number);
+        }
+        Ok(new)
+    }
+
+    /// The program of a chunk.
+    pub(super) fn of(&self, place: usize) -> &Served {
+        &self.served[self.by_place[place] as usize]
+    }
+
+    /// Takes the program of a chunk to run it.
+    pub(super) fn take(&mut self, place: usize) -> Box<Running> {
+        self.served[self.by_place[place] as usize].running.take().expect("one event is handled at a time")
+    }
+
+    /// Brings it back.
+    pub(super) fn bring_back(&mut self, place: usize, running: Box<Running>) {
+        self.served[self.by_place[place] as usize].running = Some(running);
+    }
+}
