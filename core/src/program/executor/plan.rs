@@ -221,8 +221,8 @@ impl Drawing {
             };
             if loop_half.is_some() {
                 return Err(Failure::call(format!(
-                    "block {block}, op {place} loop_forever: found a loop within a loop, which would never come around; \
-                     expected it in block 0"
+                    "block {block}, op {place} loop_forever: found a loop within a loop, which would never come \
+                     around; expected it in block 0"
                 )));
             }
             let half = self.halves.len();
