@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::schema::{Field, Kind, Schema};
 use super::*;
 use crate::optim::{Algorithm, Regularizer, Schedule};
+use crate::rows::Initializer;
 
 /// The one configuration file Paddle shipped (`optimizer.pb`): SGD, a constant rate of .1, `clip_norm` .1.
 const OPTIMIZER_PB: [u8; 50] = [
