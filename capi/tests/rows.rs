@@ -27,9 +27,8 @@ const OPTIMIZERS: [&str; 7] = [
 
 fn matrices() -> Vec<Matrix> {
     let sizes = [(1, 1), (40, 3), (300, 16), (1000, 8), (64, 2), (257, 5), (500, 4)];
-    let one = |(number, ((height, width), optimizer))| {
-        Matrix::new(&format!("matrix {number}"), height, width, optimizer)
-    };
+    let one =
+        |(number, ((height, width), optimizer))| Matrix::new(&format!("matrix {number}"), height, width, optimizer);
     (0..).zip(sizes.into_iter().zip(OPTIMIZERS)).map(one).collect()
 }
 
@@ -179,7 +178,8 @@ fn a_model_has_matrices_or_ids_with_rows() {
     assert!(client.begin_init(&OptimizerSettings::default()).expect("somebody is chosen"));
     let matrix = Matrix::new("matrix", 30, 3, "const_lr { learning_rate: 0.5 }");
     matrix.declare(&client).expect("it is declared");
-    let any = cluster::rows::settings("const_lr { learning_rate: 1 } sparse { rows: 100 width: 2 constant { value: 3 } }");
+    let any =
+        cluster::rows::settings("const_lr { learning_rate: 1 } sparse { rows: 100 width: 2 constant { value: 3 } }");
     client.init_param("any", Float32, &[], &[], &any).expect("it is declared");
     client.finish_init().expect("the initialisation ends");
     matrix.push(&client, 0, 1).expect("rows are taken");

@@ -67,10 +67,12 @@ impl Network {
         let address = straight.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;
         let echo = thread::spawn(move || {
-            let serve = |_| thread::spawn({
-                let accepted = straight.accept();
-                move || accepted.map(|(stream, _)| keep_nothing(stream))
-            });
+            let serve = |_| {
+                thread::spawn({
+                    let accepted = straight.accept();
+                    move || accepted.map(|(stream, _)| keep_nothing(stream))
+                })
+            };
             (0..trainers).map(serve).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join()));
         });
         let barrier = Barrier::new(trainers);
@@ -92,9 +94,8 @@ impl Network {
                     })
                 })
                 .collect();
-            let join = |one: thread::ScopedJoinHandle<'_, Vec<Turn>>| {
-                one.join().map_err(|_| anyhow!("a trainer panicked"))
-            };
+            let join =
+                |one: thread::ScopedJoinHandle<'_, Vec<Turn>>| one.join().map_err(|_| anyhow!("a trainer panicked"));
             all.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
         echo.join().map_err(|_| anyhow!("the straight server panicked"))?;
@@ -164,7 +165,8 @@ impl Trainer {
             let before = self.client.moved();
             barrier.wait();
             let begun = Instant::now();
-            self.client.push_rows(&[GivenRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }], None)?;
+            self.client
+                .push_rows(&[GivenRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }], None)?;
             turn.push = begun.elapsed().as_secs_f64();
             let pushed = self.client.moved();
             barrier.wait();
@@ -233,7 +235,8 @@ fn keep_nothing(mut stream: TcpStream) -> std::io::Result<()> {
     let (mut inward, mut outward) = (Vec::new(), Vec::new());
     let mut head = [0; 16];
     while stream.read_exact(&mut head).is_ok() {
-        let [there, back] = [&head[..8], &head[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+        let [there, back] =
+            [&head[..8], &head[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
         inward.resize(length(there), 0);
         outward.resize(length(back) + 1, 0);
         stream.read_exact(&mut inward)?;

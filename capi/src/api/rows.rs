@@ -75,7 +75,8 @@ pub extern "C" fn paddle_get_rows(client: *mut ClientHandle, dst: *const Rows, l
         let mut rooms = claims.map(|(index, claim)| wanted(call, claim, &format!("dst[{index}]")));
         let mut rooms = rooms.by_ref().collect::<Result<Vec<_>, _>>()?;
         for (name, claim, ..) in &rooms {
-            let (found, expected) = (element_type(claim.element_type, name)?, session.client.describe(name)?.element_type);
+            let (found, expected) =
+                (element_type(claim.element_type, name)?, session.client.describe(name)?.element_type);
             if found != expected {
                 return Err(Failure::call(format!("parameter \"{name}\": element type {found}; expected {expected}")));
             }

@@ -408,7 +408,9 @@ fn sparse_declaration(
         (rows, height) => rows.unwrap_or(height),
     };
     if !rule.is_element_wise() {
-        return refused("clip_norm needs the whole gradient; a sparse parameter has rows of it: expected none".to_owned());
+        return refused(
+            "clip_norm needs the whole gradient; a sparse parameter has rows of it: expected none".to_owned(),
+        );
     }
     sparse.initializer.validate_for(element_type)?;
     let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(catalogue.topology())) };

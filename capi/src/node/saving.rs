@@ -88,7 +88,8 @@ fn sparse(client: &Client, name: String, facts: &Facts) -> Result<(Vec<ModelTens
         return Ok((vec![tensor], vec![Source::Rows { name, row_bytes, ids: RowIds::Below(height) }]));
     }
     let (ids, count) = (Arc::new(ids.clone()), ids.len() as u64);
-    let tensor = |ending: &str, element_type, shape| ModelTensor { name: format!("{name}:{ending}"), element_type, shape };
+    let tensor =
+        |ending: &str, element_type, shape| ModelTensor { name: format!("{name}:{ending}"), element_type, shape };
     // Ids are below 2^63, and a signed index is what other libraries take.
     let tensors =
         vec![tensor("ids", ElementType::Int64, vec![count]), tensor("rows", element_type, vec![count, width])];

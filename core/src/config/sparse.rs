@@ -106,7 +106,9 @@ fn initializer(message: &SparseConfig) -> Result<Initializer, Failure> {
         (None, Some(one), None) => {
             let (low, high) = (finite("uniform.low", one.low())?, finite("uniform.high", one.high())?);
             if low > high {
-                return Err(Failure::call(format!("sparse.uniform.low is {low}; expected at most high, which is {high}")));
+                return Err(Failure::call(format!(
+                    "sparse.uniform.low is {low}; expected at most high, which is {high}"
+                )));
             }
             Ok(Initializer::Uniform { low, high })
         }

@@ -78,7 +78,10 @@ fn nothing_said_is_told_apart_from_a_rule() {
     check("  # only a comment", nothing.clone());
     check("base64:", nothing.clone());
     check("mode: Async", OptimizerSettings { mode: Some(Mode::Async), ..nothing.clone() });
-    check("mode: Sync merge: Sum", OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), ..nothing.clone() });
+    check(
+        "mode: Sync merge: Sum",
+        OptimizerSettings { mode: Some(Mode::Sync), merge: Some(Merge::Sum), ..nothing.clone() },
+    );
     check(
         "mode: Delta, merge: Mean",
         OptimizerSettings { mode: Some(Mode::Delta), merge: Some(Merge::Mean), ..nothing.clone() },
@@ -302,7 +305,10 @@ fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
     let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
     assert_eq!(sparse("height: 9 width: 2"), rows);
     assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, u64::MAX);
-    assert_eq!(sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer, Initializer::Uniform { low: -0.5, high: 0.5 });
+    assert_eq!(
+        sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer,
+        Initializer::Uniform { low: -0.5, high: 0.5 }
+    );
     assert_eq!(sparse("rows: 5 gaussian { }").initializer, Initializer::Gaussian { mean: 0.0, deviation: 1.0 });
     check_refused("sparse { }", &["neither height nor rows"]);
     check_refused("sparse { height: 9223372036854775809 }", &["sparse.height", "at most"]);
@@ -459,7 +465,9 @@ fn print(schema: &Schema, mut binary: &[u8]) -> String {
                     _ => format!(": \"{}\"", value.escape_ascii()),
                 }
             }
-            Kind::Bool | Kind::Uint32 | Kind::Uint64 => format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap()),
+            Kind::Bool | Kind::Uint32 | Kind::Uint64 => {
+                format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap())
+            }
             Kind::Enumeration(values) => {
                 let number = prost::encoding::decode_varint(&mut binary).unwrap();
                 format!(": {}", values.iter().find(|(_, value)| u64::from(*value) == number).unwrap().0)

@@ -259,7 +259,9 @@ impl Bucket {
             Some((_, count)) => Err(Failure::call(format!("a question after {count} ids; expected 1 to {most}"))),
             None => {
                 let found = payload.len();
-                Err(Failure::call(format!("a question after ids of {found} bytes; expected 16: the first, and how many")))
+                Err(Failure::call(format!(
+                    "a question after ids of {found} bytes; expected 16: the first, and how many"
+                )))
             }
         }
     }
@@ -406,7 +408,11 @@ impl Bucket {
         let (ids, lasts) = (ids.as_chunks().0, lasts.as_chunks().0);
         let is_whole = |tensor: &[u8]| tensor.len() == ids.len() * row_bytes;
         let count = self.table.settings().rule.states().len();
-        if states.len() != count || lasts.len() != ids.len() || !is_whole(value) || !states.iter().all(|one| is_whole(one)) {
+        if states.len() != count
+            || lasts.len() != ids.len()
+            || !is_whole(value)
+            || !states.iter().all(|one| is_whole(one))
+        {
             return Err(damaged());
         }
         self.table.resume(version, rates);

@@ -204,12 +204,7 @@ impl Table {
     }
 
     /// Takes in the beginning of a chunk: its value, or some rows of a bucket.
-    pub(super) fn begin(
-        &mut self,
-        room: &mut RowsRoom,
-        entry: &Entry,
-        payload: Option<Lease>,
-    ) -> Result<(), Refusal> {
+    pub(super) fn begin(&mut self, room: &mut RowsRoom, entry: &Entry, payload: Option<Lease>) -> Result<(), Refusal> {
         let held = self.held(entry.id);
         if held.rows.is_none() {
             let value = payload.ok_or_else(|| wrong_length(held, entry, held.span(entry.id).unwrap_or(0).into()))?;

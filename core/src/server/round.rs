@@ -6,8 +6,8 @@
 
 use smallvec::SmallVec;
 
-use super::chunk::{Mark, Open, Stage};
 use super::bucket::RowsLease;
+use super::chunk::{Mark, Open, Stage};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;

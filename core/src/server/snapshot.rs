@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
 use super::bucket::Bucket;
+use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
 use super::gate::Table;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
 };
+use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
-use crate::config::Mode;
 use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
 use crate::rows::Rates;
 use crate::wire::{FinishMessage, Frame, Head, InitMessage, JobMessage, Kind};
@@ -325,8 +325,7 @@ fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
-    let about =
-        ChunkLayout::fixed(ABOUT, crate::dtype::ElementType::Uint32, 0, Vec::new());
+    let about = ChunkLayout::fixed(ABOUT, crate::dtype::ElementType::Uint32, 0, Vec::new());
     let chunks = in_order(&serving.table).map(|chunk| {
         let held = serving.table.held(chunk.id);
         let (element_type, bytes) = (held.element_type(), u64::from(chunk.bytes));

@@ -12,7 +12,8 @@ const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 b
 
 /// One sparse parameter `s` with one bucket, and a dense one.
 fn stage(mode: Mode, trainers: u32, config: &'static str) -> Stage {
-    let plan = Plan::new(mode, Merge::Sum, trainers).with("s", Float32, 2, config).with("d", Float32, 2, "optimizer: SGD");
+    let plan =
+        Plan::new(mode, Merge::Sum, trainers).with("s", Float32, 2, config).with("d", Float32, 2, "optimizer: SGD");
     Stage::serving(plan)
 }
 
@@ -151,7 +152,11 @@ fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
     stage.answers.clear();
     stage.deliver(0, &more);
     let errors = stage.errors();
-    assert!(errors[0].contains("parameter \"s\"") && errors[0].contains("1000 new rows for bucket 0, which has 1000; expected at most 1000"), "{errors:?}");
+    assert!(
+        errors[0].contains("parameter \"s\"")
+            && errors[0].contains("1000 new rows for bucket 0, which has 1000; expected at most 1000"),
+        "{errors:?}"
+    );
     assert_eq!(pull(&mut stage, 0, 0, &[0, 5000]), [1.0, 0.0], "nothing of it is applied");
     let known = push(&mut stage, 0, 0, part(0, 1, &rows(0, 1000)));
     assert_eq!(kinds(&deliver(&mut stage, 0, &known)), [Kind::Done]);
