@@ -21,6 +21,10 @@ use crate::rows::{
 };
 use crate::wire::{Entry, Head, RowsPart};
 
+/// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of a
+/// rule has such a name.
+const IDS: &str = "rows:ids";
+const LASTS: &str = "rows:last";
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
 /// Parts of one contribution.
@@ -373,7 +377,7 @@ impl Bucket {
     pub(super) fn state_layouts(&self) -> Vec<StateLayout> {
         let layout = |name: &str, element_type| StateLayout { name: Arc::from(name), element_type, bytes: 0 };
         let states = self.table.settings().rule.states().iter().map(|name| layout(name, self.element_type()));
-        states.chain([layout("rows", ElementType::Uint64), layout("last", ElementType::Uint64)]).collect()
+        states.chain([layout(IDS, ElementType::Uint64), layout(LASTS, ElementType::Uint64)]).collect()
     }
 
     /// The rows that are there, as a checkpoint holds them.

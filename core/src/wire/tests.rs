@@ -176,7 +176,7 @@ fn addresses_are_read_or_refused_by_name() {
 
 fn heads() -> impl Strategy<Value = Head> {
     let kinds: Vec<_> = (2..=u8::MAX).filter_map(Kind::from_number).collect();
-    (proptest::sample::select(kinds), 0..2_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
+    (proptest::sample::select(kinds), 0..8_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
         |(kind, flags, [epoch, sequence, request], [trainer, incarnation, generation])| Head {
             kind,
             flags: Flags(flags),
@@ -261,4 +261,16 @@ proptest! {
             prop_assert_eq!(Address::parse(&address.to_string()), Ok(address));
         }
     }
+}
+
+#[test]
+fn what_stands_before_rows_never_changes() {
+    let part = RowsPart { index: 2, count: 0x0102_0304 };
+    assert_eq!(part.encode(), [2, 0, 0, 0, 4, 3, 2, 1]);
+    let payload = [&part.encode()[..], b"rows"].concat();
+    assert_eq!(RowsPart::decode(&payload), Ok((part, &b"rows"[..])));
+    let refused = |payload: &[u8]| RowsPart::decode(payload).expect_err("it is no part").to_string();
+    assert!(refused(&payload[..7]).contains("a payload of 7 bytes; expected 8 before the rows"));
+    assert!(refused(&[1, 0, 0, 0, 1, 0, 0, 0]).contains("part 1 of 1"));
+    assert!(refused(&[0; 8]).contains("part 0 of 0"));
 }
