@@ -9,6 +9,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Version};
 use pserver_core::optim::{Algorithm, Gradient, Rule, Step};
 use pserver_core::port::{Kernels, Update};
+use pserver_core::rows::{Height, Merge, RowLayout, SelectedRows};
 use pserver_core::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix};
 use pserver_kernels::cpu::Cpu;
 
@@ -100,6 +101,35 @@ fn updates(criterion: &mut Criterion) {
     group.finish();
 }
 
+fn rows(criterion: &mut Criterion) {
+    const ROWS: u64 = 16 * 1024;
+    let mut group = criterion.benchmark_group("SelectedRows");
+    let layout = RowLayout::new(ElementType::Float32, 64, Height::Unbounded).expect("a row of 256 bytes");
+    // Few ids often and many seldom: products of numbers that are even.
+    let id = |row: u64| {
+        let even = row.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (even >> 54) * (even >> 43 & 0x7ff)
+    };
+    let contributions: Vec<SelectedRows> = (0..4)
+        .map(|trainer| {
+            let ids: Vec<u64> = (0..ROWS).map(|row| id(u64::from(trainer) * ROWS + row)).collect();
+            SelectedRows::new(layout, &ids, &gradient(trainer, ids.len() * 256)).expect("a row for each id")
+        })
+        .collect();
+    let views: Vec<_> = contributions.iter().map(SelectedRows::view).collect();
+    let mut merge = Merge::default();
+    group.throughput(Throughput::Elements(4 * ROWS));
+    group.bench_function("merge, the order of 4 times 16,384 rows", |bencher| {
+        bencher.iter(|| merge.unite(layout, black_box(&views)).expect("they fit").len());
+    });
+    let merged = merge.unite(layout, &views).expect("they fit");
+    let mut sums = vec![0; merged.len() * 256];
+    group.bench_function("merge, the sums of 4 times 16,384 rows of 64", |bencher| {
+        bencher.iter(|| merged.sum(0..merged.len(), black_box(&mut sums)));
+    });
+    group.finish();
+}
+
 fn rounds(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("round");
     let mut ping = Ping::new().expect("a new hub has room");
@@ -109,5 +139,5 @@ fn rounds(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, partition, wire, sums, updates, rounds);
+criterion_group!(benches, partition, wire, sums, updates, rows, rounds);
 criterion_main!(benches);

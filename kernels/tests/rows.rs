@@ -35,7 +35,7 @@ struct Dense {
 impl Dense {
     fn new(settings: &TableSettings) -> Self {
         let row_bytes = settings.layout.row_bytes();
-        let mut weight = vec![0; row_bytes * ROWS as usize];
+        let mut weight = vec![0; row_bytes * usize::try_from(ROWS).expect("few rows")];
         for (id, row) in (0..).zip(weight.chunks_mut(row_bytes)) {
             settings.initializer.fill(settings.seed, id, settings.layout, row);
         }

@@ -50,8 +50,13 @@ impl Draw {
     }
 
     /// From zero up to, but without, one.
-    pub(crate) fn fraction(&mut self) -> f64 {
+    fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / 2.0_f64.powi(53)
+    }
+
+    /// As [`fraction`](Self::fraction), coarser.
+    pub(crate) fn single(&mut self) -> f32 {
+        f32::from(u16::try_from(self.next() >> 48).expect("16 bits")) / 65_536.0
     }
 
     /// SplitMix64.

@@ -1,9 +1,10 @@
 //! One table, looked up and updated in batches, and every row of it checked.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget};
@@ -34,7 +35,7 @@ pub(crate) struct Plan {
     pub(crate) iterations: u32,
 }
 
-/// Seconds of each batch, ours and those of the array.
+/// Processor seconds of each batch, ours and those of the array.
 #[derive(Default)]
 pub(crate) struct Times {
     pub(crate) own: Vec<f64>,
@@ -125,7 +126,7 @@ impl<'a> Bench<'a> {
         let record = (layout.row_bytes() * parts + 64) as u64;
         let mut budget = Budget::new();
         budget.line("rows", PIECE_BYTES, plan.rows * (record + 64) / u64::from(PIECE_BYTES) + plan.rows / 1024 + 4);
-        let table = RowTable::new(settings, Pieces::new(Arena::new(&budget)?, PIECE_BYTES))?;
+        let table = RowTable::new(settings, Pieces::new(Arena::of_large_pages(&budget)?, PIECE_BYTES))?;
         let width = plan.width as usize;
         let rows = usize::try_from(plan.rows).context("--rows")?;
         let mut bench = Self {
@@ -133,9 +134,9 @@ impl<'a> Bench<'a> {
             table,
             work: Workspace::default(),
             merge: Merge::with_capacity(plan.batch),
-            array: Array::new(rows, width * parts),
+            array: Array::new(rows, width * parts)?,
             followed: Vec::new(),
-            gradients: (0..plan.batch * width).map(|_| (draw.fraction() - 0.5) as f32).collect(),
+            gradients: (0..plan.batch * width).map(|_| draw.single() - 0.5).collect(),
             values: vec![0; plan.batch * layout.row_bytes()],
             flat: vec![0.0; plan.batch * width],
         };
@@ -162,9 +163,9 @@ impl<'a> Bench<'a> {
         let pieces = array.chunks_mut(self.plan.batch * layout.row_bytes());
         for (ids, into) in all.chunks(self.plan.batch).zip(pieces) {
             let checked = Ids::new(layout, ids)?;
-            let start = Instant::now();
+            let start = processor_seconds();
             self.table.reserve(&mut self.work, checked)?;
-            let own = start.elapsed().as_secs_f64();
+            let own = since(start);
             let straight = timed(|| {
                 for (id, row) in ids.iter().zip(into.chunks_exact_mut(layout.row_bytes())) {
                     initializer.fill(seed, *id, layout, row);
@@ -188,8 +189,8 @@ impl<'a> Bench<'a> {
         self.flat.resize((bytes / 4).max(self.flat.len()), 0.0);
         let own = timed(|| self.table.pull(&mut self.work, &mut Cpu, checked, black_box(&mut self.values[..bytes])));
         let places = places(ids);
-        let mut gather = |asks| timed(|| self.array.gather(&places, black_box(&mut self.flat), width, asks));
-        Ok([own, f64::min(gather(false), gather(true))])
+        let straight = timed(|| self.array.gather(&places, black_box(&mut self.flat), width));
+        Ok([own, straight])
     }
 
     /// Seconds of an update by the table and by the array.
@@ -198,18 +199,31 @@ impl<'a> Bench<'a> {
         let version = Version(self.table.version().0 + 1);
         let step = Step { version, rate: None, norm: None, scale: 1.0 };
         let bytes: &[u8] = bytemuck::cast_slice(&self.gradients);
-        let start = Instant::now();
+        let start = processor_seconds();
         let views = [RowsView::new(layout, ids, bytes)?];
         let merged = self.merge.unite(layout, &views)?;
         self.table.apply(&mut self.work, &mut Cpu, &merged, &step)?;
-        let own = start.elapsed().as_secs_f64();
+        let own = since(start);
         *unique += merged.len();
-        for row in &mut self.followed {
-            row.update(&self.plan.rule, &step, ids, &self.gradients, width);
-        }
+        self.follow(ids, &step);
         let places = places(ids);
-        let mut add = |asks| timed(|| self.array.add(&places, black_box(&self.gradients), width, asks));
-        Ok([own, f64::min(add(false), add(true))])
+        let straight = timed(|| self.array.add(&places, black_box(&self.gradients), width));
+        Ok([own, straight])
+    }
+
+    /// One update of the rows that are followed, as a dense parameter has it: what a batch says of a row is summed in
+    /// order, and is zero when it says nothing.
+    fn follow(&mut self, ids: &[u64], step: &Step) {
+        let width = self.plan.width as usize;
+        let mut sums = vec![0.0_f32; self.followed.len() * width];
+        for (id, row) in ids.iter().zip(self.gradients.chunks_exact(width)) {
+            if let Some(index) = followed(*id) {
+                sums[index * width..][..width].iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+        }
+        for (row, sum) in self.followed.iter_mut().zip(sums.chunks_exact(width)) {
+            row.update(&self.plan.rule, step, bytemuck::cast_slice(sum));
+        }
     }
 
     /// How many elements of the last lookup are not what they must be: all of them before the first update, and after it
@@ -217,8 +231,7 @@ impl<'a> Bench<'a> {
     fn wrong(&self, ids: &[u64], all: bool) -> u64 {
         let rows = self.values.chunks_exact(self.plan.width as usize * 4);
         let differ = |(id, row): (&u64, &[u8])| {
-            let followed = usize::try_from(*id).ok().filter(|id| id.is_multiple_of(FOLLOWED));
-            let expected = match followed.and_then(|id| self.followed.get(id / FOLLOWED)) {
+            let expected = match followed(*id).map(|index| &self.followed[index]) {
                 Some(followed) => followed.weight.clone(),
                 None if all => self.initial(*id),
                 None => return 0,
@@ -231,15 +244,7 @@ impl<'a> Bench<'a> {
 }
 
 impl Followed {
-    /// One update as a dense parameter has it: what a batch says of the row is summed in order, and is zero when it says
-    /// nothing.
-    fn update(&mut self, rule: &Rule, step: &Step, ids: &[u64], gradients: &[f32], width: usize) {
-        let mut sum = vec![0.0_f32; width];
-        let rows = ids.iter().zip(gradients.chunks_exact(width)).filter(|(id, _)| **id == self.id);
-        for (_, row) in rows {
-            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-        }
-        let bytes: &[u8] = bytemuck::cast_slice(&sum);
+    fn update(&mut self, rule: &Rule, step: &Step, bytes: &[u8]) {
         let element_type = ElementType::Float32;
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
         Cpu.update(Update {
@@ -253,12 +258,28 @@ impl Followed {
     }
 }
 
+/// Which of the followed rows this is.
+fn followed(id: u64) -> Option<usize> {
+    usize::try_from(id).ok().filter(|id| id.is_multiple_of(FOLLOWED)).map(|id| id / FOLLOWED)
+}
+
 fn places(ids: &[u64]) -> Vec<usize> {
     ids.iter().map(|id| usize::try_from(*id).expect("a row of an array")).collect()
 }
 
 fn timed(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+    let start = processor_seconds();
     work();
-    start.elapsed().as_secs_f64()
+    since(start)
+}
+
+/// Seconds since then that a processor worked for this thread; never none, so that they can be divided by.
+fn since(start: f64) -> f64 {
+    (processor_seconds() - start).max(1e-6)
+}
+
+/// Seconds that a processor has worked for this thread: what others do on this machine meanwhile is not counted.
+fn processor_seconds() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("the system counts what threads use");
+    [usage.user_time(), usage.system_time()].iter().map(|time| time.num_microseconds() as f64 / 1e6).sum()
 }

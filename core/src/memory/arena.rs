@@ -101,6 +101,22 @@ impl Arena {
         Ok(Self::over(map(budget.bytes())?, None, &counts, budget.bytes()))
     }
 
+    /// As [`Arena::new`], with pages as large as the system has them, where it has: for memory that is walked in no order,
+    /// whose addresses the processor would otherwise have to look up again and again. What is touched takes memory a
+    /// large page at a time.
+    ///
+    /// # Errors
+    /// Those of [`Arena::new`].
+    pub fn of_large_pages(budget: &Budget) -> Result<Self, Failure> {
+        let counts = slots_by_class(budget)?;
+        let map = map(budget.bytes())?;
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "the system has no large pages for an arena of {} bytes", budget.bytes());
+        }
+        Ok(Self::over(map, None, &counts, budget.bytes()))
+    }
+
     /// As [`Arena::new`], over memory that other processes can be given to read. No process but this one can ever
     /// write it.
     ///

@@ -9,6 +9,7 @@ use std::ops::{Add, Range};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -30,7 +31,15 @@ pub struct Merge {
     spare: Vec<Place>,
     /// Where in `places` each unique id begins, and where the last one ends.
     starts: Vec<u32>,
+    /// The unique ids by the places where they come first, and room to find that out.
+    appearance: Vec<u32>,
+    firsts: Vec<u32>,
 }
+
+/// Rows of one id that are asked for ahead.
+const ROWS_AHEAD: usize = 4;
+/// No unique id.
+const NOBODY: u32 = u32::MAX;
 
 /// A row of a contribution.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +57,7 @@ pub struct Merged<'a> {
     contributions: &'a [RowsView<'a>],
     places: &'a [Place],
     starts: &'a [u32],
+    appearance: &'a [u32],
 }
 
 impl Merge {
@@ -55,7 +65,8 @@ impl Merge {
     #[must_use]
     pub fn with_capacity(rows: usize) -> Self {
         let starts = Vec::with_capacity(rows.saturating_add(1));
-        Self { places: Vec::with_capacity(rows), spare: Vec::with_capacity(rows), starts }
+        let (appearance, firsts) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        Self { places: Vec::with_capacity(rows), spare: Vec::with_capacity(rows), starts, appearance, firsts }
     }
 
     /// Finds out which rows are the same. `layout` is the parameter's; contributions are in trainer order, with at most
@@ -82,7 +93,9 @@ impl Merge {
         }
         self.sort();
         self.segment();
-        Ok(Merged { layout, contributions, places: &self.places, starts: &self.starts })
+        self.order(contributions);
+        let Self { places, starts, appearance, .. } = self;
+        Ok(Merged { layout, contributions, places, starts, appearance })
     }
 
     /// Sorts by id, digit after digit from the lowest; rows with one id keep their order. A digit that all ids share
@@ -109,6 +122,27 @@ impl Merge {
             }
         }
         self.starts.push(u32::try_from(self.places.len()).expect("more rows were refused"));
+    }
+}
+
+impl Merge {
+    /// Puts the unique ids in the order in which they come first.
+    fn order(&mut self, contributions: &[RowsView<'_>]) {
+        let lengths = contributions.iter().map(RowsView::len);
+        let begins: SmallVec<[usize; 16]> = lengths
+            .scan(0, |end, length| {
+                *end += length;
+                Some(*end - length)
+            })
+            .collect();
+        self.firsts.clear();
+        self.firsts.resize(self.places.len(), NOBODY);
+        for (index, start) in (0..).zip(&self.starts[..self.starts.len() - 1]) {
+            let place = self.places[*start as usize];
+            self.firsts[begins[place.contribution as usize] + place.row as usize] = index;
+        }
+        self.appearance.clear();
+        self.appearance.extend(self.firsts.iter().filter(|index| **index != NOBODY));
     }
 }
 
@@ -182,10 +216,19 @@ impl Merged<'_> {
         self.places[self.starts[index] as usize].id
     }
 
-    /// Asks for the first row that a unique one is made of, which will soon be summed.
+    /// The unique rows, by number, in the order in which they come first: so contributions are read from their
+    /// beginning to their end, as far as rows do not repeat.
+    pub(super) fn appearance(&self) -> &[u32] {
+        self.appearance
+    }
+
+    /// Asks for some of the rows that a unique one is made of, which will soon be summed; the first is the one that the
+    /// processor sees coming.
     pub(super) fn prefetch(&self, index: usize) {
-        let place = self.places[self.starts[index] as usize];
-        prefetch(self.contributions[place.contribution as usize].row(place.row as usize));
+        let repeated = self.starts[index] as usize + 1..self.starts[index + 1] as usize;
+        for place in self.places[repeated].iter().take(ROWS_AHEAD) {
+            prefetch(self.contributions[place.contribution as usize].row(place.row as usize));
+        }
     }
 
     /// Writes the sums of some of the unique rows, row after row, in the parameter's type.
@@ -238,6 +281,9 @@ impl Merged<'_> {
 
     /// Sums each contribution's rows by themselves, and these sums in order.
     fn sum_block<E: Number>(&self, places: &[Place], elements: Range<usize>, total: &mut [E]) {
+        if let [lone] = places {
+            return self.read(*lone, elements, total);
+        }
         let mut scratch = [E::ZERO; BLOCK];
         let scratch = &mut scratch[..elements.len()];
         let mut own = [E::ZERO; BLOCK];

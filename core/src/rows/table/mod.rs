@@ -202,9 +202,11 @@ impl RowTable {
         assert_eq!(into.len(), ids.len() * row_bytes, "a row for each id");
         work.tile.begin(self.shape);
         let mut slots = [None; GROUP];
+        self.ask_for(ids, 0..GROUP);
         for start in (0..ids.len()).step_by(GROUP) {
             let places = start..ids.len().min(start + GROUP);
             self.find(ids, places.clone(), &mut slots);
+            self.ask_for(ids, places.end..places.end + GROUP);
             for (place, slot) in places.zip(slots) {
                 let row = &mut into[place * row_bytes..][..row_bytes];
                 if let Some(last) = self.read(ids.get(place), slot, row) {
@@ -366,9 +368,14 @@ impl RowTable {
         self.index.find(id).or_else(|| self.add(id).ok())
     }
 
+    /// Asks for what finding some ids will read, as far as there are so many.
+    fn ask_for(&self, ids: Ids<'_>, places: Range<usize>) {
+        let places = places.start..places.end.min(ids.len());
+        places.for_each(|place| self.index.prefetch(ids.get(place)));
+    }
+
     /// Finds the slots of some ids, and asks for what will be read of them.
     fn find(&self, ids: Ids<'_>, places: Range<usize>, slots: &mut [Option<u32>; GROUP]) {
-        places.clone().for_each(|place| self.index.prefetch(ids.get(place)));
         for (place, slot) in places.zip(slots) {
             *slot = self.index.find(ids.get(place));
             if let Some(slot) = *slot {
@@ -388,8 +395,13 @@ impl RowTable {
     ) {
         let Workspace { tile, slots } = work;
         tile.begin(self.shape);
-        for place in places {
-            self.ask_ahead(merged, slots, place + self.shape.rows());
+        let order = merged.appearance();
+        for nth in places {
+            if let Some(ahead) = order.get(nth + self.shape.rows()) {
+                prefetch(self.records.get(slots[*ahead as usize]));
+                merged.prefetch(*ahead as usize);
+            }
+            let place = order[nth] as usize;
             let slot = slots[place];
             tile.rows.push(TileRow { id: merged.id(place), slot: Some(slot), last: self.last(slot), place });
         }
@@ -401,14 +413,6 @@ impl RowTable {
         let coefficients = self.settings.rule.coefficients(step);
         tile.update(kernels, self.past(), &coefficients);
         self.store(tile, step.version);
-    }
-
-    /// Asks for what a later tile will need.
-    fn ask_ahead(&self, merged: &Merged<'_>, slots: &[u32], place: usize) {
-        if let Some(slot) = slots.get(place) {
-            prefetch(self.records.get(*slot));
-            merged.prefetch(place);
-        }
     }
 
     /// Reads the rows of a tile, once they have seen what they missed, and puts them back.

@@ -8,8 +8,9 @@ use crate::port::{Kernels, Update};
 
 use super::rest::Past;
 
-/// Bytes of a tile's weights, states and gradients together, or one row when that is more.
-const TILE_BYTES: usize = 32 * 1024;
+/// Bytes of a tile's weights, states and gradients together, or one row when that is more: a third of a first-level
+/// cache, because the tile's records and those of the next are there too.
+const TILE_BYTES: usize = 16 * 1024;
 /// Where a tile's tensors begin: at a cache line, so that no vector crosses one.
 const ALIGNMENT: usize = 64;
 

@@ -96,8 +96,8 @@ fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice
     decaying.rule.l2 = 1.0;
     let mut player = Player::new(decaying.clone(), 2);
     (0..3).for_each(|_| player.push(&[(3, 1.0)]).expect("there is room"));
-    // The shrink is 1 / (1 + 0.5); the plain form rounds after each.
-    let decayed = |initial: f32| (0..3).fold(initial, |value, _| (f64::from(value) / 1.5) as f32);
+    // The shrink is 1 / (1 + 0.5); within a rounding each.
+    let decayed = |initial: f32| (0..3).fold(initial, |value, _| value / 1.5);
     let initial = player.initial(7);
     let near =
         |found: &[f32]| found.iter().zip(&initial).all(|(found, initial)| (found - decayed(*initial)).abs() <= 1e-7);
