@@ -31,7 +31,7 @@ impl Buckets {
     /// The bucket of a row. Ids that follow each other, and those that are asked for most, land anywhere.
     #[must_use]
     pub fn of(self, id: u64) -> u32 {
-        let bucket = u128::from(scatter(id)) * u128::from(self.count) >> 64;
+        let bucket = (u128::from(scatter(id)) * u128::from(self.count)) >> 64;
         u32::try_from(bucket).expect("less than the number of buckets")
     }
 
