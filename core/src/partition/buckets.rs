@@ -20,7 +20,8 @@ const BUCKETS_PER_SHARD: u64 = 4;
 const BUCKETS_WANTED: u64 = 16;
 
 impl Buckets {
-    /// How many buckets a parameter has when nobody says: a multiple of the shards, so that all have the same number.
+    /// How many buckets a parameter has when nobody says: a multiple of the shards, so that all have the same number
+    /// where servers have as many shards.
     #[must_use]
     pub fn suiting(topology: &Topology) -> u32 {
         let shards = topology.places().count() as u64;
