@@ -110,6 +110,18 @@ fn rows_are_measured_beside_an_array() {
 }
 
 #[test]
+fn rows_are_measured_over_the_network() {
+    let small = ["rows", "--rows", "3001", "--batch", "500", "-n", "5"];
+    check(&[&small[..], &["--trainers", "2", "--servers", "2", "--shards", "2", "--width", "7"]].concat(), 4);
+    let report = check(&[&small[..], &["--transport", "shm", "--distribution", "uniform"]].concat(), 2);
+    let (push, pull) = (&report["end"]["results"][0], &report["end"]["results"][1]);
+    assert!(push["dense_bytes_ratio"].as_f64().is_some_and(|ratio| ratio > 2.0), "{push}");
+    assert!(pull["bytes_moved"].as_f64().is_some_and(|bytes| bytes < 500.0 * (64.0 * 4.0 + 8.0)), "{pull}");
+    let output = psbench(&[&small[..], &["--spoil"]].concat());
+    assert_eq!(output.status.code(), Some(1), "a wrong value ends the program with 1");
+}
+
+#[test]
 fn the_ceiling_is_measured_on_every_path() {
     let ceiling = ["ceiling", "-s", "4k,300k", "-D", "0.01", "--poll", "block,adaptive", "--arrays", "64k"];
     // Memory, links, pings; then paths, trainers, ways to wait, sizes.

@@ -111,6 +111,36 @@ typedef struct paddle_parameter {
 typedef struct paddle_parameter paddle_gradient;
 
 /**
+ * Some rows of a sparse parameter, or of its gradient.
+ */
+typedef struct paddle_rows {
+  /**
+   * The parameter's name.
+   */
+  char *name;
+  /**
+   * The type of the elements.
+   */
+  paddle_element_type element_type;
+  /**
+   * Which rows.
+   */
+  const uint64_t *ids;
+  /**
+   * How many ids there are.
+   */
+  int ids_len;
+  /**
+   * A row for each id, in their order.
+   */
+  void *content;
+  /**
+   * The length of content in bytes.
+   */
+  int content_len;
+} paddle_rows;
+
+/**
  * @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
  * (docs/CAPI.md says in which order), and connects with its first call.
  *
@@ -186,6 +216,50 @@ const char *paddle_strerror(int status);
  * @return a text that ends with a NUL and lives as long as the library.
  */
 const char *paddle_version(void);
+
+/**
+ * @brief Declares a sparse parameter: a table of rows that is sent and fetched by rows, with paddle_send_rows and
+ * paddle_get_rows. A row is there once somebody has sent a gradient for it; before that it reads as it was declared to
+ * begin. It is part of the initialisation, as paddle_init_param is, which declares one with a whole matrix of content.
+ *
+ * @param name its name.
+ * @param element_type the type of its elements.
+ * @param param_config_proto how it is optimised, and what its rows are: "sparse { height: 1000000 width: 64 uniform {
+ * low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, of which so many
+ * may come to be.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_init_rows(paddle_pserver_client *client,
+                     const char *name,
+                     paddle_element_type element_type,
+                     const char *param_config_proto);
+
+/**
+ * @brief Sends rows of gradients (or of differences, where the job optimises on the client). Rows may repeat, and are
+ * summed. It returns when every server has them for good. In sync mode this trainer takes part in the round of all rows
+ * of these parameters: one that has none to send passes ids_len 0. A call that failed may be repeated: no gradient is
+ * applied twice.
+ *
+ * @param grads the rows, of each parameter in one entry.
+ * @param len the number of entries, at least 1.
+ * @return 0 if successful, otherwise -1: also when more rows would come to be than were declared.
+ */
+int paddle_send_rows(paddle_pserver_client *client,
+                     const paddle_rows *grads,
+                     int len);
+
+/**
+ * @brief Fetches rows by their ids, which may repeat. In sync mode they have every gradient in them that this trainer
+ * has sent, and so those of all trainers' same steps. Nothing is sent for rows that are not asked for.
+ *
+ * @param dst the rows: name, element_type, ids and ids_len say which, and content is the caller's place for exactly
+ * content_len bytes, row after row in the order of the ids. Only what lies at content is written to.
+ * @param len the number of entries, at least 1.
+ * @return 0 if successful, otherwise -1, and then nothing is written.
+ */
+int paddle_get_rows(paddle_pserver_client *client,
+                    const paddle_rows *dst,
+                    int len);
 
 #if PADDLE_PSERVER_EDITION != 1
 

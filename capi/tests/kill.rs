@@ -12,6 +12,7 @@ use cluster::job::{Job, Local, client, client_with, folder, reader};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
 use cluster::process::Processes;
+use cluster::rows::Matrix;
 use cluster::skip::is_full;
 use cluster::training::{Tensor, begin, declare, given, pull, push, push_pull};
 use paddle_pserver::client::Client;
@@ -209,6 +210,60 @@ fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
     let difference = expected.difference(&disturbed).unwrap_or_default();
     assert_eq!(disturbed.digest(), expected.digest(), "after {rounds} rounds: {difference}");
     println!("digest under kills: {} kills in {seconds:.1} s, {rounds} rounds, digest {}", kills(), expected.digest());
+}
+
+/// Every trainer pushes the same to a dense and to a sparse parameter, whatever is killed meanwhile; payloads are so
+/// short that contributions come in parts.
+#[test]
+fn sparse_is_dense_when_servers_are_killed() {
+    let mut luck = Luck::of("rows under kills");
+    let folder = folder();
+    let mut processes = Processes::start(Job { chunk_bytes: 4096, ..job(&folder, "sync") });
+    let coordinator = processes.coordinator();
+    let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 } l2: 0.01";
+    let matrices = [
+        Matrix::new("moves by itself", 300, 40, adam),
+        Matrix { sparse: "buckets: 4".to_owned(), ..Matrix::new("stays", 500, 20, "const_lr { learning_rate: 0.1 }") },
+    ];
+    // The last round; nobody knows it until the last server was killed.
+    let (last, latest) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (report, reports) = mpsc::channel();
+        for trainer in 0..TRAINERS {
+            let (coordinator, matrices, last, latest) = (&coordinator, &matrices, &last, &latest);
+            let report = report.clone();
+            scope.spawn(move || {
+                let client = client(coordinator, trainer);
+                if client.begin_init(&OptimizerSettings::default()).expect("somebody is chosen") {
+                    matrices.iter().for_each(|matrix| matrix.declare(&client).expect("it is declared"));
+                    client.finish_init().expect("the initialisation ends");
+                }
+                for round in 1.. {
+                    latest.fetch_max(round, Ordering::SeqCst);
+                    if last.load(Ordering::SeqCst) < round {
+                        return;
+                    }
+                    for matrix in matrices {
+                        matrix.push(&client, trainer, round).expect("rows are taken");
+                    }
+                    // Nobody listens any more once the last server was killed.
+                    let _ = report.send(());
+                }
+            });
+        }
+        drop(report);
+        reports.recv_timeout(PATIENCE).expect("the matrices are initialised");
+        harass(&mut processes, &reports, &mut luck);
+        // Somebody may be about to push for the latest round, and then everybody has to.
+        last.store(latest.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+    });
+    let reader = reader(&coordinator);
+    for matrix in &matrices {
+        assert_ne!(matrix.pull_dense(&reader).expect("it is there"), matrix.initial(), "it was trained");
+        matrix.check_alike(&reader, "after the kills");
+    }
+    println!("rows under kills: {} kills, {} rounds", kills(), last.into_inner());
+    processes.terminate();
 }
 
 /// Kills a server while the first trainer declares tensors, and all three get through.

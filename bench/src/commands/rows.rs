@@ -1,4 +1,5 @@
-//! `psbench rows --local`: a row table on one core, beside a plain array that is walked in the same order.
+//! `psbench rows`: rows over the network, beside a straight server that moves the same bytes; with `--local` a row table
+//! on one core, beside a plain array that is walked in the same order.
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
@@ -8,8 +9,9 @@ use serde_json::json;
 use crate::commands::kernels::Kernel;
 use crate::duel::BLOCKS_MIN;
 use crate::environment::memory_bytes;
+use crate::job::{Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
-use crate::rows::{Distribution, Local, Plan, Times};
+use crate::rows::{Distribution, Local, Network, NetworkPlan, Plan, Times};
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
 
@@ -26,8 +28,23 @@ enum Missed {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// One table in this process, and one core.
-    #[arg(long, required = true)]
+    #[arg(long)]
     local: bool,
+    /// How bytes travel.
+    #[arg(long, value_enum, default_value_t = Transport::Tcp, conflicts_with = "local")]
+    transport: Transport,
+    /// Trainers; each is a thread.
+    #[arg(long, default_value_t = 1, conflicts_with = "local")]
+    trainers: u32,
+    /// Servers, within this process.
+    #[arg(long, default_value_t = 1, conflicts_with = "local")]
+    servers: u16,
+    /// Shards of each server; each is a thread.
+    #[arg(long, default_value_t = 1, conflicts_with = "local")]
+    shards: u16,
+    /// Spoil every value before it is checked: the run must fail.
+    #[arg(long, hide = true, conflicts_with = "local")]
+    spoil: bool,
     /// Rows of the table.
     #[arg(long, value_parser = sizes::parse, default_value = "2000000")]
     rows: u64,
@@ -37,7 +54,8 @@ pub(crate) struct Args {
     /// Ids of a batch, each counted as often as it comes.
     #[arg(long, value_parser = sizes::parse, default_value = "65536")]
     batch: u64,
-    /// Rules; several with commas between them.
+    /// Rules, with --local; several with commas between them. Over the network it is gradient descent, whose values
+    /// can be checked by counting.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "adagrad")]
     rule: Vec<Kernel>,
     /// How often rows are wanted; several with commas between them.
@@ -67,6 +85,9 @@ const COLUMNS: &[Column] = &[
 ];
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
+    if !args.local {
+        return over_network(args);
+    }
     let rules: Vec<_> = args.rule.iter().map(|rule| crate::job::word(*rule)).collect();
     let distributions: Vec<_> = args.distribution.iter().map(|one| crate::job::word(*one)).collect();
     let parameters = json!({ "local": args.local, "rows": args.rows, "width": args.width, "batch": args.batch,
@@ -127,4 +148,77 @@ fn outcomes(rule: &str, plan: &Plan, local: &Local, report: &mut Report) {
     report.results.push(outcome("first touch", &local.touch));
     report.results.push(outcome("lookup", &local.lookup).with("wrong", local.wrong));
     report.results.push(outcome("update", &local.update).with("unique_rows_per_batch", local.unique));
+}
+
+/// Every distribution over the network.
+fn over_network(args: &Args) -> Result<Report> {
+    let distributions: Vec<_> = args.distribution.iter().map(|one| word(*one)).collect();
+    let parameters = json!({ "local": false, "transport": word(args.transport), "trainers": args.trainers,
+        "servers": args.servers, "shards": args.shards, "rows": args.rows, "width": args.width, "batch": args.batch,
+        "distributions": distributions, "exponent": args.exponent, "iterations": args.iterations, "dtype": "f32" });
+    ensure!(args.rows > 0 && args.batch > 0 && args.iterations > 0, "expected rows, a batch and iterations");
+    ensure!(args.trainers > 0 && args.servers > 0 && args.shards > 0, "expected at least one of everybody");
+    ensure!(
+        matches!(args.transport, Transport::Tcp | Transport::Shm),
+        "--transport {}: expected tcp or shm",
+        word(args.transport)
+    );
+    let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
+    report.carried_by(&word(args.transport));
+    for distribution in &args.distribution {
+        eprintln!("psbench: rows over {}, {}", word(args.transport), word(*distribution));
+        let plan = NetworkPlan {
+            transport: args.transport,
+            trainers: args.trainers,
+            servers: args.servers,
+            shards: args.shards,
+            rows: args.rows,
+            width: args.width,
+            batch: length(args.batch),
+            distribution: *distribution,
+            exponent: args.exponent,
+            iterations: args.iterations,
+            spoil: args.spoil,
+        };
+        network_outcomes(&plan, &Network::measure(&plan)?, &mut report);
+    }
+    Ok(report)
+}
+
+const NETWORK_COLUMNS: &[Column] = &[
+    plain("name", "what"),
+    scaled("rows_per_second", "Mrows/s", 1e6, 3),
+    scaled("latency_us_p50", "median[ms]", 1e3, 3),
+    scaled("ceiling_latency_us_p50", "straight[ms]", 1e3, 3),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    scaled("ratio_low", "low", 1.0, 3),
+    scaled("ratio_high", "high", 1.0, 3),
+    scaled("bytes_moved", "moved[MB]", 1e6, 3),
+    scaled("dense_bytes", "dense[MB]", 1e6, 1),
+    scaled("dense_bytes_ratio", "dense/moved", 1.0, 1),
+    plain("wrong", "#wrong"),
+];
+
+fn network_outcomes(plan: &NetworkPlan, network: &Network, report: &mut Report) {
+    let dense = plan.rows as f64 * f64::from(plan.width) * 4.0;
+    let outcome = |what: &str, times: &Times, bytes: f64| {
+        let (own, straight) = (median(&times.own), median(&times.straight));
+        let ratios: Vec<f64> = times.own.iter().zip(&times.straight).map(|(own, straight)| straight / own).collect();
+        let (low, high) = median_interval(&ratios);
+        Outcome::new(&format!("{what}, {}", word(plan.distribution)))
+            .with("distribution", word(plan.distribution))
+            .with("rows_per_second", plan.batch as f64 * f64::from(plan.trainers) / own)
+            .with("ratio_to_ceiling", straight / own)
+            .with("ratio_low", low)
+            .with("ratio_high", high)
+            .with("ceiling_name", "straight tcp, the same bytes")
+            .with("latency_us_p50", own * 1e6)
+            .with("ceiling_latency_us_p50", straight * 1e6)
+            .with("block_latency_us", times.own.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
+            .with("bytes_moved", bytes)
+            .with("dense_bytes", dense)
+            .with("dense_bytes_ratio", dense / bytes)
+    };
+    report.results.push(outcome("push", &network.push, network.push_bytes));
+    report.results.push(outcome("pull", &network.pull, network.pull_bytes).with("wrong", network.wrong));
 }

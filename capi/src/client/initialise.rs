@@ -412,6 +412,7 @@ fn sparse_declaration(
             "clip_norm needs the whole gradient; a sparse parameter has rows of it: expected none".to_owned(),
         );
     }
+    sparse.initializer.validate_for(element_type)?;
     let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(catalogue.topology())) };
     let bytes = rows.checked_mul(width).and_then(|elements| elements.checked_mul(element_type.bytes()));
     Ok(Declaration {
@@ -427,6 +428,7 @@ fn sparse_declaration(
 
 /// A sparse parameter begins with no content, or with a whole matrix of it.
 fn check_content(declared: Declaration, content: &[u8]) -> Result<Declaration, Failure> {
+    row_layout(&declared)?;
     let whole = declared.shape.iter().try_fold(declared.element_type.bytes(), |bytes, one| bytes.checked_mul(*one));
     if content.is_empty() || u64::try_from(content.len()).ok() == whole.filter(|whole| *whole <= declared.bytes) {
         return Ok(declared);

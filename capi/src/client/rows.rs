@@ -20,8 +20,10 @@ use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
 use super::{Client, GivenRows, State, WantedRows};
 
-/// Ids that one question after rows is answered with.
-const LISTED_MAX: usize = 32 * 1024;
+/// Ids that the first question after a bucket's rows is answered with, and every further one: a server sorts all of the
+/// bucket's for each.
+const LISTED_FIRST: usize = 32 * 1024;
+const LISTED_NEXT: usize = 512 * 1024;
 
 impl Client {
     /// Sends rows of gradients, or of deltas where the job optimises on the client. Rows may repeat; they are summed.
@@ -76,8 +78,9 @@ impl Client {
         let buckets = state.ready_job().chosen(index).chunk_count();
         let mut open: Vec<(ChunkIndex, u64)> = (0..buckets).map(|bucket| (ChunkIndex(bucket), 0)).collect();
         let mut found = Vec::new();
+        let mut most = LISTED_FIRST;
         while !open.is_empty() {
-            let question = Question::after_ids(&open, LISTED_MAX);
+            let question = Question::after_ids(&open, most);
             let mut answers = vec![vec![0; question.answer_bytes()]];
             lend(|book| {
                 let questions = std::slice::from_ref(&question);
@@ -85,6 +88,7 @@ impl Client {
                 state.finish(call)
             })?;
             open = question.take_ids(&answers[0], &mut found);
+            most = LISTED_NEXT;
         }
         found.sort_unstable();
         Ok(found)

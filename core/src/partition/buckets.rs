@@ -20,7 +20,8 @@ const BUCKETS_PER_SHARD: u64 = 4;
 const BUCKETS_WANTED: u64 = 16;
 
 impl Buckets {
-    /// How many buckets a parameter has when nobody says: a multiple of the shards, so that all have the same number.
+    /// How many buckets a parameter has when nobody says: a multiple of the shards, so that all have the same number
+    /// where servers have as many shards.
     #[must_use]
     pub fn suiting(topology: &Topology) -> u32 {
         let shards = topology.places().count() as u64;
@@ -31,7 +32,7 @@ impl Buckets {
     /// The bucket of a row. Ids that follow each other, and those that are asked for most, land anywhere.
     #[must_use]
     pub fn of(self, id: u64) -> u32 {
-        let bucket = u128::from(scatter(id)) * u128::from(self.count) >> 64;
+        let bucket = (u128::from(scatter(id)) * u128::from(self.count)) >> 64;
         u32::try_from(bucket).expect("less than the number of buckets")
     }
 

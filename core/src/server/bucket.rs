@@ -21,12 +21,18 @@ use crate::rows::{
 };
 use crate::wire::{Entry, Head, RowsPart};
 
+/// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of a
+/// rule has such a name.
+const IDS: &str = "rows:ids";
+const LASTS: &str = "rows:last";
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
 /// Parts of one contribution.
 const PARTS_MAX: u64 = 64 * 1024;
 /// A piece of a table's memory: large enough that a large table has not too many of them.
 const PIECE_BYTES: u64 = 1024 * 1024;
+/// A table from so many bytes on is given large pages.
+const LARGE_BYTES: u64 = 16 * 1024 * 1024;
 /// A page of the index that finds rows, and the rows that are in it at the worst: when all pages have just been split.
 const INDEX_PAGE_BYTES: u64 = 4096;
 const INDEX_PAGE_ROWS: u64 = 80;
@@ -373,7 +379,7 @@ impl Bucket {
     pub(super) fn state_layouts(&self) -> Vec<StateLayout> {
         let layout = |name: &str, element_type| StateLayout { name: Arc::from(name), element_type, bytes: 0 };
         let states = self.table.settings().rule.states().iter().map(|state| layout(&state.name, self.element_type()));
-        states.chain([layout("rows", ElementType::Uint64), layout("last", ElementType::Uint64)]).collect()
+        states.chain([layout(IDS, ElementType::Uint64), layout(LASTS, ElementType::Uint64)]).collect()
     }
 
     /// The rows that are there, as a checkpoint holds them.
@@ -492,5 +498,8 @@ fn pieces(rows: u64, record_bytes: u64) -> Result<Pieces, Failure> {
     let mut budget = Budget::new();
     budget.line("rows with their states", bytes, records);
     budget.line("where rows are", bytes, index);
-    Ok(Pieces::new(Arena::new(&budget)?, bytes))
+    // A large page for a small table would be mostly empty.
+    let is_large = LARGE_BYTES <= budget.bytes();
+    let arena = if is_large { Arena::of_large_pages(&budget) } else { Arena::new(&budget) };
+    Ok(Pieces::new(arena?, bytes))
 }

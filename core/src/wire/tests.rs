@@ -82,7 +82,7 @@ fn every_refusal_names_what_was_wrong() {
     check(40, &[0xff; 4], false, "checksum of the header");
     check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
     check(5, &[15], true, "kind 15 has no meaning");
-    check(6, &[4], true, "flags 4 has no meaning");
+    check(6, &[8], true, "flags 8 has no meaning");
     check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
     check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");
@@ -176,7 +176,7 @@ fn addresses_are_read_or_refused_by_name() {
 
 fn heads() -> impl Strategy<Value = Head> {
     let kinds: Vec<_> = (2..=u8::MAX).filter_map(Kind::from_number).collect();
-    (proptest::sample::select(kinds), 0..2_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
+    (proptest::sample::select(kinds), 0..8_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
         |(kind, flags, [epoch, sequence, request], [trainer, incarnation, generation])| Head {
             kind,
             flags: Flags(flags),
@@ -261,4 +261,16 @@ proptest! {
             prop_assert_eq!(Address::parse(&address.to_string()), Ok(address));
         }
     }
+}
+
+#[test]
+fn what_stands_before_rows_never_changes() {
+    let part = RowsPart { index: 2, count: 0x0102_0304 };
+    assert_eq!(part.encode(), [2, 0, 0, 0, 4, 3, 2, 1]);
+    let payload = [&part.encode()[..], b"rows"].concat();
+    assert_eq!(RowsPart::decode(&payload), Ok((part, &b"rows"[..])));
+    let refused = |payload: &[u8]| RowsPart::decode(payload).expect_err("it is no part").to_string();
+    assert!(refused(&payload[..7]).contains("a payload of 7 bytes; expected 8 before the rows"));
+    assert!(refused(&[1, 0, 0, 0, 1, 0, 0, 0]).contains("part 1 of 1"));
+    assert!(refused(&[0; 8]).contains("part 0 of 0"));
 }

@@ -1,0 +1,258 @@
+//! Rows over the network: servers and trainers as they ship, in turns with a straight server that moves the same bytes
+//! for the same trainers and keeps nothing.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::{Args, FromArgMatches};
+use paddle_pserver::client::{Client, ClientOptions, GivenRows, Moved, WantedRows};
+use paddle_pserver::node::Server;
+use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::dtype::ElementType::Float32;
+
+use super::Times;
+use super::draw::{Distribution, Draw};
+use crate::job::{Transport, word};
+use crate::sizes::length;
+
+const NAME: &str = "rows";
+
+/// What is measured.
+pub(crate) struct NetworkPlan {
+    pub(crate) transport: Transport,
+    pub(crate) trainers: u32,
+    pub(crate) servers: u16,
+    pub(crate) shards: u16,
+    pub(crate) rows: u64,
+    pub(crate) width: u32,
+    pub(crate) batch: usize,
+    pub(crate) distribution: Distribution,
+    pub(crate) exponent: f64,
+    pub(crate) iterations: u32,
+    pub(crate) spoil: bool,
+}
+
+/// What came of it. The times are those of the slowest trainer.
+#[derive(Default)]
+pub(crate) struct Network {
+    pub(crate) push: Times,
+    pub(crate) pull: Times,
+    /// Payload bytes of one trainer's batch, as a mean.
+    pub(crate) push_bytes: f64,
+    pub(crate) pull_bytes: f64,
+    pub(crate) wrong: u64,
+}
+
+/// Seconds of one trainer's batch.
+#[derive(Clone, Copy, Default)]
+struct Turn {
+    push: f64,
+    pull: f64,
+    straight_push: f64,
+    straight_pull: f64,
+    push_bytes: u64,
+    pull_bytes: u64,
+    wrong: u64,
+}
+
+impl Network {
+    pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
+        let servers = serve(plan)?;
+        let straight = TcpListener::bind("127.0.0.1:0").context("the straight server")?;
+        let address = straight.local_addr()?;
+        let trainers = usize::try_from(plan.trainers)?;
+        let echo = thread::spawn(move || {
+            let serve = |_| {
+                thread::spawn({
+                    let accepted = straight.accept();
+                    move || accepted.map(|(stream, _)| keep_nothing(stream))
+                })
+            };
+            (0..trainers).map(serve).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join()));
+        });
+        let barrier = Barrier::new(trainers);
+        let coordinator = servers[0].address().clone();
+        let turns = thread::scope(|scope| {
+            let all: Vec<_> = (0..plan.trainers)
+                .map(|trainer| {
+                    let (barrier, coordinator) = (&barrier, coordinator.clone());
+                    scope.spawn(move || {
+                        let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(coordinator) };
+                        let client = Client::new(options).expect("this process can have another transport");
+                        let trainer_of = || Trainer::new(plan, client, TcpStream::connect(address)?);
+                        let turns = trainer_of().and_then(|one| one.run(plan, trainer, barrier));
+                        turns.unwrap_or_else(|error| {
+                            // The others wait for this one at a barrier, and would for ever.
+                            eprintln!("psbench: trainer {trainer}: {error:#}");
+                            std::process::exit(1);
+                        })
+                    })
+                })
+                .collect();
+            let join =
+                |one: thread::ScopedJoinHandle<'_, Vec<Turn>>| one.join().map_err(|_| anyhow!("a trainer panicked"));
+            all.into_iter().map(join).collect::<Result<Vec<_>>>()
+        })?;
+        echo.join().map_err(|_| anyhow!("the straight server panicked"))?;
+        for server in servers {
+            server.stop()?;
+        }
+        Ok(Self::of(&turns))
+    }
+
+    /// The slowest trainer of each batch, and the bytes of all.
+    fn of(turns: &[Vec<Turn>]) -> Self {
+        let mut network = Self::default();
+        let batches = turns[0].len();
+        for batch in 0..batches {
+            let slowest = |time: fn(&Turn) -> f64| turns.iter().map(|one| time(&one[batch])).fold(0.0, f64::max);
+            network.push.own.push(slowest(|turn| turn.push));
+            network.pull.own.push(slowest(|turn| turn.pull));
+            network.push.straight.push(slowest(|turn| turn.straight_push));
+            network.pull.straight.push(slowest(|turn| turn.straight_pull));
+        }
+        let all = || turns.iter().flatten();
+        let count = all().count() as f64;
+        network.push_bytes = all().map(|turn| turn.push_bytes).sum::<u64>() as f64 / count;
+        network.pull_bytes = all().map(|turn| turn.pull_bytes).sum::<u64>() as f64 / count;
+        network.wrong = all().map(|turn| turn.wrong).sum();
+        network
+    }
+}
+
+/// One trainer: its client, its straight connection, and what the rows must come to.
+struct Trainer {
+    client: Client,
+    straight: TcpStream,
+    /// The draws of every trainer, so that each knows what all push.
+    draws: Vec<Draw>,
+    /// What every row has lost.
+    lost: Vec<f32>,
+}
+
+impl Trainer {
+    fn new(plan: &NetworkPlan, client: Client, straight: TcpStream) -> Result<Self> {
+        straight.set_nodelay(true)?;
+        let settings = format!(
+            "optimizer: SGD const_lr {{ learning_rate: 1 }} sparse {{ height: {} width: {} }}",
+            plan.rows, plan.width
+        );
+        if client.begin_init(&OptimizerSettings::default())? {
+            client.init_param(NAME, Float32, &[], &[], &OptimizerSettings::from_text(&settings)?)?;
+            client.finish_init()?;
+        }
+        let draw = |seed| Draw::new(plan.distribution, plan.exponent, plan.rows, seed);
+        let draws = (0..u64::from(plan.trainers)).map(draw).collect();
+        Ok(Self { client, straight, draws, lost: vec![0.0; usize::try_from(plan.rows)?] })
+    }
+
+    fn run(mut self, plan: &NetworkPlan, trainer: u32, barrier: &Barrier) -> Result<Vec<Turn>> {
+        let own = usize::try_from(trainer)?;
+        let width = usize::try_from(plan.width)?;
+        let ones: Vec<u8> = (0..plan.batch * width).flat_map(|_| 1.0_f32.to_le_bytes()).collect();
+        let mut values = vec![0; ones.len()];
+        let mut turns = Vec::new();
+        // The first batch makes connections and memory, and is not counted.
+        for batch in 0..=plan.iterations {
+            let all: Vec<Vec<u64>> = self.draws.iter_mut().map(|draw| draw.batch(plan.batch)).collect();
+            all.iter().flatten().for_each(|id| self.lost[length(*id)] += 1.0);
+            let mut turn = Turn::default();
+            let before = self.client.moved();
+            barrier.wait();
+            let begun = Instant::now();
+            self.client
+                .push_rows(&[GivenRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }], None)?;
+            turn.push = begun.elapsed().as_secs_f64();
+            let pushed = self.client.moved();
+            barrier.wait();
+            let begun = Instant::now();
+            self.client.pull_rows(&mut [WantedRows { name: NAME, ids: &all[own], values: &mut values }])?;
+            turn.pull = begun.elapsed().as_secs_f64();
+            turn.note_bytes(before, pushed, self.client.moved());
+            if plan.spoil {
+                values[0] ^= 0x40;
+            }
+            turn.wrong = self.wrong(&all[own], &values, width);
+            barrier.wait();
+            turn.straight_push = exchange(&mut self.straight, turn.push_bytes, 0)?;
+            barrier.wait();
+            // Ids go, rows come.
+            let asked = self.client.moved().sent - pushed.sent;
+            turn.straight_pull = exchange(&mut self.straight, asked, turn.pull_bytes - asked)?;
+            if batch > 0 {
+                turns.push(turn);
+            }
+        }
+        self.client.leave()?;
+        Ok(turns)
+    }
+
+    /// Elements that are not what all trainers' gradients make of them.
+    fn wrong(&self, ids: &[u64], values: &[u8], width: usize) -> u64 {
+        let rows = ids.iter().zip(values.chunks_exact(width * 4));
+        let wrong = |(id, row): (&u64, &[u8])| {
+            let expected = (-self.lost[length(*id)]).to_le_bytes();
+            row.as_chunks().0.iter().filter(|element| **element != expected).count() as u64
+        };
+        rows.map(wrong).sum()
+    }
+}
+
+impl Turn {
+    fn note_bytes(&mut self, before: Moved, pushed: Moved, after: Moved) {
+        self.push_bytes = pushed.sent - before.sent;
+        self.pull_bytes = (after.sent - pushed.sent) + (after.received - pushed.received);
+    }
+}
+
+/// The servers, in this process; each shard is a thread.
+fn serve(plan: &NetworkPlan) -> Result<Vec<Server>> {
+    let command = ServeArgs::augment_args(clap::Command::new("serve"));
+    let mut servers: Vec<Server> = Vec::new();
+    for index in 0..plan.servers {
+        let bind = format!("{}://127.0.0.1:0", word(plan.transport));
+        let numbers = [index, plan.servers, plan.shards].map(|number| number.to_string());
+        let trainers = plan.trainers.to_string();
+        let mut line = vec!["serve", "--bind", &bind, "--log-level", "off", "--merge", "sum", "--trainers", &trainers];
+        line.extend(["--index", &numbers[0], "--servers", &numbers[1], "--shards", &numbers[2]]);
+        let coordinator = servers.first().map(|first| first.address().to_string());
+        line.extend(coordinator.iter().flat_map(|address| ["--coordinator", address.as_str()]));
+        let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
+        servers.push(Server::start(Settings::load(&args, &[])?)?);
+    }
+    ensure!(!servers.is_empty(), "--servers 0: expected 1 or more");
+    Ok(servers)
+}
+
+/// Takes what is announced and gives what is asked for, until nobody is there.
+fn keep_nothing(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut inward, mut outward) = (Vec::new(), Vec::new());
+    let mut head = [0; 16];
+    while stream.read_exact(&mut head).is_ok() {
+        let [there, back] =
+            [&head[..8], &head[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+        inward.resize(length(there), 0);
+        outward.resize(length(back) + 1, 0);
+        stream.read_exact(&mut inward)?;
+        stream.write_all(&outward)?;
+    }
+    Ok(())
+}
+
+/// So many bytes there and so many back; seconds.
+fn exchange(stream: &mut TcpStream, there: u64, back: u64) -> Result<f64> {
+    let outward = vec![1; length(there)];
+    let mut inward = vec![0; length(back) + 1];
+    let begun = Instant::now();
+    let head: Vec<u8> = [there, back].iter().flat_map(|length| length.to_le_bytes()).collect();
+    stream.write_all(&head)?;
+    stream.write_all(&outward)?;
+    stream.read_exact(&mut inward)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
