@@ -12,8 +12,8 @@
 //! and the time of a step is that of the slowest process. What is counted, per step of all trainers:
 //!
 //! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A
-//!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the height.
-//!   Addresses and frames are left out.
+//!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the
+//!   height. Addresses and frames are left out.
 //! - *Messages* are counted where they are sent and where they are received.
 //! - *Flops*: `2 n k m` for a matrix product, and one for every element of the largest operand otherwise.
 //! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. An
