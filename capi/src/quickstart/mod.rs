@@ -14,12 +14,13 @@ mod library;
 pub mod lifeline;
 mod luck;
 pub mod model;
-#[cfg(test)]
-mod network;
+pub mod network;
 mod plan;
 mod rule;
 pub mod skip_gram;
 pub mod trainer;
+mod word_conduct;
+pub mod word_trainer;
 pub mod words;
 
 #[cfg(test)]
@@ -29,3 +30,4 @@ pub use conduct::{Args, run};
 pub use library::train;
 pub use plan::{Optimizer, Sharing};
 pub use rule::RuleArgs;
+pub use word_conduct::{Args as WordArgs, run as run_words};
