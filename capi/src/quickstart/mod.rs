@@ -4,6 +4,8 @@
 //! leaves no process behind, however it ends. Not here: the server itself; the library that trainers use, which
 //! fills [`trainer::ParameterClient`].
 //!
+//! `pserver quickstart words` is another example: [`words`], [`skip_gram`], [`word_trainer`], `word_conduct`.
+//!
 //! Read in this order: [`digits`], [`model`], [`trainer`]; then `conduct` (what the parent does when) and `family`
 //! (the children as processes).
 

@@ -18,7 +18,7 @@ use super::luck::Luck;
 /// Verses in the text.
 pub const VERSES: usize = 31_102;
 /// Pairs in one pass over the text, to within a hundredth: which words stay and how wide windows are is luck.
-pub const EPOCH_PAIRS: u32 = 2_500_000;
+pub const EPOCH_PAIRS: u32 = 2_326_000;
 /// Distinct words, in lower case.
 pub const VOCABULARY: usize = 12_762;
 /// Words drawn at random for every pair.
