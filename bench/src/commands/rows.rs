@@ -1,5 +1,5 @@
-//! `psbench rows`: rows over the network, beside a straight server that moves the same bytes; with `--local` a row table
-//! on one core, beside a plain array that is walked in the same order.
+//! `psbench rows`: rows over the network, beside a straight server that moves the same bytes; with `--local` a row
+//! table on one core, beside a plain array that is walked in the same order.
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;

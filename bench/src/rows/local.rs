@@ -232,8 +232,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// How many elements of the last lookup are not what they must be: all of them before the first update, and after it
-    /// those of the rows that are followed.
+    /// How many elements of the last lookup are not what they must be: all of them before the first update, and after
+    /// it those of the rows that are followed.
     fn wrong(&self, ids: &[u64], all: bool) -> u64 {
         let rows = self.values.chunks_exact(self.plan.width as usize * 4);
         let differ = |(id, row): (&u64, &[u8])| {

@@ -159,7 +159,7 @@ pub(super) fn refuse_overlapping_rows<'a>(
     spans.sort_unstable_by_key(|span| span.start);
     first_overlap(&spans).map_or(Ok(()), |(one, other)| {
         Err(Failure::call(format!(
-            "the contents or the ids of \"{}\" and \"{}\" overlap; expected memory of its own for rows that are fetched",
+            "the contents or the ids of \"{}\" and \"{}\" overlap; expected memory of their own for fetched rows",
             one.name, other.name
         )))
     })

@@ -19,8 +19,8 @@ use crate::client::{Given, GivenRows, WantedRows};
 /// @param name its name.
 /// @param element_type the type of its elements.
 /// @param param_config_proto how it is optimised, and what its rows are: "sparse { height: 1000000 width: 64 uniform {
-/// low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, of which so many
-/// may come to be.
+/// low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, of which so
+/// many may come to be.
 /// @return 0 if successful, otherwise -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_init_rows(
@@ -43,9 +43,9 @@ pub extern "C" fn paddle_init_rows(
 }
 
 /// @brief Sends rows of gradients (or of differences, where the job optimises on the client). Rows may repeat, and are
-/// summed. It returns when every server has them for good. In sync mode this trainer takes part in the round of all rows
-/// of these parameters: one that has none to send passes ids_len 0. A call that failed may be repeated: no gradient is
-/// applied twice.
+/// summed. It returns when every server has them for good. In sync mode this trainer takes part in the round of all
+/// rows of these parameters: one that has none to send passes ids_len 0. A call that failed may be repeated: no
+/// gradient is applied twice.
 ///
 /// @param grads the rows, of each parameter in one entry.
 /// @param len the number of entries, at least 1.

@@ -5,8 +5,9 @@
 //! thread; calls that are started alone ([`Client::scope`]) are moved on by a thread of the client's. Threads take
 //! turns: whoever has entered the client moves everybody's calls.
 //!
-//! Read in this order: `transfer` (what a call is made of), `rows` and `dealt` (the same by rows), `packer` (its frames), `calls` (how calls end, and which
-//! wait for which), `engine` (the traffic), `turns` (whose turn it is), `pending` (calls that were started alone).
+//! Read in this order: `transfer` (what a call is made of), `rows` and `dealt` (the same by rows), `packer` (its
+//! frames), `calls` (how calls end, and which wait for which), `engine` (the traffic), `turns` (whose turn it is),
+//! `pending` (calls that were started alone).
 //!
 //! Not here: C types (`api`), what a frame is (`pserver_core::wire`), what is resent and when
 //! (`pserver_core::client`).

@@ -5,8 +5,8 @@
 //! with; it is the same sub-program (receive, accumulate, update, send), so each server's part is read for what it
 //! keeps, how that begins, and which rule it has. A part that does more than that is refused.
 //!
-//! A table whose gradient is selected rows lives on servers as a sparse parameter. Of such a table a trainer fetches the
-//! rows that the step will look up, and no others.
+//! A table whose gradient is selected rows lives on servers as a sparse parameter. Of such a table a trainer fetches
+//! the rows that the step will look up, and no others.
 //!
 //! Not here: dividing a program ([`pserver_core::program::transpile`]), running one
 //! ([`pserver_core::program::executor`]).

@@ -47,8 +47,8 @@ impl Link for Outbox {
     }
 }
 
-/// Offers to initialise a job as the parts of servers say, and does it when this trainer is chosen. When it returns, the
-/// job is initialised.
+/// Offers to initialise a job as the parts of servers say, and does it when this trainer is chosen. When it returns,
+/// the job is initialised.
 ///
 /// # Errors
 /// When a part does more than the servers of a job do; when nobody initialises before the deadline.

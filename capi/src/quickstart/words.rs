@@ -1,8 +1,8 @@
 //! The words of the King James Bible, and the pairs of them that skip-gram with negative sampling learns from.
 //!
 //! A word that is there predicts the words around it, and not words drawn at random (Mikolov et al., "Distributed
-//! Representations of Words and Phrases and their Compositionality", 2013). Frequent words are thinned out, the window's
-//! width is drawn for every word, and the random words are drawn by count to the power of 3/4, all as there.
+//! Representations of Words and Phrases and their Compositionality", 2013). Frequent words are thinned out, the
+//! window's width is drawn for every word, and the random words are drawn by count to the power of 3/4, all as there.
 //!
 //! Not here: the tables that are learned, and the program that learns them. Where the text comes from and under which
 //! licence stands in `capi/data/README.md`.

@@ -2,7 +2,8 @@
 //! known gradients, and a look into what a job left on disk.
 //!
 //! Read in this order: `job` (which servers there are), `process` (one that can be killed), `training` (what is
-//! trained), `rows` (the same by rows), `kept` (what was kept of it), `luck` (what differs from run to run), `skip` (what was not run).
+//! trained), `rows` (the same by rows), `kept` (what was kept of it), `luck` (what differs from run to run), `skip`
+//! (what was not run).
 
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 

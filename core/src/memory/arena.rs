@@ -101,9 +101,9 @@ impl Arena {
         Ok(Self::over(map(budget.bytes())?, None, &counts, budget.bytes()))
     }
 
-    /// As [`Arena::new`], with pages as large as the system has them, where it has: for memory that is walked in no order,
-    /// whose addresses the processor would otherwise have to look up again and again. What is touched takes memory a
-    /// large page at a time.
+    /// As [`Arena::new`], with pages as large as the system has them, where it has: for memory that is walked in no
+    /// order, whose addresses the processor would otherwise have to look up again and again. What is touched takes
+    /// memory a large page at a time.
     ///
     /// # Errors
     /// Those of [`Arena::new`].

@@ -6,8 +6,8 @@
 //! Not here: the bytes of chunks ([`memory`](crate::memory)), frames ([`wire`](crate::wire)) and what a parameter's
 //! configuration means ([`config`](crate::config)).
 //!
-//! Read in this order: [`Topology`], [`Declaration`], [`Catalogue`], [`Parameter`], [`Buckets`]; then `placement`, which has the
-//! proof that servers are balanced; then [`CataloguePage`], in which a catalogue travels.
+//! Read in this order: [`Topology`], [`Declaration`], [`Catalogue`], [`Parameter`], [`Buckets`]; then `placement`,
+//! which has the proof that servers are balanced; then [`CataloguePage`], in which a catalogue travels.
 
 mod buckets;
 mod catalogue;

@@ -219,8 +219,8 @@ pub enum OpKind {
         min_count: u32,
     },
     /// `(gradient)` or `(gradient, address: strings) -> gradient's facts`: takes one piece per run of its block, and on
-    /// the `count`th gives all of them merged; ops that need it are not ready before. With addresses, pieces are added in
-    /// their senders' order, else in order of arrival. With a staleness bound the `recv` that the address comes from
+    /// the `count`th gives all of them merged; ops that need it are not ready before. With addresses, pieces are added
+    /// in their senders' order, else in order of arrival. With a staleness bound the `recv` that the address comes from
     /// gives a piece only when it is its sender's turn, and keeps it until then.
     GradientAccumulator {
         /// How many pieces make one: 1 in asynchronous training, the number of trainers in synchronous.

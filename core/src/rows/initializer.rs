@@ -135,8 +135,8 @@ fn random(seed: u64, id: u64, place: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(id)).wrapping_add(place))
 }
 
-/// A one-to-one scattering of 64 bits: the step and the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable
-/// pseudorandom number generators", 2014).
+/// A one-to-one scattering of 64 bits: the step and the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
+/// splittable pseudorandom number generators", 2014).
 pub(super) const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

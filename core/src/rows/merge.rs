@@ -1,9 +1,9 @@
 //! Contributions become unique rows: sort, segment, sum.
 //!
-//! The sum of a row is that of its dense form: each contribution is scattered into zeros in order of appearance, and the
-//! contributions are added in the order given, which is the trainers'; all in the parameter's own type. So it makes no
-//! difference to any bit whether a trainer merges what it sends or leaves it to the server, or sends it dense. A merged
-//! element is never a negative zero, because zero plus negative zero is zero.
+//! The sum of a row is that of its dense form: each contribution is scattered into zeros in order of appearance, and
+//! the contributions are added in the order given, which is the trainers'; all in the parameter's own type. So it makes
+//! no difference to any bit whether a trainer merges what it sends or leaves it to the server, or sends it dense. A
+//! merged element is never a negative zero, because zero plus negative zero is zero.
 
 use std::ops::{Add, Range};
 

@@ -5,7 +5,8 @@ use super::ssa::{Lowered, Op, ValueId};
 /// For every value the places that use it, in order.
 ///
 /// Operation `i` stands at place `i`. The results stand behind the operations: state `k` at place `operations + k`, the
-/// weight after the last state. A state or weight that the rule leaves as it is has no result to write, and uses nothing.
+/// weight after the last state. A state or weight that the rule leaves as it is has no result to write, and uses
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uses(Vec<Vec<usize>>);
 

@@ -21,8 +21,8 @@ use crate::rows::{
 };
 use crate::wire::{Entry, Head, RowsPart};
 
-/// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of a
-/// rule has such a name.
+/// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of
+/// a rule has such a name.
 const IDS: &str = "rows:ids";
 const LASTS: &str = "rows:last";
 /// Bytes of an id.

@@ -1,15 +1,16 @@
-//! The kernels of the CPU: sums and exact updates as loops that the compiler turns into vector code, rules as code that is
-//! generated for them.
+//! The kernels of the CPU: sums and exact updates as loops that the compiler turns into vector code, rules as code that
+//! is generated for them.
 //!
-//! Not here: how a rule is run (`crate::native`, `crate::tiles`); what its bits are ([`pserver_core::rule::reference`]).
+//! Not here: how a rule is run (`crate::native`, `crate::tiles`); what its bits are
+//! ([`pserver_core::rule::reference`]).
 //!
-//! Every byte comes from memory once. A sum is made in tiles that stay in the first-level cache: the gradients of a tile
-//! are added in order, so their number is an ordinary run-time number. A rule's gradients are added in registers, in front
-//! of the rule itself, in the same pass.
+//! Every byte comes from memory once. A sum is made in tiles that stay in the first-level cache: the gradients of a
+//! tile are added in order, so their number is an ordinary run-time number. A rule's gradients are added in registers,
+//! in front of the rule itself, in the same pass.
 //!
-//! Elements are read and written as little-endian byte arrays at any address: there is one path for every alignment, and
-//! for every split of a buffer. A product and a sum always round apart: `mul_add` would give other bits where there is no
-//! such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised.
+//! Elements are read and written as little-endian byte arrays at any address: there is one path for every alignment,
+//! and for every split of a buffer. A product and a sum always round apart: `mul_add` would give other bits where there
+//! is no such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised.
 
 pub(crate) mod element;
 mod rules;

@@ -1,8 +1,8 @@
 //! Which code runs a rule, and how long it is kept.
 //!
-//! A shard's chunks have few rules, and each comes behind the same `Arc`, so code is found by that identity: the code of
-//! the update before, nearly always. No lock is taken and nothing is hashed. A rule whose code is kept is kept too, so an
-//! identity is never another rule's.
+//! A shard's chunks have few rules, and each comes behind the same `Arc`, so code is found by that identity: the code
+//! of the update before, nearly always. No lock is taken and nothing is hashed. A rule whose code is kept is kept too,
+//! so an identity is never another rule's.
 
 #[cfg(test)]
 mod tests;

@@ -3,9 +3,9 @@
 //! Not here: what a rule is and what its bits are ([`pserver_core::rule`]); when code is generated and how long it is
 //! kept (`crate::cpu`); the same arithmetic without generated code (`crate::tiles`).
 //!
-//! A rule is assembled for one set of vector instructions, one element type and one kind of gradient. The function adds the
-//! gradients in trainer order and runs the rule on the sum, one vector after another, in one pass over memory. Every
-//! operation of the rule is one instruction with one rounding, or a few that only move bits.
+//! A rule is assembled for one set of vector instructions, one element type and one kind of gradient. The function adds
+//! the gradients in trainer order and runs the rule on the sum, one vector after another, in one pass over memory.
+//! Every operation of the rule is one instruction with one rounding, or a few that only move bits.
 //!
 //! `x86` writes the code. On other processors `absent` stands in its place and has none.
 
@@ -87,8 +87,8 @@ pub(crate) fn used_scalars(code: &Lowered) -> Vec<ScalarId> {
 /// Elements behind the used scalars.
 const CONSTANTS: usize = 2;
 
-/// Room for the scalars of an update as code finds them: used ones, then the sign bit and one, which instructions need to
-/// change signs.
+/// Room for the scalars of an update as code finds them: used ones, then the sign bit and one, which instructions need
+/// to change signs.
 pub(crate) fn scalar_room(width: Width, used: &[ScalarId]) -> Vec<u8> {
     let zeros = used.iter().map(|_| 0.0);
     let all = zeros.chain([-0.0, 1.0]);

@@ -3,8 +3,8 @@
 //! Not here: code for whole rules (`crate::native`), which is faster, because a value need not leave its register.
 //!
 //! This form runs on every processor and on every system, and it is the second opinion on generated code: both give the
-//! bits of [`pserver_core::rule::reference`]. Each operation is one loop that the compiler makes vector code of. A value
-//! lives in a slot, which is a tile; slots are given out by the values' lives, as registers are.
+//! bits of [`pserver_core::rule::reference`]. Each operation is one loop that the compiler makes vector code of. A
+//! value lives in a slot, which is a tile; slots are given out by the values' lives, as registers are.
 
 mod loops;
 

@@ -28,19 +28,19 @@
 //!
 //! Read in this order: [`Act`] and [`Plan`]; [`Marking`], which is the executor proper; [`Wait`]; [`Executor`].
 
-mod executor;
 mod flow;
 mod machine;
 mod marking;
 mod merge;
 mod plan;
+mod run;
 #[cfg(test)]
 mod tests;
 mod wait;
 
-pub use executor::Executor;
 pub use flow::{Pace, Pieces, Queue, Sent};
 pub use machine::{Link, Parts};
 pub use marking::{Marking, Port};
 pub use plan::{Accumulator, Act, Fused, Plan, Unit, UnitIndex};
+pub use run::Executor;
 pub use wait::{Standing, Wait, standing};

@@ -251,9 +251,12 @@ proptest! {
     }
 }
 
+/// Writes a loss.
+type Loss = fn(&Builder) -> Symbol;
+
 #[test]
 fn what_has_no_gradient_is_refused() {
-    let table: [(&str, fn(&Builder) -> Symbol, &str); 5] = [
+    let table: [(&str, Loss, &str); 5] = [
         ("no parameter", |p| p.mean(p.data("x", F64, [Dim::Batch])), "depends on no parameter"),
         ("no scalar", |p| p.tanh(parameter(p, "a", &[2])), "the loss \"loss\" is float64[2]; expected a scalar"),
         (

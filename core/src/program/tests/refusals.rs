@@ -183,7 +183,7 @@ fn what_is_made_from_nothing_says_what_does_not_fit() {
         gaussian(-1.0),
         "",
         "w",
-        "initializer gaussian: mean 0, deviation -1; expected finite numbers, the second not negative",
+        "initializer gaussian: mean 0, deviation -1; expected finite values, the second not negative",
     );
 }
 
@@ -412,10 +412,13 @@ fn blocks(list: &[(Option<u32>, &[u32])]) -> Result<Graph, String> {
     Graph::new(Program { blocks: blocks.collect() }).map_err(|failure| failure.to_string())
 }
 
+/// A block's parent, and the blocks that it runs.
+type Tree<'a> = &'a [(Option<u32>, &'a [u32])];
+
 #[test]
 fn blocks_form_a_tree() {
     assert_eq!(blocks(&[(None, &[1, 2]), (Some(0), &[]), (Some(0), &[3]), (Some(2), &[])]).unwrap().scopes().len(), 4);
-    let table: [(&[(Option<u32>, &[u32])], &str); 8] = [
+    let table: [(Tree<'_>, &str); 8] = [
         (&[], "the program has 0 blocks; expected 1 to 64"),
         (&[(Some(0), &[])], "block 0: found parent 0; expected none, because the program begins here"),
         (&[(None, &[1]), (None, &[])], "block 1: found parent none; expected a block before it, 0 to 0"),

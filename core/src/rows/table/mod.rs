@@ -6,8 +6,8 @@
 //! Not here: rows that go again. A table grows until its memory is used up, and then says so.
 //!
 //! A row that nobody has touched is not there. It reads as its initial value, with the updates it has missed; it is put
-//! there when it is updated or set, and when it is read under a rule that changes rows by a gradient of zero (decay, for
-//! example), so that no replay is done twice. Whether a row is there makes no difference to any value.
+//! there when it is updated or set, and when it is read under a rule that changes rows by a gradient of zero (decay,
+//! for example), so that no replay is done twice. Whether a row is there makes no difference to any value.
 //!
 //! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
 //! `rest` (what was missed).
@@ -161,8 +161,8 @@ impl RowTable {
         self.claim(&mut work.slots, ids.iter())
     }
 
-    /// One update of the table, by the sums of the rows that were sent; every other row sees a gradient of zero, when it
-    /// is next wanted.
+    /// One update of the table, by the sums of the rows that were sent; every other row sees a gradient of zero, when
+    /// it is next wanted.
     ///
     /// # Errors
     /// When memory runs out, and when the step's rate or scale is negative or not finite. Then no value, and not the
@@ -251,8 +251,8 @@ impl RowTable {
 }
 
 impl RowTable {
-    /// The rows that are there, in ascending order of their ids. Rows stay where they are, so a checkpoint may read some
-    /// of them now and the others later, as they are then.
+    /// The rows that are there, in ascending order of their ids. Rows stay where they are, so a checkpoint may read
+    /// some of them now and the others later, as they are then.
     #[must_use]
     pub fn sorted(&self) -> Sorted {
         let mut rows: Vec<_> = self.index.entries().collect();

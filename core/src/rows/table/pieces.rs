@@ -4,8 +4,8 @@ use crate::error::Failure;
 use crate::memory::{Arena, Lease};
 
 /// Pieces of one size, from an arena that was mapped at the start. The arena should be for tables alone: a table that
-/// grows takes every slot of that size there is. Several tables may share one. Rows are wanted in no order, so it should be
-/// [of large pages](Arena::of_large_pages).
+/// grows takes every slot of that size there is. Several tables may share one. Rows are wanted in no order, so it
+/// should be [of large pages](Arena::of_large_pages).
 #[derive(Clone, Debug)]
 pub struct Pieces {
     arena: Arena,

@@ -14,8 +14,8 @@ use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
 pub(super) enum Rest {
     /// Always: nothing is missed, and no step is kept.
     Always,
-    /// When its states are zero, its weight is finite, and a gradient of zero has gone over it once, which makes a positive zero of a negative
-    /// one, or whatever the algorithm makes of it for good.
+    /// When its states are zero, its weight is finite, and a gradient of zero has gone over it once, which makes a
+    /// positive zero of a negative one, or whatever the algorithm makes of it for good.
     AfterOne,
     /// Who knows.
     Never,
@@ -54,8 +54,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Each version since which steps brought another rate, ascending, and that rate; none is the schedule's. Before the
-    /// first there is none. Of two changes at neighbouring versions alike the second says nothing new, and is not kept.
+    /// Each version since which steps brought another rate, ascending, and that rate; none is the schedule's. Before
+    /// the first there is none. Of two changes at neighbouring versions alike the second says nothing new, and is not
+    /// kept.
     #[must_use]
     pub fn changes(&self) -> &[(Version, Option<f64>)] {
         &self.changes

@@ -1,9 +1,9 @@
 //! One vector of elements through a rule: which value is in which register, and the instructions for every operation.
 //!
-//! Values get registers in the order of the code, which is the order in which they are computed. When there is none left,
-//! the value that is needed last makes room. What lies in memory anyway (weight, states, a lone gradient, scalars) is
-//! loaded when it is first needed and simply forgotten; anything else goes to a slot of the stack. The scalars that are
-//! used most stay in registers over the whole loop, as many as leave room.
+//! Values get registers in the order of the code, which is the order in which they are computed. When there is none
+//! left, the value that is needed last makes room. What lies in memory anyway (weight, states, a lone gradient,
+//! scalars) is loaded when it is first needed and simply forgotten; anything else goes to a slot of the stack. The
+//! scalars that are used most stay in registers over the whole loop, as many as leave room.
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use pserver_core::rule::ssa::{Binary, Comparison, Lowered, Op, ScalarId, Unary};

@@ -55,8 +55,8 @@ struct Rest<const TENSORS: usize, const GRADIENTS: usize> {
 }
 
 impl Function {
-    /// Assembles a rule. None when the machine has no such vectors or no memory for code, or when the rule needs too much
-    /// of the stack.
+    /// Assembles a rule. None when the machine has no such vectors or no memory for code, or when the rule needs too
+    /// much of the stack.
     pub(crate) fn new(code: &Lowered, target: Target, source: Source) -> Option<Self> {
         if !target.vectors.are_there() {
             return None;

@@ -1,8 +1,8 @@
 //! A rule as one function: its loops, and the sum of several gradients.
 //!
-//! A lone gradient is read where it lies, several are added in order in registers, four vectors of each at once so that a
-//! line of a gradient is read whole before the next gradient's. Then the rule runs on the sum while it is in registers or
-//! on the first lines of the stack. So every byte comes from memory once and goes there at most once.
+//! A lone gradient is read where it lies, several are added in order in registers, four vectors of each at once so that
+//! a line of a gradient is read whole before the next gradient's. Then the rule runs on the sum while it is in
+//! registers or on the first lines of the stack. So every byte comes from memory once and goes there at most once.
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use pserver_core::rule::ssa::Lowered;
@@ -18,9 +18,9 @@ use crate::native::{Source, Target};
 const UNROLLED: usize = 4;
 /// Longer rules are their own excuse: a turn of one vector is long enough, and the code stays small.
 const UNROLLED_OPS_MAX: usize = 64;
-/// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but not
-/// far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page. Measured with
-/// 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
+/// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but
+/// not far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page.
+/// Measured with 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
 pub(super) const PREFETCHED: usize = 2048;
 const LINE: usize = 64;
 /// The stack that a function may take stays below a page, so that no guard page is stepped over.

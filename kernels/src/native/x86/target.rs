@@ -89,7 +89,10 @@ impl Target {
 }
 
 macro_rules! encodings {
-    ($($(#[$doc:meta])* $name:ident: $narrow_single:ident, $narrow_double:ident, $wide_single:ident, $wide_double:ident;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $narrow_single:ident, $narrow_double:ident, $wide_single:ident, $wide_double:ident;
+    )*) => {
         $(
             $(#[$doc])*
             pub(super) const $name: Encodings =

@@ -144,7 +144,7 @@ fn expected(trainers: u8) -> Vec<u8> {
             w[at] + -target[at]
         };
         let sum = |at: usize| (1..trainers).fold(gradient(0, at), |sum, number| sum + gradient(number, at));
-        let merged = [0, 1].map(|at| sum(at) * (1.0 / f64::from(trainers)) as f32);
+        let merged = [0, 1].map(|at| sum(at) * (1.0 / f32::from(trainers)));
         w = [w[0] - RATE * merged[0], w[1] - RATE * merged[1]];
     }
     w.iter().flat_map(|value| value.to_le_bytes()).collect()
