@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve(&args),
         Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
         Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),
-        Command::QuickstartTrainer(args) => quickstart::train(&args),
+        Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),
         Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
         Command::Transpile(args) => transpile::run(&args),
         Command::Inspect { path } => inspect(&path),

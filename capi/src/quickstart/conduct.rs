@@ -110,7 +110,7 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
         model_dir: Some(&args.model_dir),
     };
     let outcome = start_servers(&mut family, &job, program).and_then(|coordinator| {
-        let trainers = start_trainers(&mut family, args, epochs, &coordinator, program)?;
+        let trainers = start_trainers(&mut family, args, epochs, &optimizer, &coordinator, program)?;
         listen(&mut family, args, epochs, &trainers)
     });
     family.stop();
@@ -182,6 +182,7 @@ fn start_trainers(
     family: &mut Family,
     args: &Args,
     epochs: u32,
+    optimizer: &str,
     coordinator: &str,
     program: &Path,
 ) -> Result<Vec<Member>> {
@@ -191,7 +192,8 @@ fn start_trainers(
             .args(["quickstart-trainer", "--coordinator", coordinator])
             .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
             .args(["--mode", &name(args.mode), "--epochs", &epochs.to_string()])
-            .args(["--seed", &args.seed.to_string()]);
+            .args(["--seed", &args.seed.to_string(), "--servers", &args.servers.to_string()])
+            .args(["--optimizer", optimizer]);
         family.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.trainers).map(start).collect()

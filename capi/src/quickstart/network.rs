@@ -57,88 +57,43 @@ pub fn data(batch: &[&Digit]) -> [(&'static str, Tensor); 2] {
 
 #[cfg(test)]
 mod tests {
-    //! Held to the hand-written model.
-
-    use pserver_core::port::{Arithmetic, Kernels};
-    use pserver_core::program::{Elements, Graph, PlainArithmetic, PlainRun, Program, Tensor};
+    use pserver_core::port::{Arithmetic, Kernels, Plain};
+    use pserver_core::program::{Elements, PlainArithmetic, PlainRun, Program};
+    use pserver_kernels::cpu::Cpu;
+    use pserver_kernels::graph::CpuArithmetic;
 
     use super::super::digits::{Digit, Digits};
-    use super::super::luck::Luck;
-    use super::super::model::Model;
 
-    const RATE: f32 = 0.2;
-
-    /// How far a weight of the program may be from the model's after [`STEPS`] steps. The model adds a layer's bias first
-    /// and the program last, and their losses divide by the batch at different places; such roundings, of about 1e-7 each,
-    /// are what the steps carry on. Measured: 1.5e-7 with the plain arithmetic and 1.8e-7 with the fast one.
-    const TOLERANCE: f32 = 2e-6;
-    const STEPS: usize = 50;
-
-    fn network() -> Graph {
-        super::program(&format!("const_lr {{ learning_rate: {RATE} }}"), 0).unwrap()
-    }
-
-    fn feed(run: &mut PlainRun<'_>, batch: &[&Digit]) {
-        for (name, tensor) in super::data(batch) {
-            run.set(name, tensor).unwrap();
-        }
-    }
-
-    fn floats<'a>(run: &'a PlainRun<'_>, name: &str) -> &'a [f32] {
-        match run.value(name).unwrap().tensor().elements() {
-            Elements::Float32(values) => values,
-            other => panic!("{name} is {}", other.element_type()),
-        }
-    }
-
-    /// Trains both from the model's initial values on the same batches.
-    fn check(arithmetic: &mut dyn Arithmetic, kernels: &mut dyn Kernels) {
-        let digits = Digits::load().unwrap();
-        let (mut share, mut model, mut luck) = (digits.part(0, 1).unwrap(), Model::new(7), Luck::new(7));
-        let name = arithmetic.name();
-        let graph = network();
+    fn learned(arithmetic: &mut dyn Arithmetic, kernels: &mut dyn Kernels) -> f32 {
+        let (digits, name) = (Digits::load().unwrap(), arithmetic.name());
+        let graph = super::program("const_lr { learning_rate: 0.2 }", 7).unwrap();
         let mut run = PlainRun::new(&graph, arithmetic, kernels).unwrap();
-        for parameter in model.parameters() {
-            let values = Elements::Float32(parameter.values.clone());
-            run.set(&parameter.name, Tensor::new(parameter.shape.clone(), values)).unwrap();
-        }
-        luck.shuffle(&mut share);
-        for batch in share.chunks(32).cycle().take(STEPS) {
-            feed(&mut run, batch);
-            run.step().unwrap();
-            let gradients = model.gradients(batch);
-            let (expected, found) = (gradients.loss, floats(&run, "loss")[0]);
-            assert!(
-                (found - expected).abs() <= TOLERANCE * expected.max(1.0),
-                "{name}: loss {found}, expected {expected}"
-            );
-            model.descend(&gradients, RATE);
-        }
-        let mut farthest = 0.0_f32;
-        for parameter in model.parameters() {
-            for (found, expected) in floats(&run, &parameter.name).iter().zip(&parameter.values) {
-                farthest = farthest.max((found - expected).abs());
+        let mut step = |batch: &[&Digit]| {
+            for (name, tensor) in super::data(batch) {
+                run.set(name, tensor).unwrap();
             }
+            run.step().unwrap();
+            match run.value("accuracy").unwrap().tensor().elements() {
+                Elements::Float32(values) => values[0],
+                other => panic!("{name}: accuracy is {}", other.element_type()),
+            }
+        };
+        for batch in digits.part(0, 1).unwrap().chunks(32).cycle().take(400) {
+            step(batch);
         }
-        println!("{name}: weights are at most {farthest:e} apart");
-        assert!(farthest <= TOLERANCE, "{name}: weights are {farthest:e} apart, at most {TOLERANCE:e} are allowed");
-        feed(&mut run, &digits.held_out());
-        run.step().unwrap();
-        let (expected, found) = (model.accuracy(&digits.held_out()), f64::from(floats(&run, "accuracy")[0]));
-        // One digit whose best two scores are a rounding apart.
-        assert!((found - expected).abs() < 1.5 / 360.0, "{name}: accuracy {found}, expected {expected}");
-        assert!(found > 0.7, "{name}: accuracy {found}");
+        step(&digits.held_out())
     }
 
     #[test]
-    fn the_network_as_a_program_trains_as_the_model_does() {
-        check(&mut PlainArithmetic, &mut pserver_core::port::Plain);
-        check(&mut pserver_kernels::graph::CpuArithmetic::default(), &mut pserver_kernels::cpu::Cpu::default());
+    fn the_network_learns_with_every_arithmetic() {
+        let plain = learned(&mut PlainArithmetic, &mut Plain);
+        let fast = learned(&mut CpuArithmetic::default(), &mut Cpu::default());
+        assert!(plain > 0.93 && (plain - fast).abs() < 0.01, "plain {plain}, fast {fast}");
     }
 
     #[test]
     fn the_network_reads_back_as_it_was_printed() {
-        let program = network().into_program();
+        let program = super::program("const_lr { learning_rate: 0.2 }", 7).unwrap().into_program();
         assert_eq!(program.to_string().parse::<Program>().unwrap(), program);
         assert_eq!(Program::decode(&program.encode()).unwrap(), program);
     }
