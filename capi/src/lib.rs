@@ -5,7 +5,8 @@
 //!
 //! Read in this order: [`client`] (a trainer's calls), [`api`] (their C faces), [`environment`] (how a trainer finds
 //! its job), [`node`] (a server's threads), [`settings`] (what an
-//! operator may say), [`quickstart`] (the main job), [`transpile`] (programs divided).
+//! operator may say), [`program`] (a trainer that runs its part of one), [`quickstart`] (the main job), [`transpile`]
+//! (programs divided).
 
 pub mod api;
 pub mod client;

@@ -30,10 +30,13 @@ enum Command {
     /// Run a server until SIGTERM or SIGINT; then drain, take a last checkpoint and stop.
     Serve(Box<ServeArgs>),
     /// Train a small network on handwritten digits through real servers, all on this machine.
-    Quickstart(quickstart::Args),
+    Quickstart(Quickstart),
     /// One trainer of the quickstart.
     #[command(hide = true)]
     QuickstartTrainer(quickstart::trainer::TrainerArgs),
+    /// One trainer of the quickstart with words.
+    #[command(hide = true)]
+    QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
     /// Divide a program into what trainers and servers run, and print or draw the parts.
     Transpile(Box<transpile::Args>),
     /// Say what a checkpoint directory or a model file holds, and whether it is sound.
@@ -43,11 +46,29 @@ enum Command {
     },
 }
 
+/// The digits, or another example.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Quickstart {
+    #[command(subcommand)]
+    example: Option<Example>,
+    #[command(flatten)]
+    digits: quickstart::Args,
+}
+
+#[derive(Subcommand)]
+enum Example {
+    /// Learn which words of the King James Bible are alike: a program with two tables, divided over trainers and servers.
+    Words(quickstart::WordArgs),
+}
+
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
-        Command::Quickstart(args) => quickstart::run(&args),
-        Command::QuickstartTrainer(args) => quickstart::train(&args),
+        Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
+        Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),
+        Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),
+        Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
         Command::Transpile(args) => transpile::run(&args),
         Command::Inspect { path } => inspect(&path),
     };

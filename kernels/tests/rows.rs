@@ -39,7 +39,7 @@ impl Dense {
         let row_bytes = settings.layout.row_bytes();
         let mut weight = vec![0; row_bytes * usize::try_from(ROWS).expect("few rows")];
         for (id, row) in (0..).zip(weight.chunks_mut(row_bytes)) {
-            settings.initializer.fill(settings.seed, id, settings.layout, row);
+            settings.begin(id, row);
         }
         let states = vec![vec![0; weight.len()]; settings.rule.states().len()];
         Self { weight, states }
@@ -221,7 +221,7 @@ fn settings() -> impl Strategy<Value = TableSettings> {
     (rules(), select(initializers), element_type, select(vec![1, 3, 17])).prop_map(
         |(rule, initializer, element_type, width)| {
             let layout = RowLayout::new(element_type, width, Height::Rows(ROWS)).expect("narrow rows");
-            TableSettings { layout, rule: prepared(rule), initializer, seed: 5, catch_up: CatchUp::Exact }
+            TableSettings { layout, rule: prepared(rule), initializer, seed: 5, first: 0, catch_up: CatchUp::Exact }
         },
     )
 }
@@ -252,7 +252,7 @@ fn a_row_that_is_wanted_after_a_long_time_has_missed_every_update() {
             let schedule = Schedule::Const { rate: 0.1 };
             let rule = prepared(Rule { algorithm: rule.clone(), l2, schedule, ..Rule::default() });
             let initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
-            let settings = TableSettings { layout, rule, initializer, seed: 5, catch_up: CatchUp::Exact };
+            let settings = TableSettings { layout, rule, initializer, seed: 5, first: 0, catch_up: CatchUp::Exact };
             check(&settings, &mut Cpu::new(), &rounds).unwrap_or_else(|wrong| panic!("{:?}: {wrong}", settings.rule));
         }
     }

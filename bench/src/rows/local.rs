@@ -120,6 +120,7 @@ impl<'a> Bench<'a> {
             rule: Arc::new(Prepared::new(plan.rule.clone())?),
             initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
             seed: 1,
+            first: 0,
             catch_up: plan.catch_up,
         };
         let states = plan.rule.states().len();
@@ -151,16 +152,17 @@ impl<'a> Bench<'a> {
     }
 
     fn initial(&self, id: u64) -> Vec<u8> {
-        let TableSettings { layout, initializer, seed, .. } = self.table.settings();
-        let mut row = vec![0; layout.row_bytes()];
-        initializer.fill(*seed, id, *layout, &mut row);
+        let settings = self.table.settings();
+        let mut row = vec![0; settings.layout.row_bytes()];
+        settings.begin(id, &mut row);
         row
     }
 
     /// Touches all rows for the first time, a batch after another; an array is filled with the same values.
     fn touch(&mut self) -> Result<Times> {
         let mut times = Times::default();
-        let TableSettings { layout, initializer, seed, .. } = self.table.settings().clone();
+        let settings = self.table.settings().clone();
+        let layout = settings.layout;
         let all: Vec<u64> = (0..self.plan.rows).collect();
         let mut array = vec![0; all.len() * layout.row_bytes()];
         let pieces = array.chunks_mut(self.plan.batch * layout.row_bytes());
@@ -171,7 +173,7 @@ impl<'a> Bench<'a> {
             let own = since(start);
             let straight = timed(|| {
                 for (id, row) in ids.iter().zip(into.chunks_exact_mut(layout.row_bytes())) {
-                    initializer.fill(seed, *id, layout, row);
+                    settings.begin(*id, row);
                 }
             });
             // The last batch may be a short one.

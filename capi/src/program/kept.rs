@@ -34,15 +34,17 @@ impl Kept {
         let mut text = self.config.clone();
         if let Some(layout) = self.layout {
             let (height, width) = (layout.height().bound(), layout.width());
-            let (seed, initializer) = match self.beginning {
-                OpKind::Uniform { low, high, seed, .. } => (seed, format!("uniform {{ low: {low:?} high: {high:?} }}")),
-                OpKind::Gaussian { mean, deviation, seed, .. } => {
-                    (seed, format!("gaussian {{ mean: {mean:?} deviation: {deviation:?} }}"))
+            let beginning = match self.beginning {
+                OpKind::Uniform { low, high, seed, first } => {
+                    format!("seed: {seed} first: {first} uniform {{ low: {low:?} high: {high:?} }}")
                 }
-                OpKind::Fill { value } => (0, format!("constant {{ value: {value:?} }}")),
+                OpKind::Gaussian { mean, deviation, seed, first } => {
+                    format!("seed: {seed} first: {first} gaussian {{ mean: {mean:?} deviation: {deviation:?} }}")
+                }
+                OpKind::Fill { value } => format!("constant {{ value: {value:?} }}"),
                 _ => return Err(self.refuse("found another beginning than fill, uniform or gaussian")),
             };
-            text += &format!(" sparse {{ height: {height} width: {width} seed: {seed} {initializer} }}");
+            text += &format!(" sparse {{ height: {height} width: {width} {beginning} }}");
         }
         OptimizerSettings::from_text(&text)
     }

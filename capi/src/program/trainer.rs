@@ -8,8 +8,9 @@ use pserver_core::error::Failure;
 use pserver_core::port::Arithmetic;
 use pserver_core::program::executor::{Executor, Link, Parts, Standing};
 use pserver_core::program::transpile::Part;
-use pserver_core::program::{Elements, Graph, OpKind, Peer, PlainArithmetic, Tensor, Value, VariableIndex};
+use pserver_core::program::{Elements, Graph, Node, OpKind, Peer, Tensor, Value, VariableIndex};
 use pserver_kernels::cpu::Cpu;
+use pserver_kernels::graph::CpuArithmetic;
 
 use super::kept::{Kept, kept};
 use super::lookups::{Table, tables};
@@ -109,6 +110,49 @@ impl<'c> Trainer<'c> {
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.executor.value(name)
+    }
+
+    /// A parameter as the servers have it after the last step, whole; of a table all rows.
+    ///
+    /// # Errors
+    /// When the part receives no such parameter; who did not answer before the deadline.
+    pub fn fetch(&self, name: &str) -> Result<Tensor, Failure> {
+        let mut all = Vec::new();
+        let mut height = 0;
+        let pieces = self.pieces(name)?;
+        for one in &pieces {
+            let mut piece = Tensor::zeros(one.element_type, &one.shape);
+            if one.layout.is_some() {
+                let ids: Vec<u64> = (0..one.shape[0]).collect();
+                self.client.pull_rows(&mut [WantedRows { name: &one.name, ids: &ids, values: piece.bytes_mut() }])?;
+            } else {
+                self.client.pull(&mut [Wanted { name: &one.name, content: piece.bytes_mut() }])?;
+            }
+            height += one.shape.first().unwrap_or(&1);
+            all.extend_from_slice(piece.bytes());
+        }
+        let mut shape = pieces[0].shape.clone();
+        shape.iter_mut().take(1).for_each(|rows| *rows = height);
+        let mut whole = Tensor::zeros(pieces[0].element_type, &shape);
+        whole.bytes_mut().copy_from_slice(&all);
+        Ok(whole)
+    }
+
+    /// What servers keep of a parameter, in the order of its rows.
+    fn pieces(&self, name: &str) -> Result<Vec<&Kept>, Failure> {
+        let mut nodes = self.graph.scopes().iter().flat_map(|scope| &scope.nodes);
+        let own = |index: &VariableIndex| {
+            let piece = &self.graph.variable(*index).name;
+            self.kept.iter().find(|one| one.name == *piece)
+        };
+        let whole = self.graph.find(name);
+        let writer = nodes.find(|node| whole.is_some_and(|whole| node.outputs.contains(&whole)));
+        let found: Option<Vec<&Kept>> = match writer {
+            Some(Node { kind: OpKind::Recv { .. }, outputs, .. }) => outputs[..1].iter().map(own).collect(),
+            Some(Node { kind: OpKind::Concat { .. }, inputs, .. }) => inputs.iter().map(own).collect(),
+            _ => None,
+        };
+        found.ok_or_else(|| Failure::call(format!("found no parameter {name:?} among what the part receives")))
     }
 
     /// One step: receives parameters, runs the part, sends gradients.
@@ -211,6 +255,6 @@ fn receiver(graph: &Graph, channel: &str) -> Option<VariableIndex> {
 
 /// What runs ops here.
 fn machine() -> Parts {
-    let arithmetic: Box<dyn Arithmetic> = Box::new(PlainArithmetic);
+    let arithmetic: Box<dyn Arithmetic> = Box::new(CpuArithmetic::default());
     Parts { arithmetic, kernels: Box::new(Cpu::default()), senders: Vec::new(), arrivals_max: 1 }
 }

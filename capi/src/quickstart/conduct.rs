@@ -17,7 +17,7 @@ use super::trainer::{FINISH, Report};
 /// How long a server may take until it listens.
 const READY: Duration = Duration::from_secs(30);
 /// More processes than this are no longer a quick start.
-const CHILDREN_MAX: i64 = 64;
+pub(super) const CHILDREN_MAX: i64 = 64;
 
 /// Trains a small network on handwritten digits, with servers and trainers on this machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -101,26 +101,47 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
     std::fs::create_dir_all(&args.model_dir)
         .with_context(|| format!("the model folder {} cannot be made", args.model_dir.display()))?;
     let mut family = Family::new()?;
-    let outcome = start_servers(&mut family, args, &optimizer, program).and_then(|coordinator| {
-        let trainers = start_trainers(&mut family, args, epochs, &coordinator, program)?;
+    let job = Servers {
+        servers: args.servers,
+        shards: args.shards,
+        trainers: args.trainers,
+        mode: args.mode,
+        optimizer: &optimizer,
+        model_dir: Some(&args.model_dir),
+    };
+    let outcome = start_servers(&mut family, &job, program).and_then(|coordinator| {
+        let trainers = start_trainers(&mut family, args, epochs, &optimizer, &coordinator, program)?;
         listen(&mut family, args, epochs, &trainers)
     });
     family.stop();
     outcome
 }
 
+/// The servers of a job.
+pub(super) struct Servers<'a> {
+    pub(super) servers: u16,
+    pub(super) shards: u16,
+    pub(super) trainers: u32,
+    pub(super) mode: Sharing,
+    /// What happens to a gradient of a parameter that says nothing itself, as configuration.
+    pub(super) optimizer: &'a str,
+    /// The folder in which models are saved, if any is.
+    pub(super) model_dir: Option<&'a Path>,
+}
+
 /// Starts server 0, which the others join, then the others; says where server 0 listens.
-fn start_servers(family: &mut Family, args: &Args, optimizer: &str, program: &Path) -> Result<String> {
+pub(super) fn start_servers(family: &mut Family, job: &Servers<'_>, program: &Path) -> Result<String> {
     let mut coordinator: Option<String> = None;
-    for index in 0..args.servers {
+    for index in 0..job.servers {
         let mut command = unconfigured(program);
         command
             .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
-            .args(["--index", &index.to_string(), "--servers", &args.servers.to_string()])
-            .args(["--trainers", &args.trainers.to_string(), "--shards", &args.shards.to_string()])
-            .args(["--mode", &name(args.mode), "--optimizer", optimizer])
-            .arg("--model-dir")
-            .arg(&args.model_dir);
+            .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
+            .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
+            .args(["--mode", &name(job.mode), "--optimizer", job.optimizer]);
+        if let Some(folder) = job.model_dir {
+            command.arg("--model-dir").arg(folder);
+        }
         if let Some(coordinator) = &coordinator {
             command.args(["--coordinator", coordinator]);
         }
@@ -132,7 +153,7 @@ fn start_servers(family: &mut Family, args: &Args, optimizer: &str, program: &Pa
 }
 
 /// A child without the settings that the environment has for another job.
-fn unconfigured(program: &Path) -> Command {
+pub(super) fn unconfigured(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
         command.env_remove(name);
@@ -161,6 +182,7 @@ fn start_trainers(
     family: &mut Family,
     args: &Args,
     epochs: u32,
+    optimizer: &str,
     coordinator: &str,
     program: &Path,
 ) -> Result<Vec<Member>> {
@@ -170,7 +192,8 @@ fn start_trainers(
             .args(["quickstart-trainer", "--coordinator", coordinator])
             .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
             .args(["--mode", &name(args.mode), "--epochs", &epochs.to_string()])
-            .args(["--seed", &args.seed.to_string()]);
+            .args(["--seed", &args.seed.to_string(), "--servers", &args.servers.to_string()])
+            .args(["--optimizer", optimizer]);
         family.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.trainers).map(start).collect()
@@ -204,7 +227,7 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
     }
 }
 
-fn left_early(family: &Family, member: Member) -> anyhow::Error {
+pub(super) fn left_early(family: &Family, member: Member) -> anyhow::Error {
     let (name, words) = (family.name(member), family.last_words(member));
     anyhow::anyhow!("{name} left before the training was over: exit status: 0{words}")
 }

@@ -14,11 +14,6 @@ impl Luck {
         Self(parts.iter().fold(0, |state, &part| Self(state ^ part).next()))
     }
 
-    /// A number in `-1.0 .. 1.0`, in steps of 2^-31.
-    pub(super) fn signed(&mut self) -> f64 {
-        f64::from(self.high()) / f64::from(1_u32 << 31) - 1.0
-    }
-
     /// A number in `0.0 .. 1.0`, in steps of 2^-32.
     pub(super) fn share(&mut self) -> f64 {
         f64::from(self.high()) / (f64::from(u32::MAX) + 1.0)

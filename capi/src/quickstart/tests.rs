@@ -1,4 +1,4 @@
-//! Servers in memory that behave as the real ones promise, and children that behave worse.
+//! Trainers against a server in this process, and children that behave worse than any.
 
 mod children;
 mod learning;

@@ -1,67 +1,33 @@
 //! One trainer of the quickstart: what a user's training loop looks like against a parameter server.
 //!
-//! Not here: the connection to the servers, which is the library's [`ParameterClient`]; the parent that starts
-//! trainers, [`super::run`].
+//! In rounds and without, it runs its part of the program of [`super::network`]; in delta mode it runs the whole program
+//! and pushes how far that came. Not here: how a part runs ([`crate::program`]); the parent that starts trainers,
+//! [`super::run`].
 
 use std::io::{self, Write};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use pserver_core::config::{Merge, Mode};
+use pserver_core::dtype::ElementType;
+use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use pserver_core::program::{Elements, Graph, PlainRun, Purpose, Tensor, Value};
+use pserver_core::wire::Address;
+use pserver_kernels::cpu::Cpu;
+use pserver_kernels::graph::CpuArithmetic;
 use serde::{Deserialize, Serialize};
 
 use super::digits::{Digit, Digits};
-use super::lifeline;
 use super::luck::Luck;
-use super::model::{Gradients, Model};
-use super::plan::{BATCH, LOCAL_STEPS, Optimizer, Plan, Sharing};
+use super::plan::{BATCH, LOCAL_STEPS, Sharing};
+use super::{lifeline, network};
+use crate::client::{Client, ClientOptions, Given, Wanted};
+use crate::program::{Trainer, initialise};
 
 /// What the parent writes to the first trainer when all others are gone.
 pub(super) const FINISH: &str = "finish";
 /// The saved model's path within the servers' model folder.
 const MODEL_PATH: &str = "digits.safetensors";
-
-/// What a trainer needs of the library. Every call blocks, and fails rather than hangs.
-pub trait ParameterClient {
-    /// True for the one trainer that must give the initial values; false, once they are there, for all others.
-    ///
-    /// # Errors
-    /// As every call's: what went wrong, and where.
-    fn begin_init(&mut self) -> Result<bool>;
-    /// Gives a parameter its shape and its first values.
-    ///
-    /// # Errors
-    /// When the servers refuse it or are gone.
-    fn init(&mut self, name: &str, shape: &[u64], values: &[f32]) -> Result<()>;
-    /// Says that every parameter was given.
-    ///
-    /// # Errors
-    /// When the servers refuse it or are gone.
-    fn finish_init(&mut self) -> Result<()>;
-    /// Sends one gradient, or one difference, for each parameter named.
-    ///
-    /// # Errors
-    /// When the servers refuse it or are gone.
-    fn push(&mut self, gradients: &[(&str, &[f32])]) -> Result<()>;
-    /// Fetches values that have seen this trainer's last push.
-    ///
-    /// # Errors
-    /// When the servers refuse it or are gone.
-    fn pull(&mut self, into: &mut [(&str, &mut [f32])]) -> Result<()>;
-    /// Says that this trainer pushes no more.
-    ///
-    /// # Errors
-    /// When the servers are gone.
-    fn leave(&mut self) -> Result<()>;
-    /// Bytes sent and received so far.
-    fn bytes_moved(&self) -> u64;
-    /// This trainer's rank, from zero.
-    fn trainer(&self) -> u32;
-    /// Saves the whole model under `path` in the servers' model folder; says where it lies.
-    ///
-    /// # Errors
-    /// When the path leaves the folder, or it cannot be written.
-    fn save(&mut self, path: &str) -> Result<String>;
-}
 
 /// The options of `pserver quickstart-trainer`, which only `pserver quickstart` starts.
 #[derive(Clone, Debug, clap::Args)]
@@ -84,6 +50,12 @@ pub struct TrainerArgs {
     /// Decides the initial values and the order of the digits.
     #[arg(long)]
     pub seed: u64,
+    /// How many servers there are.
+    #[arg(long)]
+    pub servers: u32,
+    /// The optimizer of the program, as configuration.
+    #[arg(long, value_name = "TEXT")]
+    pub optimizer: String,
 }
 
 /// A line of JSON from a trainer to the parent.
@@ -121,10 +93,11 @@ pub enum Report {
 ///
 /// # Errors
 /// What stopped the training.
-pub fn run<C: ParameterClient>(args: &TrainerArgs, connect: impl FnOnce(&TrainerArgs) -> Result<C>) -> Result<()> {
+pub fn run(args: &TrainerArgs) -> Result<()> {
     let orders = lifeline::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
-    let mut client = connect(args)?;
+    let coordinator = Address::parse(&args.coordinator)?;
+    let client = Client::new(ClientOptions { trainer: Some(args.trainer), ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
         writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")
@@ -134,48 +107,65 @@ pub fn run<C: ParameterClient>(args: &TrainerArgs, connect: impl FnOnce(&Trainer
         ensure!(order == FINISH, "the parent said \"{order}\"; expected \"{FINISH}\"");
         Ok(())
     };
-    train(args, &digits, &mut client, &mut report, others_left)
+    train(args, &digits, &client, &mut report, others_left)
 }
 
 /// Trains, and on trainer 0 measures and saves once `others_left` returns.
 pub(super) fn train(
     args: &TrainerArgs,
     digits: &Digits,
-    client: &mut dyn ParameterClient,
+    client: &Client,
     report: &mut dyn FnMut(&Report) -> Result<()>,
     others_left: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let mut model = Model::new(args.seed);
-    initialise(client, &model)?;
-    pull(client, &mut model)?;
+    let graph = network::program(&args.optimizer, args.seed)?;
+    let parts = transpiler(args.mode).transpile(&graph, cluster(args), &CostModel::default())?;
+    initialise(client, &parts)?;
+    let mut own = Trainer::new(client, &parts)?;
+    let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
+    let mut whole = Whole { client, run: PlainRun::new(&graph, &mut arithmetic, &mut kernels)?, names: names(&graph) };
     let mut course = Course::new(args, digits)?;
-    let mut pace = Pace::new(args.mode, &model)?;
+    let mut pace = match args.mode {
+        Sharing::Sync | Sharing::Async => Pace::Remote(&mut own),
+        Sharing::Delta => Pace::Local { anchor: whole.pull()?, whole: &mut whole, since_pull: 0 },
+    };
     let start = Instant::now();
     for epoch in 1..=args.epochs {
         let mut loss = 0.0;
         for batch in course.epoch(epoch) {
-            let gradients = model.gradients(&batch);
-            loss += gradients.loss / course.steps_as_real();
-            pace.step(client, &mut model, &gradients)?;
+            loss += pace.step(&batch)? / course.steps_as_real();
         }
-        report(&Report::Epoch {
-            trainer: args.trainer,
-            epoch,
-            loss,
-            steps: u64::from(epoch) * course.steps as u64,
-            bytes: client.bytes_moved(),
-            seconds: start.elapsed().as_secs_f64(),
-        })?;
+        let (steps, moved) = (u64::from(epoch) * course.steps as u64, client.moved());
+        let (bytes, seconds) = (moved.sent + moved.received, start.elapsed().as_secs_f64());
+        report(&Report::Epoch { trainer: args.trainer, epoch, loss, steps, bytes, seconds })?;
     }
-    pace.finish(client, &mut model)?;
+    pace.finish()?;
     if args.trainer == 0 {
         others_left()?;
-        pull(client, &mut model)?;
-        let accuracy = model.accuracy(&digits.held_out());
-        let path = client.save(MODEL_PATH)?;
+        whole.pull()?;
+        let accuracy = whole.accuracy(&digits.held_out())?;
+        let path = client.save_model(MODEL_PATH)?.0;
         report(&Report::Final { trainer: 0, accuracy, path })?;
     }
-    client.leave()
+    Ok(client.leave()?)
+}
+
+/// What divides the program. Servers that add differences keep the same as those that optimize.
+fn transpiler(sharing: Sharing) -> ParameterServer {
+    let mode = match sharing {
+        Sharing::Sync | Sharing::Delta => Mode::Sync,
+        Sharing::Async => Mode::Async,
+    };
+    ParameterServer { mode, merge: Merge::Mean, ..ParameterServer::default() }
+}
+
+fn cluster(args: &TrainerArgs) -> Cluster {
+    Cluster { trainers: args.trainers, servers: args.servers }
+}
+
+fn names(graph: &Graph) -> Vec<String> {
+    let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
+    parameters.map(|variable| variable.name.clone()).collect()
 }
 
 /// The order in which a trainer sees its digits.
@@ -207,77 +197,111 @@ impl<'a> Course<'a> {
     }
 }
 
-/// What happens between one batch and the next.
-enum Pace {
-    /// The servers step.
-    Remote,
-    /// The trainer steps and pushes how far it came since its last pull.
-    Local { rate: f32, since_pull: u32, anchor: Model },
+/// The whole program in this process, with the servers' parameters. They are small, and so never cut.
+struct Whole<'a> {
+    client: &'a Client,
+    run: PlainRun<'a>,
+    /// Those of the parameters.
+    names: Vec<String>,
 }
 
-impl Pace {
-    fn new(sharing: Sharing, model: &Model) -> Result<Self> {
-        Ok(match sharing {
-            Sharing::Sync | Sharing::Async => Self::Remote,
-            Sharing::Delta => {
-                Self::Local { rate: Plan::new(sharing, Optimizer::Sgd)?.rate, since_pull: 0, anchor: model.clone() }
-            }
-        })
+impl Whole<'_> {
+    /// Sets the parameters to what the servers have.
+    fn pull(&mut self) -> Result<Vec<Tensor>> {
+        let mut tensors = self.parameters();
+        let places = self.names.iter().zip(&mut tensors);
+        let mut wanted: Vec<Wanted<'_>> =
+            places.map(|(name, tensor)| Wanted { name, content: tensor.bytes_mut() }).collect();
+        self.client.pull(&mut wanted)?;
+        for (name, tensor) in self.names.iter().zip(&tensors) {
+            self.run.set(name, tensor.clone())?;
+        }
+        Ok(tensors)
     }
 
-    fn step(&mut self, client: &mut dyn ParameterClient, model: &mut Model, gradients: &Gradients) -> Result<()> {
+    fn parameters(&self) -> Vec<Tensor> {
+        let value = |name: &String| self.run.value(name).expect("a parameter has a value").tensor().clone();
+        self.names.iter().map(value).collect()
+    }
+
+    fn push(&self, differences: &[Tensor]) -> Result<()> {
+        let one = |(name, tensor)| Given { name, element_type: ElementType::Float32, content: Tensor::bytes(tensor) };
+        let given: Vec<Given<'_>> = self.names.iter().map(String::as_str).zip(differences).map(one).collect();
+        Ok(self.client.push(&given, None)?)
+    }
+
+    fn step(&mut self, batch: &[&Digit]) -> Result<f32> {
+        for (name, tensor) in network::data(batch) {
+            self.run.set(name, tensor)?;
+        }
+        self.run.step()?;
+        scalar(self.run.value("loss"))
+    }
+
+    /// The share of these digits that are named rightly.
+    fn accuracy(&mut self, digits: &[&Digit]) -> Result<f64> {
+        self.step(digits)?;
+        Ok(scalar(self.run.value("accuracy"))?.into())
+    }
+}
+
+/// What happens between one batch and the next.
+enum Pace<'a, 'c> {
+    /// The servers step.
+    Remote(&'a mut Trainer<'c>),
+    /// The trainer steps and pushes how far it came since its last pull.
+    Local { whole: &'a mut Whole<'c>, since_pull: u32, anchor: Vec<Tensor> },
+}
+
+impl Pace<'_, '_> {
+    /// Learns from a batch; gives its loss.
+    fn step(&mut self, batch: &[&Digit]) -> Result<f32> {
         match self {
-            Self::Remote => {
-                push(client, model, &gradients.by_parameter)?;
-                pull(client, model)
+            Self::Remote(own) => {
+                for (name, tensor) in network::data(batch) {
+                    own.feed(name, tensor)?;
+                }
+                own.step()?;
+                scalar(own.value("loss"))
             }
-            Self::Local { rate, since_pull, .. } => {
-                model.descend(gradients, *rate);
+            Self::Local { whole, since_pull, .. } => {
+                let loss = whole.step(batch)?;
                 *since_pull += 1;
-                if *since_pull == LOCAL_STEPS { self.finish(client, model) } else { Ok(()) }
+                if *since_pull == LOCAL_STEPS {
+                    self.finish()?;
+                }
+                Ok(loss)
             }
         }
     }
 
     /// Pushes the steps that were not pushed yet.
-    fn finish(&mut self, client: &mut dyn ParameterClient, model: &mut Model) -> Result<()> {
-        let Self::Local { since_pull, anchor, .. } = self else {
-            return Ok(());
-        };
+    fn finish(&mut self) -> Result<()> {
+        let Self::Local { whole, since_pull, anchor } = self else { return Ok(()) };
         if *since_pull > 0 {
-            push(client, model, &differences(model, anchor))?;
-            pull(client, model)?;
-            anchor.clone_from(model);
+            let pairs = whole.parameters().into_iter().zip(&*anchor).map(|(new, old)| difference(&new, old));
+            let differences: Vec<Tensor> = pairs.collect();
+            whole.push(&differences)?;
+            *anchor = whole.pull()?;
             *since_pull = 0;
         }
         Ok(())
     }
 }
 
-fn differences(new: &Model, old: &Model) -> Vec<Vec<f32>> {
-    let pairs = new.parameters().iter().zip(old.parameters());
-    pairs.map(|(new, old)| new.values.iter().zip(&old.values).map(|(new, old)| new - old).collect()).collect()
+fn difference(new: &Tensor, old: &Tensor) -> Tensor {
+    let difference = floats(new).iter().zip(floats(old)).map(|(new, old)| new - old).collect();
+    Tensor::new(new.shape(), Elements::Float32(difference))
 }
 
-fn initialise(client: &mut dyn ParameterClient, model: &Model) -> Result<()> {
-    if client.begin_init()? {
-        for parameter in model.parameters() {
-            client.init(&parameter.name, &parameter.shape, &parameter.values)?;
-        }
-        client.finish_init()?;
+fn scalar(value: Option<&Value>) -> Result<f32> {
+    let value = value.context("found no value after a step")?;
+    Ok(floats(value.tensor())[0])
+}
+
+fn floats(tensor: &Tensor) -> &[f32] {
+    match tensor.elements() {
+        Elements::Float32(values) => values,
+        other => panic!("the network has {}", other.element_type()),
     }
-    Ok(())
-}
-
-fn push(client: &mut dyn ParameterClient, model: &Model, values: &[Vec<f32>]) -> Result<()> {
-    let names = model.parameters().iter().map(|parameter| parameter.name.as_str());
-    let named: Vec<(&str, &[f32])> = names.zip(values.iter().map(Vec::as_slice)).collect();
-    client.push(&named)
-}
-
-fn pull(client: &mut dyn ParameterClient, model: &mut Model) -> Result<()> {
-    let parameters = model.parameters_mut().iter_mut();
-    let mut into: Vec<(&str, &mut [f32])> =
-        parameters.map(|parameter| (parameter.name.as_str(), parameter.values.as_mut_slice())).collect();
-    client.pull(&mut into)
 }

@@ -17,6 +17,8 @@ use super::luck::Luck;
 
 /// Verses in the text.
 pub const VERSES: usize = 31_102;
+/// Pairs in one pass over the text, to within a hundredth: which words stay and how wide windows are is luck.
+pub const EPOCH_PAIRS: u32 = 2_326_000;
 /// Distinct words, in lower case.
 pub const VOCABULARY: usize = 12_762;
 /// Words drawn at random for every pair.
@@ -204,7 +206,7 @@ fn split(verse: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{NEGATIVES, Pairs, Words, nearest, split};
+    use super::{EPOCH_PAIRS, NEGATIVES, Pairs, Words, nearest, split};
 
     #[test]
     fn the_text_is_whole_and_ranked() {
@@ -262,6 +264,15 @@ mod tests {
         for labels in pairs.labels.chunks_exact(NEGATIVES + 1) {
             assert_eq!(labels, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
         }
+    }
+
+    #[test]
+    fn a_pass_over_the_text_has_as_many_pairs_as_is_said() {
+        let words = Words::load().unwrap();
+        let mut pairs = words.pairs(0, 1, 0, 3).unwrap();
+        let batches = std::iter::from_fn(|| pairs.next(100)).count();
+        let said = usize::try_from(EPOCH_PAIRS).unwrap();
+        assert!((batches * 100).abs_diff(said) < said / 100, "{batches} batches of 100");
     }
 
     #[test]

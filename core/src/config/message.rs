@@ -99,6 +99,8 @@ pub(super) struct SparseConfig {
     pub(super) uniform: Option<UniformConfig>,
     #[prost(message, optional, tag = "9")]
     pub(super) gaussian: Option<GaussianConfig>,
+    #[prost(uint64, optional, tag = "10")]
+    pub(super) first: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

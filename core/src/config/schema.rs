@@ -141,6 +141,7 @@ static SPARSE: Schema = Schema {
         field("constant", 7, Kind::Message(&CONSTANT)),
         field("uniform", 8, Kind::Message(&UNIFORM)),
         field("gaussian", 9, Kind::Message(&GAUSSIAN)),
+        field("first", 10, Kind::Uint64),
     ],
 };
 

@@ -24,6 +24,8 @@ pub struct SparseSettings {
     pub lazy: bool,
     /// What the rows' beginnings are drawn from.
     pub seed: u64,
+    /// The number that row 0 is drawn as, so that a parameter of some rows begins as they would in the whole.
+    pub first: u64,
     /// How a row begins.
     pub initializer: Initializer,
 }
@@ -61,6 +63,7 @@ pub(super) fn settings(message: &SparseConfig) -> Result<SparseSettings, Failure
         buckets: narrow(positive("buckets", message.buckets.map(u64::from), BUCKETS_MAX.into())?),
         lazy: message.lazy(),
         seed: message.seed(),
+        first: message.first(),
         initializer: initializer(message)?,
     };
     if settings.height.is_none() && settings.rows.is_none() {
@@ -80,6 +83,7 @@ pub(super) fn message(settings: &SparseSettings) -> SparseConfig {
         buckets: settings.buckets,
         lazy: Some(settings.lazy),
         seed: Some(settings.seed),
+        first: (settings.first > 0).then_some(settings.first),
         ..SparseConfig::default()
     };
     match settings.initializer {

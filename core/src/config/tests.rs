@@ -366,6 +366,7 @@ fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
     let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
     assert_eq!(sparse("height: 9 width: 2"), rows);
     assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, u64::MAX);
+    assert_eq!((sparse("rows: 5 first: 7").first, sparse("rows: 5").first), (7, 0));
     assert_eq!(
         sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer,
         Initializer::Uniform { low: -0.5, high: 0.5 }
@@ -378,7 +379,8 @@ fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
     check_refused("sparse { rows: 1 gaussian { deviation: -1 } }", &["sparse.gaussian.deviation"]);
     check_refused("sparse { rows: 1 constant { value: nan } }", &["sparse.constant.value"]);
     check_refused("sparse { rows: 1 constant { } uniform { } }", &["more than one"]);
-    let config = ParameterConfig { rule: Rule::default(), sparse: Some(sparse("rows: 7 seed: 3 uniform { }")) };
+    let config =
+        ParameterConfig { rule: Rule::default(), sparse: Some(sparse("rows: 7 seed: 3 first: 9 uniform { }")) };
     assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
 }
 

@@ -178,12 +178,13 @@ impl Wish {
 impl Bucket {
     /// A bucket without a row, with memory for as many as it may have.
     pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Prepared>) -> Result<Self, Failure> {
-        let SparseSettings { lazy, seed, initializer, .. } = plan.sparse;
+        let SparseSettings { lazy, seed, first, initializer, .. } = plan.sparse;
         let settings = TableSettings {
             layout: plan.layout,
             rule: Arc::clone(rule),
             initializer,
             seed,
+            first,
             catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
         };
         let states = rule.states().len();

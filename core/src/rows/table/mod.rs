@@ -351,12 +351,12 @@ impl RowTable {
                 "no room for row {id}: {rows} rows take {record_bytes} bytes, and {index_bytes} to find them; {why}"
             ))
         })?;
-        let TableSettings { layout, rule, initializer, seed, .. } = &self.settings;
+        let TableSettings { layout, rule, .. } = &self.settings;
         let head = if self.rest == Rest::Always { 0 } else { HEAD_BYTES };
         let record = self.records.add();
         record.fill(0);
         let (weight, states) = record[head..].split_at_mut(self.shape.row_bytes);
-        initializer.fill(*seed, id, *layout, weight);
+        self.settings.begin(id, weight);
         for (declared, state) in rule.states().iter().zip(states.chunks_exact_mut(self.shape.row_bytes)) {
             optim::fill(layout.element_type(), state, declared.initial);
         }
@@ -445,8 +445,7 @@ impl RowTable {
                 TileRow { slot: Some(slot), .. } => tile.load(index, &self.records.get(slot)[self.head_bytes()..]),
                 TileRow { slot: None, id, .. } => {
                     tile.begin_states(index, self.past());
-                    let TableSettings { layout, initializer, seed, .. } = &self.settings;
-                    initializer.fill(*seed, id, *layout, tile.weight(index));
+                    self.settings.begin(id, tile.weight(index));
                 }
             }
         }
@@ -505,7 +504,7 @@ impl RowTable {
         }
         match slot {
             Some(slot) => row.copy_from_slice(&self.records.get(slot)[self.head_bytes()..][..self.shape.row_bytes]),
-            None => self.settings.initializer.fill(self.settings.seed, id, self.settings.layout, row),
+            None => self.settings.begin(id, row),
         }
         None
     }

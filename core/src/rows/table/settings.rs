@@ -39,11 +39,21 @@ pub struct TableSettings {
     pub initializer: Initializer,
     /// With the id it decides the initial values; the same on every server and after every restart.
     pub seed: u64,
+    /// The number that row 0 begins as: the table may be some rows of a larger one.
+    pub first: u64,
     /// What becomes of the updates that a row has missed.
     pub catch_up: CatchUp,
 }
 
 impl TableSettings {
+    /// Writes the row `id` as it is before anybody touches it.
+    ///
+    /// # Panics
+    /// When `row` is not one row long.
+    pub fn begin(&self, id: u64, row: &mut [u8]) {
+        self.initializer.fill(self.seed, self.first.wrapping_add(id), self.layout, row);
+    }
+
     /// Refuses what does not go together.
     ///
     /// # Errors

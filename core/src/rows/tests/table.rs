@@ -36,6 +36,7 @@ fn settings_of(rule: Rule) -> TableSettings {
         rule: Arc::new(Prepared::new(rule).expect("a valid rule")),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
         seed: 11,
+        first: 0,
         catch_up: CatchUp::Exact,
     }
 }
@@ -83,8 +84,7 @@ impl Player {
 
     fn initial(&self, id: u64) -> Vec<f32> {
         let mut row = vec![0; 8];
-        let TableSettings { layout, initializer, seed, .. } = self.table.settings();
-        initializer.fill(*seed, id, *layout, &mut row);
+        self.table.settings().begin(id, &mut row);
         floats(&row)
     }
 
