@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::bucket::{Bucket, Wish};
 use super::pool::Pool;
-use super::round::Round;
+use super::round::{Contribution, Round};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Gradient, Prepared, Step};
+use crate::optim::{Algorithm, Prepared, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -85,11 +85,20 @@ pub(super) enum Stage {
 }
 
 /// What a chunk holds.
-enum Content {
+pub(super) enum Content {
     /// A piece of a tensor.
     Dense(Arc<Value>),
     /// A table of rows.
     Rows(Box<Bucket>),
+}
+
+impl Content {
+    fn dense(&self) -> &Arc<Value> {
+        match self {
+            Self::Dense(value) => value,
+            Self::Rows(_) => panic!("a bucket has no one value: who asks for it looks at that first"),
+        }
+    }
 }
 
 /// A piece of a parameter.
@@ -104,10 +113,12 @@ pub(super) struct Chunk {
     pub(super) heard: Vec<Heard>,
     pub(super) round: Round,
     pub(super) waiters: Vec<Waiter>,
+    /// Since when the shard's list of waits says that somebody waits for it.
+    pub(super) noted: Option<Now>,
     pub(super) states: Vec<Lease>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Restoring>,
-    content: Content,
+    pub(super) content: Content,
 }
 
 impl Chunk {
@@ -121,6 +132,7 @@ impl Chunk {
             heard: Vec::new(),
             round: Round::default(),
             waiters: Vec::new(),
+            noted: None,
             states: Vec::new(),
             restored: None,
             content: Content::Dense(Arc::new(Value::new(value, bytes))),
@@ -138,6 +150,7 @@ impl Chunk {
             heard: Vec::new(),
             round: Round::default(),
             waiters: Vec::new(),
+            noted: None,
             states: Vec::new(),
             restored: None,
             content: Content::Rows(Box::new(bucket)),
@@ -161,10 +174,7 @@ impl Chunk {
     }
 
     fn dense(&self) -> &Arc<Value> {
-        match &self.content {
-            Content::Dense(value) => value,
-            Content::Rows(_) => panic!("chunk {:?} is a bucket: who asks for a value looks at that first", self.id),
-        }
+        self.content.dense()
     }
 
     /// The value as it is now; whoever holds it keeps this version.
@@ -197,13 +207,23 @@ impl Chunk {
         self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
     }
 
+    /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
+    /// those who wait for it.
+    pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Arc<Value>)) {
+        for one in self.round.contributions() {
+            let heard = heard_of(&mut self.heard, one.trainer);
+            heard.push = one.call;
+            heard.clock += 1;
+            if one.since.is_some() {
+                send(one, Arc::clone(self.content.dense()));
+            }
+        }
+        self.round.close();
+    }
+
     /// What this chunk remembers of `trainer`.
     pub(super) fn heard_mut(&mut self, trainer: TrainerId) -> &mut Heard {
-        let index = trainer.0 as usize;
-        if self.heard.len() <= index {
-            self.heard.resize(index + 1, Heard::default());
-        }
-        &mut self.heard[index]
+        heard_of(&mut self.heard, trainer)
     }
 
     /// What this chunk remembers of `trainer`, without making room for it.
@@ -244,7 +264,7 @@ impl Chunk {
         self.version.0 += 1;
     }
 
-    /// Turns gradients into the next version: in place when nobody reads the value, else into a fresh lease. The
+    /// Turns the gradients of the round into the next version: in place when nobody reads the value, else into a fresh lease. The
     /// version of `step` is set here; `scalars` is a place for the update's numbers.
     pub(super) fn update(
         &mut self,
@@ -252,7 +272,6 @@ impl Chunk {
         pool: &mut Pool,
         scalars: &mut Vec<f64>,
         step: &Step,
-        gradients: &[Gradient<'_>],
     ) -> Result<(), Failure> {
         self.make_writable(pool)?;
         let bytes = self.bytes as usize;
@@ -269,9 +288,17 @@ impl Chunk {
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],
-            gradients,
+            gradients: &self.round.gradients(self.element_type, self.bytes),
         });
         self.version.0 += 1;
         Ok(())
     }
+}
+
+fn heard_of(heard: &mut Vec<Heard>, trainer: TrainerId) -> &mut Heard {
+    let index = trainer.0 as usize;
+    if heard.len() <= index {
+        heard.resize(index + 1, Heard::default());
+    }
+    &mut heard[index]
 }

@@ -250,10 +250,15 @@ impl Round {
         Ok(())
     }
 
-    /// Ends the round and gives back who took part.
-    pub(super) fn close(&mut self) -> impl Iterator<Item = Contribution> {
+    /// Who takes part, in trainer order.
+    pub(super) fn contributions(&self) -> &[Contribution] {
+        &self.contributions
+    }
+
+    /// Ends the round.
+    pub(super) fn close(&mut self) {
         self.sum = None;
-        self.contributions.drain(..)
+        self.contributions.clear();
     }
 }
 

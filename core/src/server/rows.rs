@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use super::bucket::{Bucket, Gathered, RowsLease, RowsPlan, RowsRoom, Wish};
-use super::chunk::{Chunk, Waiter};
+use super::chunk::{Chunk, Content, Waiter};
 use super::reply::Refusal;
-use super::round::{Contribution, Round};
+use super::round::Contribution;
 use super::serving::{Context, Serving, Verdict, version_entry};
 use crate::error::Failure;
 use crate::ids::{TrainerId, Version};
@@ -163,17 +163,16 @@ impl Serving {
 }
 
 impl Chunk {
-    /// Turns the contributions of a round into the next version of a bucket.
+    /// Turns the contributions of the round into the next version of a bucket.
     pub(super) fn update_rows(
         &mut self,
         room: &mut RowsRoom,
         kernels: &mut dyn Kernels,
         step: &Step,
-        round: &Round,
     ) -> Result<(), Failure> {
         let step = Step { version: Version(self.version.0 + 1), ..*step };
-        let bucket = self.bucket_mut().expect("rows go to a bucket");
-        bucket.update(room, kernels, &step, round.rows())?;
+        let Content::Rows(bucket) = &mut self.content else { panic!("rows go to a bucket") };
+        bucket.update(room, kernels, &step, self.round.rows())?;
         self.version = step.version;
         Ok(())
     }

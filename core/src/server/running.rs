@@ -1,16 +1,10 @@
 //! The ops of a server's program on chunks: an instance is a chunk, or all chunks of a parameter whose rule needs the
 //! whole gradient, and the executor runs it as far as what is there allows.
 
-use smallvec::SmallVec;
-
 use super::round::Contribution;
 use super::serving::{Context, Serving};
 use crate::ids::TrainerId;
 use crate::program::executor::{Act, Plan, Port, UnitIndex, Wait};
-use crate::time::Now;
-
-/// Chunks that step together, most often one.
-type Places = SmallVec<[usize; 2]>;
 
 /// There was no lease for an update: it has not run, and runs when one comes back.
 struct Stalled;
@@ -28,43 +22,41 @@ enum Given {
 struct Instance<'a, 'b> {
     serving: &'a mut Serving,
     cx: &'a mut Context<'b>,
-    places: Places,
+    /// Chunks that step together, most often one.
+    places: &'a [usize],
     /// The chunk that something has arrived for.
     place: usize,
-    arrived: Option<Contribution>,
+    arrived: &'a mut Option<Contribution>,
     given: Option<Given>,
 }
 
 impl Serving {
     /// Lets a chunk's program run with what has arrived, if anything, until no op is ready. What may not enter its
     /// round yet waits.
-    pub(super) fn run(&mut self, cx: &mut Context<'_>, place: usize, arrived: Option<Contribution>) {
+    pub(super) fn run(&mut self, cx: &mut Context<'_>, place: usize, mut arrived: Option<Contribution>) {
         if self.is_before_restored(cx, place) {
             return;
         }
-        let places = self.instance(place);
-        let before: SmallVec<[Option<Now>; 2]> =
-            places.iter().map(|place| self.table.chunks[*place].waits_since()).collect();
+        let chunk = &self.table.chunks[place];
+        let (alone, group);
+        let places: &[usize] = if chunk.rule.rule().is_element_wise() {
+            alone = [place];
+            &alone
+        } else {
+            group = self.table.held(chunk.id).group.chunks.clone();
+            &group
+        };
         let mut running = self.programs.take(place);
-        let mut instance = Instance { serving: self, cx, places, place, arrived, given: None };
+        let mut instance = Instance { serving: self, cx, places, place, arrived: &mut arrived, given: None };
         while let Ok(Some(_)) = running.marking.step(&running.plan, &mut instance) {}
         debug_assert!(running.marking.is_at_rest(&running.plan), "an event leaves nothing under way");
-        let Instance { places, arrived, .. } = instance;
         if let Some(early) = arrived {
             self.table.chunks[place].round.add_ahead(early);
         }
         self.programs.bring_back(place, running);
-        for (place, before) in places.iter().zip(before) {
-            self.note_waits(*place, before);
+        for place in places {
+            self.note_waits(*place);
         }
-    }
-
-    fn instance(&self, place: usize) -> Places {
-        let chunk = &self.table.chunks[place];
-        if chunk.rule.rule().is_element_wise() {
-            return SmallVec::from_elem(place, 1);
-        }
-        self.table.held(chunk.id).group.chunks.iter().copied().collect()
     }
 }
 
@@ -94,7 +86,7 @@ impl Instance<'_, '_> {
     }
 
     fn update(&mut self) -> Result<(), Stalled> {
-        let is_done = match self.places.as_slice() {
+        let is_done = match self.places {
             [place] if self.serving.table.chunks[*place].rule.rule().is_element_wise() => {
                 self.serving.apply(self.cx, *place, None)
             }

@@ -232,13 +232,12 @@ impl Serving {
     /// Ends the waits that are older than `limit`, naming who is missing.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
         while let Some((_, place)) = self.waits.first().copied().filter(|(since, _)| *since + limit <= cx.now) {
-            let before = self.table.chunks[place].waits_since();
             let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
             let chunk = &mut self.table.chunks[place];
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
-            self.note_waits(place, before);
+            self.note_waits(place);
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
@@ -381,7 +380,6 @@ impl Serving {
             self.put_again(cx, place, contribution);
             return;
         }
-        let before = self.table.chunks[place].waits_since();
         match self.verdict(place, &head, entry).expect("the entry was checked") {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
             // The parts before the last are answered as they come.
@@ -401,7 +399,7 @@ impl Serving {
             }
             Verdict::New => return self.run(cx, place, Some(contribution)),
         }
-        self.note_waits(place, before);
+        self.note_waits(place);
     }
 
     /// Puts a contribution from the journal where it was when the checkpoint wrote its chunk. One that was in the
@@ -464,9 +462,8 @@ impl Serving {
         if waiter.peer == NOBODY {
             return;
         }
-        let before = self.table.chunks[place].waits_since();
         self.table.chunks[place].waiters.push(waiter);
-        self.note_waits(place, before);
+        self.note_waits(place);
     }
 
     /// Answers somebody with the value, or with the rows that were asked for.
@@ -478,12 +475,15 @@ impl Serving {
         }
     }
 
-    /// Keeps the list of waits true to a chunk whose oldest wait was `before`.
-    pub(super) fn note_waits(&mut self, place: usize, before: Option<Now>) {
-        let after = self.table.chunks[place].waits_since();
+    /// Keeps the list of waits true to a chunk that may have changed.
+    #[inline]
+    pub(super) fn note_waits(&mut self, place: usize) {
+        let chunk = &mut self.table.chunks[place];
+        let (before, after) = (chunk.noted, chunk.waits_since());
         if before == after {
             return;
         }
+        chunk.noted = after;
         if let Some(before) = before {
             self.waits.remove(&(before, place));
         }
@@ -560,21 +560,16 @@ impl Serving {
         let scale = self.scale(place);
         let chunk = &mut self.table.chunks[place];
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
-        let mut round = std::mem::take(&mut chunk.round);
         let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && scale == 1.0;
-        let only = if is_sum { round.take_only(chunk.element_type) } else { None };
+        let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
                 chunk.take_over(gradient);
                 Ok(())
             }
-            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &round),
-            None => {
-                let gradients = round.gradients(chunk.element_type, chunk.bytes);
-                chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step, &gradients)
-            }
+            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step),
+            None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step),
         };
-        chunk.round = round;
         if updated.is_err() {
             self.stalled.push(place);
         }
@@ -584,16 +579,8 @@ impl Serving {
     /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
-        let mut round = std::mem::take(&mut chunk.round);
-        for one in round.close() {
-            let heard = chunk.heard_mut(one.trainer);
-            heard.push = one.call;
-            heard.clock += 1;
-            if one.since.is_some() {
-                cx.replies.value(one.peer, &one.head, value_entry(chunk), chunk.value());
-            }
-        }
-        chunk.round = round;
+        let entry = value_entry(chunk);
+        chunk.close_round(|one, value| cx.replies.value(one.peer, &one.head, entry, value));
         self.answer_waiters(cx, place);
     }
 
@@ -668,7 +655,6 @@ impl Serving {
         }
         held.group.owner = held.group.owner.filter(|owner| *owner != trainer);
         for place in &places {
-            let before = self.table.chunks[*place].waits_since();
             let chunk = &mut self.table.chunks[*place];
             if let Some((one, since)) =
                 chunk.round.withdraw(trainer).and_then(|one| one.since.map(|since| (one, since)))
@@ -677,7 +663,7 @@ impl Serving {
                 let version = Version(chunk.version.0 + 1);
                 chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since, wish: None });
             }
-            self.note_waits(*place, before);
+            self.note_waits(*place);
         }
         self.run(cx, places[0], None);
     }

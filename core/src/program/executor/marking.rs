@@ -31,13 +31,28 @@ struct Turn {
 /// that what it waits for is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marking {
-    /// For every unit, how many of those before it have not run in this turn.
+    /// For every unit that has not run in this turn, how many of those before it have not; for one that has, how many
+    /// it will wait for in the next.
     missing: Vec<u32>,
     /// A bit for every marked unit.
     marked: Vec<u64>,
     turns: Vec<Turn>,
-    /// Where the search for a ready unit begins.
-    from: usize,
+    from: From,
+}
+
+/// Where the search for a ready unit begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct From {
+    /// The word of marks.
+    word: u32,
+    /// The bits of that word from there on.
+    bits: u64,
+}
+
+impl From {
+    const fn place(place: u32) -> Self {
+        Self { word: place / 64, bits: u64::MAX << (place % 64) }
+    }
 }
 
 impl Marking {
@@ -46,10 +61,10 @@ impl Marking {
     pub fn new(plan: &Plan) -> Self {
         let units = plan.units().len();
         let mut new = Self {
-            missing: vec![0; units],
+            missing: plan.units().iter().map(|unit| unit.predecessors).collect(),
             marked: vec![0; units.div_ceil(64)],
             turns: vec![Turn::default(); plan.stages().len()],
-            from: 0,
+            from: From::place(0),
         };
         new.begin(plan);
         new
@@ -99,70 +114,51 @@ impl Marking {
         self.turns[plan.units()[unit.place()].stage as usize].over
     }
 
-    /// The units that wait, with what for; none for those that wait for another unit of their turn.
-    pub(super) fn waiting<P: Port>(&self, plan: &Plan, port: &mut P) -> Vec<(UnitIndex, Option<Wait>)> {
-        let all = plan.units().iter().enumerate();
-        let open = all.filter(|(place, unit)| self.turns[unit.stage as usize].left > 0 && !self.has_run(*place));
-        let index = open.map(|(place, _)| UnitIndex::of(place)).collect::<Vec<_>>();
-        let wait = |unit: UnitIndex| if self.is_marked(unit.place()) { port.waits(plan, unit) } else { None };
-        let waits: Vec<_> = index.iter().copied().map(wait).collect();
-        index.into_iter().zip(waits).collect()
-    }
-
-    /// Whether a unit has run in the turn of its stage.
-    fn has_run(&self, place: usize) -> bool {
-        !self.is_marked(place) && self.missing[place] == 0
+    /// The marked units that wait, with what for.
+    pub(super) fn waiting<P: Port>(&self, plan: &Plan, port: &mut P) -> Vec<(UnitIndex, Wait)> {
+        let marked = (0..plan.units().len()).filter(|place| self.is_marked(*place)).map(UnitIndex::of);
+        marked.filter_map(|unit| port.waits(plan, unit).map(|wait| (unit, wait))).collect()
     }
 
     fn is_marked(&self, place: usize) -> bool {
         self.marked[place / 64] & (1 << (place % 64)) != 0
     }
 
+    /// Asks each marked unit once.
     #[inline]
     fn first_ready<P: Port>(&self, plan: &Plan, port: &mut P) -> Option<UnitIndex> {
-        self.ready_in(plan, port, self.from, plan.units().len()).or_else(|| self.ready_in(plan, port, 0, self.from))
-    }
-
-    #[inline]
-    fn ready_in<P: Port>(&self, plan: &Plan, port: &mut P, from: usize, end: usize) -> Option<UnitIndex> {
-        let mut place = from;
-        while place < end {
-            let rest = self.marked[place / 64] >> (place % 64);
-            if rest == 0 {
-                place = (place / 64 + 1) * 64;
-                continue;
-            }
-            place += rest.trailing_zeros() as usize;
-            if place >= end {
-                return None;
-            }
-            let unit = UnitIndex::of(place);
-            if port.waits(plan, unit).is_none() {
+        let From { mut word, bits } = self.from;
+        let mut marked = *self.marked.get(word as usize)? & bits;
+        for left in (0..self.marked.len()).rev() {
+            if let Some(unit) = ready_of(plan, port, word, marked) {
                 return Some(unit);
             }
-            place += 1;
+            word = if (word as usize) + 1 < self.marked.len() { word + 1 } else { 0 };
+            marked = self.marked[word as usize] & if left == 0 { !bits } else { u64::MAX };
         }
-        None
+        ready_of(plan, port, word, marked)
     }
 
     #[inline]
     fn ran(&mut self, plan: &Plan, index: UnitIndex) {
-        let unit = &plan.units()[index.place()];
-        self.marked[index.place() / 64] &= !(1 << (index.place() % 64));
-        for follower in plan.followers(unit) {
+        let (place, unit) = (index.place(), &plan.units()[index.place()]);
+        self.marked[place / 64] &= !(1 << (place % 64));
+        // Nothing lowers it again in this turn, so that the next one need not set it.
+        self.missing[place] = unit.predecessors;
+        for follower in &unit.followers {
             let missing = &mut self.missing[*follower as usize];
             *missing -= 1;
             if *missing == 0 {
-                self.mark(*follower as usize);
+                self.mark(*follower);
             }
         }
         if unit.act == Act::Loop {
             self.begin_loop(plan, index);
         }
-        let stage = unit.stage as usize;
-        self.turns[stage].left -= 1;
-        if self.turns[stage].left == 0 {
-            self.end_turn(plan, stage);
+        let turn = &mut self.turns[unit.stage as usize];
+        turn.left -= 1;
+        if turn.left == 0 {
+            self.end_turn(plan, unit.stage as usize);
         }
     }
 
@@ -176,27 +172,41 @@ impl Marking {
         }
     }
 
-    fn end_turn(&mut self, plan: &Plan, stage: usize) {
-        self.turns[stage].over += 1;
-        self.from = plan.stages()[stage].units.1 as usize;
-        if plan.stages()[stage].begun_by.is_some() {
-            self.begin_turn(plan, stage);
-        }
-    }
-
-    fn begin_turn(&mut self, plan: &Plan, stage: usize) {
-        let (first, end) = plan.stages()[stage].units;
-        self.turns[stage].left = end - first;
-        for place in first as usize..end as usize {
-            self.missing[place] = plan.units()[place].predecessors;
-            if self.missing[place] == 0 {
-                self.mark(place);
-            }
+    #[inline]
+    fn end_turn(&mut self, plan: &Plan, number: usize) {
+        let stage = &plan.stages()[number];
+        self.turns[number].over += 1;
+        let end = stage.units.1;
+        self.from = From::place(if (end as usize) < self.missing.len() { end } else { 0 });
+        if stage.begun_by.is_some() {
+            self.begin_turn(plan, number);
         }
     }
 
     #[inline]
-    fn mark(&mut self, place: usize) {
-        self.marked[place / 64] |= 1 << (place % 64);
+    fn begin_turn(&mut self, plan: &Plan, number: usize) {
+        let stage = &plan.stages()[number];
+        self.turns[number].left = stage.units.1 - stage.units.0;
+        for first in &stage.firsts {
+            self.mark(*first);
+        }
     }
+
+    #[inline]
+    fn mark(&mut self, place: u32) {
+        self.marked[place as usize / 64] |= 1 << (place % 64);
+    }
+}
+
+/// The first ready one of some marked units, which lie in one word of marks.
+#[inline]
+fn ready_of<P: Port>(plan: &Plan, port: &mut P, word: u32, mut marked: u64) -> Option<UnitIndex> {
+    while marked != 0 {
+        let unit = UnitIndex(word * 64 + marked.trailing_zeros());
+        if port.waits(plan, unit).is_none() {
+            return Some(unit);
+        }
+        marked &= marked - 1;
+    }
+    None
 }

@@ -60,8 +60,8 @@ pub struct Unit {
     pub(super) stage: u32,
     /// How many units come before it in every turn of its stage.
     pub(super) predecessors: u32,
-    /// Who waits for it, within the plan's list of followers.
-    followers: (u32, u32),
+    /// Who waits for it.
+    pub(super) followers: Vec<u32>,
 }
 
 /// Units that run equally often: each once in every turn. A queue or an accumulator stands between two stages.
@@ -71,6 +71,8 @@ pub(super) struct Stage {
     pub(super) units: (u32, u32),
     /// The loop that begins it; without one it has a single turn in every run.
     pub(super) begun_by: Option<u32>,
+    /// Those of its units that no other comes before.
+    pub(super) firsts: Vec<u32>,
 }
 
 /// A gradient accumulator, which says when the `recv` that feeds it may give a piece.
@@ -96,7 +98,6 @@ pub struct Plan {
     nodes: Vec<Node>,
     labels: Vec<String>,
     units: Vec<Unit>,
-    followers: Vec<u32>,
     stages: Vec<Stage>,
     accumulators: Vec<Accumulator>,
     /// For every unit the accumulator that sets its pace.
@@ -165,10 +166,6 @@ impl Plan {
 
     pub(super) fn stages(&self) -> &[Stage] {
         &self.stages
-    }
-
-    pub(super) fn followers(&self, unit: &Unit) -> &[u32] {
-        &self.followers[unit.followers.0 as usize..unit.followers.1 as usize]
     }
 
     fn compile(graph: &Graph, runs: &dyn Fn(Role) -> bool, fused: Fused<'_>) -> Result<Self, Failure> {
@@ -326,31 +323,33 @@ impl Drawing {
         let mut place_of = vec![usize::MAX; self.halves.len()];
         order.iter().enumerate().for_each(|(place, half)| place_of[*half] = place);
 
-        let (mut units, mut followers, mut stages) = (Vec::new(), Vec::new(), Vec::<Stage>::new());
+        let (mut units, mut stages) = (Vec::new(), Vec::<Stage>::new());
         let mut last_root = None;
         for half in &order {
             let root = self.root(*half);
             let place = number(units.len());
             if last_root.replace(root) != Some(root) {
                 let begun_by = self.halves[*half].loop_half.map(|half| number(place_of[half]));
-                stages.push(Stage { units: (place, place), begun_by });
+                stages.push(Stage { units: (place, place), begun_by, firsts: Vec::new() });
             }
             let stage = stages.len() - 1;
             stages[stage].units.1 = place + 1;
-            let first = number(followers.len());
-            followers.extend(order.iter().filter(|later| before[**later].contains(half)).map(|l| number(place_of[*l])));
+            if before[*half].is_empty() {
+                stages[stage].firsts.push(place);
+            }
+            let later = order.iter().filter(|later| before[**later].contains(half));
             let Half { act, node, .. } = self.halves[*half];
             units.push(Unit {
                 act,
                 node: number(node),
                 stage: number(stage),
                 predecessors: number(before[*half].len()),
-                followers: (first, number(followers.len())),
+                followers: later.map(|later| number(place_of[*later])).collect(),
             });
         }
         let accumulators: Vec<Accumulator> = (0..).zip(&self.nodes).filter_map(accumulator).collect();
         let paced_by = units.iter().map(|unit| self.paced_by(unit, &accumulators)).collect();
-        Plan { nodes: self.nodes, labels: self.labels, units, followers, stages, accumulators, paced_by }
+        Plan { nodes: self.nodes, labels: self.labels, units, stages, accumulators, paced_by }
     }
 
     /// For every half the halves with units of their own that it waits for.
@@ -411,7 +410,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, unit) in self.units.iter().enumerate() {
             write!(formatter, "{place}: stage {} {} {:?}", unit.stage, self.label(unit), unit.act)?;
-            for follower in self.followers(unit) {
+            for follower in &unit.followers {
                 write!(formatter, " ->{follower}")?;
             }
             writeln!(formatter)?;

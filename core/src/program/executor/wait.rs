@@ -86,13 +86,10 @@ pub fn standing<P: Port>(plan: &Plan, marking: &Marking, port: &mut P) -> Result
         return Ok(Standing::Ended);
     }
     let waiting = marking.waiting(plan, port);
-    if waiting.iter().any(|(_, wait)| wait.is_some_and(Wait::is_outside)) {
+    if waiting.iter().any(|(_, wait)| wait.is_outside()) {
         return Ok(Standing::Awaits);
     }
-    let words = waiting.iter().filter_map(|(unit, wait)| {
-        let label = plan.label(&plan.units()[unit.place()]);
-        wait.map(|wait| format!("{label} {wait}"))
-    });
+    let words = waiting.iter().map(|(unit, wait)| format!("{} {wait}", plan.label(&plan.units()[unit.place()])));
     let words: Vec<String> = words.collect();
     Err(Failure::call(format!("deadlock: no op is ready and nothing is awaited from outside: {}", words.join("; "))))
 }
