@@ -76,12 +76,17 @@ impl Placement {
     pub(super) fn place(self, loads: &[Load], servers: u32) -> Vec<Vec<Portion>> {
         let mut held = Held::new(loads, servers);
         match self {
-            Self::RoundRobin => {
-                (0..loads.len()).for_each(|group| held.put(group, group % held.servers.len(), loads[group].units()));
-            }
+            Self::RoundRobin => held.deal(),
             Self::Balanced => {
                 held.fill();
                 held.improve();
+                // Either beginning may end in the better placement, and so what is dealt is never better than this.
+                let mut dealt = Held::new(loads, servers);
+                dealt.deal();
+                dealt.improve();
+                if dealt.slowest() < held.slowest() {
+                    held = dealt;
+                }
             }
         }
         (0..loads.len()).map(|group| held.portions(group)).collect()
@@ -110,6 +115,17 @@ impl<'a> Held<'a> {
     fn set(&mut self, group: usize, server: usize, units: u64) {
         let before = std::mem::replace(&mut self.units[group][server], units);
         self.servers[server] += self.loads[group].seconds(units) - self.loads[group].seconds(before);
+    }
+
+    /// Whole groups to the servers in turn.
+    fn deal(&mut self) {
+        for (group, load) in self.loads.iter().enumerate() {
+            self.put(group, group % self.servers.len(), load.units());
+        }
+    }
+
+    fn slowest(&self) -> f64 {
+        self.servers[self.most()]
     }
 
     /// Whole groups, the slowest first; then the others up to the level.
