@@ -58,7 +58,7 @@ struct Quickstart {
 
 #[derive(Subcommand)]
 enum Example {
-    /// Learn which words of the King James Bible are alike: a program with two tables, divided over trainers and servers.
+    /// Learn which words of the King James Bible are alike: a program with two tables, over trainers and servers.
     Words(quickstart::WordArgs),
 }
 
