@@ -1,8 +1,8 @@
 //! One trainer of the quickstart: what a user's training loop looks like against a parameter server.
 //!
 //! In rounds and without, it runs its part of the program of [`super::network`]; in delta mode it runs the whole
-//! program and pushes how far that came. Not here: how a part runs ([`crate::program`]); the parent that starts trainers,
-//! [`super::run`].
+//! program and pushes how far that came. Not here: how a part runs ([`crate::program`]); the parent that starts
+//! trainers, [`super::run`].
 
 use std::io::{self, Write};
 use std::time::Instant;

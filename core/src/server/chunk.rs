@@ -264,8 +264,8 @@ impl Chunk {
         self.version.0 += 1;
     }
 
-    /// Turns the gradients of the round into the next version: in place when nobody reads the value, else into a fresh lease. The
-    /// version of `step` is set here; `scalars` is a place for the update's numbers.
+    /// Turns the gradients of the round into the next version: in place when nobody reads the value, else into a fresh
+    /// lease. The version of `step` is set here; `scalars` is a place for the update's numbers.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
