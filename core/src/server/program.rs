@@ -23,7 +23,9 @@ use crate::error::Failure;
 use crate::limits::PARAMETER_BYTES_MAX;
 use crate::optim::{Algorithm, Prepared, Rule};
 use crate::program::executor::{Act, Marking, Pace, Plan};
-use crate::program::{Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable};
+use crate::program::{
+    Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable, state_name,
+};
 use crate::rows::RowLayout;
 
 /// The units that are left when the accumulators' giving, the scaling and the list of senders are done within their
@@ -77,7 +79,7 @@ impl Names {
             parameter: name.to_owned(),
             gradient: format!("{name}@gradient"),
             count: format!("{name}@count"),
-            states: rule.states().iter().map(|state| format!("{name}@{}", state.name)).collect(),
+            states: rule.states().iter().map(|state| state_name(name, &state.name)).collect(),
         }
     }
 }

@@ -68,3 +68,22 @@ fn differences_are_scaled_and_added() {
     check(Mode::Delta, Merge::Sum, Float32, adam, &program("w@merged", ""));
     check(Mode::Delta, Merge::Mean, Int64, "algorithm: \"add\"", &program("w@merged", ""));
 }
+
+#[test]
+fn a_state_may_be_called_what_a_program_calls_its_own_variables() {
+    for state in ["count", "gradient", "sender", "merged", "senders", "scaled"] {
+        let config = format!("rule: \"state {state} = 0; {state} = {state} + g; w = w - lr*{state}\" {RATE}").leak();
+        let update = format!(
+            "w, w@count, w@state.{state} = update(w, w@merged, w@count, w@state.{state}, config=\"{RATE} {USUAL} rule: \
+             \\\"state {state} = 0; {state} = {state} + g; w = w - lr*{state}\\\"\")"
+        );
+        let expected = format!(
+            "w@gradient, w@sender = recv(channel=\"w\")
+             w@merged = gradient_accumulator(w@gradient, w@sender, count=1, merge=sum)
+             w@senders = string_accumulator(w@sender, count=1)
+             {update}
+             send(w, w@senders, channel=\"w\", to=senders)"
+        );
+        check(Mode::Async, Merge::Mean, Float32, config, &expected);
+    }
+}
