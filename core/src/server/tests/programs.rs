@@ -3,6 +3,7 @@
 use super::stage::{Plan, Stage};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{self, Float32, Int64};
+use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::program::{Graph, Program};
 use crate::server::program::program_of;
 use crate::server::shard::Phase;
@@ -85,5 +86,20 @@ fn a_state_may_be_called_what_a_program_calls_its_own_variables() {
              send(w, w@senders, channel=\"w\", to=senders)"
         );
         check(Mode::Async, Merge::Mean, Float32, config, &expected);
+    }
+}
+
+#[test]
+fn every_name_that_a_parameter_may_have_leaves_room_for_those_of_its_program() {
+    let state = "s".repeat(RULE_NAME_BYTES_MAX);
+    let config = format!("rule: \"state {state} = 0; {state} = g; w = w - lr*{state}\" {RATE}").leak();
+    for length in [1, NAME_BYTES_MAX - 72, NAME_BYTES_MAX - 71, NAME_BYTES_MAX - 70, NAME_BYTES_MAX - 9, NAME_BYTES_MAX]
+    {
+        let name = &*"n".repeat(length).leak();
+        let stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 3).with(name, Float32, 8, config));
+        let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
+        let held = serving.table.parameters.values().next().expect("there is one");
+        let graph = Graph::new(program_of(&serving.job, held)).unwrap_or_else(|failure| panic!("{length}: {failure}"));
+        assert!(graph.find(name).is_some(), "{length}");
     }
 }
