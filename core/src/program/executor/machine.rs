@@ -158,8 +158,11 @@ impl Machine {
                 self.lacks(pieces, *count, Pace::of(*staleness))
             }
             (Kept::Strings(pieces), OpKind::StringAccumulator { count }) => {
-                // A list of senders goes with a merged gradient, of which there may be fewer pieces.
-                let pace = plan.accumulators().first().map_or(Pace::Any, |one| one.pace);
+                // A list of senders goes with the gradient merged of what they sent, of which there may be fewer pieces.
+                let nodes = plan.nodes();
+                let address = nodes[node_of(plan, unit)].inputs.first();
+                let is_same = |one: &&Accumulator| nodes[one.node as usize].inputs.get(1) == address;
+                let pace = plan.accumulators().iter().find(is_same).map_or(Pace::Any, |one| one.pace);
                 self.lacks(pieces, *count, pace)
             }
             _ => unreachable!("the node is an accumulator"),
