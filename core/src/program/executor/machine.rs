@@ -1,5 +1,6 @@
 //! What runs the units of a program over values: variables, queues, accumulators, and what has arrived.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::flow::{Pace, Pieces, Queue, Sent};
@@ -254,14 +255,16 @@ impl Machine {
 }
 
 impl Linked<'_> {
-    /// Whom a `send` sends to.
+    /// Whom a `send` sends to, each once: room is asked for one value.
     fn destinations(&self, node: &Node) -> Result<Vec<Peer>, Failure> {
         let OpKind::Send { to, .. } = node.kind else { unreachable!("the node is a send") };
         match to {
             Destination::Peer(peer) => Ok(vec![peer]),
             Destination::Senders => {
                 let Value::Strings(all) = self.machine.read(node, 1)? else { unreachable!("a checked program") };
-                all.iter().map(|text| peer(text)).collect()
+                let mut known = BTreeSet::new();
+                let peers = all.iter().map(|text| peer(text));
+                peers.filter(|peer| peer.as_ref().map_or(true, |peer| known.insert(*peer))).collect()
             }
         }
     }

@@ -193,6 +193,24 @@ fn a_list_of_senders_waits_as_the_gradient_of_the_same_senders_does() {
 }
 
 #[test]
+fn who_sent_two_pieces_of_a_sum_is_answered_once() {
+    let body = vec![
+        recv("in", &["x", "from"]),
+        accumulate(3, Merge::Sum, None, &["x", "from"], "merged"),
+        strings(3, "from", "senders"),
+        answer("out", "merged", "senders"),
+    ];
+    let mut executor = executor(&Arc::new(loops(vec![], vec![(vec![x()], body)])), &[], 2);
+    let mut post = Post::new(9);
+    for (from, value) in [(1, 1), (0, 2), (1, 4)] {
+        assert!(arrive(&mut executor, from, value));
+    }
+    executor.run(&mut post, 1000).expect("the program runs");
+    let sent: Vec<_> = post.sent.into_iter().map(|(to, _, value)| (to, as_number(&value))).collect();
+    assert_eq!(sent, [(trainer(0), 7.0), (trainer(1), 7.0)]);
+}
+
+#[test]
 fn the_fastest_is_no_further_ahead_than_the_bound() {
     let senders = [trainer(0), trainer(1)];
     let mut executor = executor(&Arc::new(accumulated(1, Merge::Sum, Some(2))), &senders, 9);
