@@ -4,6 +4,7 @@ use super::schema::{Field, Kind, Schema};
 use super::*;
 use std::sync::Arc;
 
+use crate::limits::{PARAMETER_CONFIG_BYTES_MAX, RULE_TEXT_BYTES_MAX};
 use crate::optim::{Algorithm, Regularizer, Schedule};
 use crate::rows::Initializer;
 use crate::rule::Written;
@@ -457,6 +458,23 @@ fn fragments() -> impl Strategy<Value = String> {
     ];
     let words: Vec<&str> = fields.chain(inner).chain(marks).collect();
     prop::collection::vec(prop::sample::select(words), 0..24).prop_map(|words| words.join(" "))
+}
+
+/// A text of the longest rule is itself a config that an update takes.
+#[test]
+fn the_longest_rule_has_a_text_that_is_not_too_long() {
+    for filling in ["é", "\u{1}", "\u{1f600}", "\"", "\\", "\t", "\n"] {
+        let code = "w = w - lr*g\n#";
+        let comment = if filling == "\n" { filling } else { &filling.repeat(64) };
+        let most = (RULE_TEXT_BYTES_MAX - code.len()) / comment.len();
+        let rule = format!("{code}{}", comment.repeat(most));
+        let settings = format!("rule: \"{}\" const_lr {{ learning_rate: 0.5 }}", rule.as_bytes().escape_ascii());
+        let rule = OptimizerSettings::from_text(&settings).unwrap().rule.unwrap();
+        let config = ParameterConfig { rule, sparse: None };
+        let text = config.to_text();
+        assert!(text.len() <= PARAMETER_CONFIG_BYTES_MAX, "{filling:?}: {} bytes", text.len());
+        assert_eq!(OptimizerSettings::from_text(&text).unwrap().rule, Some(config.rule), "{filling:?}");
+    }
 }
 
 proptest! {

@@ -38,12 +38,31 @@ fn word(field: &Field, rest: &mut &[u8]) -> String {
             *rest = after;
             format!("{name}: {:?}", f64::from_le_bytes(*bytes))
         }
-        Kind::Text => format!("{name}: \"{}\"", take(rest).escape_ascii()),
+        Kind::Text => format!("{name}: {}", quoted(take(rest))),
         Kind::Message(schema) => {
             let inner = words(schema, &mut take(rest)).join(" ");
             if inner.is_empty() { format!("{name} {{}}") } else { format!("{name} {{ {inner} }}") }
         }
     }
+}
+
+/// A string in quotes. Only what could not stand there as it is has an escape, so that a text becomes at most twice as
+/// long: the longest rule is still within [`PARAMETER_CONFIG_BYTES_MAX`](crate::limits::PARAMETER_CONFIG_BYTES_MAX).
+fn quoted(bytes: &[u8]) -> String {
+    let text = str::from_utf8(bytes).expect("the message's strings are text");
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 fn take<'a>(rest: &mut &'a [u8]) -> &'a [u8] {

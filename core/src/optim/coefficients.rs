@@ -76,9 +76,13 @@ pub struct Coefficients {
     pub ftrl_l1: f64,
     /// FTRL's own L2, within its formula.
     pub ftrl_l2: f64,
-    /// FTRL's `1 / rate`; zero when the rate is zero, and then the update leaves parameter and states as they are.
+    /// FTRL's `1 / rate`; zero when the rate is below 1e-30, by which what is divided may not be finite in a binary32,
+    /// and then the update leaves parameter and states as they are.
     pub inverse_rate: f64,
 }
+
+/// The smallest rate at which FTRL moves anything.
+const FTRL_RATE_MIN: f64 = 1e-30;
 
 impl Coefficients {
     /// Those of a sum that is scaled and added, with nothing else in play.
@@ -203,7 +207,8 @@ impl Rule {
             Algorithm::Ftrl { learning_rate_power, beta } => {
                 coefficients.power = -learning_rate_power;
                 coefficients.beta = beta;
-                coefficients.inverse_rate = if coefficients.rate == 0.0 { 0.0 } else { 1.0 / coefficients.rate };
+                coefficients.inverse_rate =
+                    if coefficients.rate.abs() < FTRL_RATE_MIN { 0.0 } else { 1.0 / coefficients.rate };
             }
         }
     }

@@ -186,6 +186,11 @@ fn ftrl_follows_its_closed_form() {
     check(&regularized, 3.0, &[0.0], 3.0);
     check(&rule(FTRL_BARE, 0.5), 3.0, &[0.0], 3.0);
     check(&rule(FTRL, 0.0), 3.0, &[1.0], 3.0);
+    // So does a rate whose inverse is no binary32, or by which a moderate value can be divided only in a binary64.
+    for rate in [1e-31, 1e-38, 2.5e-39, 1e-40, 1e-45, 5e-324] {
+        check(&rule(FTRL, rate), 3.0, &[1.0, -2.0], 3.0);
+        check(&rule(FTRL_BARE, rate), 0.0, &[100.0], 0.0);
+    }
 }
 
 #[test]

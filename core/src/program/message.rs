@@ -21,10 +21,11 @@
 //! [`Purpose::ALL`] and [`Role::ALL`]; element types have the numbers of [`ElementType::number`].
 
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_BYTES_MAX};
+use crate::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_BYTES_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX};
 
 use super::attributes::{self, Attribute};
 use super::block::{Block, Program};
@@ -170,17 +171,56 @@ impl Program {
             let found = bytes.len();
             return Err(Failure::call(format!("the program has {found} bytes; expected at most {PROGRAM_BYTES_MAX}")));
         }
+        check_counts(bytes)?;
         let message = ProgramMessage::decode(bytes)
             .map_err(|error| Failure::call(format!("found bytes that are no program: {error}")))?;
-        let found = message.blocks.len();
-        if found > PROGRAM_BLOCKS_MAX {
-            return Err(Failure::call(format!(
-                "the program has {found} blocks; expected at most {PROGRAM_BLOCKS_MAX}"
-            )));
-        }
         let blocks = message.blocks.into_iter().enumerate().map(|(index, block)| decode_block(index, block));
         Ok(Self { blocks: blocks.collect::<Result<_, _>>()? })
     }
+}
+
+/// More attributes than any op has.
+const ATTRIBUTES_MAX: usize = 16;
+
+/// Counts what a program has before any of it takes memory: an empty op, of two bytes, would take fifty times as many.
+fn check_counts(bytes: &[u8]) -> Result<(), Failure> {
+    let (mut blocks, mut variables, mut ops) = (0, 0, 0);
+    let check = |found: usize, what: &str, most: usize| match found > most {
+        true => Err(Failure::call(format!("the program has more than {most} {what}; expected at most {most}"))),
+        false => Ok(()),
+    };
+    for (_, block) in parts(bytes).filter(|(number, _)| *number == 1) {
+        blocks += 1;
+        check(blocks, "blocks", PROGRAM_BLOCKS_MAX)?;
+        for (number, part) in parts(block) {
+            variables += usize::from(number == 2);
+            check(variables, "variables", PROGRAM_VARIABLES_MAX)?;
+            if number == 3 {
+                ops += 1;
+                check(ops, "ops", PROGRAM_OPS_MAX)?;
+                let attributes = parts(part).filter(|(number, _)| *number == 4).count();
+                check(attributes, "attributes of one op", ATTRIBUTES_MAX)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The texts and messages in a message, each with its field's number. Bytes that are no message end them, and decoding
+/// ends there too.
+fn parts(mut rest: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
+    std::iter::from_fn(move || {
+        loop {
+            let (number, wire_type) = decode_key(&mut rest).ok()?;
+            if wire_type == WireType::LengthDelimited {
+                let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
+                let (part, after) = rest.split_at_checked(length)?;
+                rest = after;
+                return Some((number, part));
+            }
+            skip_field(wire_type, number, &mut rest, DecodeContext::default()).ok()?;
+        }
+    })
 }
 
 fn encode_block(block: &Block) -> BlockMessage {

@@ -33,6 +33,7 @@ pub use builder::{Builder, Symbol};
 pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, Peer, Role};
 pub use optimizer::append_optimizer;
+pub(crate) use optimizer::state_name;
 pub use plain::{PlainArithmetic, PlainRun, apply_update};
 pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};

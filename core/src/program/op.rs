@@ -64,7 +64,7 @@ impl fmt::Display for Peer {
 pub enum Destination {
     /// One process, known when the program was made.
     Peer(Peer),
-    /// Everybody whose address is in the op's second input: those who sent something before.
+    /// Everybody whose address is in the op's second input, each once: those who sent something before.
     Senders,
 }
 

@@ -14,7 +14,7 @@ use super::variable::{Facts, Purpose, Variable};
 /// 0.
 ///
 /// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the
-/// states `w@count`, and `w@` with the name of each of the rule's states, which ops of the role
+/// states `w@count`, and `w@state.` with the name of each of the rule's states, which ops of the role
 /// [`Initialise`](Role::Initialise) fill with what the rule begins with.
 ///
 /// # Errors
@@ -32,7 +32,7 @@ pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[Parame
             Failure::call(format!("found no parameter {parameter:?} to be updated by {gradient:?}; expected one"))
         })?;
         let count = (format!("{parameter}@count"), Facts::fixed(ElementType::Int64, &[]), 0.0);
-        let states = begins.iter().map(|(name, value)| (format!("{parameter}@{name}"), facts.clone(), *value));
+        let states = begins.iter().map(|(name, value)| (state_name(parameter, name), facts.clone(), *value));
         let kept: Vec<(String, Facts, f64)> = std::iter::once(count).chain(states).collect();
         let mut outputs = vec![parameter.clone()];
         outputs.extend(kept.iter().map(|(name, ..)| name.clone()));
@@ -44,6 +44,12 @@ pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[Parame
     }
     *program = Graph::new(appended)?.into_program();
     Ok(())
+}
+
+/// What the state of a rule is called beside its parameter. A rule's writer may call a state anything, also what a
+/// program calls its own variables, `count` for instance; those have no point after the `@`.
+pub(crate) fn state_name(parameter: &str, state: &str) -> String {
+    format!("{parameter}@state.{state}")
 }
 
 /// Declares a state, and has it filled after whatever is filled already.

@@ -20,10 +20,12 @@ use super::gate::{Held, Table};
 use super::serving::Job;
 use crate::config::{Merge, Mode, ParameterConfig};
 use crate::error::Failure;
-use crate::limits::PARAMETER_BYTES_MAX;
+use crate::limits::{NAME_BYTES_MAX, PARAMETER_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::optim::{Algorithm, Prepared, Rule};
 use crate::program::executor::{Act, Marking, Pace, Plan};
-use crate::program::{Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable};
+use crate::program::{
+    Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable, state_name,
+};
 use crate::rows::RowLayout;
 
 /// The units that are left when the accumulators' giving, the scaling and the list of senders are done within their
@@ -63,9 +65,15 @@ pub(super) fn program_of(job: &Job, held: &Held) -> Program {
     Program { blocks: vec![Block { parent: None, variables: outer, ops: vec![loops] }, body] }
 }
 
+/// The longest name of a parameter that leaves room for what its program's other names have after it, at most a rule's
+/// state. Other variables are not called after longer ones.
+const OWNER_BYTES_MAX: usize = NAME_BYTES_MAX - "@state.".len() - RULE_NAME_BYTES_MAX;
+
 /// The names of a program's variables.
 struct Names {
     parameter: String,
+    /// What the others are called after.
+    owner: String,
     gradient: String,
     count: String,
     states: Vec<String>,
@@ -73,11 +81,13 @@ struct Names {
 
 impl Names {
     fn of(name: &str, rule: &Prepared) -> Self {
+        let owner = if name.len() <= OWNER_BYTES_MAX { name } else { "parameter" };
         Self {
             parameter: name.to_owned(),
-            gradient: format!("{name}@gradient"),
-            count: format!("{name}@count"),
-            states: rule.states().iter().map(|state| format!("{name}@{}", state.name)).collect(),
+            owner: owner.to_owned(),
+            gradient: format!("{owner}@gradient"),
+            count: format!("{owner}@count"),
+            states: rule.states().iter().map(|state| state_name(owner, &state.name)).collect(),
         }
     }
 }
@@ -110,7 +120,7 @@ fn ops(job: &Job, held: &Held, rule: &Prepared, names: &Names) -> Vec<Op> {
         let owned = |names: &[&String]| names.iter().map(|name| (*name).clone()).collect();
         Op { kind, role, inputs: owned(inputs), outputs: owned(outputs) }
     };
-    let name = |what: &str| format!("{}@{what}", names.parameter);
+    let name = |what: &str| format!("{}@{what}", names.owner);
     let (sender, merged, senders, scaled) = (name("sender"), name("merged"), name("senders"), name("scaled"));
     // What integers add up to is exact, and is not divided.
     let divides = job.merge == Merge::Mean && held.element_type().is_float();

@@ -118,10 +118,10 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// An empty queue, with its memory.
+    /// An empty queue. Its capacity is a claim of the program's, so memory comes with the items.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { items: VecDeque::with_capacity(capacity), capacity }
+        Self { items: VecDeque::new(), capacity }
     }
 
     /// How many items it holds at most.

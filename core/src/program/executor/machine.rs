@@ -1,5 +1,6 @@
 //! What runs the units of a program over values: variables, queues, accumulators, and what has arrived.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::flow::{Pace, Pieces, Queue, Sent};
@@ -158,8 +159,11 @@ impl Machine {
                 self.lacks(pieces, *count, Pace::of(*staleness))
             }
             (Kept::Strings(pieces), OpKind::StringAccumulator { count }) => {
-                // A list of senders goes with a merged gradient, of which there may be fewer pieces.
-                let pace = plan.accumulators().first().map_or(Pace::Any, |one| one.pace);
+                // A list of senders goes with the gradient merged of what they sent, of which there may be fewer pieces.
+                let nodes = plan.nodes();
+                let address = nodes[node_of(plan, unit)].inputs.first();
+                let is_same = |one: &&Accumulator| nodes[one.node as usize].inputs.get(1) == address;
+                let pace = plan.accumulators().iter().find(is_same).map_or(Pace::Any, |one| one.pace);
                 self.lacks(pieces, *count, pace)
             }
             _ => unreachable!("the node is an accumulator"),
@@ -251,14 +255,16 @@ impl Machine {
 }
 
 impl Linked<'_> {
-    /// Whom a `send` sends to.
+    /// Whom a `send` sends to, each once: room is asked for one value.
     fn destinations(&self, node: &Node) -> Result<Vec<Peer>, Failure> {
         let OpKind::Send { to, .. } = node.kind else { unreachable!("the node is a send") };
         match to {
             Destination::Peer(peer) => Ok(vec![peer]),
             Destination::Senders => {
                 let Value::Strings(all) = self.machine.read(node, 1)? else { unreachable!("a checked program") };
-                all.iter().map(|text| peer(text)).collect()
+                let mut known = BTreeSet::new();
+                let peers = all.iter().map(|text| peer(text));
+                peers.filter(|peer| peer.as_ref().map_or(true, |peer| known.insert(*peer))).collect()
             }
         }
     }

@@ -181,6 +181,7 @@ struct Half {
     act: Act,
     node: usize,
     loop_half: Option<usize>,
+    /// Some may be there more than once.
     before: Vec<usize>,
     /// Halves are of one stage when they have one root.
     root: usize,
@@ -280,16 +281,17 @@ impl Drawing {
             }
             (false, _) => {}
         }
-        if !self.halves[later].before.contains(&earlier) {
-            self.halves[later].before.push(earlier);
-        }
+        self.halves[later].before.push(earlier);
         let (one, other) = (self.root(earlier), self.root(later));
         self.halves[one.max(other)].root = one.min(other);
         Ok(())
     }
 
-    fn root(&self, mut half: usize) -> usize {
+    /// The root of a half; the way there is half as long the next time.
+    fn root(&mut self, mut half: usize) -> usize {
         while self.halves[half].root != half {
+            let above = self.halves[half].root;
+            self.halves[half].root = self.halves[above].root;
             half = self.halves[half].root;
         }
         half
@@ -315,18 +317,23 @@ impl Drawing {
         }
     }
 
-    fn plan(self, fused: Fused<'_>) -> Plan {
+    fn plan(mut self, fused: Fused<'_>) -> Plan {
         let is_fused: Vec<bool> = self.halves.iter().map(|half| fused(half.act, &self.nodes[half.node])).collect();
         let before = self.before_units(&is_fused);
         let mut order: Vec<usize> = (0..self.halves.len()).filter(|half| !is_fused[*half]).collect();
-        order.sort_by_key(|half| (self.root(*half), *half));
+        let roots: Vec<usize> = (0..self.halves.len()).map(|half| self.root(half)).collect();
+        order.sort_by_key(|half| (roots[*half], *half));
         let mut place_of = vec![usize::MAX; self.halves.len()];
         order.iter().enumerate().for_each(|(place, half)| place_of[*half] = place);
 
+        let mut after: Vec<Vec<u32>> = vec![Vec::new(); self.halves.len()];
+        for later in &order {
+            before[*later].iter().for_each(|earlier| after[*earlier].push(number(place_of[*later])));
+        }
         let (mut units, mut stages) = (Vec::new(), Vec::<Stage>::new());
         let mut last_root = None;
         for half in &order {
-            let root = self.root(*half);
+            let root = roots[*half];
             let place = number(units.len());
             if last_root.replace(root) != Some(root) {
                 let begun_by = self.halves[*half].loop_half.map(|half| number(place_of[half]));
@@ -337,14 +344,13 @@ impl Drawing {
             if before[*half].is_empty() {
                 stages[stage].firsts.push(place);
             }
-            let later = order.iter().filter(|later| before[**later].contains(half));
             let Half { act, node, .. } = self.halves[*half];
             units.push(Unit {
                 act,
                 node: number(node),
                 stage: number(stage),
                 predecessors: number(before[*half].len()),
-                followers: later.map(|later| number(place_of[*later])).collect(),
+                followers: std::mem::take(&mut after[*half]).into(),
             });
         }
         let accumulators: Vec<Accumulator> = (0..).zip(&self.nodes).filter_map(accumulator).collect();

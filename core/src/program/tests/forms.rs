@@ -5,6 +5,7 @@ use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, pro
 
 use crate::config::Merge;
 use crate::dtype::ElementType;
+use crate::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX};
 use crate::program::attributes::{self, KINDS};
 use crate::program::{Block, Destination, Dim, Facts, Graph, Op, OpKind, Peer, Program, Purpose, Role, Variable};
 
@@ -245,4 +246,29 @@ block 1 in 0 {
 }
 ";
     assert_eq!(text.parse::<Program>().unwrap().to_string(), text);
+}
+
+/// Two bytes each, so that a program of the most bytes has millions of them.
+#[test]
+fn what_a_program_has_too_many_of_is_refused_before_it_takes_memory() {
+    fn message(number: u8, inner: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![number << 3 | 2];
+        prost::encoding::encode_varint(inner.len() as u64, &mut bytes);
+        bytes.extend(inner);
+        bytes
+    }
+    let check = |bytes: &[u8], expected: &str| {
+        let failure = Program::decode(bytes).expect_err(expected).to_string();
+        assert!(failure.contains(expected), "{failure}");
+    };
+    check(&[1 << 3 | 2, 0].repeat(PROGRAM_BLOCKS_MAX + 1), "more than 64 blocks");
+    let variables = message(1, &[2 << 3 | 2, 0].repeat(PROGRAM_VARIABLES_MAX / 2 + 1)).repeat(2);
+    check(&variables, "more than 1048576 variables");
+    let ops = message(1, &[3 << 3 | 2, 0].repeat(PROGRAM_OPS_MAX / 2 + 1)).repeat(2);
+    check(&ops, "more than 1048576 ops");
+    let attributes = message(1, &message(3, &[4 << 3 | 2, 0].repeat(17)));
+    check(&attributes, "more than 16 attributes of one op");
+    // Another field of any kind in between hides nothing.
+    let hidden = [[15 << 3, 1, 15 << 3 | 5, 1, 2, 3, 4, 1 << 3 | 2, 0].as_slice(); PROGRAM_BLOCKS_MAX + 1].concat();
+    check(&hidden, "more than 64 blocks");
 }

@@ -47,23 +47,39 @@ fn an_optimizer_is_labelled_and_its_states_are_declared_and_filled() {
     let block = &program.blocks[0];
     let updates: Vec<&Op> = block.ops.iter().filter(|op| op.role == Role::Optimize).collect();
     assert_eq!(updates.len(), 1);
-    assert_eq!(updates[0].inputs, ["table", "table@gradient", "table@count", "table@m"]);
-    assert_eq!(updates[0].outputs, ["table", "table@count", "table@m"]);
+    assert_eq!(updates[0].inputs, ["table", "table@gradient", "table@count", "table@state.m"]);
+    assert_eq!(updates[0].outputs, ["table", "table@count", "table@state.m"]);
     let states: Vec<String> = block
         .variables
         .iter()
         .filter(|variable| variable.purpose == Purpose::State)
         .map(|variable| format!("{}: {}", variable.name, variable.facts))
         .collect();
-    assert_eq!(states, ["table@count: int64[]", "table@m: float32[6, 3]"]);
+    assert_eq!(states, ["table@count: int64[]", "table@state.m: float32[6, 3]"]);
     let filled: Vec<(&OpKind, &str)> = block
         .ops
         .iter()
         .filter(|op| op.role == Role::Initialise)
         .map(|op| (&op.kind, op.outputs[0].as_str()))
         .collect();
-    assert_eq!(filled[1..], [(&OpKind::Fill { value: 0.0 }, "table@count"), (&OpKind::Fill { value: 2.0 }, "table@m")]);
+    assert_eq!(
+        filled[1..],
+        [(&OpKind::Fill { value: 0.0 }, "table@count"), (&OpKind::Fill { value: 2.0 }, "table@state.m")]
+    );
     assert_eq!(program.to_string().parse::<Program>().unwrap(), program);
+}
+
+#[test]
+fn a_state_may_be_called_what_a_program_calls_its_own_variables() {
+    for state in ["count", "gradient", "sender", "senders"] {
+        let config = LEAKY.replace("m = ", &format!("{state} = ")).replace("*m", &format!("*{state}"));
+        let (mut program, gradients) = table();
+        append_optimizer(&mut program, &config, &gradients).unwrap_or_else(|failure| panic!("{state}: {failure}"));
+        let (mut usual, gradients) = table();
+        append_optimizer(&mut usual, LEAKY, &gradients).unwrap();
+        let trained = train(program, &["table", "table@count", &format!("table@state.{state}")]);
+        assert_eq!(trained, train(usual, &["table", "table@count", "table@state.m"]), "{state}");
+    }
 }
 
 #[test]

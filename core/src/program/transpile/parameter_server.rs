@@ -215,7 +215,7 @@ fn unit(graph: &Graph, group: &Group, chunk_bytes: u32) -> u64 {
 }
 
 /// The pieces of a group, with all their names.
-fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &mut Names) -> Vec<Piece<'a>> {
+fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &mut Names<'_>) -> Vec<Piece<'a>> {
     let is_whole = portions.len() == 1;
     let mut pieces = Vec::new();
     for (number, Portion { server, rows }) in portions.iter().enumerate() {
@@ -238,7 +238,7 @@ fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &
 }
 
 /// The names of a gradient on its way: after the group's parameter, or when there are several gradients after itself.
-fn arrival(graph: &Graph, piece: &Piece<'_>, gradient: &str, names: &mut Names) -> Arrival {
+fn arrival(graph: &Graph, piece: &Piece<'_>, gradient: &str, names: &mut Names<'_>) -> Arrival {
     let parameter = piece.group.name(graph);
     let owner = if piece.group.arrivals.len() == 1 { parameter.as_str() } else { gradient };
     let owner = piece.name(owner).to_owned();

@@ -10,23 +10,24 @@ use crate::program::variable::{Facts, Purpose, Variable};
 
 use super::Part;
 
-/// Names that are in use.
-pub(super) struct Names {
-    taken: BTreeSet<String>,
+/// Names that are in use: those of a program, and those made beside them.
+pub(super) struct Names<'a> {
+    graph: &'a Graph,
+    made: BTreeSet<String>,
 }
 
-impl Names {
+impl<'a> Names<'a> {
     /// Those of a program.
-    pub(super) fn of(graph: &Graph) -> Self {
-        Self { taken: graph.variables().iter().map(|variable| variable.name.clone()).collect() }
+    pub(super) fn of(graph: &'a Graph) -> Self {
+        Self { graph, made: BTreeSet::new() }
     }
 
     /// This name, or when it is in use the first one with `_` after it that is not.
     pub(super) fn fresh(&mut self, mut name: String) -> String {
-        while self.taken.contains(&name) {
+        while self.graph.find(&name).is_some() || self.made.contains(&name) {
             name.push('_');
         }
-        self.taken.insert(name.clone());
+        self.made.insert(name.clone());
         name
     }
 }

@@ -3,6 +3,7 @@
 use super::stage::{Plan, Stage};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{self, Float32, Int64};
+use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::program::{Graph, Program};
 use crate::server::program::program_of;
 use crate::server::shard::Phase;
@@ -67,4 +68,38 @@ fn differences_are_scaled_and_added() {
     check(Mode::Delta, Merge::Mean, Float32, adam, &program("w@scaled", scale));
     check(Mode::Delta, Merge::Sum, Float32, adam, &program("w@merged", ""));
     check(Mode::Delta, Merge::Mean, Int64, "algorithm: \"add\"", &program("w@merged", ""));
+}
+
+#[test]
+fn a_state_may_be_called_what_a_program_calls_its_own_variables() {
+    for state in ["count", "gradient", "sender", "merged", "senders", "scaled"] {
+        let config = format!("rule: \"state {state} = 0; {state} = {state} + g; w = w - lr*{state}\" {RATE}").leak();
+        let update = format!(
+            "w, w@count, w@state.{state} = update(w, w@merged, w@count, w@state.{state}, config=\"{RATE} {USUAL} rule: \
+             \\\"state {state} = 0; {state} = {state} + g; w = w - lr*{state}\\\"\")"
+        );
+        let expected = format!(
+            "w@gradient, w@sender = recv(channel=\"w\")
+             w@merged = gradient_accumulator(w@gradient, w@sender, count=1, merge=sum)
+             w@senders = string_accumulator(w@sender, count=1)
+             {update}
+             send(w, w@senders, channel=\"w\", to=senders)"
+        );
+        check(Mode::Async, Merge::Mean, Float32, config, &expected);
+    }
+}
+
+#[test]
+fn every_name_that_a_parameter_may_have_leaves_room_for_those_of_its_program() {
+    let state = "s".repeat(RULE_NAME_BYTES_MAX);
+    let config = format!("rule: \"state {state} = 0; {state} = g; w = w - lr*{state}\" {RATE}").leak();
+    for length in [1, NAME_BYTES_MAX - 72, NAME_BYTES_MAX - 71, NAME_BYTES_MAX - 70, NAME_BYTES_MAX - 9, NAME_BYTES_MAX]
+    {
+        let name = &*"n".repeat(length).leak();
+        let stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 3).with(name, Float32, 8, config));
+        let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
+        let held = serving.table.parameters.values().next().expect("there is one");
+        let graph = Graph::new(program_of(&serving.job, held)).unwrap_or_else(|failure| panic!("{length}: {failure}"));
+        assert!(graph.find(name).is_some(), "{length}");
+    }
 }

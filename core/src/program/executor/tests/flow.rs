@@ -169,6 +169,48 @@ fn a_round_does_not_wait_for_who_has_left() {
 }
 
 #[test]
+fn a_list_of_senders_waits_as_the_gradient_of_the_same_senders_does() {
+    let two = |first: Option<u32>, second: Option<u32>| {
+        let way = |channel: &str, staleness: Option<u32>| {
+            let name = |what: &str| format!("{channel}.{what}");
+            let (piece, from, merged, senders) = (name("piece"), name("from"), name("merged"), name("senders"));
+            let ops = vec![
+                recv(channel, &[&piece, &from]),
+                accumulate(2, Merge::Sum, staleness, &[&piece, &from], &merged),
+                strings(2, &from, &senders),
+                answer("out", &merged, &senders),
+            ];
+            (vec![variable(&piece, number(), Purpose::Temporary)], ops)
+        };
+        Arc::new(loops(vec![], vec![way("first", first), way("second", second)]))
+    };
+    for (first, second, expected) in [(None, Some(0), vec![7.0]), (Some(0), None, vec![])] {
+        let mut executor = executor(&two(first, second), &[trainer(0), trainer(1)], 2);
+        executor.leave(trainer(1));
+        assert!(executor.arrive("second", trainer(0), one(7)).expect("the value fits").is_none());
+        assert_eq!(run(&mut executor, &mut Post::new(9)), expected, "{first:?}, {second:?}");
+    }
+}
+
+#[test]
+fn who_sent_two_pieces_of_a_sum_is_answered_once() {
+    let body = vec![
+        recv("in", &["x", "from"]),
+        accumulate(3, Merge::Sum, None, &["x", "from"], "merged"),
+        strings(3, "from", "senders"),
+        answer("out", "merged", "senders"),
+    ];
+    let mut executor = executor(&Arc::new(loops(vec![], vec![(vec![x()], body)])), &[], 2);
+    let mut post = Post::new(9);
+    for (from, value) in [(1, 1), (0, 2), (1, 4)] {
+        assert!(arrive(&mut executor, from, value));
+    }
+    executor.run(&mut post, 1000).expect("the program runs");
+    let sent: Vec<_> = post.sent.into_iter().map(|(to, _, value)| (to, as_number(&value))).collect();
+    assert_eq!(sent, [(trainer(0), 7.0), (trainer(1), 7.0)]);
+}
+
+#[test]
 fn the_fastest_is_no_further_ahead_than_the_bound() {
     let senders = [trainer(0), trainer(1)];
     let mut executor = executor(&Arc::new(accumulated(1, Merge::Sum, Some(2))), &senders, 9);

@@ -3,7 +3,7 @@
 use super::stage::{accumulate, answer, enqueue, loops, number, op, queue, recv, strings, variable};
 use crate::config::Merge;
 use crate::program::executor::{Act, Plan};
-use crate::program::{Graph, OpKind, Purpose};
+use crate::program::{Block, Graph, OpKind, Program, Purpose};
 
 fn check(graph: &Graph, expected: &str) {
     let plan = Plan::of(graph).expect("the program has a plan").to_string();
@@ -72,4 +72,27 @@ fn a_queue_stands_between_two_stages_also_of_one_loop() {
          3: stage 2 block 1, op 2 dequeue Dequeue ->4
          4: stage 2 block 1, op 3 scale Compute",
     );
+}
+
+/// Long chains, and one variable that very many ops read before it is written: neither takes time by the square.
+#[test]
+fn a_program_of_a_hundred_thousand_ops_has_a_plan() {
+    const OPS: usize = 50_000;
+    let name = |prefix: &str, place: usize| format!("{prefix}{place}");
+    let scale = |from: &str, to: &str| op(OpKind::Scale { factor: 2.0 }, &[from], &[to]);
+    let chain = (0..OPS).map(|place| scale(&name("c", place), &name("c", place + 1)));
+    let readers = (0..OPS).map(|place| scale("c0", &name("r", place)));
+    let last = op(OpKind::Fill { value: 1.0 }, &[], &["c0"]);
+    let variables = vec![variable("c0", number(), Purpose::State)];
+    let ops = chain.chain(readers).chain([last]).collect();
+    let graph = Graph::new(Program { blocks: vec![Block { parent: None, variables, ops }] }).expect("it is valid");
+    let plan = Plan::of(&graph).expect("the program has a plan");
+    assert_eq!(plan.units().len(), 2 * OPS + 1);
+    assert_eq!(plan.stages().len(), 1);
+    let followers = |place: usize| plan.followers(&plan.units()[place]);
+    let last = u32::try_from(2 * OPS).expect("few");
+    assert_eq!(followers(0), [1, last]);
+    assert_eq!(followers(1), [2]);
+    assert_eq!(followers(OPS), [last]);
+    assert_eq!(plan.units()[2 * OPS].predecessors as usize, OPS + 1);
 }
