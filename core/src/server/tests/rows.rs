@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
-use crate::dtype::ElementType::{Float32, Float64};
+use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
 use crate::wire::{Flags, Kind, RowsPart};
 
@@ -139,6 +139,36 @@ fn a_newer_life_does_not_finish_what_an_older_one_began() {
     assert_eq!(pull(&mut stage, 0, 0, &[1]), [10.0]);
     deliver(&mut stage, 0, &rest);
     assert_eq!(pull(&mut stage, 0, 1, &[1, 2]), [9.0, 9.0]);
+}
+
+#[test]
+fn rows_of_integers_add_up_exactly() {
+    let config = "optimizer: Add sparse { height: 100 width: 1 buckets: 1 }";
+    let check = |mode: Mode, merge: Merge| {
+        let mut stage = Stage::serving(Plan::new(mode, merge, 1).with("s", Int64, 1, config));
+        let large = (1_i64 << 53) + 1;
+        for version in 1..=2 {
+            let ids = [7_u64, 9].into_iter().flat_map(u64::to_le_bytes);
+            let values = [large, -3].into_iter().flat_map(i64::to_le_bytes);
+            let payload = RowsPart { index: 0, count: 1 }.encode().into_iter().chain(ids).chain(values).collect();
+            let parcel = push(&mut stage, 0, version, payload);
+            assert_eq!(kinds(&deliver(&mut stage, 0, &parcel)), [Kind::Done], "{mode:?}: {:?}", stage.errors());
+        }
+        assert_eq!(stage.contents()[0].2, [2 * large, -6].map(i64::to_le_bytes).concat(), "{mode:?} {merge:?}");
+    };
+    for mode in [Mode::Sync, Mode::Async, Mode::Delta] {
+        check(mode, Merge::Sum);
+        check(mode, Merge::Mean);
+    }
+}
+
+#[test]
+fn differences_of_rows_are_averaged() {
+    let plan = Plan::new(Mode::Delta, Merge::Mean, 2).with("s", Float32, 2, SGD);
+    let mut stage = Stage::serving(plan);
+    let parcel = push(&mut stage, 0, 0, part(0, 1, &[(3, 4.0)]));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &parcel)), [Kind::Done], "{:?}", stage.errors());
+    assert_eq!(pull(&mut stage, 1, 1, &[3, 4]), [12.0, 10.0]);
 }
 
 #[test]
