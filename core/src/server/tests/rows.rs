@@ -143,7 +143,7 @@ fn a_newer_life_does_not_finish_what_an_older_one_began() {
 
 #[test]
 fn rows_of_integers_add_up_exactly() {
-    let config = "optimizer: Add sparse { height: 100 width: 1 buckets: 1 }";
+    let config = "algorithm: 'add' sparse { height: 100 width: 1 buckets: 1 }";
     let check = |mode: Mode, merge: Merge| {
         let mut stage = Stage::serving(Plan::new(mode, merge, 1).with("s", Int64, 1, config));
         let large = (1_i64 << 53) + 1;
