@@ -90,6 +90,25 @@ fn a_round_counts_a_contribution_in_parts_once_and_whole() {
 }
 
 #[test]
+fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
+    let mut stage = stage(Mode::Async, 1, SGD);
+    let first = push(&mut stage, 0, 0, part(0, 3, &[(1, 1.0), (2, 1.0)]));
+    let mut deliver_part = |index: u32, rows: &[(u64, f32)]| {
+        let mut parcel = first.clone();
+        parcel.body = vec![part(index, 3, rows)];
+        parcel.frame.entries[0].bytes = u32::try_from(parcel.body[0].len()).expect("it is short");
+        deliver(&mut stage, 0, &parcel);
+    };
+    deliver_part(0, &[(1, 1.0), (2, 1.0)]);
+    deliver_part(1, &[(3, 1.0), (4, 1.0)]);
+    for (index, id) in [(0, 4), (1, 2), (2, 5)] {
+        deliver_part(index, &[(id, 1.0), (id + 10, 1.0)]);
+    }
+    let found = pull(&mut stage, 0, 1, &[1, 2, 3, 4, 5, 12, 14, 15]);
+    assert_eq!(found, [10.0, 9.0, 10.0, 9.0, 9.0, 9.0, 9.0, 9.0], "each row once, and none of the first ones");
+}
+
+#[test]
 fn a_contribution_without_rows_is_one() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let (empty, rows) = (push(&mut stage, 0, 1, Vec::new()), push(&mut stage, 1, 1, part(0, 1, &[(3, 1.0)])));
