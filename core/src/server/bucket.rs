@@ -367,9 +367,9 @@ impl Bucket {
         Gathered::All { parts: parts.into_iter().flatten().collect(), closing }
     }
 
-    /// Forgets the parts of a trainer.
-    pub(super) fn forget(&mut self, trainer: TrainerId) {
-        self.gathering.retain(|gathering| gathering.trainer != trainer);
+    /// Forgets the parts of a trainer's calls that are over.
+    pub(super) fn forget(&mut self, trainer: TrainerId, is_over: impl Fn(Mark) -> bool) {
+        self.gathering.retain(|gathering| gathering.trainer != trainer || !is_over(gathering.call));
     }
 
     /// The contributions of which parts are missing.

@@ -223,6 +223,9 @@ impl Shard {
         let who = Who { trainer: head.trainer, incarnation: head.incarnation };
         if who.trainer != NO_TRAINER {
             self.meet(who)?;
+            if let Phase::Serving(serving) = &mut self.phase {
+                serving.forget_earlier_lives(who.trainer, who.incarnation);
+            }
             let older = |one: &Peer| one.who.is_some_and(|other| other.trainer == who.trainer);
             out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| Output::Close(*id)));
         }

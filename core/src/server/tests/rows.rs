@@ -6,6 +6,7 @@ use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
+use crate::server::shard::Phase;
 use crate::wire::{Flags, Kind, RowsPart};
 
 const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
@@ -106,6 +107,37 @@ fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
     }
     let found = pull(&mut stage, 0, 1, &[1, 2, 3, 4, 5, 12, 14, 15]);
     assert_eq!(found, [10.0, 9.0, 10.0, 9.0, 9.0, 9.0, 9.0, 9.0], "each row once, and none of the first ones");
+}
+
+/// How many contributions there are of which parts are missing.
+fn gathered(stage: &Stage) -> usize {
+    let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
+    serving.table.chunks[0].bucket().expect("it is sparse").open().count()
+}
+
+#[test]
+fn parts_that_nobody_will_complete_are_forgotten() {
+    let begun = || {
+        let mut stage = stage(Mode::Async, 2, SGD);
+        let half = push(&mut stage, 0, 0, part(0, 2, &[(1, 100.0)]));
+        deliver(&mut stage, 0, &half);
+        assert_eq!(gathered(&stage), 1);
+        stage
+    };
+    for payload in [Vec::new(), part(0, 1, &[(2, 1.0)])] {
+        let mut stage = begun();
+        let other = push(&mut stage, 1, 0, payload.clone());
+        deliver(&mut stage, 1, &other);
+        assert_eq!(gathered(&stage), 1, "another's");
+        let whole = push(&mut stage, 0, 0, payload);
+        deliver(&mut stage, 0, &whole);
+        assert_eq!(gathered(&stage), 0, "a later call is whole");
+    }
+    let mut stage = begun();
+    stage.connect(0, Incarnation(1));
+    assert_eq!(gathered(&stage), 1, "the same life");
+    stage.connect(0, Incarnation(2));
+    assert_eq!(gathered(&stage), 0, "a newer life");
 }
 
 #[test]
