@@ -94,8 +94,6 @@ impl Past<'_> {
     /// Whether all updates have the same scalars, so that a row that one of them left alone is left alone by all.
     pub(super) fn is_steady(&self) -> bool {
         let rule = self.rule.rule();
-        // A user's rule may count.
-        let counts = matches!(rule.algorithm, Algorithm::Adam { .. } | Algorithm::AdamW { .. } | Algorithm::Written(_));
-        !counts && matches!(rule.schedule, Schedule::Const { .. }) && self.rates.changes.is_empty()
+        !self.rule.counts() && matches!(rule.schedule, Schedule::Const { .. }) && self.rates.changes.is_empty()
     }
 }
