@@ -138,7 +138,7 @@ impl RowTable {
     }
 
     /// The learning rates that steps brought with them. With the version and the records they are all that a checkpoint
-    /// needs. Nothing is noted under rules that never have to replay an update.
+    /// needs. Nothing is noted under rules that never have to replay an update, or that know no rate.
     #[must_use]
     pub fn rates(&self) -> &Rates {
         &self.rates
@@ -187,7 +187,7 @@ impl RowTable {
             let end = merged.len().min(start + rows);
             self.update_tile(work, kernels, merged, start..end, step);
         }
-        if self.rest != Rest::Always {
+        if self.rest != Rest::Always && !self.settings.rule.rule().algorithm.is_exact() {
             self.rates.note(step.version, step.rate);
         }
         self.version = step.version;

@@ -47,7 +47,9 @@ impl Rest {
     }
 }
 
-/// The learning rates that steps brought with them: since when which, or none.
+/// The learning rates that steps brought with them: since when which, or none. Each change takes 24 bytes for good,
+/// because a row that nobody has touched may be read at any time and then replays every step: who sends another rate
+/// with each of a million steps pays 24 MB for each table. Schedules, which the rule knows, cost nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
     changes: Vec<(Version, Option<f64>)>,
