@@ -5,6 +5,7 @@ use crate::ids::Version;
 use crate::memory::{Arena, Budget};
 use crate::optim::{Algorithm, Prepared, Rule, Schedule, Step};
 use crate::port::Plain;
+use crate::rows::initializer::mix;
 use crate::rows::{
     CatchUp, Ids, Initializer, Merge, Pieces, Rates, Record, RowTable, RowsView, TableSettings, Workspace,
 };
@@ -160,6 +161,16 @@ fn a_table_grows_through_every_split_and_finds_each_row_again() {
     let mut ascending = ids;
     ascending.sort_unstable();
     assert!(player.table.sorted().ids().eq(ascending));
+}
+
+#[test]
+fn ids_that_somebody_made_to_share_their_hash_do_not_grow_the_directory() {
+    let mut player = Player::new(settings(Algorithm::Sgd), 64);
+    let alike = (0..).filter(|id| mix(*id) >> 52 == 0);
+    let rows: Vec<_> = alike.take(205).map(|id| (id, 1.0)).collect();
+    let refusal = player.push(&rows).expect_err("they share twelve bits");
+    assert!(refusal.contains("204 rows whose ids share 11 bits of their hash"), "{refusal}");
+    player.push(&[(1 << 40, 1.0)]).expect("others go on");
 }
 
 #[test]
