@@ -46,7 +46,8 @@ pub(super) struct QuestionPiece<'a> {
 }
 
 impl Dealt {
-    /// Merges rows that repeat, and stacks them by bucket. Rows that do not repeat go in the type in which they came.
+    /// Merges rows that repeat, and stacks them by bucket, by ascending ids: who sends the same rows again, in another
+    /// order, sends the same parts. Rows that do not repeat go in the type in which they came.
     ///
     /// # Errors
     /// When there are too many rows.
@@ -54,8 +55,8 @@ impl Dealt {
         let given = [rows];
         let merged = merge.unite(layout, &given)?;
         if merged.len() == rows.len() {
-            let row = |place: usize, into: &mut [u8]| into.copy_from_slice(rows.row(place));
-            return Ok(self.stack_by(rows.layout(), rows.ids().iter(), row));
+            let row = |place: usize, into: &mut [u8]| into.copy_from_slice(rows.row(merged.first_row(place)));
+            return Ok(self.stack_by(rows.layout(), merged.ids(), row));
         }
         Ok(self.stack_by(layout, merged.ids(), |place, into| merged.sum(place..place + 1, into)))
     }

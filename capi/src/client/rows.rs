@@ -20,10 +20,14 @@ use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
 use super::{Client, GivenRows, State, WantedRows};
 
-/// Ids that the first question after a bucket's rows is answered with, and every further one: a server sorts all of the
-/// bucket's for each.
+/// Ids that the first question after a bucket's rows is answered with, and every further one at most: a server sorts
+/// all of the bucket's for each.
 const LISTED_FIRST: usize = 32 * 1024;
 const LISTED_NEXT: usize = 512 * 1024;
+/// Ids that the answers of all buckets have room for together, as long as each has room for some.
+const LISTED_TOGETHER: usize = 8 * 1024 * 1024;
+/// Ids that each bucket's answer has room for, however many buckets there are.
+const LISTED_LEAST: usize = 1024;
 
 impl Client {
     /// Sends rows of gradients, or of deltas where the job optimises on the client. Rows may repeat; they are summed.
@@ -80,7 +84,8 @@ impl Client {
         let mut found = Vec::new();
         let mut most = LISTED_FIRST;
         while !open.is_empty() {
-            let question = Question::after_ids(&open, most);
+            let each = most.min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
+            let question = Question::after_ids(&open, each);
             let mut answers = vec![vec![0; question.answer_bytes()]];
             lend(|book| {
                 let questions = std::slice::from_ref(&question);

@@ -73,6 +73,12 @@ impl Prepared {
         self.code.as_ref().map_or(&[], |code| code.states())
     }
 
+    /// Whether it computes otherwise from one update to the next because it counts them, whatever the rate.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.code.as_ref().is_some_and(|code| code.counts())
+    }
+
     /// What this update computes. `scalars` is a place for its numbers; what it held is lost.
     ///
     /// # Panics

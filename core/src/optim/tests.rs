@@ -1,3 +1,6 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -5,7 +8,7 @@ use super::*;
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
-use crate::rule::Given;
+use crate::rule::{Given, Written};
 
 const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const ADAMW: Algorithm = Algorithm::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -107,6 +110,22 @@ fn check(rule: &Rule, weight: f64, gradients: &[f64], expected: f64) {
         let found = run(rule, element_type, &[weight], &steps);
         assert_close(&found, &[expected], tolerance, &format!("{rule:?} on {element_type}"));
     }
+}
+
+#[test]
+fn a_rule_counts_its_updates_where_its_code_does() {
+    let check = |algorithm: Algorithm, expected: bool| {
+        let rule = Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule");
+        assert_eq!(rule.counts(), expected, "{:?}", rule.rule().algorithm);
+    };
+    let written = |text: &str| Algorithm::Written(Arc::new(Written::new(text, &BTreeMap::new()).expect("a rule")));
+    for algorithm in OPTIMIZERS {
+        let counts = matches!(algorithm, Algorithm::Adam { .. } | Algorithm::AdamW { .. });
+        check(algorithm, counts);
+    }
+    check(Algorithm::Sum, false);
+    check(written("w -= lr * g"), false);
+    check(written("w -= lr * g / n"), true);
 }
 
 /// `w = g = [0, 1, 2, 3, 4]`, the same gradient every time, against the vectors recomputed from Paddle's formulas with

@@ -82,7 +82,7 @@ pub enum OpKind {
     Add,
     /// `(a, b) -> a's shape`: `a * b`, element by element, with the repeating of [`Add`](Self::Add).
     Mul,
-    /// `(x) -> x's shape`: `factor * x`.
+    /// `(x) -> x's shape`: `factor * x`. Of selected rows the values are scaled, and the ids stay.
     Scale {
         /// The factor, rounded to the type of `x`.
         factor: f64,

@@ -231,6 +231,12 @@ impl Merged<'_> {
         }
     }
 
+    /// Where in its contribution the first of the rows is that a unique one is made of.
+    #[must_use]
+    pub fn first_row(&self, index: usize) -> usize {
+        self.places[self.starts[index] as usize].row as usize
+    }
+
     /// Writes the sums of some of the unique rows, row after row, in the parameter's type.
     ///
     /// # Panics

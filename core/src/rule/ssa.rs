@@ -276,6 +276,12 @@ impl Lowered {
         self.weight
     }
 
+    /// Whether a scalar is the number of the update, so that two updates at one rate may differ.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.scalars.contains(&ScalarOp::Input(ScalarInput::Count))
+    }
+
     /// The scalars of one update, in the order of [`scalars`](Self::scalars), in place of what `values` held.
     pub fn evaluate(&self, inputs: &ScalarInputs, values: &mut Vec<f64>) {
         values.clear();

@@ -167,6 +167,12 @@ impl RowsLease {
         let (_, rows) = RowsPart::decode(&self.lease.bytes()[..self.bytes as usize])?;
         RowsView::parse(layout.of(self.element_type)?, rows)
     }
+
+    /// Whether both have the same rows of the same type, with whatever values.
+    fn has_rows_of(&self, other: &Self, layout: RowLayout) -> bool {
+        let (Ok(own), Ok(others)) = (self.view(layout), other.view(layout)) else { return false };
+        self.element_type == other.element_type && own.ids().iter().eq(others.ids().iter())
+    }
 }
 
 impl Wish {
@@ -330,7 +336,9 @@ impl Bucket {
         Ok(Some(value))
     }
 
-    /// Takes in a part. One that is there already, and one of an earlier call, changes nothing.
+    /// Takes in a part. One that is there already, and one of an earlier call, changes nothing. Parts of a call come in
+    /// order, also when they are sent again: one with other rows than the one in its place replaces that one, and those
+    /// behind it go, because whoever cut the rows otherwise sends them anew. So no row is taken from two ways of cutting.
     pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution) -> Gathered {
         let at = self.gathering.iter().position(|gathering| gathering.trainer == one.trainer);
         let at = at.unwrap_or_else(|| {
@@ -347,7 +355,12 @@ impl Bucket {
         if part.index + 1 == part.count {
             gathering.closing = Some((one.peer, one.head));
         }
-        gathering.parts[part.index as usize].get_or_insert(rows);
+        let layout = self.table.layout();
+        let (_, rest) = gathering.parts.split_at_mut(part.index as usize);
+        if rest[0].as_ref().is_some_and(|there| !there.has_rows_of(&rows, layout)) {
+            rest.fill_with(|| None);
+        }
+        rest[0].get_or_insert(rows);
         if gathering.parts.iter().any(Option::is_none) {
             return Gathered::Some;
         }
@@ -355,9 +368,9 @@ impl Bucket {
         Gathered::All { parts: parts.into_iter().flatten().collect(), closing }
     }
 
-    /// Forgets the parts of a trainer.
-    pub(super) fn forget(&mut self, trainer: TrainerId) {
-        self.gathering.retain(|gathering| gathering.trainer != trainer);
+    /// Forgets the parts of a trainer's calls that are over.
+    pub(super) fn forget(&mut self, trainer: TrainerId, is_over: impl Fn(Mark) -> bool) {
+        self.gathering.retain(|gathering| gathering.trainer != trainer || !is_over(gathering.call));
     }
 
     /// The contributions of which parts are missing.

@@ -171,7 +171,12 @@ impl Round {
     pub(super) fn rate(&self) -> Option<f64> {
         let rates = || self.contributions.iter().filter_map(|one| one.rate);
         let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
-        Some(rates().sum::<f64>() / f64::from(count))
+        let sum = rates().sum::<f64>();
+        if sum.is_finite() {
+            return Some(sum / f64::from(count));
+        }
+        // Finite rates may have a sum that is not. To divide first rounds otherwise, so it is done only then.
+        Some(rates().map(|rate| rate / f64::from(count)).sum::<f64>().min(f64::MAX))
     }
 
     pub(super) fn contributors(&self) -> usize {

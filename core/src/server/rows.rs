@@ -13,7 +13,7 @@ use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Context, Serving, Verdict, version_entry};
 use crate::error::Failure;
-use crate::ids::{TrainerId, Version};
+use crate::ids::{Incarnation, TrainerId, Version};
 use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
@@ -76,7 +76,7 @@ impl Serving {
     /// Takes in what a push brings to a bucket.
     pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, mut one: Contribution) {
         let Some(lease) = one.gradient.take() else {
-            self.push_entry(cx, place, entry, one);
+            self.push_whole(cx, place, entry, one);
             return;
         };
         let (part, _) = RowsPart::decode(&lease.bytes()[..entry.bytes as usize]).expect("the payload was checked");
@@ -86,9 +86,27 @@ impl Serving {
             self.push_entry(cx, place, entry, one);
         } else if part.count == 1 {
             one.rows.push(rows);
-            self.push_entry(cx, place, entry, one);
+            self.push_whole(cx, place, entry, one);
         } else {
             self.gather(cx, place, entry, part, rows, one);
+        }
+    }
+
+    /// Takes in a contribution that has no parts. Parts of this call or an earlier one were given up by their sender,
+    /// and would be kept, with the journal from there on, for good.
+    fn push_whole(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, one: Contribution) {
+        if !self.is_before_restored(cx, place)
+            && let Some(bucket) = self.table.chunks[place].bucket_mut()
+        {
+            bucket.forget(one.trainer, |call| call <= one.call);
+        }
+        self.push_entry(cx, place, entry, one);
+    }
+
+    /// Forgets what earlier lives of a trainer began, of which nothing more will be taken.
+    pub(super) fn forget_earlier_lives(&mut self, trainer: TrainerId, incarnation: Incarnation) {
+        for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
+            bucket.forget(trainer, |call| call.incarnation < incarnation);
         }
     }
 
@@ -96,7 +114,7 @@ impl Serving {
     pub(super) fn forget_gathered(&mut self, position: u64, trainer: TrainerId) {
         for chunk in self.table.chunks.iter_mut().filter(|chunk| !chunk.is_before_restored(position)) {
             if let Some(bucket) = chunk.bucket_mut() {
-                bucket.forget(trainer);
+                bucket.forget(trainer, |_| true);
             }
         }
     }

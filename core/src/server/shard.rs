@@ -223,6 +223,9 @@ impl Shard {
         let who = Who { trainer: head.trainer, incarnation: head.incarnation };
         if who.trainer != NO_TRAINER {
             self.meet(who)?;
+            if let Phase::Serving(serving) = &mut self.phase {
+                serving.forget_earlier_lives(who.trainer, who.incarnation);
+            }
             let older = |one: &Peer| one.who.is_some_and(|other| other.trainer == who.trainer);
             out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| Output::Close(*id)));
         }
@@ -326,10 +329,11 @@ impl Shard {
         now: Now,
         peer: PeerId,
         frame: &Frame,
-        body: Vec<Incoming>,
+        mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let mut position = self.unwritten;
+        self.own_rows(frame, &mut body)?;
         if let Phase::Serving(serving) = &mut self.phase {
             serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
         }
@@ -346,6 +350,24 @@ impl Shard {
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
         self.apply(now, peer, position, frame, leases.collect(), replies)
+    }
+
+    /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender
+    /// may write there meanwhile.
+    fn own_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
+        let Phase::Serving(serving) = &self.phase else { return Ok(()) };
+        let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
+        for (_, place) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
+            if let Incoming::Chunk { lease, bytes } = place
+                && lease.is_foreign()
+            {
+                let own = self.pool.take_for_rows(*bytes);
+                let mut own = own.map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
+                own.bytes_mut()[..*bytes as usize].copy_from_slice(&lease.bytes()[..*bytes as usize]);
+                *lease = own;
+            }
+        }
+        Ok(())
     }
 
     fn apply(

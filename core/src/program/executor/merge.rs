@@ -4,8 +4,7 @@ use crate::config::Merge;
 use crate::error::Failure;
 use crate::optim::Gradient;
 use crate::port::{Arithmetic, Kernels};
-use crate::program::{Elements, Facts, Node, OpKind, Role, Tensor, Value};
-use crate::rows::SelectedRows;
+use crate::program::{Facts, Node, OpKind, Role, Tensor, Value};
 
 /// Adds pieces in the order given; a mean divides by how many they are.
 pub(super) fn merged(
@@ -25,13 +24,7 @@ pub(super) fn merged(
         Merge::Mean if count > 1 => 1.0 / f64::from(count),
         Merge::Mean | Merge::Sum => return Ok(sum),
     };
-    let mut scale = |value: &Value, facts: &Facts| -> Result<Value, Failure> {
-        Ok(only(arithmetic.run(&node(OpKind::Scale { factor }), &[value], &[facts])?))
-    };
-    match sum {
-        Value::SelectedRows(rows) => scaled_rows(&rows, &mut scale),
-        other => scale(&other, facts),
-    }
+    Ok(only(arithmetic.run(&node(OpKind::Scale { factor }), &[&sum], &[facts])?))
 }
 
 /// The sum of dense pieces, as a server adds them.
@@ -41,21 +34,6 @@ fn added(kernels: &mut dyn Kernels, pieces: &[Value]) -> Tensor {
     let gradients = pieces.iter().map(|piece| Gradient { bytes: piece.tensor().bytes(), element_type });
     kernels.sum(element_type, sum.bytes_mut(), &gradients.collect::<Vec<_>>());
     sum
-}
-
-fn scaled_rows(
-    rows: &SelectedRows,
-    scale: &mut dyn FnMut(&Value, &Facts) -> Result<Value, Failure>,
-) -> Result<Value, Failure> {
-    let (view, layout) = (rows.view(), rows.view().layout());
-    let shape = [view.len() as u64, u64::from(layout.width())];
-    let mut elements = Elements::zeros(layout.element_type(), view.len() * layout.width() as usize);
-    let bytes = (0..view.len()).flat_map(|place| view.row(place)).copied();
-    elements.bytes_mut().iter_mut().zip(bytes).for_each(|(into, byte)| *into = byte);
-    let values = Value::from(Tensor::new(shape, elements));
-    let scaled = scale(&values, &Facts::fixed(layout.element_type(), &shape))?;
-    let ids: Vec<u64> = view.ids().iter().collect();
-    Ok(Value::SelectedRows(SelectedRows::new(layout, &ids, scaled.tensor().bytes())?))
 }
 
 fn node(kind: OpKind) -> Node {

@@ -24,7 +24,7 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Outputs {
         OpKind::Scale { factor } => {
             inputs(1)?;
             check_finite("factor", *factor)?;
-            same(operands)
+            scale(operands)
         }
         OpKind::Relu | OpKind::Sigmoid | OpKind::Tanh => {
             inputs(1)?;
@@ -174,6 +174,17 @@ fn repeats_to(small: &[Dim], shape: &[Dim]) -> bool {
 fn same(operands: &Operands<'_>) -> Outputs {
     let (element_type, shape) = operands.floats(0)?;
     Ok(vec![Facts::dense(element_type, shape)])
+}
+
+/// Dense, or selected rows, whose values are scaled.
+fn scale(operands: &Operands<'_>) -> Outputs {
+    match operands.input(0) {
+        rows @ Facts::SelectedRows { element_type: ElementType::Float32 | ElementType::Float64, .. } => {
+            Ok(vec![rows.clone()])
+        }
+        Facts::SelectedRows { .. } => Err(operands.misfit(0, "float32 or float64")),
+        _ => same(operands),
+    }
 }
 
 /// All of one type and shape. Where some are dense and some are selected rows, the sum is dense.

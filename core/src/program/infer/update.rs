@@ -56,7 +56,7 @@ fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim]
     let fits = match operands.input(GRADIENT) {
         Facts::Dense { element_type, shape: found } => found == shape && element_type.is_gradient_for(parameter),
         Facts::SelectedRows { element_type, height, width } => {
-            shape == [Dim::Fixed(*height), Dim::Fixed(*width)] && *element_type == parameter && parameter.is_float()
+            shape == [Dim::Fixed(*height), Dim::Fixed(*width)] && *element_type == parameter
         }
         _ => false,
     };

@@ -49,6 +49,10 @@ impl Arithmetic for PlainArithmetic {
                 let whole = inputs.iter().map(|input| table::whole(input)).collect::<Result<Vec<_>, _>>()?;
                 self.run(node, &whole.iter().collect::<Vec<_>>(), outputs)
             }
+            OpKind::Scale { factor } if matches!(inputs[0], Value::SelectedRows(_)) => {
+                let values = self.run(node, &[&table::values(inputs[0].rows())], outputs)?;
+                table::with_values(inputs[0].rows(), &values[0]).map(|rows| vec![rows])
+            }
             // Its type is that of what comes back; the first input is ids.
             OpKind::LookupTableGradient { height } => table::gradient(inputs, *height).map(|rows| vec![rows]),
             kind => match inputs[0].tensor().elements() {

@@ -1,6 +1,5 @@
 //! Tables of rows, and selected rows.
 
-use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::program::infer;
 use crate::program::value::{Tensor, Value};
@@ -51,6 +50,21 @@ pub(super) fn sum(inputs: &[&Value]) -> Result<Value, Failure> {
     SelectedRows::new(layout, &ids, &values).map(Value::SelectedRows)
 }
 
+/// The values of selected rows as a matrix, in their order.
+pub(super) fn values(rows: &SelectedRows) -> Value {
+    let (view, layout) = (rows.view(), rows.view().layout());
+    let mut values = Tensor::zeros(view.element_type(), &[view.len() as u64, u64::from(layout.width())]);
+    values.bytes_mut().copy_from_slice(view.values());
+    values.into()
+}
+
+/// Selected rows with the same ids and other values, a matrix as [`values`] gives it.
+pub(super) fn with_values(rows: &SelectedRows, values: &Value) -> Result<Value, Failure> {
+    let (view, layout) = (rows.view(), rows.view().layout());
+    let ids: Vec<u64> = view.ids().iter().collect();
+    SelectedRows::new(layout, &ids, values.tensor().bytes()).map(Value::SelectedRows)
+}
+
 /// Pieces of selected rows by height; each counts its rows from its own zero and keeps their order.
 pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Value>, Failure> {
     let view = rows.view();
@@ -84,9 +98,9 @@ pub(super) fn dense(rows: &SelectedRows) -> Result<Tensor, Failure> {
     let layout = view.layout();
     let shape = [layout.height().bound(), u64::from(layout.width())];
     let mut tensor = Tensor::zeros(view.element_type(), &shape);
-    match view.element_type() {
-        ElementType::Float32 | ElementType::Float64 => {}
-        other => return Err(Failure::call(format!("selected rows of {other}; expected float32 or float64"))),
+    if !view.element_type().is_parameter_type() {
+        let found = view.element_type();
+        return Err(Failure::call(format!("selected rows of {found}; expected a type that parameters have")));
     }
     let mut merge = crate::rows::Merge::default();
     let contributions = [view];

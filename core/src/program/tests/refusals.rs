@@ -106,6 +106,7 @@ fn products_and_functions_say_what_does_not_fit() {
     }
     check(OpKind::Scale { factor: f64::NAN }, "x", "y", "found factor NaN; expected a finite number");
     gives(OpKind::Mean, "x", "y", "float32[]");
+    gives(OpKind::Scale { factor: 0.5 }, "rows", "y", "rows(float32, 9, 4)");
 }
 
 #[test]

@@ -19,8 +19,11 @@ const PAGE_ENTRIES: usize = 256;
 const PAGE_BYTES: usize = PAGE_ENTRIES * ENTRY_BYTES;
 /// A fuller page is split: at four fifths an id that is there is found within three steps, as a mean.
 const PAGE_ENTRIES_MAX: u16 = 204;
-/// Ids whose hashes agree in this many bits are somebody's malice; the directory ends here, at 1 GiB.
+/// The directory ends here, at 1 GiB.
 const DEPTH_MAX: u8 = 28;
+/// A page this many bits deeper than all pages need together holds ids that somebody made to share them: chance does
+/// not. So the directory has at most 256 entries, 1 KiB, for each page.
+const DEPTH_BEYOND_MAX: u32 = 8;
 
 /// The slots of rows, by id.
 #[derive(Debug)]
@@ -132,9 +135,11 @@ impl Index {
     fn split(&mut self, hash: Hash) -> Result<(), Failure> {
         let low = self.directory[hash.directory(self.depth)];
         let depth = self.pages[low as usize].depth + 1;
-        if depth > DEPTH_MAX {
+        if depth > DEPTH_MAX || u32::from(depth) > self.pages.len().ilog2() + DEPTH_BEYOND_MAX {
             return Err(Failure::call(format!(
-                "{PAGE_ENTRIES_MAX} rows whose ids share {DEPTH_MAX} bits of their hash"
+                "{PAGE_ENTRIES_MAX} rows whose ids share {} bits of their hash, in an index of {} pages",
+                depth - 1,
+                self.pages.len()
             )));
         }
         let high = self.add_page(depth)?;

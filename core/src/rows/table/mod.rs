@@ -6,8 +6,9 @@
 //! Not here: rows that go again. A table grows until its memory is used up, and then says so.
 //!
 //! A row that nobody has touched is not there. It reads as its initial value, with the updates it has missed; it is put
-//! there when it is updated or set, and when it is read under a rule that changes rows by a gradient of zero (decay,
-//! for example), so that no replay is done twice. Whether a row is there makes no difference to any value.
+//! there when it is updated or set, and never because it is read: who reads at random must not fill the table, and what
+//! is listed and saved is what was pushed. So under a rule that changes rows by a gradient of zero (decay, for example)
+//! each reading of a row that is not there replays all updates. Whether a row is there makes no difference to any value.
 //!
 //! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
 //! `rest` (what was missed).
@@ -137,7 +138,7 @@ impl RowTable {
     }
 
     /// The learning rates that steps brought with them. With the version and the records they are all that a checkpoint
-    /// needs. Nothing is noted under rules that never have to replay an update.
+    /// needs. Nothing is noted under rules that never have to replay an update, or that know no rate.
     #[must_use]
     pub fn rates(&self) -> &Rates {
         &self.rates
@@ -186,7 +187,7 @@ impl RowTable {
             let end = merged.len().min(start + rows);
             self.update_tile(work, kernels, merged, start..end, step);
         }
-        if self.rest != Rest::Always {
+        if self.rest != Rest::Always && !self.settings.rule.rule().algorithm.is_exact() {
             self.rates.note(step.version, step.rate);
         }
         self.version = step.version;
@@ -210,8 +211,6 @@ impl RowTable {
             for (place, slot) in places.zip(slots) {
                 let row = &mut into[place * row_bytes..][..row_bytes];
                 if let Some(last) = self.read(ids.get(place), slot, row) {
-                    let slot = slot.or_else(|| self.keep(ids.get(place)));
-                    let last = slot.map_or(last, |slot| self.last(slot));
                     work.tile.rows.push(TileRow { id: ids.get(place), slot, last, place });
                 }
                 if work.tile.rows.len() == self.shape.rows() {
@@ -361,15 +360,6 @@ impl RowTable {
             optim::fill(layout.element_type(), state, declared.initial);
         }
         Ok(slot)
-    }
-
-    /// Puts a row there that is read, when that spares a replay and there is room.
-    fn keep(&mut self, id: u64) -> Option<u32> {
-        if self.rest != Rest::Never {
-            return None;
-        }
-        // The same id may have been put there by this very pull.
-        self.index.find(id).or_else(|| self.add(id).ok())
     }
 
     /// Asks for what finding some ids will read, as far as there are so many.

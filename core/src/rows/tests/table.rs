@@ -5,6 +5,7 @@ use crate::ids::Version;
 use crate::memory::{Arena, Budget};
 use crate::optim::{Algorithm, Prepared, Rule, Schedule, Step};
 use crate::port::Plain;
+use crate::rows::initializer::mix;
 use crate::rows::{
     CatchUp, Ids, Initializer, Merge, Pieces, Rates, Record, RowTable, RowsView, TableSettings, Workspace,
 };
@@ -104,7 +105,7 @@ fn a_row_that_nobody_touched_reads_as_its_initial_value_and_is_not_kept() {
 }
 
 #[test]
-fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice() {
+fn a_row_that_decays_reads_as_if_it_were_there_and_is_not_kept() {
     let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 1.0);
     let mut player = Player::new(decaying.clone(), 2);
     (0..3).for_each(|_| player.push(&[(3, 1.0)]).expect("there is room"));
@@ -115,7 +116,7 @@ fn a_row_that_decays_is_kept_when_it_is_read_so_that_no_update_is_replayed_twice
         |found: &[f32]| found.iter().zip(&initial).all(|(found, initial)| (found - decayed(*initial)).abs() <= 1e-7);
     let first = player.pull(&[7, 7, 7]);
     assert!(near(&first[..2]) && near(&first[2..4]) && near(&first[4..]), "{first:?} from {initial:?}");
-    assert_eq!(player.rows(), 2);
+    assert_eq!(player.rows(), 1);
     assert_eq!(player.pull(&[7]), first[..2]);
     // Where there is no room it is read all the same.
     let mut full = Player::new(decaying, 2);
@@ -160,6 +161,16 @@ fn a_table_grows_through_every_split_and_finds_each_row_again() {
     let mut ascending = ids;
     ascending.sort_unstable();
     assert!(player.table.sorted().ids().eq(ascending));
+}
+
+#[test]
+fn ids_that_somebody_made_to_share_their_hash_do_not_grow_the_directory() {
+    let mut player = Player::new(settings(Algorithm::Sgd), 64);
+    let alike = (0..).filter(|id| mix(*id) >> 52 == 0);
+    let rows: Vec<_> = alike.take(205).map(|id| (id, 1.0)).collect();
+    let refusal = player.push(&rows).expect_err("they share twelve bits");
+    assert!(refusal.contains("204 rows whose ids share 11 bits of their hash"), "{refusal}");
+    player.push(&[(1 << 40, 1.0)]).expect("others go on");
 }
 
 #[test]

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
-use crate::dtype::ElementType::{Float32, Float64};
+use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
+use crate::server::shard::Phase;
 use crate::wire::{Flags, Kind, RowsPart};
 
 const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
@@ -90,6 +91,56 @@ fn a_round_counts_a_contribution_in_parts_once_and_whole() {
 }
 
 #[test]
+fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
+    let mut stage = stage(Mode::Async, 1, SGD);
+    let first = push(&mut stage, 0, 0, part(0, 3, &[(1, 1.0), (2, 1.0)]));
+    let mut deliver_part = |index: u32, rows: &[(u64, f32)]| {
+        let mut parcel = first.clone();
+        parcel.body = vec![part(index, 3, rows)];
+        parcel.frame.entries[0].bytes = u32::try_from(parcel.body[0].len()).expect("it is short");
+        deliver(&mut stage, 0, &parcel);
+    };
+    deliver_part(0, &[(1, 1.0), (2, 1.0)]);
+    deliver_part(1, &[(3, 1.0), (4, 1.0)]);
+    for (index, id) in [(0, 4), (1, 2), (2, 5)] {
+        deliver_part(index, &[(id, 1.0), (id + 10, 1.0)]);
+    }
+    let found = pull(&mut stage, 0, 1, &[1, 2, 3, 4, 5, 12, 14, 15]);
+    assert_eq!(found, [10.0, 9.0, 10.0, 9.0, 9.0, 9.0, 9.0, 9.0], "each row once, and none of the first ones");
+}
+
+/// How many contributions there are of which parts are missing.
+fn gathered(stage: &Stage) -> usize {
+    let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
+    serving.table.chunks[0].bucket().expect("it is sparse").open().count()
+}
+
+#[test]
+fn parts_that_nobody_will_complete_are_forgotten() {
+    let begun = || {
+        let mut stage = stage(Mode::Async, 2, SGD);
+        let half = push(&mut stage, 0, 0, part(0, 2, &[(1, 100.0)]));
+        deliver(&mut stage, 0, &half);
+        assert_eq!(gathered(&stage), 1);
+        stage
+    };
+    for payload in [Vec::new(), part(0, 1, &[(2, 1.0)])] {
+        let mut stage = begun();
+        let other = push(&mut stage, 1, 0, payload.clone());
+        deliver(&mut stage, 1, &other);
+        assert_eq!(gathered(&stage), 1, "another's");
+        let whole = push(&mut stage, 0, 0, payload);
+        deliver(&mut stage, 0, &whole);
+        assert_eq!(gathered(&stage), 0, "a later call is whole");
+    }
+    let mut stage = begun();
+    stage.connect(0, Incarnation(1));
+    assert_eq!(gathered(&stage), 1, "the same life");
+    stage.connect(0, Incarnation(2));
+    assert_eq!(gathered(&stage), 0, "a newer life");
+}
+
+#[test]
 fn a_contribution_without_rows_is_one() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let (empty, rows) = (push(&mut stage, 0, 1, Vec::new()), push(&mut stage, 1, 1, part(0, 1, &[(3, 1.0)])));
@@ -139,6 +190,36 @@ fn a_newer_life_does_not_finish_what_an_older_one_began() {
     assert_eq!(pull(&mut stage, 0, 0, &[1]), [10.0]);
     deliver(&mut stage, 0, &rest);
     assert_eq!(pull(&mut stage, 0, 1, &[1, 2]), [9.0, 9.0]);
+}
+
+#[test]
+fn rows_of_integers_add_up_exactly() {
+    let config = "algorithm: 'add' sparse { height: 100 width: 1 buckets: 1 }";
+    let check = |mode: Mode, merge: Merge| {
+        let mut stage = Stage::serving(Plan::new(mode, merge, 1).with("s", Int64, 1, config));
+        let large = (1_i64 << 53) + 1;
+        for version in 1..=2 {
+            let ids = [7_u64, 9].into_iter().flat_map(u64::to_le_bytes);
+            let values = [large, -3].into_iter().flat_map(i64::to_le_bytes);
+            let payload = RowsPart { index: 0, count: 1 }.encode().into_iter().chain(ids).chain(values).collect();
+            let parcel = push(&mut stage, 0, version, payload);
+            assert_eq!(kinds(&deliver(&mut stage, 0, &parcel)), [Kind::Done], "{mode:?}: {:?}", stage.errors());
+        }
+        assert_eq!(stage.contents()[0].2, [2 * large, -6].map(i64::to_le_bytes).concat(), "{mode:?} {merge:?}");
+    };
+    for mode in [Mode::Sync, Mode::Async, Mode::Delta] {
+        check(mode, Merge::Sum);
+        check(mode, Merge::Mean);
+    }
+}
+
+#[test]
+fn differences_of_rows_are_averaged() {
+    let plan = Plan::new(Mode::Delta, Merge::Mean, 2).with("s", Float32, 2, SGD);
+    let mut stage = Stage::serving(plan);
+    let parcel = push(&mut stage, 0, 0, part(0, 1, &[(3, 4.0)]));
+    assert_eq!(kinds(&deliver(&mut stage, 0, &parcel)), [Kind::Done], "{:?}", stage.errors());
+    assert_eq!(pull(&mut stage, 1, 1, &[3, 4]), [12.0, 10.0]);
 }
 
 #[test]
