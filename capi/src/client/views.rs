@@ -10,7 +10,7 @@ use pserver_core::ids::{ChunkIndex, ParameterIndex};
 use pserver_core::memory::{Arena, Budget, Lease, lend};
 
 use super::transfer::Fetch;
-use super::{Client, Given, State};
+use super::{Client, Extent, Given, State};
 
 /// What the slots of one size come to, at the least; only what is used takes memory.
 const ROOM_BYTES: u32 = 64 * 1024 * 1024;
@@ -101,6 +101,7 @@ impl Client {
     /// # Errors
     /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
     pub fn push_pull_view(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<View, Failure> {
+        let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
         state.ready()?;
         let names: Vec<&str> = gradients.iter().map(|given| given.name).collect();
