@@ -14,6 +14,8 @@ use crate::client::{Path, View};
 /// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
 /// through shared memory read where it is. Everywhere else it is like any other memory.
 ///
+/// One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
+///
 /// It is the client's: a call of another client copies. A child of fork shares its pages, so only the parent writes.
 ///
 /// @param bytes how many, at least 1.
