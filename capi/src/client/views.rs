@@ -141,7 +141,11 @@ impl State {
             let lease = if self.options.is_reader { self.room.own(one.lease)? } else { one.lease };
             parameters[by_index[at].1].push(lease);
         }
-        Ok(View { parameters, _hold: hold })
+        let view = View { parameters, _hold: hold };
+        if view.leases().all(Lease::is_kept) {
+            return Ok(view);
+        }
+        Err(Failure::call("the connection ended while the view was fetched; parameters may be fetched again"))
     }
 }
 
