@@ -14,6 +14,8 @@ use crate::client::{Path, View};
 /// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
 /// through shared memory read where it is. Everywhere else it is like any other memory.
 ///
+/// One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
+///
 /// It is the client's: a call of another client copies. A child of fork shares its pages, so only the parent writes.
 ///
 /// @param bytes how many, at least 1.
@@ -31,8 +33,12 @@ pub extern "C" fn paddle_buffer_alloc(client: *mut ClientHandle, bytes: usize) -
 
 /// @brief Frees what paddle_buffer_alloc gave. NULL is nothing to free.
 ///
-/// @return 0 if successful, otherwise -1: when a call that is not over uses it, when it is no buffer of this client, or
-/// when it was freed already.
+/// It is refused while a call of this client is within it: one that another thread is inside, or one that was started
+/// and not waited for, whether it reads from the buffer or writes to it. For a call of another client, or one that has
+/// only just been entered, it is as with free(): the caller sees to it that none uses the memory.
+///
+/// @return 0 if successful, otherwise -1: when such a call uses it, when it is no buffer of this client, or when it was
+/// freed already.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_void) -> c_int {
     guard("paddle_buffer_free", -1, |_| {

@@ -7,10 +7,14 @@ use pserver_core::error::Failure;
 
 use super::allocation::Allocation;
 use super::checked::Room;
-use crate::client::{Client, Given, Wanted};
+use crate::client::{Client, Extent, Given, Held, Wanted};
 
 /// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
-pub(super) struct Places<'call>(Vec<Place<'call>>);
+pub(super) struct Places<'call> {
+    places: Vec<Place<'call>>,
+    /// The buffers that they, and what the call sends, lie in.
+    _memory: Held,
+}
 
 struct Place<'call> {
     name: &'call str,
@@ -38,21 +42,24 @@ impl<'call> Places<'call> {
         wanted: &[(&'call str, Option<Room>)],
         given: &[Given<'_>],
     ) -> Result<Self, Failure> {
+        let rooms = wanted.iter().filter_map(|(_, room)| room.as_ref());
+        let rooms = rooms.map(|room| Extent::new(room.start.addr().get(), room.bytes));
+        let memory = client.hold(rooms.chain(given.iter().map(|one| Extent::of(one.content))));
         let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
         let place = |((name, room), size): (&(&'call str, Option<Room>), _)| Place::new(name, *room, size);
         let places: Vec<_> = wanted.iter().zip(client.measure(&names)?).map(place).collect::<Result<_, _>>()?;
         refuse_overlaps(&places, given)?;
-        Ok(Self(places))
+        Ok(Self { places, _memory: memory })
     }
 
     /// The places as the client takes them.
     pub(super) fn wanted(&mut self) -> Vec<Wanted<'_>> {
-        self.0.iter_mut().map(Place::wanted).collect()
+        self.places.iter_mut().map(Place::wanted).collect()
     }
 
     /// What the caller gets, in order. Memory of the library's is the caller's from now on.
     pub(super) fn hand_over(self) -> impl Iterator<Item = Filled> {
-        self.0.into_iter().map(|place| Filled {
+        self.places.into_iter().map(|place| Filled {
             element_type: place.element_type,
             content_len: c_int::try_from(place.bytes).expect("it was measured"),
             content: match place.memory {
@@ -64,7 +71,7 @@ impl<'call> Places<'call> {
 
     /// Whether a place's room is exactly as long as its parameter.
     pub(super) fn refuse_inexact(&self) -> Result<(), Failure> {
-        let inexact = self.0.iter().find_map(|place| match place.memory {
+        let inexact = self.places.iter().find_map(|place| match place.memory {
             Memory::Theirs(room) if room.bytes != place.bytes => Some((place.name, room.bytes, place.bytes)),
             Memory::Theirs(_) | Memory::Ours(_) => None,
         });
@@ -79,7 +86,7 @@ impl<'call> Places<'call> {
 impl Places<'static> {
     /// The places as the client takes them for a call that is waited for later; each is in the caller's memory.
     pub(super) fn lent(&self) -> Result<Vec<Wanted<'static>>, Failure> {
-        self.0.iter().map(Place::lent).collect()
+        self.places.iter().map(Place::lent).collect()
     }
 }
 

@@ -21,6 +21,28 @@ pub enum Path {
 #[derive(Default)]
 pub(super) struct Buffers(Mutex<BTreeMap<usize, Known>>);
 
+/// Some bytes of the caller's, as an address and a length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    address: usize,
+    bytes: usize,
+}
+
+impl Extent {
+    pub(crate) fn new(address: usize, bytes: usize) -> Self {
+        Self { address, bytes }
+    }
+
+    pub(crate) fn of<T>(slice: &[T]) -> Self {
+        Self::new(slice.as_ptr().addr(), size_of_val(slice))
+    }
+}
+
+/// Buffers that are not freed as long as this is there.
+#[derive(Default)]
+#[must_use = "the buffers are held as long as this is"]
+pub(crate) struct Held(#[expect(dead_code, reason = "it is held, and dropped with its call")] Vec<Arc<Mapping>>);
+
 struct Known {
     bytes: usize,
     /// Of a buffer, as long as it is there; nothing for memory that was registered.
@@ -64,6 +86,11 @@ impl Client {
         self.buffers().forget(address)
     }
 
+    /// Keeps the buffers that a call reads from or writes to, before it waits for its turn.
+    pub(crate) fn hold(&self, memory: impl IntoIterator<Item = Extent>) -> Held {
+        self.buffers().hold(memory)
+    }
+
     /// Frees a buffer, unless a call uses it: then it comes back.
     pub(crate) fn free(&self, buffer: Buffer) -> Result<(), (Buffer, Failure)> {
         self.buffers().free(buffer)
@@ -105,7 +132,8 @@ impl Buffers {
         let mut known = self.known();
         // Whoever lends some of it asks for it under this lock.
         if Arc::strong_count(buffer.mapping()) > 1 {
-            let text = format!("the buffer at {:p} is used by a call that is not over", buffer.start());
+            let text =
+                format!("the buffer at {:p} is used by a call that is not over, or not waited for", buffer.start());
             return Err((buffer, Failure::Call(text)));
         }
         known.remove(&buffer.start().addr());
@@ -125,6 +153,21 @@ impl Buffers {
                 Some(if is_in_place { Path::InPlace } else { Path::Copied })
             }
         }
+    }
+
+    fn hold(&self, memory: impl IntoIterator<Item = Extent>) -> Held {
+        let known = self.known();
+        let mut held: Vec<Arc<Mapping>> = Vec::new();
+        for Extent { address, bytes } in memory {
+            let before_end = known.range(..address.saturating_add(bytes)).rev();
+            let touched = before_end.take_while(|(start, one)| **start + one.bytes > address);
+            for mapping in touched.filter_map(|(_, one)| one.mapping.as_ref()?.upgrade()) {
+                if !held.iter().any(|other| Arc::ptr_eq(other, &mapping)) {
+                    held.push(mapping);
+                }
+            }
+        }
+        Held(held)
     }
 
     /// The buffer that a slice lies in.
@@ -182,7 +225,13 @@ mod tests {
         let (buffer, failure) = known.free(buffer).expect_err("it is used");
         assert!(failure.to_string().contains("used by a call"), "{failure}");
         drop(used);
+        let held = known.hold([Extent::new(address - 8, 8), Extent::new(address + 4092, 8), Extent::of(&buffer[..4])]);
+        let (buffer, failure) = known.free(buffer).expect_err("it is held");
+        assert!(failure.to_string().contains("used by a call"), "{failure}");
+        drop(held);
+        let beside = known.hold([Extent::new(address - 8, 8), Extent::new(address + 4096, 8)]);
         known.free(buffer).expect("nobody uses it");
+        drop(beside);
         assert_eq!(known.path(address), None);
     }
 }

@@ -17,6 +17,7 @@ use pserver_core::time::Now;
 use pserver_core::wire::{Entry, Kind};
 
 use super::State;
+use super::buffers::Held;
 use super::job::Job;
 use super::packer::Packed;
 use super::views::Kept;
@@ -52,8 +53,10 @@ pub(super) struct Call {
     seen: Vec<(ParameterIndex, Round)>,
     /// Values that it keeps for a view.
     kept: Vec<Kept>,
-    /// The buffers that its gradients lie in.
+    /// The buffers that its gradients lie in, until it is over.
     buffers: Vec<Arc<Mapping>>,
+    /// Every buffer that it reads from or writes to, until its result is taken.
+    memory: Held,
     /// Payload bytes to and from the servers.
     sent: u64,
     received: u64,
@@ -129,6 +132,7 @@ impl State {
             seen: Vec::new(),
             kept: Vec::new(),
             buffers: Vec::new(),
+            memory: Held::default(),
             sent,
             received,
         });
@@ -172,6 +176,13 @@ impl State {
         let buffers = &mut self.calls.last_mut().expect("a call is open").buffers;
         if !buffers.iter().any(|known| Arc::ptr_eq(known, buffer)) {
             buffers.push(Arc::clone(buffer));
+        }
+    }
+
+    /// The buffers of a call that somebody waits for later are held until then.
+    pub(super) fn holds(&mut self, number: CallNumber, memory: Held) {
+        if let Some(at) = self.position(number) {
+            self.calls[at].memory = memory;
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pserver_core::client::{Client, Finished, Identity, LaneId, Output, Refused, RequestBody};
 use pserver_core::error::Failure;
-use pserver_core::ids::Ticket;
+use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
@@ -14,13 +14,16 @@ use pserver_transport::tcp::{TcpOptions, TcpTransport};
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
+/// How long a turn without any transport takes.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How often the holder of the initialiser's lease is heard.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// Requests, a transport and a clock.
 pub(crate) struct Engine {
     requests: Client,
-    transport: Box<dyn Transport>,
+    /// None after it broke and no other could be made, until one can.
+    transport: Option<Box<dyn Transport>>,
     /// How it was made, and is made anew when it breaks.
     options: TcpOptions,
     origin: Instant,
@@ -43,7 +46,7 @@ impl Engine {
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
         Ok(Self {
             requests,
-            transport: Box::new(TcpTransport::new(options.clone())?),
+            transport: Some(Box::new(TcpTransport::new(options.clone())?)),
             options,
             origin: Instant::now(),
             scheme: coordinator.scheme,
@@ -71,7 +74,7 @@ impl Engine {
 
     /// Wakes a turn that waits, from any thread.
     pub(super) fn doorbell(&self) -> Doorbell {
-        self.transport.doorbell()
+        self.transport.as_ref().map_or_else(|| Doorbell::new(|| ()), |transport| transport.doorbell())
     }
 
     pub(super) fn ask(&mut self, lane: LaneId, frame: Frame, body: RequestBody) -> Ticket {
@@ -166,9 +169,14 @@ impl Engine {
         self.flush();
         if !wait.is_zero() {
             let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
-            self.transport.wait(until.min(WAIT_LONGEST));
+            match &mut self.transport {
+                Some(transport) => transport.wait(until.min(WAIT_LONGEST)),
+                None => std::thread::sleep(until.min(PAUSE)),
+            }
         }
-        if let Err(failure) = self.transport.poll(&mut self.events) {
+        if let Some(transport) = &mut self.transport
+            && let Err(failure) = transport.poll(&mut self.events)
+        {
             self.break_off(&failure);
         }
         let now = self.now();
@@ -186,21 +194,31 @@ impl Engine {
             return;
         }
         self.carry_out(self.now());
-        if let Err(failure) = self.transport.submit(&mut self.queue) {
+        if let Some(transport) = &mut self.transport
+            && let Err(failure) = transport.submit(&mut self.queue)
+        {
             self.break_off(&failure);
         }
     }
 
     /// The transport is of no use any more: every parcel goes with it, and another takes its place.
     fn break_off(&mut self, failure: &Failure) {
-        if let Ok(transport) = TcpTransport::new(self.options.clone()) {
-            self.transport = Box::new(transport);
-        }
+        // It goes whether there is another or not: a call that is over has its memory back.
+        self.transport = None;
         self.queue.clear();
         self.out.clear();
         self.events.clear();
         let refused = Refused { code: ErrorCode::Invalid, text: failure.to_string() };
         self.requests.break_off(self.now(), &refused);
+    }
+
+    /// Begins to connect, with a new transport when the one before broke.
+    fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
+        let transport = match self.transport.take() {
+            Some(transport) => transport,
+            None => Box::new(TcpTransport::new(self.options.clone())?),
+        };
+        self.transport.insert(transport).connect(address)
     }
 
     fn carry_out(&mut self, now: Now) {
@@ -209,8 +227,12 @@ impl Engine {
             for output in out.drain(..) {
                 match output {
                     Output::Submit(submit) => self.queue.push_back(submit),
-                    Output::Close(peer) => self.transport.close(peer),
-                    Output::Connect { lane, address } => match self.transport.connect(&address) {
+                    Output::Close(peer) => {
+                        if let Some(transport) = &mut self.transport {
+                            transport.close(peer);
+                        }
+                    }
+                    Output::Connect { lane, address } => match self.connect(&address) {
                         Ok(peer) => self.requests.connecting(lane, peer, &mut self.out),
                         Err(failure) => self.requests.unreachable(now, lane, &failure),
                     },

@@ -22,7 +22,7 @@ use pserver_core::wire::{
 
 use super::dealt::{Dealt, Stack};
 use super::job::{Draft, Job, Phase};
-use super::{Client, State};
+use super::{Client, Extent, State};
 
 /// A page of the catalogue leaves room in its frame for the message around it.
 const PAGE_BYTES_MAX: u32 = FRAME_CONTROL_BYTES_MAX / 2;
@@ -65,6 +65,7 @@ impl Client {
         content: &[u8],
         settings: &OptimizerSettings,
     ) -> Result<(), Failure> {
+        let _memory = self.hold([Extent::of(content)]);
         let mut state = self.enter()?;
         let declaration = state.declaration(name, element_type, shape, content, settings)?;
         state.init_param(declaration, content)

@@ -45,6 +45,7 @@ pub use buffers::Path;
 pub use pending::{Calls, Pending};
 pub use views::View;
 
+pub(crate) use buffers::{Extent, Held};
 pub(crate) use calls::CallNumber;
 pub(crate) use engine::Engine;
 pub(crate) use initialise::{answer, unexpected};

@@ -7,7 +7,7 @@ use pserver_core::memory::{LoanBook, lend};
 
 use super::calls::CallNumber;
 use super::transfer::Fetch;
-use super::{Client, Given, State, Wanted};
+use super::{Client, Extent, Given, State, Wanted};
 
 /// Starts calls within [`Client::scope`].
 pub struct Calls<'scope, 'env> {
@@ -76,8 +76,12 @@ impl Client {
         gradients: &[Given<'static>],
         into: Vec<Wanted<'static>>,
     ) -> Result<CallNumber, Failure> {
+        let sent = gradients.iter().map(|given| Extent::of(given.content));
+        let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
         self.start_with(&LoanBook::open(), |state, book| {
-            state.start_push(gradients, None, Some(Fetch::all(into)), book)
+            let call = state.start_push(gradients, None, Some(Fetch::all(into)), book)?;
+            state.holds(call, memory);
+            Ok(call)
         })
     }
 

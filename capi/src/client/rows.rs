@@ -18,7 +18,7 @@ use super::dealt::{Dealt, Question, Stack};
 use super::job::Job;
 use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
-use super::{Client, GivenRows, State, WantedRows};
+use super::{Client, Extent, GivenRows, State, WantedRows};
 
 /// Ids that the first question after a bucket's rows is answered with, and every further one at most: a server sorts
 /// all of the bucket's for each.
@@ -38,6 +38,7 @@ impl Client {
     /// What is wrong with which rows, also that a table would outgrow what was declared; or who did not answer before
     /// the deadline.
     pub fn push_rows(&self, gradients: &[GivenRows<'_>], rate: Option<f64>) -> Result<(), Failure> {
+        let _memory = self.hold(gradients.iter().flat_map(|given| [Extent::of(given.ids), Extent::of(given.values)]));
         let mut state = self.enter()?;
         state.ready()?;
         check_rate(rate)?;
@@ -55,6 +56,7 @@ impl Client {
     /// # Errors
     /// What is wrong with which rows; or who did not answer, or was waited for, until the deadline.
     pub fn pull_rows(&self, into: &mut [WantedRows<'_>]) -> Result<(), Failure> {
+        let _memory = self.hold(into.iter().flat_map(|wanted| [Extent::of(wanted.ids), Extent::of(wanted.values)]));
         let mut state = self.enter()?;
         state.ready()?;
         let (chosen, questions) = state.questions(into)?;

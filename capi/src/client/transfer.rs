@@ -18,7 +18,7 @@ use super::calls::CallNumber;
 use super::initialise::{answer, unexpected};
 use super::job::{Job, Progress};
 use super::packer::{Packer, Piece};
-use super::{Client, Given, State, Wanted};
+use super::{Client, Extent, Given, State, Wanted};
 
 impl Client {
     /// Sends gradients, or deltas where the job optimises on the client. It returns when every server has them for
@@ -27,6 +27,7 @@ impl Client {
     /// # Errors
     /// What is wrong with which gradient; or who did not answer before the deadline.
     pub fn push(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<(), Failure> {
+        let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
         state.ready()?;
         lend(|book| {
@@ -72,6 +73,7 @@ impl Client {
     /// # Errors
     /// As [`Client::push`].
     pub fn set(&self, values: &[Given<'_>]) -> Result<(), Failure> {
+        let _memory = self.hold(values.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
         state.ready()?;
         lend(|book| {

@@ -6,12 +6,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use pserver_core::error::Failure;
 use pserver_core::port::Doorbell;
 
 use super::State;
 use super::calls::CallNumber;
+
+/// The longest that one wait for a call's end lasts before it is looked whether anybody moves it.
+const NEWS_LONGEST: Duration = Duration::from_millis(500);
 
 /// A client as its threads share it.
 pub(super) struct Shared {
@@ -107,6 +111,11 @@ impl Shared {
         }
     }
 
+    /// Whether the client's own thread ended by a panic: whoever waits moves the calls then.
+    fn mover_is_gone(&self) -> bool {
+        matches!(&*self.mover(), Mover::Runs(thread) if thread.is_finished())
+    }
+
     fn mover(&self) -> MutexGuard<'_, Mover> {
         self.mover.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,8 +141,13 @@ impl Entered<'_> {
         while !self.is_over(call) {
             let has_news = std::mem::take(&mut self.has_news);
             self.shared.tell(has_news);
+            if self.shared.mover_is_gone() {
+                self.advance();
+                continue;
+            }
             let state = self.state.take().expect("it is inside");
-            self.state = Some(self.shared.news.wait(state).unwrap_or_else(PoisonError::into_inner));
+            let waited = self.shared.news.wait_timeout(state, NEWS_LONGEST);
+            self.state = Some(waited.unwrap_or_else(PoisonError::into_inner).0);
         }
         self.take(call)
     }

@@ -10,7 +10,7 @@ use pserver_core::ids::{ChunkIndex, ParameterIndex};
 use pserver_core::memory::{Arena, Budget, Lease, lend};
 
 use super::transfer::Fetch;
-use super::{Client, Given, State};
+use super::{Client, Extent, Given, State};
 
 /// What the slots of one size come to, at the least; only what is used takes memory.
 const ROOM_BYTES: u32 = 64 * 1024 * 1024;
@@ -101,6 +101,7 @@ impl Client {
     /// # Errors
     /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
     pub fn push_pull_view(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<View, Failure> {
+        let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
         state.ready()?;
         let names: Vec<&str> = gradients.iter().map(|given| given.name).collect();
@@ -140,7 +141,11 @@ impl State {
             let lease = if self.options.is_reader { self.room.own(one.lease)? } else { one.lease };
             parameters[by_index[at].1].push(lease);
         }
-        Ok(View { parameters, _hold: hold })
+        let view = View { parameters, _hold: hold };
+        if view.leases().all(Lease::is_kept) {
+            return Ok(view);
+        }
+        Err(Failure::call("the connection ended while the view was fetched; parameters may be fetched again"))
     }
 }
 

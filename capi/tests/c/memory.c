@@ -73,7 +73,7 @@ int main(int count, char **arguments) {
   paddle_parameter dst = parameter(NULL, fetched, sizeof fetched);
   paddle_view *view = NULL, *second = NULL;
   paddle_call *call;
-  float *gradient;
+  float *gradient, *place;
   const char *name = "w";
   int index;
   CHECK(count == 2 && other != NULL);
@@ -108,8 +108,16 @@ int main(int count, char **arguments) {
   shows(view, 2.0f);
   CHECK(paddle_view_release(view) == 0);
 
+  /* Neither what a call reads from nor what it writes to is freed before it is waited for. */
+  place = (float *)paddle_buffer_alloc(client, sizeof weights);
+  CHECK(place != NULL);
+  dst = parameter(NULL, place, sizeof weights);
   CHECK(paddle_push_pull_start(client, &grad, &dst, 1, &call) == 0);
+  REFUSED(paddle_buffer_free(client, place), "used by a call");
+  REFUSED(paddle_buffer_free(client, gradient), "used by a call");
   CHECK(paddle_wait(call) == 0);
+  memcpy(fetched, place, sizeof weights);
+  CHECK(paddle_buffer_free(client, place) == 0);
   CHECK(fetched[0] == 3.0f && fetched[COUNT - 1] == 3.0f);
   CHECK(paddle_buffer_path(client, gradient) == 1);
   CHECK(paddle_buffer_free(client, gradient) == 0);

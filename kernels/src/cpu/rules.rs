@@ -1,12 +1,14 @@
 //! Which code runs a rule, and how long it is kept.
 //!
 //! A shard's chunks have few rules, and each comes behind the same `Arc`, so code is found by that identity: the code
-//! of the update before, nearly always. No lock is taken and nothing is hashed. A rule whose code is kept is kept too,
-//! so an identity is never another rule's.
+//! of the update before, nearly always; else it is looked up. No lock is taken and nothing is hashed. A rule whose code
+//! is kept is kept too, so an identity is never another rule's. Rules that differ in their constants only share code,
+//! which is handed its scalars with every update.
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use pserver_core::dtype::ElementType;
@@ -55,8 +57,8 @@ impl Form {
     }
 }
 
-/// Rules whose code is kept. A job with more of them generates code again now and then.
-const KEPT_MAX: usize = 64;
+/// Rules whose code is kept. A job with more of them looks for code, or generates it, now and then.
+const KEPT_MAX: usize = 4096;
 
 /// One rule's update of a piece of a parameter of floats.
 pub(super) struct RuleUpdate<'a, 'b> {
@@ -74,6 +76,8 @@ pub(super) struct RuleUpdate<'a, 'b> {
 pub(super) struct Rules {
     form: Form,
     kept: Vec<Kept>,
+    /// Where each of them is.
+    places: BTreeMap<Key, usize>,
     /// Which one ran last.
     recent: usize,
     /// Which one goes when there is no room.
@@ -81,6 +85,9 @@ pub(super) struct Rules {
     singles: Slots<f32>,
     doubles: Slots<f64>,
 }
+
+/// The address of a rule that is kept, and what it runs on.
+type Key = (usize, Width, Source);
 
 #[derive(Debug)]
 struct Kept {
@@ -90,15 +97,21 @@ struct Kept {
     run: Run,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Run {
     /// With the scalars that it uses, and where it finds them.
     Generated {
-        function: Function,
+        function: Arc<Function>,
         used: Vec<ScalarId>,
         scalars: Vec<u8>,
     },
-    Tiles(Program),
+    Tiles(Arc<Program>),
+}
+
+impl Kept {
+    fn key(&self) -> Key {
+        (Arc::as_ptr(&self.code).addr(), self.width, self.source)
+    }
 }
 
 impl Rules {
@@ -108,6 +121,7 @@ impl Rules {
         Self {
             form: if is_here { form } else { Form::Tiles },
             kept: Vec::new(),
+            places: BTreeMap::new(),
             recent: 0,
             oldest: 0,
             singles: Slots::default(),
@@ -147,28 +161,47 @@ impl Rules {
         if self.kept.get(self.recent).is_some_and(is_it) {
             return;
         }
-        self.recent = self.kept.iter().position(is_it).unwrap_or_else(|| self.keep(code, width, source));
+        let known = self.places.get(&(Arc::as_ptr(code).addr(), width, source)).copied();
+        self.recent = known.unwrap_or_else(|| self.keep(code, width, source));
     }
 
     #[cold]
     fn keep(&mut self, code: &Arc<Lowered>, width: Width, source: Source) -> usize {
+        let is_alike = |kept: &&Kept| kept.width == width && kept.source == source && computes_alike(&kept.code, code);
+        let run = self.kept.iter().find(is_alike).map(|kept| kept.run.clone());
+        let run = run.unwrap_or_else(|| self.generate(code, width, source));
+        let kept = Kept { code: Arc::clone(code), width, source, run };
+        let key = kept.key();
+        let place = if self.kept.len() < KEPT_MAX {
+            self.kept.push(kept);
+            self.kept.len() - 1
+        } else {
+            self.oldest = (self.oldest + 1) % KEPT_MAX;
+            let gone = std::mem::replace(&mut self.kept[self.oldest], kept);
+            self.places.remove(&gone.key());
+            self.oldest
+        };
+        self.places.insert(key, place);
+        place
+    }
+
+    fn generate(&self, code: &Lowered, width: Width, source: Source) -> Run {
         let generated = self.form.vectors().and_then(|vectors| Function::new(code, Target { vectors, width }, source));
-        let run = match generated {
+        match generated {
             Some(function) => {
                 let used = native::used_scalars(code);
-                Run::Generated { function, scalars: native::scalar_room(width, &used), used }
+                let scalars = native::scalar_room(width, &used);
+                Run::Generated { function: Arc::new(function), scalars, used }
             }
-            None => Run::Tiles(Program::new(code)),
-        };
-        let kept = Kept { code: Arc::clone(code), width, source, run };
-        if self.kept.len() < KEPT_MAX {
-            self.kept.push(kept);
-            return self.kept.len() - 1;
+            None => Run::Tiles(Arc::new(Program::new(code))),
         }
-        self.oldest = (self.oldest + 1) % KEPT_MAX;
-        self.kept[self.oldest] = kept;
-        self.oldest
     }
+}
+
+/// Whether two rules compute the same of their scalars, so that one's code is the other's.
+fn computes_alike(one: &Lowered, other: &Lowered) -> bool {
+    let values = |code: &Lowered| code.states().iter().map(|state| state.value).collect::<Vec<_>>();
+    one.ops() == other.ops() && one.weight() == other.weight() && values(one) == values(other)
 }
 
 /// The one type of all gradients, when one call can take them.

@@ -32,7 +32,7 @@ pub(crate) enum Vectors {
 }
 
 /// The type of parameter and states, which is the type of the arithmetic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Width {
     /// binary32
     Single,
@@ -41,7 +41,7 @@ pub(crate) enum Width {
 }
 
 /// The elements of a gradient in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     /// The parameter's own type.
     Own,

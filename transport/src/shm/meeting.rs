@@ -42,19 +42,20 @@ pub(crate) fn listen(number: SocketAddr) -> io::Result<std::os::unix::net::UnixL
     Ok(listener)
 }
 
-/// Takes the next connection of `listener`, once it is sure whose it is; where from, for error texts.
+/// Takes the next connection of `listener`, whoever's it is; where from, for error texts.
 pub(crate) async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, String)> {
     let (stream, _) = listener.accept().await?;
-    let process = check_user(&stream)?;
+    let process = stream.peer_cred().ok().and_then(|there| there.pid()).unwrap_or(0);
     Ok((stream, format!("shm://process-{process}")))
 }
 
 impl Met {
-    /// What the connecting side says first.
+    /// What the connecting side says first, once it is sure whose it is.
     ///
     /// # Errors
-    /// What it said instead.
+    /// Whose it is, or what it said instead.
     pub(crate) async fn receive(stream: &UnixStream) -> Result<Board, String> {
+        check_user(stream).map_err(|error| error.to_string())?;
         let (mut setup, mut descriptors) = ([0; SETUP_BYTES], VecDeque::new());
         let receive = || post::receive(stream.as_fd(), &mut setup, &mut descriptors);
         let received = stream.async_io(Interest::READABLE, receive).await.map_err(|error| error.to_string())?;
@@ -90,11 +91,11 @@ async fn find(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect(format!("\0{name}")).await
 }
 
-/// Makes sure that the process at the other end is this user's; its number.
-fn check_user(stream: &UnixStream) -> io::Result<i32> {
+/// Makes sure that the process at the other end is this user's.
+fn check_user(stream: &UnixStream) -> io::Result<()> {
     let (there, here) = (stream.peer_cred()?, rustix::process::geteuid().as_raw());
     if there.uid() == here {
-        return Ok(there.pid().unwrap_or(0));
+        return Ok(());
     }
     let text = format!("the process there is user {}'s, and this one user {here}'s", there.uid());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))

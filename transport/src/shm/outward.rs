@@ -49,6 +49,9 @@ struct Shipment {
     referred: Vec<bool>,
 }
 
+/// Files of a connection that only copies may take.
+const ARENAS_FOR_COPIES: usize = 64;
+
 /// The files that the other side has mapped, with their numbers there.
 #[derive(Default)]
 struct Arenas {
@@ -224,7 +227,7 @@ impl Outward {
         }
         let first = self.queue.front_mut().expect("the caller looked");
         let parcel = &first.body[first.slice - 1];
-        let in_place = parcel.shared().filter(|_| first.may_refer);
+        let in_place = parcel.shared().filter(|place| first.may_refer && self.arenas.may_add(place.file));
         let (token, arena, offset, moved) = match in_place {
             Some(place) => {
                 let arena = self.arenas.number(stream, place.file, post::HOME)?;
@@ -312,6 +315,12 @@ impl Arenas {
         }
     }
 
+    /// Whether a file is known there, or may become so: the last numbers are for copies, without which nothing leaves.
+    fn may_add(&self, file: &File) -> bool {
+        self.known.len() < ARENAS_MAX - ARENAS_FOR_COPIES
+            || self.known.iter().any(|known| known.file_number == file.number())
+    }
+
     fn hand_over(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
         if self.known.len() == ARENAS_MAX {
             return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
@@ -360,4 +369,31 @@ fn broken(failure: Failure) -> Ended {
 
 fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<Parcels> {
     shipments.filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pserver_core::memory::{Buffer, lend};
+
+    #[test]
+    fn buffers_leave_files_for_copies() {
+        let buffer = Buffer::new(4096).expect("this system shares memory");
+        lend(|book| {
+            let loan = book.read(&buffer).within(buffer.mapping());
+            let file = loan.shared().expect("it is in place").file;
+            let mut arenas = Arenas::default();
+            let other = |number: usize| Known {
+                number: u32::try_from(number).expect("there are few"),
+                file_number: u64::MAX,
+                file: Weak::new(),
+            };
+            arenas.known.extend((1..ARENAS_MAX - ARENAS_FOR_COPIES).map(other));
+            assert!(arenas.may_add(file), "there is room for one");
+            arenas.known.push(other(0));
+            assert!(!arenas.may_add(file), "the rest is for copies");
+            arenas.known[7].file_number = file.number();
+            assert!(arenas.may_add(file), "it is known");
+        });
+    }
 }

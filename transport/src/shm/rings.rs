@@ -106,6 +106,8 @@ impl Shore {
     /// Says that nothing of this side's memory is to be believed any more: it is about to be used again.
     pub(super) fn end(&self) {
         self.counter(OVER, self.near).store(1, SeqCst);
+        // A store is no barrier to what follows it: without one the memory could be written before this is seen.
+        fence(SeqCst);
     }
 
     /// Whether nothing has ended here or there: what was read of the other side's memory was meant for us.

@@ -12,8 +12,8 @@ use pserver_core::rule::ssa::{
     Binary, Comparison, Function, Lowered, Op, ScalarId, ScalarInputs, ScalarOp, StateId, StateResult, Unary, ValueId,
 };
 
-use super::{Form, KEPT_MAX, RuleUpdate, Rules};
-use crate::native::{GRADIENTS_MAX, Width};
+use super::{Form, KEPT_MAX, Kept, RuleUpdate, Rules, Run};
+use crate::native::{GRADIENTS_MAX, Source, Width};
 
 /// Numbers of every kind; most are common.
 const VALUES: [f64; 16] = [
@@ -313,6 +313,27 @@ fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
         }
         assert_eq!(f64::from_le_bytes(weights), expected, "{form:?}");
         assert_eq!(rules.kept.len(), KEPT_MAX);
+    }
+}
+
+#[test]
+fn rules_that_differ_in_constants_share_code() {
+    let of = |constant: usize, op: Binary| {
+        let ops = vec![Op::Weight, Op::Scalar(ScalarId(0)), Op::Binary(op, ValueId(0), ValueId(1))];
+        Arc::new(Lowered::new(vec![ScalarOp::Constant(constant as f64)], ops, vec![], ValueId(2)))
+    };
+    let all: Vec<_> = (0..200).map(|rule| of(rule, Binary::Add)).chain([of(7, Binary::Subtract)]).collect();
+    for form in Form::here() {
+        let mut rules = Rules::new(form);
+        for code in all.iter().chain(&all) {
+            rules.find(code, Width::Single, Source::Own);
+        }
+        let address = |kept: &Kept| match &kept.run {
+            Run::Generated { function, .. } => Arc::as_ptr(function).addr(),
+            Run::Tiles(program) => Arc::as_ptr(program).addr(),
+        };
+        let addresses: std::collections::BTreeSet<usize> = rules.kept.iter().map(address).collect();
+        assert_eq!((rules.kept.len(), addresses.len()), (201, 2), "{form:?}: one for sums, one for differences");
     }
 }
 
