@@ -350,7 +350,7 @@ impl Drawing {
                 node: number(node),
                 stage: number(stage),
                 predecessors: number(before[*half].len()),
-                followers: std::mem::take(&mut after[*half]).into(),
+                followers: std::mem::take(&mut after[*half]),
             });
         }
         let accumulators: Vec<Accumulator> = (0..).zip(&self.nodes).filter_map(accumulator).collect();

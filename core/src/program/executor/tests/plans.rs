@@ -89,7 +89,7 @@ fn a_program_of_a_hundred_thousand_ops_has_a_plan() {
     let plan = Plan::of(&graph).expect("the program has a plan");
     assert_eq!(plan.units().len(), 2 * OPS + 1);
     assert_eq!(plan.stages().len(), 1);
-    let followers = |place: usize| plan.followers(&plan.units()[place]);
+    let followers = |place: usize| plan.units()[place].followers.as_slice();
     let last = u32::try_from(2 * OPS).expect("few");
     assert_eq!(followers(0), [1, last]);
     assert_eq!(followers(1), [2]);
