@@ -337,8 +337,8 @@ impl Bucket {
     }
 
     /// Takes in a part. One that is there already, and one of an earlier call, changes nothing. Parts of a call come in
-    /// order, also when they are sent again: one with other rows than the one in its place replaces that one, and those
-    /// behind it go, because whoever cut the rows otherwise sends them anew. So no row is taken from two ways of cutting.
+    /// order, also when they are sent again: one with other rows than the one in its place replaces it, and the parts
+    /// behind it go, because whoever cut the rows otherwise sends them anew. So no two ways are mixed.
     pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution) -> Gathered {
         let at = self.gathering.iter().position(|gathering| gathering.trainer == one.trainer);
         let at = at.unwrap_or_else(|| {

@@ -8,7 +8,8 @@
 //! A row that nobody has touched is not there. It reads as its initial value, with the updates it has missed; it is put
 //! there when it is updated or set, and never because it is read: who reads at random must not fill the table, and what
 //! is listed and saved is what was pushed. So under a rule that changes rows by a gradient of zero (decay, for example)
-//! each reading of a row that is not there replays all updates. Whether a row is there makes no difference to any value.
+//! each reading of a row that is not there replays all updates. Whether a row is there makes no difference to any
+//! value.
 //!
 //! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
 //! `rest` (what was missed).
