@@ -159,7 +159,8 @@ impl Machine {
                 self.lacks(pieces, *count, Pace::of(*staleness))
             }
             (Kept::Strings(pieces), OpKind::StringAccumulator { count }) => {
-                // A list of senders goes with the gradient merged of what they sent, of which there may be fewer pieces.
+                // A list of senders goes with the gradient that is merged of what they sent, of which there may be
+                // fewer pieces.
                 let nodes = plan.nodes();
                 let address = nodes[node_of(plan, unit)].inputs.first();
                 let is_same = |one: &&Accumulator| nodes[one.node as usize].inputs.get(1) == address;
