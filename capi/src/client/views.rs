@@ -7,13 +7,15 @@ use std::sync::{Arc, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkIndex, ParameterIndex};
-use pserver_core::memory::{Arena, Budget, Lease, lend};
+use pserver_core::memory::{Arena, Budget, Lease, LoanBook, lend};
 
 use super::transfer::Fetch;
 use super::{Client, Extent, Given, State};
 
 /// What the slots of one size come to, at the least; only what is used takes memory.
 const ROOM_BYTES: u32 = 64 * 1024 * 1024;
+/// How often a call fetches its view when connections end meanwhile.
+const FETCHES_MAX: u32 = 5;
 
 /// Some parameters of one version, each in pieces, to be read. Over shared memory they are the server's own; over TCP
 /// they are copies.
@@ -92,7 +94,7 @@ impl Client {
             let hold = state.hold(names)?;
             let into = names.iter().map(|name| Fetch { name, place: None }).collect();
             let call = state.start_pull(into, book)?;
-            state.finish_view(call, names, hold)
+            state.finish_view(call, names, &hold, book)
         })
     }
 
@@ -109,7 +111,7 @@ impl Client {
             let hold = state.hold(&names)?;
             let into = names.iter().map(|name| Fetch { name, place: None }).collect();
             let call = state.start_push(gradients, rate, Some(into), book)?;
-            state.finish_view(call, &names, hold)
+            state.finish_view(call, &names, &hold, book)
         })
     }
 }
@@ -127,7 +129,27 @@ impl State {
         Ok(hold)
     }
 
-    fn finish_view(&mut self, call: super::CallNumber, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
+    /// The view of a call that fetches. Where a connection ended meanwhile some of it may be torn, and it is fetched anew.
+    fn finish_view<'env>(
+        &mut self,
+        mut call: super::CallNumber,
+        names: &[&'env str],
+        hold: &Arc<()>,
+        book: &LoanBook<'env>,
+    ) -> Result<View, Failure> {
+        for _ in 0..FETCHES_MAX {
+            let view = self.gather_view(call, names, Arc::clone(hold))?;
+            if view.leases().all(Lease::is_kept) {
+                return Ok(view);
+            }
+            drop(view);
+            call = self.start_pull(names.iter().map(|name| Fetch { name, place: None }).collect(), book)?;
+        }
+        self.finish_kept(call)?;
+        Err(Failure::call("connections ended again and again while the view was fetched; it may be fetched again"))
+    }
+
+    fn gather_view(&mut self, call: super::CallNumber, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
         let mut kept = self.finish_kept(call)?;
         kept.sort_unstable_by_key(|one| (one.parameter, one.chunk));
         let (job, mut last) = (self.job.as_ref().expect("the job is ready"), None);
@@ -141,11 +163,7 @@ impl State {
             let lease = if self.options.is_reader { self.room.own(one.lease)? } else { one.lease };
             parameters[by_index[at].1].push(lease);
         }
-        let view = View { parameters, _hold: hold };
-        if view.leases().all(Lease::is_kept) {
-            return Ok(view);
-        }
-        Err(Failure::call("the connection ended while the view was fetched; parameters may be fetched again"))
+        Ok(View { parameters, _hold: hold })
     }
 }
 
