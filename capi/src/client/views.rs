@@ -129,7 +129,8 @@ impl State {
         Ok(hold)
     }
 
-    /// The view of a call that fetches. Where a connection ended meanwhile some of it may be torn, and it is fetched anew.
+    /// The view of a call that fetches. Where a connection ended meanwhile some of it may be torn, and it is fetched
+    /// anew.
     fn finish_view<'env>(
         &mut self,
         mut call: super::CallNumber,
