@@ -123,6 +123,15 @@ pub(super) struct Chunk {
 
 impl Chunk {
     pub(super) fn new(id: ChunkId, element_type: ElementType, rule: Arc<Prepared>, value: Lease, bytes: u32) -> Self {
+        Self::with(id, element_type, rule, bytes, Content::Dense(Arc::new(Value::new(value, bytes))))
+    }
+
+    /// A bucket of rows.
+    pub(super) fn of_rows(id: ChunkId, rule: Arc<Prepared>, bucket: Bucket) -> Self {
+        Self::with(id, bucket.element_type(), rule, 0, Content::Rows(Box::new(bucket)))
+    }
+
+    fn with(id: ChunkId, element_type: ElementType, rule: Arc<Prepared>, bytes: u32, content: Content) -> Self {
         Self {
             id,
             bytes,
@@ -135,25 +144,7 @@ impl Chunk {
             noted: None,
             states: Vec::new(),
             restored: None,
-            content: Content::Dense(Arc::new(Value::new(value, bytes))),
-        }
-    }
-
-    /// A bucket of rows.
-    pub(super) fn of_rows(id: ChunkId, rule: Arc<Prepared>, bucket: Bucket) -> Self {
-        Self {
-            id,
-            bytes: 0,
-            element_type: bucket.element_type(),
-            rule,
-            version: Version(0),
-            heard: Vec::new(),
-            round: Round::default(),
-            waiters: Vec::new(),
-            noted: None,
-            states: Vec::new(),
-            restored: None,
-            content: Content::Rows(Box::new(bucket)),
+            content,
         }
     }
 
