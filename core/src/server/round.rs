@@ -15,6 +15,7 @@ use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::Kernels;
+use crate::program::executor::{Pieces, Sent};
 use crate::time::Now;
 use crate::wire::Head;
 
@@ -70,84 +71,90 @@ impl Contribution {
     }
 }
 
+impl Sent for Contribution {
+    type Sender = TrainerId;
+
+    fn sender(&self) -> TrainerId {
+        self.trainer
+    }
+}
+
 /// The gradients of a round; the usual few are kept without memory of their own.
 pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
 
 /// The open round of a chunk.
 #[derive(Default)]
 pub(super) struct Round {
-    /// In trainer order, as is what is ahead. Their memory stays from round to round.
-    contributions: Vec<Contribution>,
-    ahead: Vec<Contribution>,
+    /// One of a trainer at most, as of what is ahead.
+    contributions: Pieces<Contribution>,
+    ahead: Pieces<Contribution>,
     sum: Option<Lease>,
 }
 
 impl Round {
     pub(super) fn contribution(&self, trainer: TrainerId) -> Option<&Contribution> {
-        find(&self.contributions, trainer).ok().map(|at| &self.contributions[at])
+        self.contributions.of(trainer)
     }
 
     pub(super) fn ahead(&self, trainer: TrainerId) -> Option<&Contribution> {
-        find(&self.ahead, trainer).ok().map(|at| &self.ahead[at])
+        self.ahead.of(trainer)
     }
 
     pub(super) fn contribution_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        find(&self.contributions, trainer).ok().map(|at| &mut self.contributions[at])
+        self.contributions.of_mut(trainer)
     }
 
     pub(super) fn ahead_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        find(&self.ahead, trainer).ok().map(|at| &mut self.ahead[at])
+        self.ahead.of_mut(trainer)
     }
 
     /// The contributions that wait for their turn, in trainer order.
     pub(super) fn all_ahead(&self) -> &[Contribution] {
-        &self.ahead
+        self.ahead.as_slice()
     }
 
     pub(super) fn add(&mut self, contribution: Contribution) {
-        let at = find(&self.contributions, contribution.trainer).expect_err("a trainer contributes once to a round");
-        if self.contributions.capacity() == self.contributions.len() {
-            // A chunk of a lone trainer, of which there may be a million, has room for one and not for four.
-            self.contributions.reserve_exact(self.contributions.len().max(1));
-        }
-        self.contributions.insert(at, contribution);
+        let is_first = self.contributions.of(contribution.trainer).is_none();
+        assert!(is_first, "a trainer contributes once to a round");
+        self.contributions.put(contribution);
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
-        let at = find(&self.ahead, contribution.trainer).expect_err("a trainer is at most one contribution ahead");
-        self.ahead.insert(at, contribution);
+        let is_first = self.ahead.of(contribution.trainer).is_none();
+        assert!(is_first, "a trainer is at most one contribution ahead");
+        self.ahead.put(contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        find(&self.ahead, trainer).ok().map(|at| self.ahead.remove(at))
+        self.ahead.take(trainer)
     }
 
     /// Takes back what `trainer` contributed to the open round, and forgets what of its waits.
     pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.retain(|one| one.trainer != trainer);
-        find(&self.contributions, trainer).ok().map(|at| self.contributions.remove(at))
+        self.ahead.take(trainer);
+        self.contributions.take(trainer)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.contributions.is_empty()
+        self.contributions().is_empty()
     }
 
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
         let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.call, stage };
-        let entered = self.contributions.iter().map(move |one| open(one, Stage::Entered));
-        entered.chain(self.ahead.iter().map(move |one| open(one, Stage::Ahead)))
+        let entered = self.contributions().iter().map(move |one| open(one, Stage::Entered));
+        entered.chain(self.all_ahead().iter().map(move |one| open(one, Stage::Ahead)))
     }
 
     /// Since when the first of those who wait for an answer does.
     pub(super) fn waits_since(&self) -> Option<Now> {
-        self.ahead.iter().chain(&self.contributions).filter_map(|one| one.since).min()
+        self.all_ahead().iter().chain(self.contributions()).filter_map(|one| one.since).min()
     }
 
     /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is
     /// told may write its gradient again, so what is still read at its sender's is copied before.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
-        let all = self.ahead.iter_mut().chain(&mut self.contributions);
+        let all = self.ahead.as_mut_slice().iter_mut().chain(self.contributions.as_mut_slice());
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let tell = |one: &mut Contribution| {
             one.make_own(pool);
@@ -159,7 +166,7 @@ impl Round {
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.contributions.iter().chain(&self.ahead).map(|one| one.position).min()
+        self.contributions().iter().chain(self.all_ahead()).map(|one| one.position).min()
     }
 
     /// Whether everybody that is waited for has contributed.
@@ -169,7 +176,7 @@ impl Round {
 
     /// The mean of the rates that were sent with the contributions, in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
-        let rates = || self.contributions.iter().filter_map(|one| one.rate);
+        let rates = || self.contributions().iter().filter_map(|one| one.rate);
         let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
         let sum = rates().sum::<f64>();
         if sum.is_finite() {
@@ -180,25 +187,26 @@ impl Round {
     }
 
     pub(super) fn contributors(&self) -> usize {
-        self.contributions.len()
+        self.contributions().len()
     }
 
     /// The gradients to sum, in trainer order; a sum of the first ones stands for them.
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let sum = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        sum.chain(self.contributions.iter().filter_map(Contribution::gradient)).collect()
+        sum.chain(self.contributions().iter().filter_map(Contribution::gradient)).collect()
     }
 
     /// The rows to sum, in trainer order.
     pub(super) fn rows(&self) -> impl Iterator<Item = &RowsLease> {
-        self.contributions.iter().flat_map(|one| &one.rows)
+        self.contributions().iter().flat_map(|one| &one.rows)
     }
 
     /// Takes the gradient of the only contribution, when it is of this type and so is its own sum, and is ours to
     /// write.
     pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
-        let is_only = self.contributions.len() == 1 && self.sum.is_none();
-        let only = self.contributions.first_mut().filter(|one| is_only && one.element_type == element_type)?;
+        let is_only = self.contributors() == 1 && self.sum.is_none();
+        let only =
+            self.contributions.as_mut_slice().first_mut().filter(|one| is_only && one.element_type == element_type)?;
         only.gradient.take_if(|lease| !lease.is_foreign())
     }
 
@@ -211,12 +219,12 @@ impl Round {
         bytes: u32,
         awaited: impl Iterator<Item = TrainerId>,
     ) {
-        if self.contributions.len() < FOLD_AT {
+        if self.contributors() < FOLD_AT {
             return;
         }
         let open = awaited.into_iter().find(|trainer| self.contribution(*trainer).is_none());
         let ready = |trainer: &TrainerId| open.is_none_or(|first| *trainer < first);
-        let loose = self.contributions.iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
+        let loose = self.contributions().iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
         if loose >= FOLD_AT {
             // A pool without room for the sum keeps the gradients apart, which costs memory and nothing else.
             let _ = self.fold_before(kernels, pool, element_type, bytes, open);
@@ -245,11 +253,11 @@ impl Round {
         let mut fresh = pool.take(bytes)?;
         let earlier = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         let before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
-        let loose = self.contributions.iter().filter(before).filter_map(Contribution::gradient);
+        let loose = self.contributions().iter().filter(before).filter_map(Contribution::gradient);
         let gradients: Vec<Gradient<'_>> = earlier.chain(loose).collect();
         kernels.sum(element_type, &mut fresh.bytes_mut()[..bytes as usize], &gradients);
         self.sum = Some(fresh);
-        for one in self.contributions.iter_mut().filter(|one| end.is_none_or(|end| one.trainer < end)) {
+        for one in self.contributions.as_mut_slice().iter_mut().filter(|one| end.is_none_or(|end| one.trainer < end)) {
             one.gradient = None;
         }
         Ok(())
@@ -257,17 +265,12 @@ impl Round {
 
     /// Who takes part, in trainer order.
     pub(super) fn contributions(&self) -> &[Contribution] {
-        &self.contributions
+        self.contributions.as_slice()
     }
 
     /// Ends the round.
     pub(super) fn close(&mut self) {
         self.sum = None;
-        self.contributions.clear();
+        self.contributions.drain();
     }
-}
-
-/// Where a trainer's contribution is, or where it belongs.
-fn find(contributions: &[Contribution], trainer: TrainerId) -> Result<usize, usize> {
-    contributions.binary_search_by_key(&trainer, |one| one.trainer)
 }
