@@ -11,6 +11,7 @@ const CORE: &[(&str, u8)] = &[
     ("time", 0),
     ("checksum", 0),
     ("error", 0),
+    ("text", 0),
     ("partition", 0),
     ("wire", 0),
     ("memory", 1),
