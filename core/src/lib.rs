@@ -16,6 +16,7 @@ pub mod dtype;
 pub mod error;
 pub mod ids;
 pub mod limits;
+pub mod luck;
 pub mod memory;
 pub mod optim;
 pub mod partition;

@@ -9,6 +9,7 @@ const CORE: &[(&str, u8)] = &[
     ("dtype", 0),
     ("limits", 0),
     ("time", 0),
+    ("luck", 0),
     ("checksum", 0),
     ("error", 0),
     ("text", 0),
