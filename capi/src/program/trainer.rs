@@ -8,7 +8,7 @@ use pserver_core::error::Failure;
 use pserver_core::port::Arithmetic;
 use pserver_core::program::executor::{Executor, Link, Parts, Standing};
 use pserver_core::program::transpile::Part;
-use pserver_core::program::{Elements, Graph, Node, OpKind, Peer, Tensor, Value, VariableIndex};
+use pserver_core::program::{Elements, Facts, Graph, Node, OpKind, Peer, Role, Tensor, Value, VariableIndex};
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::graph::CpuArithmetic;
 
@@ -21,6 +21,8 @@ pub struct Trainer<'c> {
     client: &'c Client,
     executor: Executor,
     kept: Vec<Kept>,
+    /// By what is kept: the variable that it comes into, if the part receives it.
+    received: Vec<Option<VariableIndex>>,
     /// By what is kept: the value that came last.
     values: Vec<Tensor>,
     tables: Vec<Table>,
@@ -58,23 +60,29 @@ pub fn initialise(client: &Client, parts: &[Part]) -> Result<(), Failure> {
         return Ok(());
     }
     for part in parts.iter().filter(|part| matches!(part.peers[0], Peer::Server(_))) {
-        let begun = Executor::new(Arc::new(part.graph.clone()), machine())?;
-        let own = kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server)));
-        for one in own {
-            let value = begun.value(&one.name);
-            let tensor =
-                value.ok_or_else(|| Failure::call(format!("parameter {:?}: found no beginning", one.name)))?.tensor();
-            let content = if one.layout.is_some() { &[] } else { tensor.bytes() };
-            client.init_param(
-                &one.name,
-                tensor.elements().element_type(),
-                tensor.shape(),
-                content,
-                &one.settings()?,
-            )?;
+        for one in kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server))) {
+            // Rows begin on the server, when somebody touches them.
+            let begun = if one.layout.is_some() { None } else { Some(beginning(&part.graph, &one.name)?) };
+            let content = begun.as_ref().map_or(&[][..], |value| value.tensor().bytes());
+            client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
         }
     }
     client.finish_init()
+}
+
+/// What the ops of the initialisation give a variable; no others are run for it.
+fn beginning(graph: &Graph, name: &str) -> Result<Value, Failure> {
+    let nodes = || graph.scopes().iter().flat_map(|scope| &scope.nodes);
+    let index = graph.find(name);
+    let writer =
+        nodes().find(|node| node.role == Role::Initialise && node.outputs.iter().any(|one| index == Some(*one)));
+    let writer = writer.ok_or_else(|| Failure::call(format!("parameter {name:?}: found no beginning")))?;
+    let inputs = writer.inputs.iter().map(|input| beginning(graph, &graph.variable(*input).name));
+    let inputs = inputs.collect::<Result<Vec<Value>, Failure>>()?;
+    let facts: Vec<&Facts> = writer.outputs.iter().map(|output| &graph.variable(*output).facts).collect();
+    let outputs = CpuArithmetic::default().run(writer, &inputs.iter().collect::<Vec<_>>(), &facts)?;
+    let place = writer.outputs.iter().position(|one| index == Some(*one)).expect("it writes this one");
+    Ok(outputs.into_iter().nth(place).expect("an op gives as many values as it has outputs"))
 }
 
 impl<'c> Trainer<'c> {
@@ -88,11 +96,13 @@ impl<'c> Trainer<'c> {
         let graph = Arc::new(own.graph.clone());
         let kept = kept(parts)?;
         let values = kept.iter().map(|one| Tensor::zeros(one.element_type, &one.shape)).collect();
-        let received = (0..).zip(&kept).filter(|(_, one)| one.layout.is_some());
-        let pieces = received.filter_map(|(place, one)| Some((place, receiver(&graph, &one.name)?)));
+        let received: Vec<_> = kept.iter().map(|one| receiver(&graph, &one.name)).collect();
+        let sparse = (0..).zip(&kept).zip(&received).filter(|((_, one), _)| one.layout.is_some());
+        let pieces = sparse.filter_map(|((place, _), variable)| Some((place, (*variable)?)));
         let tables = tables(&graph, &pieces.collect::<Vec<_>>())?;
         let executor = Executor::new(Arc::clone(&graph), machine())?;
-        Ok(Self { client, executor, kept, values, tables, graph, ids: BTreeMap::new(), is_fresh: false })
+        let ids = BTreeMap::new();
+        Ok(Self { client, executor, kept, received, values, tables, graph, ids, is_fresh: false })
     }
 
     /// Sets data for the next step.
@@ -180,8 +190,8 @@ impl<'c> Trainer<'c> {
         }
         self.is_fresh = false;
         self.receive_rows()?;
-        for (one, value) in self.kept.iter().zip(&self.values) {
-            if receiver(&self.graph, &one.name).is_some() {
+        for ((one, value), variable) in self.kept.iter().zip(&self.values).zip(&self.received) {
+            if variable.is_some() {
                 let refused = self.executor.arrive(&one.name, Peer::Server(one.server), value.clone().into())?;
                 assert!(refused.is_none(), "the step before took what arrived");
             }
