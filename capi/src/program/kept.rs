@@ -4,7 +4,7 @@ use pserver_core::config::{OptimizerSettings, SparseSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::program::transpile::Part;
-use pserver_core::program::{Dim, Facts, Graph, Node, OpKind, Peer, Role, VariableIndex};
+use pserver_core::program::{Dim, Facts, Graph, Node, OpKind, Peer, Role, Tensor, VariableIndex};
 use pserver_core::rows::{Height, RowLayout};
 
 /// A parameter, or some rows of one, that a server keeps.
@@ -29,6 +29,11 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Memory for its value.
+    pub(super) fn zeros(&self) -> Tensor {
+        Tensor::zeros(self.element_type, &self.shape)
+    }
+
     /// How a client declares it.
     pub(super) fn settings(&self) -> Result<OptimizerSettings, Failure> {
         let mut settings = OptimizerSettings::from_text(&self.config)?;
