@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use crate::dtype::ElementType;
 use crate::ids::ServerIndex;
+use crate::luck::Luck;
 use crate::partition::{Catalogue, Declaration, Name, Topology};
 use crate::program::transpile::placement::{Load, Portion};
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Placement, Transpiler, estimate};
 
-use super::luck::Luck;
 use super::networks::unbalanced;
 
 fn load(seconds: f64, rows: u64, unit: u64) -> Load {
@@ -61,7 +61,7 @@ proptest! {
         let luck = &mut Luck(seed);
         let mut loads = Vec::new();
         for _ in 0..groups {
-            let rows = luck.of(&[1, 5, 64, 1000]);
+            let rows = luck.choose(&[1, 5, 64, 1000]);
             loads.push(load(1.0 + luck.below(100) as f64, rows, 1 + luck.below(rows)));
         }
         let placed = Placement::Balanced.place(&loads, servers);
