@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use super::round::Contribution;
 use super::serving::{Context, Serving};
 use crate::ids::TrainerId;
-use crate::program::executor::{Act, Plan, Port, UnitIndex, Wait};
+use crate::program::executor::{Act, Pace, Plan, Port, UnitIndex, Wait};
 
 /// How many chunks run in step: enough to share what the executor costs, and few enough that they, their values and
 /// their gradients stay in the first-level cache from one unit to the next when they are small.
@@ -40,6 +40,7 @@ pub(super) struct Member {
 }
 
 impl Member {
+    #[inline]
     fn new(place: usize, arrived: Option<Contribution>) -> Self {
         Self { place, arrived, given: None, is_complete: false, is_updated: false, is_stalled: false }
     }
@@ -50,6 +51,8 @@ struct Instances<'a, 'b> {
     serving: &'a mut Serving,
     cx: &'a mut Context<'b>,
     members: &'a mut [Member],
+    /// Whose turn it is in each of them.
+    pace: Pace,
     /// The chunks of the only member, when its rule needs the whole gradient.
     group: Option<&'a [usize]>,
 }
@@ -73,6 +76,7 @@ impl Serving {
 
     /// As [`Serving::run`] for something that has arrived, but not before [`Serving::run_joined`] is called: together
     /// with other chunks that run the same program.
+    #[inline]
     pub(super) fn join(&mut self, cx: &mut Context<'_>, place: usize, arrived: Contribution) {
         if !self.table.chunks[place].rule.rule().is_element_wise() {
             self.run(cx, place, Some(arrived));
@@ -100,7 +104,8 @@ impl Serving {
     fn run_in_step(&mut self, cx: &mut Context<'_>, members: &mut [Member], group: Option<&[usize]>) {
         let first = members[0].place;
         let mut running = self.programs.take(first);
-        let mut instances = Instances { serving: self, cx, members, group };
+        let pace = self.programs.of(first).pace;
+        let mut instances = Instances { serving: self, cx, members, pace, group };
         while let Ok(Some(_)) = running.marking.step(&running.plan, &mut instances) {}
         debug_assert!(running.marking.is_at_rest(&running.plan), "an event leaves nothing under way");
         for member in members {
@@ -126,13 +131,13 @@ impl Member {
 
     /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer.
     #[inline]
-    fn next(&self, serving: &Serving, group: Option<&[usize]>) -> Option<Given> {
-        if self.arrived.as_ref().is_some_and(|one| serving.may_enter(self.place, one)) {
+    fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
+        if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
             return Some(Given::Arrived);
         }
         self.places(group).iter().find_map(|place| {
             let waiting = serving.table.chunks[*place].round.all_ahead();
-            let first = waiting.iter().find(|one| serving.may_enter(*place, one))?;
+            let first = waiting.iter().find(|one| serving.may_enter(pace, *place, one))?;
             Some(Given::Ahead(*place, first.trainer))
         })
     }
@@ -143,7 +148,7 @@ impl Instances<'_, '_> {
     fn receive(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            member.given = member.next(self.serving, self.group);
+            member.given = member.next(self.serving, self.pace, self.group);
             is_any |= member.given.is_some();
         }
         is_any
@@ -153,8 +158,8 @@ impl Instances<'_, '_> {
     fn complete(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            let places = member.places(self.group);
-            member.is_complete = !member.is_stalled && places.iter().all(|place| self.serving.is_complete(*place));
+            let is_complete = |place: &usize| self.serving.is_complete(self.pace, *place);
+            member.is_complete = !member.is_stalled && member.places(self.group).iter().all(is_complete);
             is_any |= member.is_complete;
         }
         is_any
