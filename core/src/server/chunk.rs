@@ -115,6 +115,8 @@ pub(super) struct Chunk {
     pub(super) waiters: Vec<Waiter>,
     /// Since when the shard's list of waits says that somebody waits for it.
     pub(super) noted: Option<Now>,
+    /// Whether it is about to run in step with others.
+    pub(super) is_joined: bool,
     pub(super) states: Vec<Lease>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Restoring>,
@@ -142,6 +144,7 @@ impl Chunk {
             round: Round::default(),
             waiters: Vec::new(),
             noted: None,
+            is_joined: false,
             states: Vec::new(),
             restored: None,
             content,

@@ -113,10 +113,11 @@ impl Round {
         self.ahead.as_slice()
     }
 
-    pub(super) fn add(&mut self, contribution: Contribution) {
+    #[inline]
+    pub(super) fn add(&mut self, contribution: Contribution) -> &mut Contribution {
         let is_first = self.contributions.of(contribution.trainer).is_none();
         assert!(is_first, "a trainer contributes once to a round");
-        self.contributions.put(contribution);
+        self.contributions.put(contribution)
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
@@ -170,6 +171,7 @@ impl Round {
     }
 
     /// Whether everybody that is waited for has contributed.
+    #[inline]
     pub(super) fn is_complete(&self, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
         !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
     }
@@ -191,9 +193,16 @@ impl Round {
     }
 
     /// The gradients to sum, in trainer order; a sum of the first ones stands for them.
+    #[inline]
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
-        let sum = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        sum.chain(self.contributions().iter().filter_map(Contribution::gradient)).collect()
+        let mut all = Gradients::new();
+        if let Some(lease) = &self.sum {
+            all.push(Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
+        }
+        for gradient in self.contributions().iter().filter_map(Contribution::gradient) {
+            all.push(gradient);
+        }
+        all
     }
 
     /// The rows to sum, in trainer order.

@@ -13,6 +13,7 @@ use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::{Contribution, FOLD_AT};
+use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
@@ -53,6 +54,8 @@ pub(super) struct Serving {
     pub(super) left: Vec<Option<Incarnation>>,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
     stalled: Vec<usize>,
+    /// Chunks that are about to run in step; empty between two frames.
+    pub(super) joined: Vec<Member>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
@@ -89,14 +92,16 @@ impl Serving {
             programs,
             left,
             stalled: Vec::new(),
+            joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
             scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
 
-    /// Checks a push before anything is landed or applied, so that nothing is half-applied.
-    pub(super) fn check_push(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
+    /// Checks a push before anything is landed or applied, so that nothing is half-applied. Adds the places of its
+    /// entries' chunks to `places`.
+    pub(super) fn check_push(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
@@ -104,6 +109,7 @@ impl Serving {
             if !self.table.chunks[place].is_before_restored(position) {
                 self.verdict(place, &frame.head, entry)?;
             }
+            places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
         }
         Ok(())
     }
@@ -119,26 +125,32 @@ impl Serving {
         frame.entries.iter().try_for_each(|entry| self.table.check_whole(entry))
     }
 
-    /// Applies a push that was checked; `body` holds one lease for each entry.
+    /// Applies a push that was checked: `places` are those of its entries' chunks, `body` holds one lease for each.
     pub(super) fn push(
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
         rate: Option<f64>,
+        places: &[u32],
         body: impl IntoIterator<Item = Lease>,
     ) {
-        let trainer = frame.head.trainer;
+        assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
+        let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
-        for entry in &frame.entries {
+        for (entry, place) in frame.entries.iter().zip(places) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let place = self.table.place(entry.id).expect("the entry was checked");
+            let place = *place as usize;
+            let chunk = &self.table.chunks[place];
+            if chunk.is_joined || !chunk.rule.rule().is_element_wise() {
+                self.run_joined(cx);
+            }
             if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
                 trainer,
-                call: Mark::of(&frame.head),
+                call,
                 round: entry.round,
                 rate,
                 element_type: entry.element_type,
@@ -157,6 +169,7 @@ impl Serving {
                 self.push_entry(cx, place, entry, contribution);
             }
         }
+        self.run_joined(cx);
     }
 
     /// Replaces values; a value that was already set is left alone.
@@ -294,36 +307,49 @@ impl Serving {
         if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
             return Ok(Verdict::Applied);
         }
-        if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
+        let entered = chunk.round.contribution(head.trainer);
+        if entered.is_some_and(|one| one.is_same_call(head)) {
             return Ok(Verdict::Contributed);
         }
         match self.programs.of(place).pace {
-            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round),
+            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
             Pace::Any | Pace::Bounded(_) => self.verdict_alone(chunk, head),
         }
     }
 
     /// Where a round is a step of all trainers.
-    fn verdict_in_rounds(&self, chunk: &Chunk, head: &Head, round: Round) -> Result<Verdict, Refusal> {
+    #[inline]
+    fn verdict_in_rounds(
+        &self,
+        chunk: &Chunk,
+        head: &Head,
+        round: Round,
+        has_entered: bool,
+    ) -> Result<Verdict, Refusal> {
         let open = chunk.version.0 + 1;
+        if round.0 == open {
+            return Ok(if has_entered { Verdict::Contributed } else { Verdict::New });
+        }
         if round.0 < open {
             return Ok(Verdict::Applied);
-        }
-        if round.0 == open {
-            let contributed = chunk.round.contribution(head.trainer).is_some();
-            return Ok(if contributed { Verdict::Contributed } else { Verdict::New });
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
             return Ok(if waits { Verdict::Waits } else { Verdict::New });
         }
-        Err(Refusal::invalid(format!(
+        Err(self.too_far_ahead(chunk, head, round))
+    }
+
+    #[cold]
+    fn too_far_ahead(&self, chunk: &Chunk, head: &Head, round: Round) -> Refusal {
+        let open = chunk.version.0 + 1;
+        Refusal::invalid(format!(
             "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
              round ahead",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             head.trainer
-        )))
+        ))
     }
 
     /// Where each gradient is a round of its own.
@@ -358,9 +384,9 @@ impl Serving {
     }
 
     /// Whether `recv` gives a contribution to the open round of its chunk.
-    pub(super) fn may_enter(&self, place: usize, one: &Contribution) -> bool {
+    #[inline]
+    pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
-        let pace = self.programs.of(place).pace;
         let clock = |trainer| chunk.heard(trainer).clock;
         let fewest = || self.active().map(clock).min().unwrap_or(0);
         let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
@@ -374,30 +400,39 @@ impl Serving {
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
     }
 
+    #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
-        let (head, peer) = (contribution.head, contribution.peer);
         if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
             return;
         }
-        match self.verdict(place, &head, entry).expect("the entry was checked") {
+        match self.verdict(place, &contribution.head, entry).expect("the entry was checked") {
+            Verdict::New => self.join(cx, place, contribution),
+            known => self.answer_known(cx, place, &known, &contribution),
+        }
+    }
+
+    /// Answers a push that came before, or says later answers whom to go to.
+    fn answer_known(&mut self, cx: &mut Context<'_>, place: usize, known: &Verdict, again: &Contribution) {
+        let (head, peer) = (again.head, again.peer);
+        let chunk = &mut self.table.chunks[place];
+        match known {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
             // The parts before the last are answered as they come.
-            Verdict::Contributed | Verdict::Waits if contribution.is_early_part => {
-                let chunk = &self.table.chunks[place];
+            Verdict::Contributed | Verdict::Waits if again.is_early_part => {
                 cx.replies.done(peer, &head, version_entry(chunk));
             }
             Verdict::Contributed => {
-                let round = &mut self.table.chunks[place].round;
-                let entered = round.contribution_mut(head.trainer).expect("it is in the round");
+                let entry = open_entry(chunk);
+                let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
                 (entered.peer, entered.head) = (peer, head);
-                self.acknowledge(cx, place, head.trainer);
+                acknowledge(cx, entered, entry);
             }
             Verdict::Waits => {
-                let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
+                let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
                 (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
             }
-            Verdict::New => return self.run(cx, place, Some(contribution)),
+            Verdict::New => unreachable!("what is new was not pushed before"),
         }
         self.note_waits(place);
     }
@@ -420,28 +455,15 @@ impl Serving {
         self.table.chunks[place].is_before_restored(cx.position)
     }
 
+    #[inline]
     pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
         if !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-            held.group.owner = Some(trainer);
+            held.group.owner = Some(contribution.trainer);
         }
-        chunk.round.add(contribution);
-        self.acknowledge(cx, place, trainer);
-    }
-
-    /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
-    fn acknowledge(&mut self, cx: &mut Context<'_>, place: usize, trainer: TrainerId) {
-        let chunk = &mut self.table.chunks[place];
-        let one = chunk.round.contribution_mut(trainer).expect("it is in the round");
-        let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
-        one.since = wants_value.then_some(cx.now);
-        if !wants_value {
-            let (peer, head) = (one.peer, one.head);
-            let entry = Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type);
-            cx.replies.done(peer, &head, entry);
-        }
+        let entry = open_entry(chunk);
+        acknowledge(cx, chunk.round.add(contribution), entry);
     }
 
     /// Answers a push whose gradient is in the value.
@@ -493,9 +515,10 @@ impl Serving {
     }
 
     /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
-    pub(super) fn is_complete(&self, place: usize) -> bool {
+    #[inline]
+    pub(super) fn is_complete(&self, pace: Pace, place: usize) -> bool {
         let round = &self.table.chunks[place].round;
-        match self.programs.of(place).pace {
+        match pace {
             Pace::Rounds => round.is_complete(self.active()),
             Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }
@@ -507,9 +530,13 @@ impl Serving {
     }
 
     /// Sums the first pieces of a round that waits for the rest.
+    #[inline]
     pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &self.table.chunks[place];
-        if FOLD_AT <= chunk.round.contributors() && chunk.rule.rule().is_element_wise() && !self.is_complete(place) {
+        if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
+            return;
+        }
+        if !self.is_complete(self.programs.of(place).pace, place) {
             self.fold(cx, place);
         }
     }
@@ -673,6 +700,21 @@ pub(super) fn version_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 
+/// What acknowledges a gradient that is in the open round.
+fn open_entry(chunk: &Chunk) -> Entry {
+    Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
+}
+
 fn value_entry(chunk: &Chunk) -> Entry {
     Entry { bytes: chunk.bytes, ..version_entry(chunk) }
+}
+
+/// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
+#[inline]
+fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
+    let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
+    one.since = wants_value.then_some(cx.now);
+    if !wants_value {
+        cx.replies.done(one.peer, &one.head, entry);
+    }
 }
