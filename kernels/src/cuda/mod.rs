@@ -1,0 +1,3 @@
+//! The accelerator over CUDA.
+mod checked;
+mod sys;
