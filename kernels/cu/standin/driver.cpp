@@ -16,7 +16,7 @@
 //   PSERVER_STANDIN_FAIL=cuEventQuery:3:700,...   the third call of this function returns 700; `execute` is what
 //                                        streams do, and its error stays: every call returns it from then on
 //   PSERVER_STANDIN_NO_WAITS=1           cuStreamWaitEvent does nothing: what a missing wait would do
-//   PSERVER_STANDIN_KERNELS=/a.so:/b.so  libraries with kernels (kernels/cu/standin/kernels.h)
+//   PSERVER_STANDIN_KERNELS=/a.so:/b.so  libraries that the shim made (docs/CUDA.md)
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -35,8 +35,6 @@
 #include <sstream>
 #include <string>
 #include <vector>
-
-#include "kernels.h"
 
 namespace {
 
@@ -107,14 +105,42 @@ struct Stream {
   uint64_t weight = 1;
 };
 
+// Kernels compiled for the host: what `cuda::source::shim` makes exports these.
+struct Library {
+  int (*has)(const char* name) = nullptr;
+  int (*launch)(const char* name, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                void** args) = nullptr;
+
+  static Library load(const std::string& path) {
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) broken(dlerror());
+    Library library;
+    library.has = (decltype(library.has))dlsym(handle, "pserver_shim_has");
+    library.launch = (decltype(library.launch))dlsym(handle, "pserver_shim_launch");
+    if (!library.has || !library.launch) broken(path + " has no kernels");
+    return library;
+  }
+};
+
 struct Function {
   std::string name;
-  const PserverKernel* kernel;
+  Library library;
 };
 
 struct Module {
+  std::vector<Library> libraries;
   std::map<std::string, std::unique_ptr<Function>> functions;
-  void* library = nullptr;
+};
+
+// The length of what a kernel takes, by the beginning of its name; kernels/src/cuda/arguments.rs has them.
+struct Taken {
+  const char* prefix;
+  uint64_t bytes;
+};
+const Taken taken[] = {
+    {"pserver_update_", 648}, {"pserver_sum_", 648},      {"pserver_squares_", 24}, {"pserver_total", 24},
+    {"pserver_finite", 536},  {"pserver_cast", 32},       {"pserver_scalars", 64},  {"pserver_sort_", 64},
+    {"pserver_segment_", 64}, {"pserver_scan", 16},       {"pserver_rows_", 864},   {"standin_", 24},
 };
 
 struct Failure {
@@ -138,7 +164,7 @@ struct World {
   std::vector<Failure> failures;
   Code sticky = SUCCESS;
   double clock = 0;
-  std::vector<const PserverKernel*> kernels;
+  std::vector<Library> libraries;
 
   World() {
     random.seed(setting("PSERVER_STANDIN_SEED", 1));
@@ -155,16 +181,7 @@ struct World {
     }
     const char* libraries = getenv("PSERVER_STANDIN_KERNELS");
     std::istringstream paths(libraries ? libraries : "");
-    for (std::string path; std::getline(paths, path, ':');) load(path, kernels);
-  }
-
-  void* load(const std::string& path, std::vector<const PserverKernel*>& into) {
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) broken(dlerror());
-    auto list = (const PserverKernel* (*)())dlsym(library, "pserver_kernels");
-    if (!list) broken(path + " has no pserver_kernels");
-    for (const PserverKernel* kernel = list(); kernel->name; ++kernel) into.push_back(kernel);
-    return library;
+    for (std::string path; std::getline(paths, path, ':');) this->libraries.push_back(Library::load(path));
   }
 
   // What the call is to return without being done, or zero.
@@ -294,21 +311,23 @@ std::vector<uint64_t> packed(void** params, void** extra) {
 struct Fill {
   uint64_t start, words, value;
 };
-void run_fill(const PserverLaunch* launch, const void* argument) {
-  const Fill& fill = *(const Fill*)argument;
-  check_device(world(), fill.start, fill.words * 8, "a kernel");
-  for (uint64_t at = 0; at < fill.words; ++at) ((uint64_t*)fill.start)[at] = fill.value + launch->blocks[0];
-}
 struct Add {
   uint64_t from, into, words;
 };
-void run_add(const PserverLaunch*, const void* argument) {
-  const Add& add = *(const Add*)argument;
+int has_own(const char* name) { return !strcmp(name, "standin_fill") || !strcmp(name, "standin_add"); }
+int launch_own(const char* name, const unsigned*, const unsigned*, unsigned, void** args) {
+  if (!strcmp(name, "standin_fill")) {
+    const Fill fill = *(const Fill*)args[0];
+    check_device(world(), fill.start, fill.words * 8, "a kernel");
+    for (uint64_t at = 0; at < fill.words; ++at) ((uint64_t*)fill.start)[at] = fill.value;
+    return 0;
+  }
+  const Add add = *(const Add*)args[0];
   check_device(world(), add.from, add.words * 8, "a kernel");
   check_device(world(), add.into, add.words * 8, "a kernel");
   for (uint64_t at = 0; at < add.words; ++at) ((uint64_t*)add.into)[at] += ((const uint64_t*)add.from)[at];
+  return 0;
 }
-const PserverKernel own[] = {{"standin_fill", sizeof(Fill), run_fill}, {"standin_add", sizeof(Add), run_add}};
 
 const char* name_of(Code code) {
   switch (code) {
@@ -618,17 +637,16 @@ Code cuModuleLoadData(void** handle, const void* image) {
   const char* text = (const char*)image;
   const std::string library = "PSERVER STAND-IN ";  // what the stand-in compiler makes: the path of a library
   auto module = std::make_unique<Module>();
-  std::vector<const PserverKernel*> there;
   if (library.compare(0, library.size(), text, strnlen(text, library.size())) == 0) {
-    module->library = here.load(text + library.size(), there);
+    module->libraries.push_back(Library::load(text + library.size()));
   } else if (memcmp(text, "\177ELF", 4) == 0 || strstr(text, ".version")) {
-    there = here.kernels;
-    for (const PserverKernel& kernel : own) there.push_back(&kernel);
+    module->libraries = here.libraries;
+    Library own;
+    own.has = has_own, own.launch = launch_own;
+    module->libraries.push_back(own);
   } else {
     return INVALID_IMAGE;
   }
-  for (const PserverKernel* kernel : there)
-    module->functions[kernel->name] = std::make_unique<Function>(Function{kernel->name, kernel});
   here.modules.insert(module.get());
   *handle = module.release();
   return SUCCESS;
@@ -647,10 +665,14 @@ Code cuModuleGetFunction(void** function, void* handle, const char* name) {
   CALL_IN_CONTEXT(cuModuleGetFunction)
   Module* module = (Module*)handle;
   if (!here.modules.count(module)) broken("no module " + hex((uint64_t)handle));
-  auto found = module->functions.find(name);
-  if (found == module->functions.end()) return NOT_FOUND;
-  *function = found->second.get();
-  return SUCCESS;
+  for (const Library& library : module->libraries) {
+    if (!library.has(name)) continue;
+    auto& known = module->functions[name];
+    if (!known) known = std::make_unique<Function>(Function{name, library});
+    *function = known.get();
+    return SUCCESS;
+  }
+  return NOT_FOUND;
 }
 
 Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,
@@ -660,13 +682,16 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
   if (y > 65535 || z > 65535 || (uint64_t)wide * high * deep > 1024) return INVALID_VALUE;
   const Function* function = (const Function*)handle;
   std::vector<uint64_t> words = packed(params, extra);
-  if (words.size() * 8 != function->kernel->argument_bytes)
-    broken(function->name + " takes " + std::to_string(function->kernel->argument_bytes) + " bytes and was handed " +
-           std::to_string(words.size() * 8));
-  PserverLaunch launch = {{x, y, z}, {wide, high, deep}, shared};
-  const PserverKernel* kernel = function->kernel;
+  for (const Taken& known : taken)
+    if (function->name.rfind(known.prefix, 0) == 0 && words.size() * 8 != known.bytes)
+      broken(function->name + " takes " + std::to_string(known.bytes) + " bytes and was handed " +
+             std::to_string(words.size() * 8));
   Operation operation;
-  operation.work = [launch, kernel, words] { kernel->run(&launch, words.data()); };
+  operation.work = [=, name = function->name, launch = function->library.launch]() mutable {
+    const unsigned grid[3] = {x, y, z}, block[3] = {wide, high, deep};
+    void* argument = words.data();
+    if (launch(name.c_str(), grid, block, shared, &argument)) broken(name + " could not be launched");
+  };
   stream_of(here, stream)->operations.push_back(std::move(operation));
   return SUCCESS;
 }

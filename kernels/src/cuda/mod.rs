@@ -1,3 +1,14 @@
-//! The accelerator over CUDA.
+//! CUDA: the texts of the kernels, their entry points and what they are handed (`docs/CUDA.md` has it at length), and
+//! the driver that loads and runs them.
+//!
+//! Not here: how rows, chunks and steps use the kernels; the reference for every bit
+//! ([`pserver_core::rule::reference`], [`pserver_core::optim`], [`pserver_core::rows::Merge`]).
+//!
+//! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device. Read
+//! [`arguments`] (what every entry point takes), then `sys`, `checked` (the driver's functions, and its objects).
+
+pub mod arguments;
 mod checked;
 mod sys;
+#[cfg(test)]
+mod tests;

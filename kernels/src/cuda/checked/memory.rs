@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use pserver_core::memory::Arena;
+
 use super::{Context, Refused};
 use crate::cuda::sys::{CUdeviceptr, PORTABLE};
 
@@ -38,10 +40,11 @@ pub(in crate::cuda) struct Piece {
     bytes: usize,
 }
 
-/// A range of the process's own memory whose pages the driver holds in place.
+/// A range of an arena whose pages the driver holds in place. It keeps the arena.
 pub(in crate::cuda) struct Registered {
     context: Arc<Context>,
-    start: usize,
+    start: *mut c_void,
+    _arena: Arena,
 }
 
 // SAFETY: pinned memory is ordinary memory, freed by whichever thread drops it; its bytes are reached through pieces.
@@ -73,7 +76,7 @@ impl Drop for Memory {
         if self.context.enter().is_err() {
             return; // the device is gone, and its memory with it
         }
-        // SAFETY: `new` allocated it, this is its one owner, and lanes keep the parts that they work on.
+        // SAFETY: `new` allocated it, and this is its one owner; the driver waits for what works on it.
         let code = unsafe { (self.context.driver.cuMemFree_v2)(self.address) };
         self.context.dropped("cuMemFree", code);
     }
@@ -146,15 +149,23 @@ impl Piece {
     }
 }
 
+// SAFETY: the address is handed back to the driver and never followed.
+unsafe impl Send for Registered {}
+
 impl Registered {
-    /// Holds the pages of a range in place; its bytes are not touched. The range must outlive the value: it is the
-    /// address of an arena, which does. When it does not, the driver unpins pages that are no longer there, and says so.
-    pub(in crate::cuda) fn new(context: &Arc<Context>, start: usize, bytes: usize) -> Result<Self, Refused> {
+    /// Holds a range of the arena in place, in bytes from where it begins. No byte is touched.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub(in crate::cuda) fn new(context: &Arc<Context>, arena: &Arena, range: Range<usize>) -> Result<Self, Refused> {
         context.enter()?;
-        // SAFETY: registering changes no byte; the driver refuses what is not mapped.
-        let code = unsafe { (context.driver.cuMemHostRegister_v2)(start as *mut c_void, bytes, PORTABLE) };
+        let mapping = arena.mapping();
+        assert!(range.start < range.end && range.end <= mapping.len(), "{range:?} of {} bytes", mapping.len());
+        let start = mapping.as_ptr().cast::<u8>().wrapping_add(range.start).cast::<c_void>();
+        // SAFETY: the range is inside the arena's mapping, which is kept until it is unregistered; no byte changes.
+        let code = unsafe { (context.driver.cuMemHostRegister_v2)(start, range.len(), PORTABLE) };
         context.called("cuMemHostRegister", code)?;
-        Ok(Self { context: Arc::clone(context), start })
+        Ok(Self { context: Arc::clone(context), start, _arena: arena.clone() })
     }
 }
 
@@ -163,8 +174,8 @@ impl Drop for Registered {
         if self.context.enter().is_err() {
             return; // the device is gone, and its registrations with it
         }
-        // SAFETY: `new` registered this address, once.
-        let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.start as *mut c_void) };
+        // SAFETY: `new` registered this address, once, and the arena is still mapped.
+        let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.start) };
         self.context.dropped("cuMemHostUnregister", code);
     }
 }
