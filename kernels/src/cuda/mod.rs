@@ -7,8 +7,19 @@
 //! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device. Read
 //! [`arguments`] (what every entry point takes), then `sys`, `checked` (the driver's functions, and its objects).
 
+mod accelerator;
 pub mod arguments;
 mod checked;
+mod code;
+mod gathering;
+mod locked;
+mod room;
+mod settings;
+mod submission;
 mod sys;
 #[cfg(test)]
 mod tests;
+
+pub use accelerator::Cuda;
+pub use gathering::Gathering;
+pub use settings::Settings;

@@ -21,6 +21,22 @@ pub(super) const CUDA_SUCCESS: Code = cuda::CUresult::CUDA_SUCCESS as Code;
 pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Code = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 pub(super) const CUDA_ERROR_NO_DEVICE: Code = cuda::CUresult::CUDA_ERROR_NO_DEVICE as Code;
 pub(super) const CUDA_ERROR_NOT_READY: Code = cuda::CUresult::CUDA_ERROR_NOT_READY as Code;
+/// What a driver answers that is well and cannot do what it was asked.
+pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
+    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    cuda::CUresult::CUDA_ERROR_INVALID_IMAGE as Code,
+    cuda::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as Code,
+    cuda::CUresult::CUDA_ERROR_INVALID_PTX as Code,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as Code,
+    cuda::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as Code,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED as Code,
+    cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code,
+    cuda::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES as Code,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as Code,
+    cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
+];
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 

@@ -205,13 +205,13 @@ impl<W> Lanes<W> {
         self.context.called("cuMemsetD8Async", code)
     }
 
-    /// Starts a kernel whose one parameter is a structure of these words. Addresses in it are of the device.
-    pub(in crate::cuda) fn launch(&mut self, entry: &Entry, grid: Grid, argument: &[u64]) -> Result<(), Refused> {
+    /// Starts a kernel, on the compute lane, whose one parameter is this structure. Addresses in it are of the device.
+    pub(in crate::cuda) fn launch<A: Copy>(&mut self, entry: &Entry, grid: Grid, argument: &A) -> Result<(), Refused> {
         const END: *mut c_void = ptr::null_mut();
         const POINTER: *mut c_void = ptr::without_provenance_mut(1);
         const SIZE: *mut c_void = ptr::without_provenance_mut(2);
-        let mut size = size_of_val(argument);
-        let start = argument.as_ptr().cast_mut().cast::<c_void>();
+        let mut size = size_of::<A>();
+        let start = ptr::from_ref(argument).cast_mut().cast::<c_void>();
         let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
         let Grid { blocks: (wide, high), threads, shared } = grid;
         let stream = self.stream(Lane::Compute);
@@ -282,6 +282,15 @@ impl<W> Lanes<W> {
                 self.free.push(index);
                 give(Ticket(index), value, end);
             }
+        }
+        Ok(())
+    }
+
+    /// Hands out every value, when nothing is under way any more: after [`Lanes::synchronize`].
+    pub(in crate::cuda) fn empty(&mut self, mut give: impl FnMut(W, Event)) -> Result<(), Refused> {
+        while 0 < self.len() {
+            self.synchronize()?;
+            self.release(|_, value, end| give(value, end))?;
         }
         Ok(())
     }

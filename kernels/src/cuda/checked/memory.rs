@@ -44,7 +44,7 @@ pub(in crate::cuda) struct Piece {
 pub(in crate::cuda) struct Registered {
     context: Arc<Context>,
     start: *mut c_void,
-    _arena: Arena,
+    arena: Arena,
 }
 
 // SAFETY: pinned memory is ordinary memory, freed by whichever thread drops it; its bytes are reached through pieces.
@@ -165,14 +165,16 @@ impl Registered {
         // SAFETY: the range is inside the arena's mapping, which is kept until it is unregistered; no byte changes.
         let code = unsafe { (context.driver.cuMemHostRegister_v2)(start, range.len(), PORTABLE) };
         context.called("cuMemHostRegister", code)?;
-        Ok(Self { context: Arc::clone(context), start, _arena: arena.clone() })
+        Ok(Self { context: Arc::clone(context), start, arena: arena.clone() })
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
-            return; // the device is gone, and its registrations with it
+            // The device is gone, and may still write: the pages stay.
+            std::mem::forget(self.arena.clone());
+            return;
         }
         // SAFETY: `new` registered this address, once, and the arena is still mapped.
         let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.start) };

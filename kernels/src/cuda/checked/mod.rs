@@ -19,7 +19,7 @@ pub(super) use lanes::{Event, Lane, Lanes, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
 pub(super) use module::{Entry, Grid, Module};
 
-use super::sys::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Code, Driver};
+use super::sys::{self, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Code, Driver};
 
 /// A call that the driver refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,12 @@ pub(super) struct Refused {
 }
 
 impl Refused {
+    /// Whether it is about this call alone: what was asked for cannot be had, and the device is well. All else is of the
+    /// device, and stays: an illegal address, a launch that failed, memory that lost its bits.
+    pub(super) fn is_of_the_call(&self) -> bool {
+        sys::ERRORS_OF_CALLS.contains(&self.code)
+    }
+
     /// Whether there was not enough memory.
     pub(super) fn is_memory(&self) -> bool {
         self.code == CUDA_ERROR_OUT_OF_MEMORY
