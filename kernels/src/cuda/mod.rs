@@ -9,6 +9,7 @@
 
 mod accelerator;
 pub mod arguments;
+mod cache;
 mod checked;
 mod code;
 mod gathering;

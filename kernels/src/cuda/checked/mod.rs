@@ -5,6 +5,7 @@
 //! is owned by [`Lanes`] until an event has said that the stream is done with it, and is given up for good when that
 //! cannot be learned any more.
 
+mod compiler;
 mod context;
 mod lanes;
 mod memory;
@@ -14,6 +15,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
 
+pub(super) use compiler::Compiler;
 pub(super) use context::{Context, Properties};
 pub(super) use lanes::{Event, Lane, Lanes, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
