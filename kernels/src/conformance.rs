@@ -384,7 +384,7 @@ fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<
 const LION: &str = "state m = 0; w -= lr*(sign(0.9*m + 0.1*g) + 0.5*w); m = 0.99*m + 0.01*g";
 
 /// Every algorithm bare, and every regularizer and clip with one that has a state and one that has none.
-fn rules() -> Vec<Rule> {
+pub(crate) fn rules() -> Vec<Rule> {
     let schedule = Schedule::Const { rate: 0.01 };
     let mut rules: Vec<Rule> =
         algorithms().map(|algorithm| Rule { algorithm, schedule: schedule.clone(), ..Rule::default() }).to_vec();

@@ -137,7 +137,7 @@ impl Cuda {
         }
         Ok(Self {
             lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
-            kernels: Kernels::new(&context).map_err(refused)?,
+            kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
             banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
             sum: part(0..sum_bytes),
             room: Room::new(&context, settings.memory_bytes, fixed),

@@ -9,18 +9,27 @@
 
 mod accelerator;
 pub mod arguments;
+mod beside;
 mod cache;
 mod checked;
 mod code;
+pub mod emit;
 mod gathering;
 mod locked;
+mod probe;
 mod room;
+pub mod scalars;
 mod settings;
+pub mod source;
 mod submission;
 mod sys;
 #[cfg(test)]
 mod tests;
 
 pub use accelerator::Cuda;
+pub use beside::Beside;
+pub use emit::Emitted;
 pub use gathering::Gathering;
+pub use probe::{Probe, Timed, Way};
 pub use settings::Settings;
+pub use source::Module;

@@ -260,7 +260,7 @@ fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Opti
 }
 
 /// As many blocks as the elements are worth, and no more than are there at once.
-fn grid(context: &Context, elements: u64) -> Grid {
+pub(super) fn grid(context: &Context, elements: u64) -> Grid {
     let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
     let most = u64::from(context.properties().multiprocessors.max(1) * BLOCKS_EACH);
     let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");

@@ -1,5 +1,6 @@
 //! Tests of the driver side over a driver without a device (`kernels/cu/standin`).
 
+mod accelerator;
 mod lanes;
 mod open;
 mod standin;

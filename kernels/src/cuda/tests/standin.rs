@@ -5,6 +5,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::{env, fs, io};
 
+use crate::cuda::Module;
+
 /// Set in the process where the body of a test runs.
 const INSIDE: &str = "PSERVER_STANDIN";
 
@@ -56,20 +58,41 @@ fn library() -> Option<&'static Path> {
     FOLDER.get_or_init(|| compile("driver.cpp", "libcuda.so.1")).as_deref()
 }
 
-fn compile(source: &str, library: &str) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cu/standin").join(source);
+/// A library of these kernels, for `PSERVER_STANDIN_KERNELS`; made once for each text.
+pub(super) fn kernels(module: &Module) -> Option<PathBuf> {
+    let text = module.shim();
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    let source = folder().join(format!("kernels-{}.cpp", &digest[..16]));
+    if !source.exists() {
+        fs::write(&source, text).expect("the folder of the tests can be written");
+    }
+    build(&source, &source.with_extension("so"), &["-ffp-contract=off", "-w"])
+}
+
+/// Where what the tests build is.
+fn folder() -> PathBuf {
     let folder = env::current_exe().expect("a process knows its program").with_file_name("standin");
     fs::create_dir_all(&folder).expect("the folder of the tests can be written");
-    let into = folder.join(library);
+    folder
+}
+
+fn compile(source: &str, library: &str) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cu/standin").join(source);
+    let into = folder().join(library);
+    build(&source, &into, &["-g", "-Wall", "-Wextra", "-Werror"]).map(|_| folder())
+}
+
+/// Builds a library when its source is newer; none where there is no compiler.
+fn build(source: &Path, into: &Path, options: &[&str]) -> Option<PathBuf> {
     let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified());
-    if matches!((changed(&source), changed(&into)), (Ok(source), Ok(into)) if source < into) {
-        return Some(folder);
+    if matches!((changed(source), changed(into)), (Ok(source), Ok(into)) if source < into) {
+        return Some(into.to_path_buf());
     }
     // To a name of its own first: other processes do the same at the same time.
-    let own = folder.join(format!("{library}.{}", std::process::id()));
+    let own = into.with_extension(std::process::id().to_string());
     let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-o"]);
-    match command.arg(&own).arg(&source).output() {
+    command.args(["-std=c++17", "-O1", "-fPIC", "-shared"]).args(options).arg("-o");
+    match command.arg(&own).arg(source).output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             skip("g++", "there is no C++ compiler to build the stand-in driver with");
             None
@@ -77,8 +100,8 @@ fn compile(source: &str, library: &str) -> Option<PathBuf> {
         Err(error) => panic!("g++ cannot be started: {error}"),
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            fs::rename(&own, &into).expect("a file can be renamed in its folder");
-            Some(folder)
+            fs::rename(&own, into).expect("a file can be renamed in its folder");
+            Some(into.to_path_buf())
         }
     }
 }
