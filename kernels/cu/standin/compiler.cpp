@@ -84,7 +84,7 @@ unsigned nvrtcCompileProgram(Program* program, int count, const char* const* opt
   if (access(library.c_str(), R_OK)) {
     const std::string own = base + "." + std::to_string(getpid());
     std::ofstream(own + ".cpp") << text;
-    const std::string command = "g++ -std=c++17 -O1 -ffp-contract=off -fPIC -shared -w -o " + own + ".so " + own +
+    const std::string command = "g++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -w -o " + own + ".so " + own +
                                 ".cpp 2> " + own + ".log && mv " + own + ".so " + library;
     const int failed = system(command.c_str());
     program->log = read(own + ".log");

@@ -1,9 +1,10 @@
 //! What the kernels take: for every entry point one structure, passed by value as its only parameter.
 //!
-//! The layouts are those of C, with `u64` for every address on the device; zero is no address. `kernels/cu/pserver.cuh`
-//! has the same structures, and a test compares sizes and places. The structures are plain numbers, so making one is
-//! safe; launching a kernel on one is not.
+//! The layouts are those of C, with `u64` for every address on the device; zero is no address. `kernels/cu/base.cu` has the
+//! same structures. They are plain numbers (`bytemuck::Pod`, all zeros to begin with), so making one is safe; launching a
+//! kernel on one is not.
 
+use bytemuck::{Pod, Zeroable};
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::STATES_MAX;
 
@@ -88,7 +89,7 @@ pub enum Merge {
 ///
 /// A step of many small tensors is one launch: `table` points to an array of these on the device, the grid is as many
 /// high as there are, and what else this one says is ignored. A `table` within a table is ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct UpdateArguments {
     /// How many elements every tensor has; any number.
@@ -99,7 +100,7 @@ pub struct UpdateArguments {
     pub states: [Address; STATES_MAX],
     /// A sum so far, of the parameter's type, or none.
     pub sum: Address,
-    /// The rule's scalars as [`pack`](crate::cuda) lays them out, of the parameter's type. For `pserver_sum_*` one
+    /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For `pserver_sum_*` one
     /// number of the parameter's type, the scale; none for whole numbers and for [`Merge::Sum`].
     pub scalars: Address,
     /// A `u32`: unless it is zero the kernel does nothing at all. Or none.
@@ -122,7 +123,7 @@ pub struct UpdateArguments {
 
 /// Taken by `pserver_squares_f32` and `pserver_squares_f64`: one thread for every block of
 /// [`SQUARE_BLOCK_BYTES`](pserver_core::optim::SQUARE_BLOCK_BYTES).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct SquaresArguments {
     /// A whole gradient, or a chunk of one that begins at a multiple of the block.
@@ -135,7 +136,7 @@ pub struct SquaresArguments {
 }
 
 /// Taken by `pserver_total`, one block: `*total = *total + squares[0] + squares[1] + ...`, left to right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct TotalArguments {
     /// The sums of blocks, `f64`.
@@ -148,7 +149,7 @@ pub struct TotalArguments {
 
 /// Taken by `pserver_finite`: writes one to `flag` when an element of a gradient is infinite or not a number, and
 /// nothing when all are finite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FiniteArguments {
     /// How many elements every gradient has.
@@ -164,7 +165,7 @@ pub struct FiniteArguments {
 }
 
 /// Taken by `pserver_cast`: every float in another type, rounded once to nearest even.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CastArguments {
     /// How many elements.
@@ -191,7 +192,7 @@ pub const SORT_DIGITS: u32 = 256;
 /// A pass sorts by eight bits of the key and keeps the order of equal ones. From the lowest digit to the highest that
 /// any key has: count, scan ([`ScanArguments`] over `counts`), scatter, exchange the two sides.
 /// Then the segments: count, scan over `counts` (one for each tile), write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct SortArguments {
     /// How many pairs, fewer than 2^32.
@@ -216,7 +217,7 @@ pub struct SortArguments {
 }
 
 /// Taken by `pserver_scan`, one block: every count becomes the sum of those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScanArguments {
     /// `u32`.
@@ -227,7 +228,7 @@ pub struct ScanArguments {
 
 /// Taken by `pserver_rows_<type>_<key>`: for every unique row the sum of its contributions, as
 /// [`Merge`](pserver_core::rows::Merge) has it, and the rule on the sum. Any grid; a warp takes a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowsArguments {
     /// `u32` on the device: how many unique rows there are, as `pserver_segment_write` left it.
@@ -265,8 +266,8 @@ pub struct RowsArguments {
     pub gradients: [Address; GRADIENTS_MAX],
 }
 
-/// One operation of a rule's scalars as `pserver_scalars` reads it; [`scalar program`](crate::cuda) makes it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// One operation of a rule's scalars as `pserver_scalars` reads it; [`scalar_code`](super::scalars::scalar_code) makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarCode {
     /// Which operation.
@@ -278,7 +279,7 @@ pub struct ScalarCode {
 }
 
 /// What differs between updates, in device memory, where the host or a captured step writes it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarValues {
     /// [`ScalarInput::Rate`](pserver_core::rule::ssa::ScalarInput::Rate)
@@ -292,7 +293,7 @@ pub struct ScalarValues {
 }
 
 /// Taken by `pserver_scalars`, one block: reckons a rule's scalars, so that a captured step need not be told them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarsArguments {
     /// [`ScalarValues`].

@@ -4,8 +4,12 @@
 //! Not here: how rows, chunks and steps use the kernels; the reference for every bit
 //! ([`pserver_core::rule::reference`], [`pserver_core::optim`], [`pserver_core::rows::Merge`]).
 //!
-//! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device. Read
-//! [`arguments`] (what every entry point takes), then `sys`, `checked` (the driver's functions, and its objects).
+//! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device.
+//!
+//! Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes a text), [`source`] (texts become a
+//! module), [`scalars`] (what a rule's scalars are on the device). Then the driver side: `sys` (its functions),
+//! `checked` (its objects; all unsafe code is in these two), `code` (which kernel runs), [`Gathering`] (how gradients
+//! come together), `submission` (how a piece of work becomes copies and kernels), [`Cuda`] (the accelerator).
 
 mod accelerator;
 pub mod arguments;

@@ -137,7 +137,7 @@ impl Probe {
         let program = self.kernels.program(timed.code, timed.element_type)?;
         let mut packed = Vec::new();
         program.numbers.pack(timed.element_type, timed.numbers, &mut packed);
-        let run = || {
+        let mut run = || {
             let (memory, launch) = self.prepare(timed, &packed)?;
             let launch = UpdateArguments { merge: program.numbers.merge() as u32, ..launch };
             let grid = grid(&self.context, timed.elements);
@@ -147,7 +147,7 @@ impl Probe {
             drop(memory);
             seconds
         };
-        (run)().map_err(|refused: Refused| Failure::call(refused.to_string()))
+        run().map_err(|refused: Refused| Failure::call(refused.to_string()))
     }
 
     /// Tensors of zeros, and a launch that has them.

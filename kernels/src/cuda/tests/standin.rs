@@ -66,7 +66,7 @@ pub(super) fn kernels(module: &Module) -> Option<PathBuf> {
     if !source.exists() {
         fs::write(&source, text).expect("the folder of the tests can be written");
     }
-    build(&source, &source.with_extension("so"), &["-ffp-contract=off", "-w"])
+    build(&source, &source.with_extension("so"), &["-ffp-contract=off", "-fno-strict-aliasing", "-w"])
 }
 
 /// Where what the tests build is.
