@@ -10,6 +10,7 @@
 //! runs. The host waits for nothing; it asks for the one event at the end.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,8 +36,10 @@ const DEPTH: usize = 64;
 /// One update's numbers at most.
 const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
 
-/// How long [`Accelerator::wait`] looks away: a fifth of what a copy of a MiB takes.
+/// How long [`Accelerator::wait`] looks away: about what a copy of a MiB takes.
 const LOOK_AWAY: Duration = Duration::from_micros(20);
+/// How often it looks before it looks away.
+const LOOKS: u32 = 32;
 
 /// A device of CUDA.
 pub struct Cuda {
@@ -170,6 +173,15 @@ impl Cuda {
         failure
     }
 
+    /// Gives arenas their pages back, unless the device may still work on them.
+    fn let_go(&mut self) {
+        if self.lost.is_none() && self.lanes.len() == 0 {
+            self.arenas.clear();
+        } else {
+            self.arenas.drain(..).for_each(mem::forget);
+        }
+    }
+
     /// Takes what is over from the lanes.
     fn collect(&mut self) -> Result<(), Failure> {
         self.check_alive()?;
@@ -189,6 +201,12 @@ impl Cuda {
             over.push(Done { work, outcome });
         });
         collected.map_err(|refused| self.lose(&refused))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 
@@ -238,7 +256,7 @@ impl Accelerator for Cuda {
         self.over.clear();
         self.spoiled.clear();
         self.slots.clear();
-        self.arenas.clear();
+        self.let_go();
         self.room.clear();
     }
 
@@ -263,12 +281,16 @@ impl Accelerator for Cuda {
 
     fn wait(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
+        let mut looks = 0;
         while self.over.is_empty() && 0 < self.lanes.len() && self.lost.is_none() {
             // What fails here is kept, and the next poll says it.
             if self.context.enter().is_err() || self.collect().is_err() || until <= Instant::now() {
                 return;
             }
-            thread::sleep(LOOK_AWAY);
+            looks += 1;
+            if LOOKS < looks {
+                thread::sleep(LOOK_AWAY);
+            }
         }
     }
 }

@@ -98,7 +98,9 @@ impl Probe {
         let memory = Memory::new(&self.context, bytes * 2)?;
         let (first, second) = (memory.part(0..bytes), memory.part(bytes..bytes * 2));
         if way == Way::Within {
-            return (0..repetitions).map(|_| self.timed(Lane::Compute, |lanes| lanes.copy(Lane::Compute, &first, &second))).collect();
+            return (0..repetitions)
+                .map(|_| self.timed(Lane::Compute, |lanes| lanes.copy(Lane::Compute, &first, &second)))
+                .collect();
         }
         let length = usize::try_from(bytes).expect("an address has 64 bits");
         let mut pieces = Pinned::new(&self.context, length)?.pieces(length);

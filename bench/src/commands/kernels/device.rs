@@ -246,7 +246,8 @@ impl Server {
         let mut plain = bytes_of(0..PERIOD, PARAMETER, 0);
         let count = self.prepared.as_ref().map_or(0, |prepared| prepared.states().len());
         let mut states = vec![vec![0; plain.len()]; count];
-        let gradients: Vec<_> = (1..=self.gradients).map(|seed| bytes_of(0..PERIOD, self.gradient_type, seed)).collect();
+        let gradients: Vec<_> =
+            (1..=self.gradients).map(|seed| bytes_of(0..PERIOD, self.gradient_type, seed)).collect();
         for version in 1..=self.steps {
             let mut scalars = Vec::new();
             let formula = match &self.prepared {
