@@ -65,6 +65,14 @@ pub struct Worst {
 ///
 /// When one of the exact promises is broken.
 pub fn worst(kernels: &mut dyn Kernels) -> Worst {
+    worst_of(kernels, rules())
+}
+
+/// As [`worst`], of some rules: for what is slow.
+///
+/// # Panics
+/// As [`worst`].
+pub fn worst_of(kernels: &mut dyn Kernels, rules: Vec<Rule>) -> Worst {
     let mut worst = Worst { ulps: 0.0, case: "none".into() };
     for shape in shapes() {
         for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
@@ -75,7 +83,7 @@ pub fn worst(kernels: &mut dyn Kernels) -> Worst {
             }
         }
     }
-    for rule in rules() {
+    for rule in rules {
         // Prepared once, as a parameter's is: kernels keep what they made of it.
         let prepared = Prepared::new(rule).expect("it is a rule");
         for shape in shapes() {

@@ -4,11 +4,11 @@ use std::mem::offset_of;
 
 use bytemuck::{Zeroable, bytes_of};
 use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::Step;
 use pserver_core::optim::{Formula, Gradient, Prepared};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rule::ssa::Lowered;
-use pserver_core::optim::Step;
-use pserver_core::ids::Version;
 use pserver_kernels::conformance;
 use pserver_kernels::cuda::arguments::{Kind, Merge, UpdateArguments, sum_entry};
 use pserver_kernels::cuda::{Emitted, Module};

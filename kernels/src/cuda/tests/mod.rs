@@ -1,0 +1,7 @@
+//! Tests of the driver side over a driver without a device (`kernels/cu/standin`).
+
+mod accelerator;
+mod job;
+mod lanes;
+mod open;
+mod standin;
