@@ -13,9 +13,10 @@ use half::{bf16, f16};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::memory::prefetch;
+use crate::partition::Buckets;
 
 use super::layout::RowLayout;
-use super::selected::{RowsView, SelectedRows};
+use super::selected::{Ids, RowsView, SelectedRows};
 
 /// A digit of an id, in bits: the counts of its values stay in the first-level cache.
 const DIGIT_BITS: u32 = 11;
@@ -49,6 +50,12 @@ struct Place {
 pub struct Merged<'a> {
     layout: RowLayout,
     contributions: &'a [RowsView<'a>],
+    unique: Unique<'a>,
+}
+
+/// Ids, each once, and which rows have them.
+#[derive(Clone, Copy, Debug)]
+pub struct Unique<'a> {
     places: &'a [Place],
     starts: &'a [u32],
 }
@@ -71,30 +78,67 @@ impl Merge {
         layout: RowLayout,
         contributions: &'a [RowsView<'a>],
     ) -> Result<Merged<'a>, Failure> {
-        for (index, rows) in contributions.iter().enumerate() {
-            check(layout, index, rows.layout())?;
-        }
-        let rows = contributions.iter().map(RowsView::len).fold(0, usize::saturating_add);
-        if u32::try_from(rows).is_err() || u32::try_from(contributions.len()).is_err() {
-            return Err(Failure::call(format!("{rows} rows in one merge; expected fewer than 2^32")));
-        }
-        self.places.clear();
-        for (contribution, rows) in (0..).zip(contributions) {
-            let places = (0..).zip(rows.ids().iter()).map(|(row, id)| Place { id, contribution, row });
-            self.places.extend(places);
-        }
+        self.take(layout, contributions)?;
         if let [alone] = contributions
             && is_ascending(alone)
         {
             // As trainers send them: there is nothing to sort.
             self.starts.clear();
-            self.starts.extend(0..=u32::try_from(rows).expect("it was compared"));
+            self.starts.extend((0..=u32::MAX).take(alone.len() + 1));
         } else {
             self.sort();
             self.segment();
         }
         let Self { places, starts, .. } = self;
-        Ok(Merged { layout, contributions, places, starts })
+        Ok(Merged { layout, contributions, unique: Unique { places, starts } })
+    }
+
+    /// As [`unite`](Self::unite), but the rows come by bucket, and within one by ascending ids.
+    ///
+    /// # Errors
+    /// Those of [`unite`](Self::unite).
+    pub fn deal<'a>(
+        &'a mut self,
+        layout: RowLayout,
+        contributions: &'a [RowsView<'a>],
+        buckets: Buckets,
+    ) -> Result<Merged<'a>, Failure> {
+        self.take(layout, contributions)?;
+        self.sort();
+        self.sort_by_bucket(buckets);
+        self.segment();
+        let Self { places, starts, .. } = self;
+        Ok(Merged { layout, contributions, unique: Unique { places, starts } })
+    }
+
+    /// Finds out which ids are the same; they come by bucket, and within one ascending.
+    ///
+    /// # Errors
+    /// When there are 2^32 ids or more.
+    pub fn deal_ids(&mut self, ids: Ids<'_>, buckets: Buckets) -> Result<Unique<'_>, Failure> {
+        check_count(ids.len())?;
+        self.places.clear();
+        self.places.extend((0..).zip(ids.iter()).map(|(row, id)| Place { id, contribution: 0, row }));
+        self.sort();
+        self.sort_by_bucket(buckets);
+        self.segment();
+        Ok(Unique { places: &self.places, starts: &self.starts })
+    }
+}
+
+impl Merge {
+    /// Takes up the rows of contributions that fit the layout.
+    fn take(&mut self, layout: RowLayout, contributions: &[RowsView<'_>]) -> Result<(), Failure> {
+        for (index, rows) in contributions.iter().enumerate() {
+            check(layout, index, rows.layout())?;
+        }
+        check_count(contributions.iter().map(RowsView::len).fold(contributions.len(), usize::saturating_add))?;
+        self.places.clear();
+        for (contribution, rows) in (0..).zip(contributions) {
+            let places = (0..).zip(rows.ids().iter()).map(|(row, id)| Place { id, contribution, row });
+            self.places.extend(places);
+        }
+        Ok(())
     }
 
     /// Sorts by id, digit after digit from the lowest; rows with one id keep their order. A digit that all ids share
@@ -104,11 +148,36 @@ impl Merge {
         let digits = DIGITS.min((u64::BITS - most.leading_zeros()).div_ceil(DIGIT_BITS) as usize);
         self.spare.clear();
         self.spare.resize(self.places.len(), Place::default());
+        let mut nexts = [0; DIGIT_VALUES];
         for shift in (0..digits).map(|digit| digit * DIGIT_BITS as usize) {
-            if scatter(&self.places, &mut self.spare, shift) {
-                std::mem::swap(&mut self.places, &mut self.spare);
-            }
+            let digit = |id: u64| usize::try_from(id >> shift & (DIGIT_VALUES as u64 - 1)).expect("11 bits");
+            self.scatter(&mut nexts, digit);
         }
+    }
+
+    /// Brings sorted rows of a bucket together; they stay sorted.
+    fn sort_by_bucket(&mut self, buckets: Buckets) {
+        self.scatter(&mut vec![0; buckets.count as usize], |id| buckets.of(id) as usize);
+    }
+
+    /// Moves places to where a digit of their ids puts them; nothing is moved when all have the same one. There is room
+    /// in `nexts` for every digit, and in `spare` for all places.
+    fn scatter(&mut self, nexts: &mut [u32], digit: impl Fn(u64) -> usize) {
+        nexts.fill(0);
+        self.places.iter().for_each(|place| nexts[digit(place.id)] += 1);
+        if nexts.iter().any(|count| *count as usize == self.places.len()) {
+            return;
+        }
+        let mut start = 0;
+        for next in nexts.iter_mut() {
+            start += std::mem::replace(next, start);
+        }
+        for place in &self.places {
+            let next = &mut nexts[digit(place.id)];
+            self.spare[*next as usize] = *place;
+            *next += 1;
+        }
+        std::mem::swap(&mut self.places, &mut self.spare);
     }
 
     fn segment(&mut self) {
@@ -130,24 +199,11 @@ fn is_ascending(rows: &RowsView<'_>) -> bool {
     ids.clone().zip(ids.skip(1)).all(|(id, next)| id < next)
 }
 
-/// Moves places to where a digit of their ids puts them. False, and nothing was moved, when all have the same digit.
-fn scatter(from: &[Place], to: &mut [Place], shift: usize) -> bool {
-    let digit = |place: &Place| usize::try_from(place.id >> shift & (DIGIT_VALUES as u64 - 1)).expect("11 bits");
-    let mut nexts = [0_u32; DIGIT_VALUES];
-    from.iter().for_each(|place| nexts[digit(place)] += 1);
-    if nexts.iter().any(|count| *count as usize == from.len()) {
-        return false;
+fn check_count(rows: usize) -> Result<(), Failure> {
+    match u32::try_from(rows) {
+        Ok(rows) if rows < u32::MAX => Ok(()),
+        _ => Err(Failure::call(format!("{rows} rows in one merge; expected fewer than 2^32"))),
     }
-    let mut start = 0;
-    for next in &mut nexts {
-        start += std::mem::replace(next, start);
-    }
-    for place in from {
-        let next = &mut nexts[digit(place)];
-        to[*next as usize] = *place;
-        *next += 1;
-    }
-    true
 }
 
 fn check(layout: RowLayout, index: usize, found: RowLayout) -> Result<(), Failure> {
@@ -166,8 +222,8 @@ fn check(layout: RowLayout, index: usize, found: RowLayout) -> Result<(), Failur
     )))
 }
 
-impl Merged<'_> {
-    /// How many unique rows there are.
+impl Unique<'_> {
+    /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len() - 1
@@ -179,15 +235,45 @@ impl Merged<'_> {
         self.len() == 0
     }
 
+    /// The ids, in order.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = u64> + Clone {
+        self.starts[..self.len()].iter().map(|start| self.places[*start as usize].id)
+    }
+
+    /// Writes for each row which of the ids it has, by number.
+    ///
+    /// # Panics
+    /// When `into` is shorter than the rows.
+    pub fn number_rows(&self, into: &mut [u32]) {
+        for (number, run) in (0..).zip(self.starts.windows(2)) {
+            let rows = &self.places[run[0] as usize..run[1] as usize];
+            rows.iter().for_each(|place| into[place.row as usize] = number);
+        }
+    }
+}
+
+impl Merged<'_> {
+    /// How many unique rows there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.unique.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.unique.is_empty()
+    }
+
     /// What the rows have in common; the type is the parameter's.
     #[must_use]
     pub fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The unique ids, ascending.
+    /// The unique ids, in order.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = u64> + Clone {
-        self.starts[..self.len()].iter().map(|start| self.places[*start as usize].id)
+        self.unique.ids()
     }
 
     /// One of the unique ids.
@@ -197,13 +283,23 @@ impl Merged<'_> {
     #[must_use]
     pub fn id(&self, index: usize) -> u64 {
         assert!(index < self.len(), "row {index} of {}", self.len());
-        self.places[self.starts[index] as usize].id
+        self.unique.places[self.unique.starts[index] as usize].id
     }
 
-    /// Where in its contribution the first of the rows is that a unique one is made of.
-    #[must_use]
-    pub fn first_row(&self, index: usize) -> usize {
-        self.places[self.starts[index] as usize].row as usize
+    /// Writes rows of a lone contribution as they came, row after row, in the type in which they came. It is their sum
+    /// where none repeats, but for the sign of zeros.
+    ///
+    /// # Panics
+    /// When `into` is not as long as these rows, and when there are several contributions.
+    pub fn copy(&self, rows: Range<usize>, into: &mut [u8]) {
+        let [alone] = self.contributions else { panic!("{} contributions", self.contributions.len()) };
+        let row_bytes = alone.layout().row_bytes();
+        assert_eq!(into.len(), rows.len() * row_bytes, "as long as its rows");
+        for (index, into) in rows.zip(into.chunks_exact_mut(row_bytes)) {
+            let at = self.unique.starts[index] as usize;
+            self.ask_for(at + ROWS_AHEAD);
+            into.copy_from_slice(self.row(self.unique.places[at]));
+        }
     }
 
     /// Writes the sums of some of the unique rows, row after row, in the parameter's type.
@@ -240,8 +336,8 @@ impl Merged<'_> {
     fn sum_rows<E: Number>(&self, rows: Range<usize>, into: &mut [u8]) {
         let mut own = Vec::new();
         for (index, sum) in rows.zip(into.chunks_exact_mut(self.layout.row_bytes())) {
-            let run = self.starts[index] as usize..self.starts[index + 1] as usize;
-            self.sum_row::<E>(run, sum, &mut own);
+            let [start, end] = [index, index + 1].map(|at| self.unique.starts[at] as usize);
+            self.sum_row::<E>(start..end, sum, &mut own);
         }
     }
 
@@ -250,7 +346,7 @@ impl Merged<'_> {
     fn sum_row<E: Number>(&self, mut run: Range<usize>, into: &mut [u8], own: &mut Vec<u8>) {
         self.sum_group::<E>(&mut run, into);
         while !run.is_empty() {
-            let contribution = |at: usize| self.places[at].contribution;
+            let contribution = |at: usize| self.unique.places[at].contribution;
             if run.len() == 1 || contribution(run.start) != contribution(run.start + 1) {
                 self.put::<E>(run.start, into, E::add_row);
                 run.start += 1;
@@ -264,10 +360,10 @@ impl Merged<'_> {
 
     /// Sums the rows that one contribution has of those in a run, which must have some, and takes them out of it.
     fn sum_group<E: Number>(&self, run: &mut Range<usize>, into: &mut [u8]) {
-        let contribution = self.places[run.start].contribution;
+        let contribution = self.unique.places[run.start].contribution;
         self.put::<E>(run.start, into, E::begin_row);
         run.start += 1;
-        while !run.is_empty() && self.places[run.start].contribution == contribution {
+        while run.start < run.end && self.unique.places[run.start].contribution == contribution {
             self.put::<E>(run.start, into, E::add_row);
             run.start += 1;
         }
@@ -276,15 +372,25 @@ impl Merged<'_> {
     /// Puts a row of a contribution to a sum, and asks for one that will follow.
     #[inline]
     fn put<E: Number>(&self, at: usize, into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
-        if let Some(ahead) = self.places.get(at + ROWS_AHEAD) {
-            prefetch(self.contributions[ahead.contribution as usize].row(ahead.row as usize));
-        }
-        let place = self.places[at];
-        let rows = &self.contributions[place.contribution as usize];
-        let row = rows.row(place.row as usize);
-        match rows.element_type() {
+        self.ask_for(at + ROWS_AHEAD);
+        let place = self.unique.places[at];
+        let row = self.row(place);
+        match self.contributions[place.contribution as usize].element_type() {
             half @ (ElementType::Float16 | ElementType::Bfloat16) => put_halves::<E>(half, row, into, put),
             _ => put(row, into),
+        }
+    }
+
+    #[inline]
+    fn row(&self, place: Place) -> &[u8] {
+        self.contributions[place.contribution as usize].row(place.row as usize)
+    }
+
+    /// Asks for a row that will soon be summed or copied, if there is one.
+    #[inline]
+    fn ask_for(&self, at: usize) {
+        if let Some(place) = self.unique.places.get(at) {
+            prefetch(self.row(*place));
         }
     }
 }
