@@ -37,6 +37,7 @@ use pserver_transport::tcp::{Checks, Poll, TcpOptions};
 
 use buffers::Buffers;
 use calls::Call;
+use dealt::RowsRoom;
 use job::Job;
 use turns::{Entered, Shared};
 use views::Room;
@@ -175,6 +176,7 @@ struct State {
     /// Shared with [`Client`], which does not wait for its turn to look there.
     buffers: Arc<Buffers>,
     room: Room,
+    rows_room: RowsRoom,
     /// Calls whose results nobody has taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
@@ -201,6 +203,7 @@ impl Client {
             moved: Moved::default(),
             buffers: Arc::clone(&buffers),
             room: Room::default(),
+            rows_room: RowsRoom::default(),
             calls: Vec::new(),
             last_call: 0,
             has_news: false,

@@ -14,7 +14,7 @@ use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
 use super::calls::CallNumber;
-use super::dealt::{Dealt, Question, Stack};
+use super::dealt::{Dealt, Question, RowsRoom, Stack};
 use super::job::Job;
 use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
@@ -43,10 +43,12 @@ impl Client {
         state.ready()?;
         check_rate(rate)?;
         let (chosen, stacks) = state.stack(gradients)?;
-        lend(|book| {
+        let pushed = lend(|book| {
             let call = state.start_push_rows(&chosen, &stacks, rate, book)?;
             state.finish(call)
-        })
+        });
+        state.rows_room.keep(stacks.into_iter().map(Stack::into_buffer));
+        pushed
     }
 
     /// Fetches rows by their ids, which may repeat, each where its id stands. A row that nobody has pushed to is as it
@@ -60,7 +62,8 @@ impl Client {
         let mut state = self.enter()?;
         state.ready()?;
         let (chosen, questions) = state.questions(into)?;
-        let mut answers: Vec<Vec<u8>> = questions.iter().map(|one| vec![0; one.answer_bytes()]).collect();
+        let mut answers: Vec<Vec<u8>> =
+            questions.iter().map(|one| state.rows_room.take_of(one.answer_bytes())).collect();
         lend(|book| {
             let call = state.start_pull_rows(&chosen, &questions, &mut answers, Flags::default(), book)?;
             state.finish(call)
@@ -68,6 +71,7 @@ impl Client {
         for ((wanted, question), answer) in into.iter_mut().zip(&questions).zip(&answers) {
             question.deal_out(answer, wanted.values);
         }
+        state.rows_room.keep(answers);
         Ok(())
     }
 
@@ -105,9 +109,19 @@ impl Client {
 impl State {
     /// Checks rows of gradients, and deals them to buckets.
     fn stack(&mut self, gradients: &[GivenRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<Stack>), Failure> {
+        let mut room = std::mem::take(&mut self.rows_room);
+        let stacked = self.stack_in(gradients, &mut room);
+        self.rows_room = room;
+        stacked
+    }
+
+    fn stack_in(
+        &mut self,
+        gradients: &[GivenRows<'_>],
+        room: &mut RowsRoom,
+    ) -> Result<(Vec<ParameterIndex>, Vec<Stack>), Failure> {
         let job = self.ready_job();
         let (mut chosen, mut stacks, mut last) = (Vec::new(), Vec::new(), None);
-        let mut merge = Merge::default();
         for given in gradients {
             let index = job.parameter(given.name, &mut last)?;
             let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", given.name));
@@ -120,7 +134,7 @@ impl State {
             let view = RowsView::new(sent, given.ids, given.values).map_err(named)?;
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
             let dealt = Dealt { buckets, bytes_max: job.chunk_bytes() };
-            stacks.push(dealt.stack(layout, view, &mut merge).map_err(named)?);
+            stacks.push(dealt.stack(layout, view, room).map_err(named)?);
             chosen.push(index);
         }
         job.check_once(&chosen)?;
@@ -129,13 +143,24 @@ impl State {
 
     /// Checks what rows are wanted, and deals the questions after them to buckets.
     fn questions(&mut self, into: &[WantedRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<Question>), Failure> {
+        let mut room = std::mem::take(&mut self.rows_room);
+        let asked = self.questions_in(into, &mut room.merge);
+        self.rows_room = room;
+        asked
+    }
+
+    fn questions_in(
+        &mut self,
+        into: &[WantedRows<'_>],
+        merge: &mut Merge,
+    ) -> Result<(Vec<ParameterIndex>, Vec<Question>), Failure> {
         let job = self.ready_job();
         let (mut chosen, mut questions, mut last) = (Vec::new(), Vec::new(), None);
         for wanted in into {
             let index = job.parameter(wanted.name, &mut last)?;
             let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", wanted.name));
             let layout = layout_of(job, index)?;
-            Ids::new(layout, wanted.ids).map_err(named)?;
+            let ids = Ids::new(layout, wanted.ids).map_err(named)?;
             let expected = wanted.ids.len().saturating_mul(layout.row_bytes());
             if wanted.values.len() != expected {
                 let found = wanted.values.len();
@@ -144,7 +169,7 @@ impl State {
             }
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
             let dealt = Dealt { buckets, bytes_max: Packer::shared_bytes_max(job.chunk_bytes()) };
-            questions.push(dealt.question(layout, wanted.ids));
+            questions.push(dealt.question(layout, ids, merge).map_err(named)?);
             chosen.push(index);
         }
         job.check_once(&chosen)?;
@@ -186,7 +211,7 @@ impl State {
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let counts_rounds = self.ready_job().counts_rounds();
-        let received = answers.iter().map(|answer| answer.len() as u64).sum();
+        let received = questions.iter().map(|question| question.answer_bytes() as u64).sum();
         let sent = questions.iter().map(Question::bytes).sum();
         self.open(Kind::Pull, chosen, (sent, received))?;
         let mut packer = self.packer(Kind::Pull, chosen).with(flags, Vec::new());

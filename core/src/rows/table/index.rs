@@ -30,7 +30,8 @@ const DEPTH_BEYOND_MAX: u32 = 8;
 pub(super) struct Index {
     pieces: Pieces,
     leases: Vec<Lease>,
-    pages_per_piece: u32,
+    /// How many of a page number's lower bits say which page of a piece it is.
+    bits: u32,
     /// Page numbers, 2^depth of them.
     directory: Vec<u32>,
     depth: u8,
@@ -72,11 +73,10 @@ impl Hash {
 impl Index {
     pub(super) fn new(pieces: Pieces) -> Result<Self, Failure> {
         let pages_per_piece = pieces.bytes() / u32::try_from(PAGE_BYTES).expect("a page is small");
-        if pages_per_piece == 0 {
+        let Some(bits) = pages_per_piece.checked_ilog2() else {
             return Err(Failure::call(format!("pieces of {} bytes; expected at least {PAGE_BYTES}", pieces.bytes())));
-        }
-        let mut index =
-            Self { pieces, leases: Vec::new(), pages_per_piece, directory: vec![0], depth: 0, pages: Vec::new() };
+        };
+        let mut index = Self { pieces, leases: Vec::new(), bits, directory: vec![0], depth: 0, pages: Vec::new() };
         index.add_page(0)?;
         Ok(index)
     }
@@ -174,7 +174,7 @@ impl Index {
     /// An empty page.
     fn add_page(&mut self, depth: u8) -> Result<u32, Failure> {
         let number = u32::try_from(self.pages.len()).map_err(|_| Failure::call("more pages than can be numbered"))?;
-        if number.is_multiple_of(self.pages_per_piece) {
+        if number.trailing_zeros() >= self.bits {
             self.leases.push(self.pieces.take()?);
         }
         self.pages.push(Page { depth, entries: 0 });
@@ -184,15 +184,21 @@ impl Index {
 
     #[inline]
     fn page(&self, number: u32) -> &[[u8; ENTRY_BYTES]] {
-        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes();
-        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        let start = self.start(number);
+        let bytes = self.leases[(number >> self.bits) as usize].bytes();
         bytes[start..start + PAGE_BYTES].as_chunks().0
     }
 
     fn page_mut(&mut self, number: u32) -> &mut [[u8; ENTRY_BYTES]] {
-        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes_mut();
-        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        let start = self.start(number);
+        let bytes = self.leases[(number >> self.bits) as usize].bytes_mut();
         bytes[start..start + PAGE_BYTES].as_chunks_mut().0
+    }
+
+    /// Where in its piece a page begins.
+    #[inline]
+    fn start(&self, number: u32) -> usize {
+        (number & ((1 << self.bits) - 1)) as usize * PAGE_BYTES
     }
 }
 
