@@ -1,12 +1,14 @@
 //! The ops of a server's program on chunks: an instance is a chunk, or all chunks of a parameter whose rule needs the
 //! whole gradient, and the executor runs it as far as what is there allows.
 
+use super::completing::Readiness;
 use super::round::Contribution;
 use super::serving::{Context, Serving};
 use crate::ids::TrainerId;
 use crate::program::executor::{Act, Plan, Port, UnitIndex, Wait};
 
-/// There was no lease for an update: it has not run, and runs when one comes back.
+/// There was no lease for an update, or a device does it: it has not run, and runs when one comes back, or when the
+/// device is done.
 struct Stalled;
 
 /// The gradient that `recv` gives next.
@@ -61,14 +63,18 @@ impl Serving {
 }
 
 impl Instance<'_, '_> {
-    /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer.
+    /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or by
+    /// arrival for a chunk on a device.
     fn next(&self) -> Option<Given> {
         if self.arrived.as_ref().is_some_and(|one| self.serving.may_enter(self.place, one)) {
             return Some(Given::Arrived);
         }
         self.places.iter().find_map(|place| {
-            let waiting = self.serving.table.chunks[*place].round.all_ahead();
-            let first = waiting.iter().find(|one| self.serving.may_enter(*place, one))?;
+            let chunk = &self.serving.table.chunks[*place];
+            let mut waiting = chunk.round.all_ahead().iter().filter(|one| self.serving.may_enter(*place, one));
+            // What waits for nothing but a device goes in the order of arrival, as it would without one.
+            let is_seated = chunk.seat.is_some();
+            let first = if is_seated { waiting.min_by_key(|one| one.position) } else { waiting.next() }?;
             Some(Given::Ahead(*place, first.trainer))
         })
     }
@@ -107,6 +113,11 @@ impl Port for Instance<'_, '_> {
                 self.given.is_none().then_some(Wait::Arrival)
             }
             Act::Compute => {
+                match self.serving.readiness(self.places[0]) {
+                    Readiness::Free => {}
+                    Readiness::Over => return None,
+                    Readiness::Waits(wait) => return Some(wait),
+                }
                 let open = self.places.iter().find(|place| !self.serving.is_complete(**place))?;
                 let held = self.serving.table.chunks[*open].round.contributors();
                 Some(Wait::Pieces { held, needed: plan.accumulators()[0].count as usize })
