@@ -116,6 +116,8 @@ pub(super) struct Chunk {
     pub(super) waiters: Vec<Waiter>,
     /// Since when the shard's list of waits says that somebody waits for it.
     pub(super) noted: Option<Now>,
+    /// Whether it is about to run in step with others.
+    pub(super) is_joined: bool,
     /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
     /// way.
     pub(super) states: Vec<Lease>,
@@ -147,6 +149,7 @@ impl Chunk {
             round: Round::default(),
             waiters: Vec::new(),
             noted: None,
+            is_joined: false,
             states: Vec::new(),
             seat: None,
             restored: None,

@@ -20,28 +20,20 @@ use crate::ids::{ChunkId, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Step};
 use crate::port::{Done, Kernels, Update, Work};
-use crate::program::executor::{Pace, Wait};
+use crate::program::executor::Pace;
 use crate::wire::Frame;
 
-/// Whether a complete round can be closed.
-pub(super) enum Readiness {
-    /// As far as the device is concerned.
-    Free,
-    /// Its update is over.
-    Over,
-    /// It waits.
-    Waits(Wait),
-}
-
 impl Serving {
-    /// Whether `update` is ready, as far as the chunk's device is concerned.
+    /// Whether `update` is ready: its update is over, or its round is complete and its slot has nothing to do.
     #[inline]
-    pub(super) fn readiness(&self, place: usize) -> Readiness {
+    pub(super) fn may_update(&self, place: usize) -> bool {
         match &self.table.chunks[place].seat {
-            None => Readiness::Free,
-            Some(seat) if matches!(seat.doing, Doing::Updated(_)) => Readiness::Over,
-            Some(seat) if seat.is_held || seat.is_busy() => Readiness::Waits(Wait::Completion),
-            Some(_) => Readiness::Free,
+            None => self.is_complete(place),
+            Some(seat) => match seat.doing {
+                Doing::Updated(_) => true,
+                Doing::Nothing => !seat.is_held && self.is_complete(place),
+                _ => false,
+            },
         }
     }
 

@@ -129,6 +129,8 @@ pub(super) struct Table {
     pub(super) generation: Generation,
     pub(super) parameters: BTreeMap<ParameterIndex, Held>,
     pub(super) chunks: Vec<Chunk>,
+    /// Whether one of them is a bucket.
+    pub(super) has_rows: bool,
     rules: Rules,
     // Only looked up, never iterated: its order can reach no sum.
     places: FxHashMap<ChunkId, usize>,
@@ -140,6 +142,7 @@ impl Table {
             generation,
             parameters: BTreeMap::new(),
             chunks: Vec::new(),
+            has_rows: false,
             rules: Rules::new(),
             places: FxHashMap::default(),
         }
@@ -195,8 +198,9 @@ impl Table {
     pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
         let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.chunks[place];
-        if let Some(plan) = &self.held(entry.id).rows {
-            plan.check_entry(self.held(entry.id).name(), entry)?;
+        if chunk.bucket().is_some() {
+            let held = self.held(entry.id);
+            held.rows.as_ref().expect("the chunk is a bucket").check_entry(held.name(), entry)?;
             return Ok(place);
         }
         if !entry.element_type.is_gradient_for(chunk.element_type) {
@@ -265,6 +269,7 @@ impl Table {
 
     fn add(&mut self, chunk: Chunk) -> usize {
         let place = self.chunks.len();
+        self.has_rows |= chunk.bucket().is_some();
         self.places.insert(chunk.id, place);
         let held = self.parameters.get_mut(&chunk.id.parameter).expect("the entry was checked");
         held.group.chunks.push(place);

@@ -19,9 +19,14 @@ use crate::port::Kernels;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
 
 impl Serving {
+    /// Whether there is a bucket.
+    pub(super) fn has_rows(&self) -> bool {
+        self.table.has_rows
+    }
+
     /// Whether the payload of an entry is rows or their ids.
     pub(super) fn is_of_rows(&self, entry: &Entry) -> bool {
-        self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
+        self.has_rows() && self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
     }
 
     /// Checks what a frame brings for buckets, once it is here: that it is rows, and that there is room for those that
@@ -32,6 +37,9 @@ impl Serving {
         payloads: impl Iterator<Item = &'a [u8]>,
         position: u64,
     ) -> Result<(), Refusal> {
+        if !self.has_rows() {
+            return Ok(());
+        }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
             let Some(place) = self.table.place(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };

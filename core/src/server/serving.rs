@@ -14,6 +14,7 @@ use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::{Contribution, FOLD_AT};
+use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
@@ -62,6 +63,8 @@ pub(super) struct Serving {
     pub(super) left: Vec<Option<Incarnation>>,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
     stalled: Vec<usize>,
+    /// Chunks that are about to run in step; empty between two frames.
+    pub(super) joined: Vec<Member>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
@@ -98,14 +101,16 @@ impl Serving {
             programs,
             left,
             stalled: Vec::new(),
+            joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
             scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
 
-    /// Checks a push before anything is landed or applied, so that nothing is half-applied.
-    pub(super) fn check_push(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
+    /// Checks a push before anything is landed or applied, so that nothing is half-applied. Adds the places of its
+    /// entries' chunks to `places`.
+    pub(super) fn check_push(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
@@ -113,6 +118,7 @@ impl Serving {
             if !self.table.chunks[place].is_before_restored(position) {
                 self.verdict(place, &frame.head, entry)?;
             }
+            places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
         }
         Ok(())
     }
@@ -128,26 +134,32 @@ impl Serving {
         frame.entries.iter().try_for_each(|entry| self.table.check_whole(entry))
     }
 
-    /// Applies a push that was checked; `body` holds one lease for each entry.
+    /// Applies a push that was checked: `places` are those of its entries' chunks, `body` holds one lease for each.
     pub(super) fn push(
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
         rate: Option<f64>,
+        places: &[u32],
         body: impl IntoIterator<Item = Lease>,
     ) {
-        let trainer = frame.head.trainer;
+        assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
+        let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
-        for entry in &frame.entries {
+        for (entry, place) in frame.entries.iter().zip(places) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let place = self.table.place(entry.id).expect("the entry was checked");
+            let place = *place as usize;
+            let chunk = &self.table.chunks[place];
+            if chunk.is_joined || !chunk.rule.rule().is_element_wise() {
+                self.run_joined(cx);
+            }
             if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
                 trainer,
-                call: Mark::of(&frame.head),
+                call,
                 round: entry.round,
                 rate,
                 element_type: entry.element_type,
@@ -166,6 +178,7 @@ impl Serving {
                 self.push_entry(cx, place, entry, contribution);
             }
         }
+        self.run_joined(cx);
     }
 
     /// Replaces values; a value that was already set is left alone.
@@ -420,7 +433,7 @@ impl Serving {
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
                 (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
             }
-            Verdict::New => return self.run(cx, place, Some(contribution)),
+            Verdict::New => return self.join(cx, place, contribution),
         }
         self.note_waits(place);
     }

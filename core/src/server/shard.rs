@@ -80,8 +80,29 @@ struct Peer {
     who: Option<Who>,
     /// Why the frame that is landing will be refused, once it is here.
     refusal: Option<Refusal>,
-    /// The count of changes at which the frame that is landing was found to be right.
+    /// What was found of the frame that is landing.
+    found: Found,
+}
+
+/// What a check of a frame found.
+#[derive(Default)]
+struct Found {
+    /// The count of changes at which the frame was right.
     right_at: Option<u64>,
+    /// Of a push, the places of its entries' chunks in the table.
+    places: Vec<u32>,
+}
+
+/// A frame that was checked and is here.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    now: Now,
+    peer: PeerId,
+    /// Where in the journal it is.
+    position: u64,
+    frame: &'a Frame,
+    /// Of a push, the places of its entries' chunks in the table.
+    places: &'a [u32],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -121,7 +142,7 @@ impl Shard {
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, who: None, refusal: None, right_at: None });
+                self.peers.insert(peer, Peer { origin, who: None, refusal: None, found: Found::default() });
             }
             Event::Head { peer, frame } => self.land(peer, &frame, out),
             Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
@@ -238,14 +259,19 @@ impl Shard {
 
     /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused.
     fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
-        let checked = self.check(peer, frame, None).and_then(|()| self.places(frame));
+        let mut found = self.take_found(peer);
+        let checked = self.check(peer, frame, &mut found).and_then(|()| self.places(frame));
         let refusal = checked.as_ref().err().cloned();
         let into = checked.unwrap_or_else(|_| Incoming::nowhere(frame));
         if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.right_at = refusal.is_none().then_some(self.changes);
-            peer.refusal = refusal;
+            (peer.refusal, peer.found) = (refusal, found);
         }
         out.push(Output::Submit(Submit::Land { peer, into }));
+    }
+
+    /// What was found of the frame that is landing, to look again or to write over.
+    fn take_found(&mut self, peer: PeerId) -> Found {
+        self.peers.get_mut(&peer).map(|peer| std::mem::take(&mut peer.found)).unwrap_or_default()
     }
 
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
@@ -259,16 +285,20 @@ impl Shard {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let mut replies = Replies::to(frame.entries.len());
-        let about = self.peers.get_mut(&peer).map(|peer| (peer.refusal.take(), peer.right_at.take()));
-        let checked = match about.unwrap_or_default() {
-            (Some(refusal), _) => Err(refusal),
-            (None, right_at) => self.check(peer, frame, right_at),
+        let mut found = self.take_found(peer);
+        let checked = match self.peers.get_mut(&peer).and_then(|peer| peer.refusal.take()) {
+            Some(refusal) => Err(refusal),
+            None => self.check(peer, frame, &mut found),
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
-            Ok(()) => self.record_and_apply(now, peer, frame, body, &mut replies),
+            Ok(()) => self.record_and_apply(now, peer, frame, &found.places, body, &mut replies),
             Err(refusal) => Err(refusal),
         };
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            // The room is kept for the next frame.
+            peer.found = Found { right_at: None, ..found };
+        }
         if let Err(refusal) = done {
             self.refuse(peer, &frame.head, &refusal, &mut replies, out);
         }
@@ -334,7 +364,7 @@ impl Shard {
 
     /// Everything that can be wrong with a frame, found before anything changes. What was right when the frame began
     /// to arrive still is if nothing has changed since.
-    fn check(&mut self, peer: PeerId, frame: &Frame, right_at: Option<u64>) -> Result<(), Refusal> {
+    fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut Found) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.kind == Kind::Hello {
             return self.check_epoch(head, true);
@@ -353,10 +383,11 @@ impl Shard {
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
-        if right_at == Some(self.changes) {
-            return Ok(());
+        if found.right_at.take() != Some(self.changes) {
+            self.check_state(frame, u64::MAX, &mut found.places)?;
         }
-        self.check_state(frame, u64::MAX)
+        found.right_at = Some(self.changes);
+        Ok(())
     }
 
     fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
@@ -367,14 +398,15 @@ impl Shard {
     }
 
     /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
-    /// superseded since was not when its frame was accepted.
-    fn check_state(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
+    /// superseded since was not when its frame was accepted. `places` is filled with those of a push's chunks.
+    fn check_state(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         let head = &frame.head;
+        places.clear();
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 check_rate(frame)?;
-                serving.check_push(frame, position)
+                serving.check_push(frame, position, places)
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
@@ -405,6 +437,7 @@ impl Shard {
         now: Now,
         peer: PeerId,
         frame: &Frame,
+        places: &[u32],
         mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
@@ -425,13 +458,16 @@ impl Shard {
             Incoming::Chunk { lease, .. } => Some(lease),
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
-        self.apply(now, peer, position, frame, leases.collect(), replies)
+        self.apply(&Arrived { now, peer, position, frame, places }, leases.collect(), replies)
     }
 
     /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender
     /// may write there meanwhile.
     fn own_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
+        if !serving.has_rows() {
+            return Ok(());
+        }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (_, place) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
             if let Incoming::Chunk { lease, bytes } = place
@@ -446,15 +482,8 @@ impl Shard {
         Ok(())
     }
 
-    fn apply(
-        &mut self,
-        now: Now,
-        peer: PeerId,
-        position: u64,
-        frame: &Frame,
-        leases: Vec<Lease>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
+    fn apply(&mut self, arrived: &Arrived<'_>, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
+        let Arrived { now, peer, position, frame, places } = *arrived;
         self.changes += u64::from(frame.head.kind.is_mutating());
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
@@ -470,7 +499,7 @@ impl Shard {
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;
-                serving.push(&mut cx, frame, message.rate, leases);
+                serving.push(&mut cx, frame, message.rate, places, leases);
             }
             Kind::Set => serving.set(&mut cx, frame, leases),
             Kind::Pull => serving.pull(&mut cx, frame, leases)?,
@@ -565,7 +594,8 @@ impl Shard {
         // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
         let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
         // A frame that was refused when it was written is refused again, for the same reason.
-        if self.check_state(&frame, position).is_err() {
+        let mut places = Vec::new();
+        if self.check_state(&frame, position, &mut places).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();
@@ -582,7 +612,8 @@ impl Shard {
             // It was found to be right before it was written; this counts the rows that are coming.
             let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), position);
         }
-        let _ = self.apply(Now(0), NOBODY, position, &frame, leases, &mut Replies::default());
+        let arrived = Arrived { now: Now(0), peer: NOBODY, position, frame: &frame, places: &places };
+        let _ = self.apply(&arrived, leases, &mut Replies::default());
         Ok(())
     }
 

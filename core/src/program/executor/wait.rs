@@ -13,8 +13,6 @@ pub enum Wait {
     Destination,
     /// For memory, which somebody outside gives back.
     Memory,
-    /// For a device to end what it was given.
-    Completion,
     /// For space in a queue.
     Space {
         /// Items that it holds, as many as it can.
@@ -45,7 +43,7 @@ impl Wait {
     /// Whether somebody outside ends it: then nothing is wrong.
     #[must_use]
     pub const fn is_outside(self) -> bool {
-        matches!(self, Self::Arrival | Self::Destination | Self::Memory | Self::Completion)
+        matches!(self, Self::Arrival | Self::Destination | Self::Memory)
     }
 }
 
@@ -55,7 +53,6 @@ impl std::fmt::Display for Wait {
             Self::Arrival => formatter.write_str("waits for a value to be sent"),
             Self::Destination => formatter.write_str("waits for room at its destination"),
             Self::Memory => formatter.write_str("waits for memory"),
-            Self::Completion => formatter.write_str("waits for a device"),
             Self::Space { held } => write!(formatter, "waits for space in its queue, which holds {held}, all it can"),
             Self::Items { held, needed } => {
                 write!(formatter, "waits for items in its queue, which holds {held} of {needed}")
