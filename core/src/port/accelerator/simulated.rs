@@ -162,7 +162,7 @@ impl<K: Kernels> Accelerator for Simulated<K> {
                 place += 1;
                 continue;
             }
-            let (_, mut work) = self.under_way.swap_remove(place);
+            let (_, mut work) = self.under_way.remove(place);
             self.work(&mut work);
             done.push(Done { work, outcome: Ok(()) });
         }
