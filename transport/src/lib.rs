@@ -15,3 +15,6 @@ mod refusal;
 mod shm;
 pub mod tcp;
 pub mod trace;
+// Nothing but its own tests uses it yet.
+#[cfg(test)]
+mod verbs;
