@@ -6,6 +6,7 @@
 //! maintainers; [`debian`] has the packages that it reads.
 
 mod debian;
+mod soft_roce;
 mod tasks;
 mod tidy;
 mod verbs_bindings;
@@ -19,6 +20,9 @@ use crate::tasks::{TASKS, TOOLS};
 use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
+    if soft_roce::guest::is_first_process() {
+        return soft_roce::guest::live();
+    }
     let chosen = arguments().get_matches();
     let (name, given) = chosen.subcommand().expect("clap requires a task");
     let workspace = Workspace::of_this_program();
