@@ -94,6 +94,7 @@ const TYPES: &[&str] = &[
     "ibv_qp_state",
     "ibv_srq_attr_mask",
     "ibv_mtu",
+    "ibv_port_attr",
     "ibv_port_state",
     "ibv_event_type",
     "ibv_gid_entry",

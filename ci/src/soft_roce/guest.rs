@@ -109,7 +109,7 @@ fn attempt(program: &Program) -> Result<String> {
 fn start(line: &str) -> Result<Child> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).stdin(Stdio::null()).env("PATH", "/bin").env("HOME", "/tmp").env("RUST_BACKTRACE", "1");
-    command.env(SKIP_REPORT, SKIPS).env("PSERVER_REQUIRE", "rdma");
+    command.env(SKIP_REPORT, SKIPS).env("PSERVER_REQUIRE", "rdma").env("PSERVER_RDMA_INTERFACE", "dummy0");
     command.spawn().with_context(|| format!("cannot start {line}"))
 }
 

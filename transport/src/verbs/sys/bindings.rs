@@ -294,6 +294,73 @@ pub const IBV_LINK_LAYER_UNSPECIFIED: _bindgen_ty_13 = 0;
 pub const IBV_LINK_LAYER_INFINIBAND: _bindgen_ty_13 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: _bindgen_ty_13 = 2;
 pub type _bindgen_ty_13 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_port_attr {
+    pub state: ibv_port_state,
+    pub max_mtu: ibv_mtu,
+    pub active_mtu: ibv_mtu,
+    pub gid_tbl_len: ::core::ffi::c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub port_cap_flags2: u16,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_port_attr"][::core::mem::size_of::<ibv_port_attr>() - 52usize];
+    ["Alignment of ibv_port_attr"][::core::mem::align_of::<ibv_port_attr>() - 4usize];
+    ["Offset of field: ibv_port_attr::state"][::core::mem::offset_of!(ibv_port_attr, state) - 0usize];
+    ["Offset of field: ibv_port_attr::max_mtu"][::core::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
+    ["Offset of field: ibv_port_attr::active_mtu"][::core::mem::offset_of!(ibv_port_attr, active_mtu) - 8usize];
+    ["Offset of field: ibv_port_attr::gid_tbl_len"][::core::mem::offset_of!(ibv_port_attr, gid_tbl_len) - 12usize];
+    ["Offset of field: ibv_port_attr::port_cap_flags"]
+        [::core::mem::offset_of!(ibv_port_attr, port_cap_flags) - 16usize];
+    ["Offset of field: ibv_port_attr::max_msg_sz"][::core::mem::offset_of!(ibv_port_attr, max_msg_sz) - 20usize];
+    ["Offset of field: ibv_port_attr::bad_pkey_cntr"][::core::mem::offset_of!(ibv_port_attr, bad_pkey_cntr) - 24usize];
+    ["Offset of field: ibv_port_attr::qkey_viol_cntr"]
+        [::core::mem::offset_of!(ibv_port_attr, qkey_viol_cntr) - 28usize];
+    ["Offset of field: ibv_port_attr::pkey_tbl_len"][::core::mem::offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
+    ["Offset of field: ibv_port_attr::lid"][::core::mem::offset_of!(ibv_port_attr, lid) - 34usize];
+    ["Offset of field: ibv_port_attr::sm_lid"][::core::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
+    ["Offset of field: ibv_port_attr::lmc"][::core::mem::offset_of!(ibv_port_attr, lmc) - 38usize];
+    ["Offset of field: ibv_port_attr::max_vl_num"][::core::mem::offset_of!(ibv_port_attr, max_vl_num) - 39usize];
+    ["Offset of field: ibv_port_attr::sm_sl"][::core::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
+    ["Offset of field: ibv_port_attr::subnet_timeout"]
+        [::core::mem::offset_of!(ibv_port_attr, subnet_timeout) - 41usize];
+    ["Offset of field: ibv_port_attr::init_type_reply"]
+        [::core::mem::offset_of!(ibv_port_attr, init_type_reply) - 42usize];
+    ["Offset of field: ibv_port_attr::active_width"][::core::mem::offset_of!(ibv_port_attr, active_width) - 43usize];
+    ["Offset of field: ibv_port_attr::active_speed"][::core::mem::offset_of!(ibv_port_attr, active_speed) - 44usize];
+    ["Offset of field: ibv_port_attr::phys_state"][::core::mem::offset_of!(ibv_port_attr, phys_state) - 45usize];
+    ["Offset of field: ibv_port_attr::link_layer"][::core::mem::offset_of!(ibv_port_attr, link_layer) - 46usize];
+    ["Offset of field: ibv_port_attr::flags"][::core::mem::offset_of!(ibv_port_attr, flags) - 47usize];
+    ["Offset of field: ibv_port_attr::port_cap_flags2"]
+        [::core::mem::offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
+};
+impl Default for ibv_port_attr {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
 pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
 pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
