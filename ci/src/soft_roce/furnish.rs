@@ -41,8 +41,7 @@ const NAMES: &[&str] = &[
 const KERNEL: &str = "linux-image-amd64";
 
 /// Loaded when a guest starts, with what they need.
-const WANTED_MODULES: &[&str] =
-    &["crc32_generic", "virtio_pci", "virtio_net", "dummy", "sch_netem", "rdma_rxe"];
+const WANTED_MODULES: &[&str] = &["crc32_generic", "virtio_pci", "virtio_net", "dummy", "sch_netem", "rdma_rxe"];
 
 /// The guest's path of each tool, and where packages have it.
 const TOOLS: &[(&str, &str)] = &[

@@ -14,7 +14,7 @@ use crate::verbs::sys::{self, *};
 macro_rules! call {
     ($verbs:expr, $function:ident, $($argument:expr),*) => {{
         let function = $verbs.$function.as_ref().expect(stringify!($function));
-        // SAFETY: the arguments point to what this module has opened and not closed, or to values that outlive the call.
+        // SAFETY: the arguments point to what this module has opened and not closed, or to values that outlive this.
         unsafe { function($($argument),*) }
     }};
 }
