@@ -124,6 +124,7 @@ pub(crate) fn find(devices: &Devices) -> Result<Device, Fault> {
         Devices::None => Err(Fault::new("verbs are switched off")),
         Devices::This(device) => Ok(device.clone()),
         Devices::Best => device::best(),
+        Devices::Named(name) => device::named(name),
     }
 }
 

@@ -15,6 +15,7 @@
 //! (a device in process, and faults), `device` (the real one). The bytes are in `docs/WIRE.md`, the reasons in
 //! `docs/decisions/verbs-data-path.md`.
 
+mod checked;
 mod device;
 mod flights;
 mod inward;
@@ -24,10 +25,13 @@ mod mail;
 mod meeting;
 mod outward;
 mod plain;
+#[cfg(test)]
+mod probe;
 mod provider;
 mod registry;
 mod staging;
 mod status;
+mod sys;
 
 use std::fmt;
 use std::sync::Arc;
@@ -75,6 +79,8 @@ pub enum Devices {
     /// The one of this machine that suits best, if there is one.
     #[default]
     Best,
+    /// The one of this name: `mlx5_0`, or with its port and the number of its address, `mlx5_0:1:3`.
+    Named(String),
     /// This one.
     This(Device),
 }
