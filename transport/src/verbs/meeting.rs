@@ -270,6 +270,8 @@ impl Meeting {
     pub(crate) fn finish(&mut self) -> Result<(Became, Waiting), Ended> {
         let (mut socket, half) = self.stage.take().ok_or(Ended::Closed)?;
         let bytes = std::mem::take(socket.bytes());
+        // There may be more than was looked for, or the end.
+        socket.woken();
         let became = if Letter::begins(&bytes) {
             match Letter::decode(&bytes).map_err(Ended::Broken)? {
                 Letter::Yes(there) => Became::Line(Box::new(half.meet(socket, &there)?)),

@@ -33,6 +33,9 @@ mod staging;
 mod status;
 mod sys;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -94,6 +97,14 @@ impl Device {
     #[must_use]
     pub fn in_process() -> Self {
         Self(Arc::new(plain::Plain::new()))
+    }
+
+    /// The device that connections would use.
+    ///
+    /// # Errors
+    /// Why there is none: the library is missing, there is no device, or too little memory may be locked.
+    pub fn find(devices: &Devices) -> Result<Self, String> {
+        meeting::find(devices).map_err(|fault| fault.to_string())
     }
 
     /// The device, its port and its address.
