@@ -12,9 +12,8 @@ pub mod fault;
 pub mod loopback;
 mod payload;
 mod refusal;
+mod share;
 mod shm;
 pub mod tcp;
 pub mod trace;
-// Nothing but its own tests uses it yet.
-#[cfg(test)]
-mod verbs;
+pub mod verbs;
