@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -78,6 +78,13 @@ impl Workspace {
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
     }
 
+    /// Reports, as a test would, that something was not looked at.
+    pub(crate) fn skip(&self, what: &str, why: &str) -> Result<()> {
+        let report = fs::OpenOptions::new().append(true).create(true).open(&self.skip_report);
+        let written = report.and_then(|mut report| writeln!(report, "SKIPPED: {what}: {why}"));
+        written.context("cannot report a skip")
+    }
+
     /// The lines that tests wrote to the skip report, which is then gone.
     pub(crate) fn take_skips(&self) -> Vec<String> {
         let skips = self.skips();
@@ -99,7 +106,7 @@ impl Tally {
     }
 
     /// What a line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` says; nothing for any other line.
-    fn of_result_line(line: &str) -> Self {
+    pub(crate) fn of_result_line(line: &str) -> Self {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return Self::default();
         };

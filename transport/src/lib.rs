@@ -12,6 +12,8 @@ pub mod fault;
 pub mod loopback;
 mod payload;
 mod refusal;
+mod share;
 mod shm;
 pub mod tcp;
 pub mod trace;
+pub mod verbs;

@@ -5,6 +5,7 @@ use std::thread;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
+use pserver_transport::verbs::{Device, Devices};
 use pserver_transport::tcp::{Checks, Listener, Poll, Stop, TcpOptions, TcpTransport};
 
 /// Ends a listener and waits for its thread.
@@ -82,4 +83,20 @@ fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
 #[test]
 fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
     conformance::check(|| ends("shm://[::]:0", &TcpOptions { poll: Poll::Busy, ..TcpOptions::default() }));
+}
+
+/// Verbs over a device in process.
+fn verbs(address: &str, options: TcpOptions) -> Ends {
+    ends(address, &TcpOptions { devices: Devices::This(Device::in_process()), ..options })
+}
+
+#[test]
+fn verbs_keep_every_promise() {
+    conformance::check(|| verbs("verbs://127.0.0.1:0", TcpOptions::default()));
+}
+
+#[test]
+fn verbs_keep_every_promise_with_checksums() {
+    let options = || TcpOptions { checks: Checks::Always, poll: Poll::Block, ..TcpOptions::default() };
+    conformance::check(|| verbs("verbs://[::1]:0", options()));
 }

@@ -17,7 +17,7 @@ mod tests;
 pub use address::{Address, Scheme};
 pub use control::{
     CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, FinishMessage, HelloMessage, InitMessage,
-    JobMessage, JoinRequest, Joined, PushMessage, RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage,
+    JobMessage, JoinRequest, Joined, OfferMessage, PushMessage, RegisterRequest, Role, ServerEntry, TopologyMessage, WelcomeMessage,
     answer, request,
 };
 pub use frame::{Entry, Frame};

@@ -21,7 +21,7 @@ mod staging;
 use pserver_core::wire::WireError;
 use thiserror::Error;
 
-pub(crate) use line::{Line, Share};
+pub(crate) use line::Line;
 pub(crate) use meeting::{Met, accept, connect, listen};
 pub(crate) use rings::Side;
 

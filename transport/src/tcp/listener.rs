@@ -135,7 +135,7 @@ impl Listener {
             let socket = socket.map(TcpListener::from_std).transpose().map_err(failed)?;
             let near = near.map(UnixListener::from_std).transpose().map_err(failed)?;
             let doors = Doors { socket, near };
-            let reception = Arc::new(Reception { lanes, options });
+            let reception = Arc::new(Reception { lanes, options, scheme: local.scheme });
             tokio::select! {
                 () = stop.stopped() => Ok(()),
                 () = accept(&doors, &reception) => Ok(()),
@@ -182,6 +182,7 @@ async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
 struct Reception {
     lanes: Vec<Option<Adopter>>,
     options: TcpOptions,
+    scheme: Scheme,
 }
 
 /// Why a connection goes no further.
@@ -230,7 +231,7 @@ async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>)
         Ok((hello, lane)) => {
             let configured = socket::configure(&stream, &reception.options).and_then(|()| stream.into_std());
             let Some(stream) = kept(configured, &origin) else { return };
-            match hand_over(Caller::Tcp(stream), hello, &origin, lane) {
+            match hand_over(Caller::Tcp(stream), hello, (&origin, reception.scheme), lane) {
                 Some((Caller::Tcp(stream), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
                 _ => None,
             }
@@ -251,7 +252,7 @@ async fn greet_near(mut stream: UnixStream, origin: String, reception: Arc<Recep
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
                 let Some(stream) = kept(stream.into_std(), &origin) else { return };
-                match hand_over(Caller::Shm(stream, board), hello, &origin, lane) {
+                match hand_over(Caller::Shm(stream, board), hello, (&origin, reception.scheme), lane) {
                     Some((Caller::Shm(stream, _), refused)) => {
                         UnixStream::from_std(stream).ok().map(|one| (one, refused))
                     }
@@ -270,8 +271,13 @@ fn kept<T>(stream: io::Result<T>, origin: &str) -> Option<T> {
 }
 
 /// Hands the connection to its lane, or gives it back with the reason why not.
-fn hand_over(caller: Caller, hello: Frame, origin: &str, lane: &Adopter) -> Option<(Caller, Refusal)> {
-    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned() })?;
+fn hand_over(
+    caller: Caller,
+    hello: Frame,
+    (origin, scheme): (&str, Scheme),
+    lane: &Adopter,
+) -> Option<(Caller, Refusal)> {
+    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned(), scheme })?;
     Some((adopted.caller, Refusal { code, text: text.to_owned() }))
 }
 
@@ -338,7 +344,7 @@ fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
 /// Listens for processes of this machine, where `scheme` has them. A system without such memory is no reason not to
 /// serve others, unless nobody else may come; a name that is taken is, because who looks for us would find another.
 fn listen_near(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os::unix::net::UnixListener>> {
-    if scheme == Scheme::Tcp {
+    if matches!(scheme, Scheme::Tcp | Scheme::Verbs) {
         return Ok(None);
     }
     match shm::listen(number) {

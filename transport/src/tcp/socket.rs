@@ -18,6 +18,8 @@ const KEEPALIVE_PROBES: u32 = 3;
 pub(super) enum Made {
     Tcp(TcpStream),
     Shm(Met),
+    /// One that may become more, where this address says so.
+    Rising(TcpStream, Address),
 }
 
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
@@ -40,6 +42,9 @@ async fn reach(address: &Address, number: SocketAddr, options: &TcpOptions) -> i
     if address.scheme == Scheme::Tcp {
         return connect_to(number, options).await.map(Made::Tcp);
     }
+    if address.scheme == Scheme::Verbs {
+        return connect_to(number, options).await.map(|stream| Made::Rising(stream, address.clone()));
+    }
     match meet(number).await {
         Ok(met) => {
             tracing::info!(%address, "connected through shared memory");
@@ -48,8 +53,8 @@ async fn reach(address: &Address, number: SocketAddr, options: &TcpOptions) -> i
         Err(error) if address.scheme == Scheme::Shm => Err(error),
         Err(error) => {
             let stream = connect_to(number, options).await?;
-            tracing::info!(%address, "connected over TCP; no shared memory: {error}");
-            Ok(Made::Tcp(stream))
+            tracing::info!(%address, "no shared memory: {error}");
+            Ok(Made::Rising(stream, address.clone()))
         }
     }
 }

@@ -1,0 +1,6 @@
+//! What verbs promise beyond what every transport does, over the device in process and, where there is one, over a real
+//! one.
+
+mod stage;
+
+mod real;

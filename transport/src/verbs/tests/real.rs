@@ -1,0 +1,35 @@
+//! The same promises over a real device. In the guest, which has one, the address of its port is 10.9.0.1.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::stage::{ends, hardware};
+use crate::conformance;
+use crate::tcp::{Checks, Poll, TcpOptions};
+use crate::verbs::{Device, Devices};
+
+/// Where the device's port is reached by TCP.
+fn address(device: &Device) -> String {
+    let gid = Ipv6Addr::from(device.0.facts().gid);
+    match gid.to_ipv4_mapped() {
+        Some(number) => format!("verbs://{}:0", IpAddr::from(number)),
+        None => "verbs://127.0.0.1:0".to_owned(),
+    }
+}
+
+fn check(poll: Poll, checks: Checks) {
+    let Some(device) = hardware() else { return };
+    println!("device: {}", device.name());
+    let address = address(&device);
+    let options = TcpOptions { devices: Devices::This(device), poll, checks, ..TcpOptions::default() };
+    conformance::check(|| ends(&address, &options));
+}
+
+#[test]
+fn a_device_keeps_every_promise() {
+    check(Poll::Adaptive, Checks::BetweenHosts);
+}
+
+#[test]
+fn a_device_keeps_every_promise_to_those_who_sleep() {
+    check(Poll::Block, Checks::Always);
+}
