@@ -8,6 +8,7 @@ use pserver_core::client::LaneId;
 use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
+use pserver_core::limits::LISTED_IDS_MAX;
 use pserver_core::memory::{LoanBook, lend};
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
@@ -20,10 +21,6 @@ use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
 use super::{Client, Extent, GivenRows, State, WantedRows};
 
-/// Ids that the first question after a bucket's rows is answered with, and every further one at most: a server sorts
-/// all of the bucket's for each.
-const LISTED_FIRST: usize = 32 * 1024;
-const LISTED_NEXT: usize = 512 * 1024;
 /// Ids that the answers of all buckets have room for together, as long as each has room for some.
 const LISTED_TOGETHER: usize = 8 * 1024 * 1024;
 /// Ids that each bucket's answer has room for, however many buckets there are.
@@ -75,8 +72,8 @@ impl Client {
         Ok(())
     }
 
-    /// The ids of a sparse parameter's rows that somebody has pushed to, ascending; each bucket's as of some moment of
-    /// the call.
+    /// The ids of a sparse parameter's rows that somebody has pushed to, ascending: all that were there when the call
+    /// began, and perhaps some that came to be meanwhile.
     ///
     /// # Errors
     /// When there is no such parameter, when it is not sparse, or who did not answer before the deadline.
@@ -88,9 +85,8 @@ impl Client {
         let buckets = state.ready_job().chosen(index).chunk_count();
         let mut open: Vec<(ChunkIndex, u64)> = (0..buckets).map(|bucket| (ChunkIndex(bucket), 0)).collect();
         let mut found = Vec::new();
-        let mut most = LISTED_FIRST;
         while !open.is_empty() {
-            let each = most.min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
+            let each = (LISTED_IDS_MAX as usize).min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
             let question = Question::after_ids(&open, each);
             let mut answers = vec![vec![0; question.answer_bytes()]];
             lend(|book| {
@@ -99,7 +95,6 @@ impl Client {
                 state.finish(call)
             })?;
             open = question.take_ids(&answers[0], &mut found);
-            most = LISTED_NEXT;
         }
         found.sort_unstable();
         Ok(found)

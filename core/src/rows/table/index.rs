@@ -131,6 +131,25 @@ impl Index {
         })
     }
 
+    /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when they
+    /// follow none. No more is looked at than is given, and a page.
+    pub(super) fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
+        let after = after.map(Hash::of);
+        let mut ids = Vec::with_capacity(most + PAGE_ENTRIES);
+        let mut at = after.map_or(0, |hash| hash.directory(self.depth));
+        while ids.len() < most && at < self.directory.len() {
+            let page = self.directory[at];
+            let before = ids.len();
+            let entries = self.page(page).iter().map(read).filter_map(|(id, slot)| slot.map(|_| id));
+            ids.extend(entries.filter(|id| after.is_none_or(|after| after.0 < Hash::of(*id).0)));
+            ids[before..].sort_unstable_by_key(|id| Hash::of(*id).0);
+            // All entries of the directory that lead to this page.
+            at = (at | ((1 << (self.depth - self.pages[page as usize].depth)) - 1)) + 1;
+        }
+        ids.truncate(most);
+        ids
+    }
+
     /// Splits the page of a hash by one more bit.
     fn split(&mut self, hash: Hash) -> Result<(), Failure> {
         let low = self.directory[hash.directory(self.depth)];
