@@ -214,7 +214,8 @@ fn accuracy(mode: &str, seed: u32) -> f64 {
     let mut command = pserver("quickstart");
     // A setting for another job, which alone would be refused.
     command.env("PSERVER_JOURNAL", "on");
-    let ended = run(command.args(["--json", "--mode", mode, "--seed", &seed.to_string(), "--model-dir"]).arg(folder.path()));
+    let ended =
+        run(command.args(["--json", "--mode", mode, "--seed", &seed.to_string(), "--model-dir"]).arg(folder.path()));
     assert!(ended.status.success(), "{mode}: {ended:?}");
     assert_eq!(ended.errors, "", "there is no progress for those who are no terminal");
     let summary: serde_json::Value = serde_json::from_str(&ended.output).expect("one JSON object alone");
