@@ -31,7 +31,7 @@ use std::time::Duration;
 use pserver_core::client::{Finished, Refused};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::Ticket;
+use pserver_core::ids::{Place, Ticket};
 use pserver_core::wire::{Address, Role};
 use pserver_transport::tcp::{Checks, Poll, TcpOptions};
 
@@ -242,6 +242,21 @@ impl Client {
         let mut state = self.enter()?;
         state.ready()?;
         state.facts(name)
+    }
+
+    /// The servers that keep a parameter, in order; waits until the parameters are initialised.
+    ///
+    /// # Errors
+    /// As [`describe`](Self::describe).
+    pub fn servers_of(&self, name: &str) -> Result<Vec<u16>, Failure> {
+        let mut state = self.enter()?;
+        let catalogue = state.ready()?.catalogue();
+        let found = catalogue.find(name).and_then(|index| catalogue.parameter(index));
+        let found = found.ok_or_else(|| Failure::call(format!("found no parameter {name:?}")))?;
+        let keeps = |place: &Place| found.chunks_on(*place).next().is_some();
+        let mut servers: Vec<u16> = catalogue.topology().places().filter(keeps).map(|place| place.server.0).collect();
+        servers.dedup();
+        Ok(servers)
     }
 
     /// The names of all parameters in the order of declaration; waits until they are initialised.

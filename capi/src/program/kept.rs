@@ -3,6 +3,7 @@
 use pserver_core::config::{OptimizerSettings, SparseSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::ids::ServerIndex;
 use pserver_core::program::transpile::Part;
 use pserver_core::program::{Dim, Facts, Graph, Node, OpKind, Peer, Role, Tensor, VariableIndex};
 use pserver_core::rows::{Height, RowLayout};
@@ -37,6 +38,8 @@ impl Kept {
     /// How a client declares it.
     pub(super) fn settings(&self) -> Result<OptimizerSettings, Failure> {
         let mut settings = OptimizerSettings::from_text(&self.config)?;
+        let home = u16::try_from(self.server).map(ServerIndex);
+        settings.home = Some(home.map_err(|_| Failure::call(format!("found server {}; expected fewer", self.server)))?);
         if let Some(layout) = self.layout {
             settings.sparse = Some(self.sparse(layout)?);
         }

@@ -132,8 +132,16 @@ fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
         for (number, bytes) in sizes.enumerate() {
             let name = Name::new(format!("p{number}").as_bytes()).unwrap();
             let element_type = ElementType::Float32;
-            let declared =
-                Declaration { name, element_type, bytes, shape: vec![], whole: false, config: vec![], buckets: None };
+            let declared = Declaration {
+                name,
+                element_type,
+                bytes,
+                shape: vec![],
+                whole: false,
+                config: vec![],
+                buckets: None,
+                home: None,
+            };
             catalogue.declare(declared).unwrap();
         }
         let most = (0..servers).map(|server| catalogue.bytes_on(ServerIndex(server))).max().unwrap();
