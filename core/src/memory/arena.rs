@@ -1,6 +1,7 @@
 //! Where the memory is: one mapping cut into slots, each reached through one lease.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -183,6 +184,15 @@ impl Arena {
             usage.bytes_total += entry.free.slots() * bytes;
         }
         usage
+    }
+
+    /// Where all its slots are, for a device that is to lock them in memory. The mapping is there as long as a clone of
+    /// the arena, or a lease of it, is.
+    #[must_use]
+    pub fn mapping(&self) -> NonNull<[u8]> {
+        let map = &self.slab.map;
+        let start = NonNull::new(map.as_mut_ptr()).expect("a mapping does not begin at address zero");
+        NonNull::slice_from_raw_parts(start, map.len())
     }
 
     fn exhausted(&self, bytes: u32, class: usize) -> Failure {

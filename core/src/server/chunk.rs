@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::bucket::{Bucket, Wish};
+use super::device::Seat;
 use super::pool::Pool;
 use super::round::{Contribution, Round};
 use crate::dtype::ElementType;
@@ -93,7 +94,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    fn dense(&self) -> &Arc<Value> {
+    pub(super) fn dense(&self) -> &Arc<Value> {
         match self {
             Self::Dense(value) => value,
             Self::Rows(_) => panic!("a bucket has no one value: who asks for it looks at that first"),
@@ -117,7 +118,11 @@ pub(super) struct Chunk {
     pub(super) noted: Option<Now>,
     /// Whether it is about to run in step with others.
     pub(super) is_joined: bool,
+    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
+    /// way.
     pub(super) states: Vec<Lease>,
+    /// What it has on an accelerator, if it lives on one.
+    pub(super) seat: Option<Box<Seat>>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Box<Restoring>>,
     pub(super) content: Content,
@@ -146,6 +151,7 @@ impl Chunk {
             noted: None,
             is_joined: false,
             states: Vec::new(),
+            seat: None,
             restored: None,
             content,
         }

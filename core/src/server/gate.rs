@@ -9,13 +9,14 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsRoom};
-use super::chunk::Chunk;
+use super::chunk::{Chunk, Heard};
 use super::reply::Refusal;
+use super::round::Contribution;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Generation, ParameterIndex};
-use crate::memory::Lease;
+use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
 use crate::partition::{Declaration, DeclarationMessage};
 use crate::wire::{Entry, InitMessage};
@@ -30,6 +31,18 @@ pub(super) struct Held {
     pub(super) chunk_bytes: u32,
     pub(super) group: Group,
 }
+
+// What a shard keeps of a parameter of one chunk whose lone trainer has pushed, beside its value: this much, and a name,
+// a shape, a configuration and what the allocator adds to ten pieces of memory, together less than 1 KiB.
+const _: () = assert!(
+    size_of::<Held>()
+        + size_of::<Chunk>()
+        + size_of::<Contribution>()
+        + size_of::<Heard>()
+        + size_of::<Value>()
+        + 2 * size_of::<(ChunkId, usize)>()
+        <= 640
+);
 
 /// The chunks of a parameter that must step together because its rule needs the whole gradient.
 #[derive(Default)]

@@ -13,10 +13,10 @@ use super::chunk::{Mark, Open, Stage};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
+use crate::ids::{PeerId, Round as RoundNumber, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Gradient;
-use crate::port::Kernels;
+use crate::port::{GradientLease, Kernels};
 use crate::program::executor::{Pieces, Sent};
 use crate::time::Now;
 use crate::wire::Head;
@@ -287,6 +287,21 @@ impl Round {
             one.gradient = None;
         }
         Ok(())
+    }
+
+    /// Takes the gradients out, in the order in which they are summed, for a device; who brought them stays.
+    pub(super) fn lend(&mut self, element_type: ElementType, bytes: u32) -> Vec<GradientLease> {
+        let sum = self.sum.take().map(|lease| GradientLease { lease, bytes, element_type });
+        let loose = self.contributions.as_mut_slice().iter_mut().filter_map(|one| {
+            Some(GradientLease { lease: one.gradient.take()?, bytes: one.bytes, element_type: one.element_type })
+        });
+        sum.into_iter().chain(loose).collect()
+    }
+
+    /// Takes a contribution to a round that is over.
+    pub(super) fn take_late(&mut self, version: Version) -> Option<Contribution> {
+        let late = self.all_ahead().iter().find(|one| one.round.0 <= version.0)?.trainer;
+        self.ahead.take(late)
     }
 
     /// Who takes part, in trainer order.

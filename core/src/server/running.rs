@@ -35,7 +35,7 @@ pub(super) struct Member {
     is_complete: bool,
     /// Whether it is updated and not sent.
     is_updated: bool,
-    /// Whether there was no lease for its update.
+    /// Whether there was no lease for its update, or a device does it.
     is_stalled: bool,
 }
 
@@ -129,15 +129,19 @@ impl Member {
         group.unwrap_or(std::slice::from_ref(&self.place))
     }
 
-    /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer.
+    /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or
+    /// by arrival for a chunk on an accelerator.
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
         if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
             return Some(Given::Arrived);
         }
         self.places(group).iter().find_map(|place| {
-            let waiting = serving.table.chunks[*place].round.all_ahead();
-            let first = waiting.iter().find(|one| serving.may_enter(pace, *place, one))?;
+            let chunk = &serving.table.chunks[*place];
+            let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(pace, *place, one));
+            // What waits for nothing but a device goes in the order of arrival, as it would without one.
+            let is_seated = chunk.seat.is_some();
+            let first = if is_seated { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
             Some(Given::Ahead(*place, first.trainer))
         })
     }
@@ -158,8 +162,8 @@ impl Instances<'_, '_> {
     fn complete(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            let is_complete = |place: &usize| self.serving.is_complete(self.pace, *place);
-            member.is_complete = !member.is_stalled && member.places(self.group).iter().all(is_complete);
+            let may_update = |place: &usize| self.serving.may_update(self.pace, *place);
+            member.is_complete = !member.is_stalled && member.places(self.group).iter().all(may_update);
             is_any |= member.is_complete;
         }
         is_any
@@ -180,7 +184,8 @@ impl Instances<'_, '_> {
         }
     }
 
-    /// Updates who has all pieces. For whom there is no lease the turn is empty: it is tried again when one comes back.
+    /// Updates who has all pieces. For whom there is no lease, or whose update a device begins, the turn is empty: it is
+    /// tried again when a lease comes back, or the device is done.
     fn update(&mut self) {
         for member in self.members.iter_mut().filter(|member| member.is_complete) {
             member.is_complete = false;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::bucket::{RowsRoom, Wish};
 use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
+use super::device::Device;
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
@@ -39,11 +40,19 @@ pub(super) struct Context<'a> {
     pub(super) now: Now,
     pub(super) kernels: &'a mut dyn Kernels,
     pub(super) pool: &'a mut Pool,
+    pub(super) device: Option<&'a mut Device>,
     pub(super) replies: &'a mut Replies,
     /// Who sent the frame.
     pub(super) peer: PeerId,
     /// Where in the journal the frame is.
     pub(super) position: u64,
+}
+
+impl Context<'_> {
+    /// The accelerator on which chunks live.
+    pub(super) fn device(&mut self) -> &mut Device {
+        self.device.as_deref_mut().expect("a chunk lives on it")
+    }
 }
 
 /// The state of a shard that serves.
@@ -176,13 +185,18 @@ impl Serving {
         let mark = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
+            let Some(lease) = self.keep_set(cx, place, frame, lease) else { continue };
             let chunk = &mut self.table.chunks[place];
             let heard = chunk.heard_mut(frame.head.trainer);
-            if !heard.set.covers(mark) {
+            let is_new = !heard.set.covers(mark);
+            if is_new {
                 heard.set = mark;
                 chunk.set_value(lease);
             }
             cx.replies.done(cx.peer, &frame.head, version_entry(chunk));
+            if is_new {
+                self.load_value(cx, place);
+            }
         }
     }
 
@@ -224,6 +238,11 @@ impl Serving {
         Ok(())
     }
 
+    /// Tries again when a lease comes back.
+    pub(super) fn stall(&mut self, place: usize) {
+        self.stalled.push(place);
+    }
+
     /// Whether something waits for a lease.
     pub(super) fn is_stalled(&self) -> bool {
         !self.stalled.is_empty()
@@ -259,18 +278,21 @@ impl Serving {
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
         let chunk = &self.table.chunks[place];
-        let missing: Vec<String> =
-            self.missing(chunk, self.programs.of(place).pace).iter().map(TrainerId::to_string).collect();
+        let missing = || {
+            let missing = self.missing(chunk, self.programs.of(place).pace);
+            let missing: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
+            format!("trainer {}", missing.join(", "))
+        };
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
-             waits for trainer {}",
+             waits for {}",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             waiter.version,
             limit.as_secs_f64(),
             chunk.version,
             chunk.version.0 + 1,
-            missing.join(", ")
+            chunk.seat.as_ref().and_then(|seat| seat.waits_for()).unwrap_or_else(missing)
         )
     }
 
@@ -393,7 +415,8 @@ impl Serving {
             return false;
         }
         if pace == Pace::Rounds {
-            return one.round.0 == chunk.version.0 + 1;
+            let is_closing = chunk.seat.as_ref().is_some_and(|seat| seat.is_updating());
+            return one.round.0 == chunk.version.0 + 1 && !is_closing;
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
@@ -467,7 +490,7 @@ impl Serving {
     }
 
     /// Answers a push whose gradient is in the value.
-    fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
+    pub(super) fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
         let chunk = &self.table.chunks[place];
         if head.flags.contains(Flags::WANT_VALUE) {
             cx.replies.value(peer, head, value_entry(chunk), chunk.value());
@@ -524,6 +547,12 @@ impl Serving {
         }
     }
 
+    /// Whether everybody has sent a gradient for the round after the open one.
+    pub(super) fn is_next_complete(&self, place: usize) -> bool {
+        let round = &self.table.chunks[place].round;
+        !round.all_ahead().is_empty() && self.active().all(|trainer| round.ahead(trainer).is_some())
+    }
+
     /// The trainers that a synchronous round waits for.
     fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
         (0..self.job.trainers).map(TrainerId).filter(|trainer| self.left[trainer.0 as usize].is_none())
@@ -545,7 +574,8 @@ impl Serving {
         // One that left may come back while the round is open, and then its place in the sum is still its own.
         let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[place];
-        if chunk.bucket().is_some() {
+        // A device sums them all at once.
+        if chunk.bucket().is_some() || chunk.seat.is_some() {
             return;
         }
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
@@ -594,6 +624,7 @@ impl Serving {
                 chunk.take_over(gradient);
                 Ok(())
             }
+            None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
             None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step),
             None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step),
         };
@@ -609,6 +640,9 @@ impl Serving {
         let entry = value_entry(chunk);
         chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
         self.answer_waiters(cx, place);
+        if self.table.chunks[place].seat.is_some() {
+            self.after_update(cx, place);
+        }
     }
 
     fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::RowsRoom;
+use super::device::Device;
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
@@ -18,11 +19,14 @@ use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self, Range};
-use crate::port::{Event, Incoming, Kernels, Submit};
+use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
     Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
 };
+
+/// How long one wait for an accelerator is.
+const SETTLE_STEP: Duration = Duration::from_millis(1);
 
 /// What a shard is told at start.
 #[derive(Clone, Debug)]
@@ -53,6 +57,7 @@ pub struct Shard {
     /// Where the journal ended when it was stopped: the position of everything that is not in it.
     pub(super) unwritten: u64,
     kernels: Box<dyn Kernels>,
+    pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
     /// How often something changed that a check looks at.
     changes: u64,
@@ -118,10 +123,19 @@ impl Shard {
             journal: None,
             unwritten: 0,
             kernels,
+            device: None,
             peers: BTreeMap::new(),
             changes: 0,
             checkpointing: None,
         }
+    }
+
+    /// A shard whose chunks live on an accelerator, as far as they can: from initialisation on, or from the end of
+    /// [`Shard::restore`] on.
+    #[must_use]
+    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>) -> Self {
+        self.device = Some(Device::new(accelerator));
+        self
     }
 
     /// Takes an event in, and gives everything out that follows from it.
@@ -160,6 +174,67 @@ impl Shard {
         }
     }
 
+    /// Gives the accelerator its work and goes on with what it has done; true when there was something. Call it every
+    /// turn, and soon again while [`Shard::is_under_way`].
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
+    /// checkpoint and the journal.
+    pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+        let Some(device) = &mut self.device else { return Ok(false) };
+        device.check_kept()?;
+        if let Phase::Serving(serving) = &mut self.phase
+            && device.is_new(serving.table.generation)
+        {
+            device.take_in(serving, &self.pool);
+        }
+        let mut done = Vec::new();
+        device.exchange(&mut done)?;
+        if done.is_empty() && device.released.is_empty() {
+            return Ok(false);
+        }
+        self.changes += 1;
+        let mut ended = Ok(());
+        self.turn(now, out, |serving, cx| {
+            ended = serving.completed(cx, done);
+            serving.go_on_released(cx);
+            serving.retry(cx);
+        });
+        ended.map(|()| true)
+    }
+
+    /// Whether the accelerator has work.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.device.as_ref().is_some_and(Device::is_under_way)
+    }
+
+    /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
+    /// host's memory, so that a checkpoint is taken without it. It is given up when nothing has happened for `limit`.
+    ///
+    /// # Errors
+    /// As [`Shard::attend`]; and when it was given up, naming the accelerator.
+    pub fn settle(&mut self, now: Now, limit: Duration, out: &mut Vec<Output>) -> Result<(), Failure> {
+        let mut waited = Duration::ZERO;
+        loop {
+            if self.attend(now, out)? {
+                waited = Duration::ZERO;
+            }
+            let (Some(device), Phase::Serving(serving)) = (&mut self.device, &mut self.phase) else { return Ok(()) };
+            serving.release_held(device);
+            serving.store_all(device);
+            if !device.is_under_way() && device.released.is_empty() {
+                return serving.not_stored().map_or(Ok(()), |text| Err(Failure::Call(text)));
+            }
+            if limit <= waited {
+                let text = format!("{} has not ended its work within {:.1} s", device.name(), limit.as_secs_f64());
+                return Err(device.lose(text));
+            }
+            device.wait(SETTLE_STEP);
+            waited += SETTLE_STEP;
+        }
+    }
+
     /// The generation that is served; zero before initialisation.
     #[must_use]
     pub fn generation(&self) -> Generation {
@@ -175,7 +250,8 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
-            let mut cx = Context { now, kernels, pool, replies: &mut replies, peer: NOBODY, position: 0 };
+            let device = self.device.as_mut();
+            let mut cx = Context { now, kernels, pool, device, replies: &mut replies, peer: NOBODY, position: 0 };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -419,7 +495,8 @@ impl Shard {
             return Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"));
         };
         let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
-        let mut cx = Context { now, kernels, pool, replies, peer, position };
+        let device = self.device.as_mut();
+        let mut cx = Context { now, kernels, pool, device, replies, peer, position };
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;

@@ -12,6 +12,7 @@ use prost::Message;
 
 use super::bucket::Bucket;
 use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
+use super::device::Device;
 use super::gate::Table;
 use super::program::rule_of_mode;
 use super::serving::{Job, Serving};
@@ -139,6 +140,7 @@ impl Shard {
         directory: &str,
         number: u64,
     ) -> Result<bool, Failure> {
+        self.device.as_ref().map_or(Ok(()), Device::check_kept)?;
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
@@ -169,10 +171,20 @@ impl Shard {
     /// # Errors
     /// When the disk refuses; the checkpoint is given up and what was saved before stays.
     pub fn continue_checkpoint(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
+        let continued = self.write_chunks(bytes);
+        let is_over = !matches!(continued, Ok(None));
+        if let (true, Phase::Serving(serving), Some(device)) = (is_over, &mut self.phase, &mut self.device) {
+            serving.release_held(device);
+        }
+        continued
+    }
+
+    fn write_chunks(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
         let Some(mut checkpoint) = self.checkpointing.take() else {
             return Ok(None);
         };
-        let serving = match &self.phase {
+        let position = self.journal_position();
+        let serving = match &mut self.phase {
             Phase::Serving(serving) if serving.table.generation == checkpoint.generation => serving,
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
@@ -193,7 +205,16 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], self.journal_position())?;
+            if let Some(device) = &mut self.device
+                && !serving.hold_for_checkpoint(device, id, bytes)?
+            {
+                self.checkpointing = Some(checkpoint);
+                return Ok(None);
+            }
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
+            if let (true, Some(device)) = (serving.table.chunks[place].release(), &mut self.device) {
+                device.released.push(place);
+            }
             together = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
@@ -212,7 +233,7 @@ impl Shard {
     }
 
     /// The values and states of every chunk in the order of their names, for a digest that does not depend on
-    /// how parameters were cut.
+    /// how parameters were cut. With an accelerator the states are those of the last [`Shard::settle`].
     pub fn visit(&self, visit: &mut Visit<'_>) {
         let Phase::Serving(serving) = &self.phase else {
             return;
@@ -333,7 +354,7 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
         if let Some(bucket) = chunk.bucket() {
             return ChunkLayout::growing(chunk.id, element_type, bucket.state_layouts());
         }
-        let names = held.rule.states().iter().take(chunk.states.len());
+        let names = held.rule.states().iter().take(chunk.state_count());
         let states =
             names.map(|state| StateLayout { name: Arc::from(state.name.as_str()), element_type, bytes }).collect();
         ChunkLayout::fixed(chunk.id, element_type, bytes, states)

@@ -21,11 +21,13 @@ use prost::Message;
 use super::stage::{Answer, Parcel, Plan, Stage, contents, id};
 use crate::dtype::ElementType;
 use crate::ids::{ChunkId, Incarnation, Round};
+use crate::port::{Plain, Simulated};
 use crate::wire::{Entry, ErrorMessage, Flags, Frame, Kind};
 
-/// Runs a script on a shard that serves.
+/// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
 pub(super) fn check(plan: Plan, script: &str) {
-    Script::new(Stage::serving(plan)).run(script);
+    Script::new(Stage::serving(plan.clone())).run(script);
+    Script::new(Stage::with_accelerator(plan, Simulated::new(Plain, u64::MAX, 1))).run(script);
 }
 
 pub(super) struct Script {
