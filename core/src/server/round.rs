@@ -157,6 +157,11 @@ impl Round {
         self.contributions().is_empty()
     }
 
+    /// Whether nobody is in it or ahead of it.
+    pub(super) fn is_bare(&self) -> bool {
+        self.is_empty() && self.all_ahead().is_empty()
+    }
+
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
         let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.sending.call, stage };
@@ -195,6 +200,9 @@ impl Round {
 
     /// The mean of the rates that were sent with the contributions, in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
+        if let [lone] = self.contributions() {
+            return lone.sending.rate;
+        }
         let rates = || self.contributions().iter().filter_map(|one| one.sending.rate);
         let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
         let sum = rates().sum::<f64>();

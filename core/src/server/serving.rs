@@ -524,6 +524,9 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
+        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+            return;
+        }
         let (before, after) = (chunk.noted, chunk.waits_since());
         if before == after {
             return;
