@@ -363,15 +363,15 @@ impl Bucket {
             self.gathering.len() - 1
         });
         let gathering = &mut self.gathering[at];
-        if one.call < gathering.call {
+        if one.sending.call < gathering.call {
             return Gathered::Some;
         }
-        if gathering.call != one.call || gathering.parts.len() != part.count as usize {
+        if gathering.call != one.sending.call || gathering.parts.len() != part.count as usize {
             *gathering = Gathering::new(one, part.count, now);
         }
         gathering.since = now;
         if part.index + 1 == part.count {
-            gathering.closing = Some((one.peer, one.head));
+            gathering.closing = Some((one.sending.peer, one.sending.head));
         }
         let layout = self.table.layout();
         let (_, rest) = gathering.parts.split_at_mut(part.index as usize);
@@ -404,7 +404,7 @@ impl Bucket {
 
     /// Whether a part is of a call that was given up, of which earlier parts are gone. The first part begins it anew.
     pub(super) fn is_given_up(&self, part: RowsPart, one: &Contribution) -> bool {
-        0 < part.index && self.given_up.contains(&(one.trainer, one.call))
+        0 < part.index && self.given_up.contains(&(one.trainer, one.sending.call))
     }
 
     /// Since when parts are missing.
@@ -534,7 +534,7 @@ impl Gathering {
 
     fn new(one: &Contribution, count: u32, since: Now) -> Self {
         let parts = (0..count).map(|_| None).collect();
-        Self { trainer: one.trainer, call: one.call, parts, closing: None, since }
+        Self { trainer: one.trainer, call: one.sending.call, parts, closing: None, since }
     }
 }
 

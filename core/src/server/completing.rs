@@ -101,7 +101,7 @@ impl Serving {
             let version = self.table.chunks[place].version;
             // A trainer that had left and came back while the round was closed without it.
             while let Some(late) = self.table.chunks[place].round.take_late(version) {
-                self.answer_applied(cx, place, &late.head, late.peer);
+                self.answer_applied(cx, place, &late.sending.head, late.sending.peer);
             }
         }
         if self.table.chunks[place].seat.as_ref().is_some_and(|seat| seat.leaves) {

@@ -21,8 +21,8 @@ const IN_STEP_MAX: usize = 16;
 enum Given {
     /// The one that has just arrived.
     Arrived,
-    /// One that waited for its turn.
-    Ahead(usize, TrainerId),
+    /// One that waited for its turn, at this place.
+    Ahead(u32, TrainerId),
 }
 
 /// An instance of a program that runs.
@@ -38,6 +38,8 @@ pub(super) struct Member {
     /// Whether there was no lease for its update, or a device does it.
     is_stalled: bool,
 }
+
+const _: () = assert!(size_of::<Member>() <= 128, "a member is moved by a few instructions");
 
 impl Member {
     #[inline]
@@ -141,8 +143,8 @@ impl Member {
             let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(pace, *place, one));
             // What waits for nothing but a device goes in the order of arrival, as it would without one.
             let is_seated = chunk.seat.is_some();
-            let first = if is_seated { waiting.min_by_key(|one| one.position) } else { waiting.next() }?;
-            Some(Given::Ahead(*place, first.trainer))
+            let first = if is_seated { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
+            Some(Given::Ahead(u32::try_from(*place).expect("a shard's chunks are counted in 32 bits"), first.trainer))
         })
     }
 }
@@ -162,9 +164,8 @@ impl Instances<'_, '_> {
     fn complete(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            let places = member.places(self.group);
             let may_update = |place: &usize| self.serving.may_update(self.pace, *place);
-            member.is_complete = !member.is_stalled && places.iter().all(may_update);
+            member.is_complete = !member.is_stalled && member.places(self.group).iter().all(may_update);
             is_any |= member.is_complete;
         }
         is_any
@@ -176,6 +177,7 @@ impl Instances<'_, '_> {
             let (place, contribution) = match member.given.take() {
                 Some(Given::Arrived) => (member.place, member.arrived.take()),
                 Some(Given::Ahead(place, trainer)) => {
+                    let place = place as usize;
                     (place, self.serving.table.chunks[place].round.take_ahead(trainer))
                 }
                 None => continue,

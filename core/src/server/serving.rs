@@ -5,6 +5,7 @@
 //! The accumulator is the round; it gives when the round is complete.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::bucket::{RowsRoom, Wish};
 use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
@@ -13,7 +14,7 @@ use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
-use super::round::{Contribution, FOLD_AT};
+use super::round::{Contribution, FOLD_AT, Sending};
 use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
@@ -145,6 +146,8 @@ impl Serving {
     ) {
         assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
         let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
+        let sending = Sending { call, rate, position: cx.position, peer: cx.peer, head: frame.head };
+        let sending = Arc::new(sending);
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, place) in frame.entries.iter().zip(places) {
@@ -159,18 +162,14 @@ impl Serving {
             }
             let contribution = Contribution {
                 trainer,
-                call,
                 round: entry.round,
-                rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
                 gradient: lease,
                 rows: Vec::new(),
                 is_early_part: false,
-                position: cx.position,
-                peer: cx.peer,
-                head: frame.head,
                 since: Some(cx.now),
+                sending: Arc::clone(&sending),
             };
             if self.table.chunks[place].bucket().is_some() {
                 self.push_rows(cx, place, entry, contribution);
@@ -227,8 +226,8 @@ impl Serving {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.forget_gathered(cx.position, head.trainer);
-        let begun = self.table.parameters.values().filter(|held| self.begun(held, head.trainer).is_some());
-        for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
+        let begun = self.table.parameters.iter().filter(|(_, held)| self.begun(held, head.trainer).is_some());
+        for parameter in begun.map(|(index, _)| *index).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
         }
         // Who waited behind the trainer that left, or for it to catch up, waits no more.
@@ -430,7 +429,7 @@ impl Serving {
             self.put_again(cx, place, contribution);
             return;
         }
-        match self.verdict(place, &contribution.head, entry).expect("the entry was checked") {
+        match self.verdict(place, &contribution.sending.head, entry).expect("the entry was checked") {
             Verdict::New => self.join(cx, place, contribution),
             known => self.answer_known(cx, place, &known, &contribution),
         }
@@ -438,7 +437,7 @@ impl Serving {
 
     /// Answers a push that came before, or says later answers whom to go to.
     fn answer_known(&mut self, cx: &mut Context<'_>, place: usize, known: &Verdict, again: &Contribution) {
-        let (head, peer) = (again.head, again.peer);
+        let Sending { head, peer, .. } = *again.sending;
         let chunk = &mut self.table.chunks[place];
         match known {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
@@ -449,12 +448,13 @@ impl Serving {
             Verdict::Contributed => {
                 let entry = open_entry(chunk);
                 let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
-                (entered.peer, entered.head) = (peer, head);
+                entered.answer_to(peer, head);
                 acknowledge(cx, entered, entry);
             }
             Verdict::Waits => {
                 let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
-                (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
+                waiting.answer_to(peer, head);
+                waiting.since = Some(cx.now);
             }
             Verdict::New => unreachable!("what is new was not pushed before"),
         }
@@ -465,9 +465,9 @@ impl Serving {
     /// value by then, or had come to nothing, is dropped.
     fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[place];
-        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.call);
+        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.sending.call);
         let is_there = chunk.round.open().any(is_it);
-        match chunk.open_in_checkpoint(&contribution.head) {
+        match chunk.open_in_checkpoint(&contribution.sending.head) {
             Some(open) if !is_there && open.stage == Stage::Ahead => chunk.round.add_ahead(contribution),
             Some(_) if !is_there => self.enter(cx, place, contribution),
             _ => {}
@@ -525,6 +525,9 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
+        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+            return;
+        }
         let (before, after) = (chunk.noted, chunk.waits_since());
         if before == after {
             return;
@@ -639,7 +642,7 @@ impl Serving {
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         let entry = value_entry(chunk);
-        chunk.close_round(|one, value| cx.replies.value(one.peer, &one.head, entry, value));
+        chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
         self.answer_waiters(cx, place);
         if self.table.chunks[place].seat.is_some() {
             self.after_update(cx, place);
@@ -703,7 +706,7 @@ impl Serving {
             let round = &self.table.chunks[*place].round;
             round.contribution(trainer).or(round.ahead(trainer))
         };
-        let call = held.group.chunks.iter().find_map(sent)?.call;
+        let call = held.group.chunks.iter().find_map(sent)?.sending.call;
         held.group.chunks.iter().any(|place| sent(place).is_none()).then_some(call)
     }
 
@@ -723,7 +726,8 @@ impl Serving {
             {
                 // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
                 let version = Version(chunk.version.0 + 1);
-                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since, wish: None });
+                let Sending { peer, head, .. } = *one.sending;
+                chunk.waiters.push(Waiter { peer, head, version, since, wish: None });
             }
             self.note_waits(*place);
         }
@@ -747,9 +751,10 @@ fn value_entry(chunk: &Chunk) -> Entry {
 /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
 #[inline]
 fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
-    let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
+    let Sending { peer, head, .. } = &*one.sending;
+    let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NOBODY;
     one.since = wants_value.then_some(cx.now);
     if !wants_value {
-        cx.replies.done(one.peer, &one.head, entry);
+        cx.replies.done(*peer, head, entry);
     }
 }

@@ -2,6 +2,7 @@
 
 mod coordinating;
 mod gate;
+mod in_step;
 mod modes;
 mod programs;
 mod restart;
