@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use super::round::Contribution;
 use super::serving::{Context, Serving};
 use crate::ids::TrainerId;
-use crate::program::executor::{Act, Plan, Port, UnitIndex, Wait};
+use crate::program::executor::{Act, Pace, Plan, Port, UnitIndex, Wait};
 
 /// How many chunks run in step: enough to share what the executor costs, and few enough that they, their values and
 /// their gradients stay in the first-level cache from one unit to the next when they are small.
@@ -109,6 +109,7 @@ impl Serving {
             if let Some(early) = member.arrived.take() {
                 chunk.round.add_ahead(early);
             }
+            self.seal(member.place);
             self.note_waits(member.place);
         }
         self.programs.bring_back(first, running);
@@ -125,7 +126,7 @@ impl Member {
     }
 
     /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or
-    /// by arrival for a chunk on an accelerator.
+    /// by arrival where nothing keeps a gradient from its turn.
     #[inline]
     fn next(&self, serving: &Serving, group: Option<&[usize]>) -> Option<Given> {
         if self.arrived.as_ref().is_some_and(|one| serving.may_enter(self.place, one)) {
@@ -134,9 +135,9 @@ impl Member {
         self.places(group).iter().find_map(|place| {
             let chunk = &serving.table.chunks[*place];
             let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(*place, one));
-            // What waits for nothing but a device goes in the order of arrival, as it would without one.
-            let is_seated = chunk.seat.is_some();
-            let first = if is_seated { waiting.min_by_key(|one| one.position) } else { waiting.next() }?;
+            // What waits for nothing but a device, or a lease, goes in the order of arrival, as it would without.
+            let is_any = group.is_none() && serving.programs.of(*place).pace == Pace::Any;
+            let first = if is_any { waiting.min_by_key(|one| one.position) } else { waiting.next() }?;
             Some(Given::Ahead(*place, first.trainer))
         })
     }

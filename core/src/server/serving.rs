@@ -69,6 +69,9 @@ pub(super) struct Serving {
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
     pub(super) rows_room: RowsRoom,
+    /// Chunks that come from a checkpoint with contributions that are not in their values, by the journal's position at
+    /// which they were written.
+    behind: BTreeSet<(u64, usize)>,
     /// A place for the numbers of one update.
     scalars: Vec<f64>,
 }
@@ -81,6 +84,8 @@ pub(super) enum Verdict {
     Contributed,
     /// It waits already.
     Waits,
+    /// Its round was complete without it, and is not closed yet.
+    Late,
     /// It is new.
     New,
 }
@@ -94,6 +99,11 @@ impl Serving {
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
+        let open = |(place, chunk): (usize, &Chunk)| {
+            let restored = chunk.restored.as_ref().filter(|restored| !restored.open.is_empty())?;
+            Some((restored.position, place))
+        };
+        let behind = table.chunks.iter().enumerate().filter_map(open).collect();
         let left = vec![None; job.trainers as usize];
         Ok(Self {
             job,
@@ -104,6 +114,7 @@ impl Serving {
             joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
+            behind,
             scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
@@ -123,9 +134,19 @@ impl Serving {
         Ok(())
     }
 
+    /// Closes the rounds that were complete when a checkpoint wrote their chunks, of those that were written before
+    /// this position of the journal.
+    pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {
+        while let Some((_, place)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position) {
+            self.behind.pop_first();
+            self.run(cx, place, None);
+        }
+    }
+
     /// The replay of the journal is over: what comes now is new to every chunk.
     pub(super) fn replayed(&mut self) {
-        self.table.chunks.iter_mut().for_each(|chunk| chunk.restored = None);
+        // What was complete is closed by now, or was lost with a journal.
+        self.table.chunks.iter_mut().for_each(|chunk| (chunk.restored, chunk.sealed) = (None, 0));
     }
 
     /// Checks a frame that replaces values.
@@ -346,11 +367,13 @@ impl Serving {
         }
         if round.0 == open {
             let contributed = chunk.round.contribution(head.trainer).is_some();
-            return Ok(if contributed { Verdict::Contributed } else { Verdict::New });
+            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if contributed { Verdict::Contributed } else { other });
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            return Ok(if waits { Verdict::Waits } else { Verdict::New });
+            let other = if 2 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if waits { Verdict::Waits } else { other });
         }
         Err(Refusal::invalid(format!(
             "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
@@ -403,8 +426,7 @@ impl Serving {
             return false;
         }
         if pace == Pace::Rounds {
-            let is_closing = chunk.seat.as_ref().is_some_and(|seat| seat.is_updating());
-            return one.round.0 == chunk.version.0 + 1 && !is_closing;
+            return one.round.0 == chunk.version.0 + 1;
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
@@ -433,6 +455,7 @@ impl Serving {
                 let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
                 (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
             }
+            Verdict::Late => self.answer_late(cx, place, entry, &head, peer),
             Verdict::New => return self.join(cx, place, contribution),
         }
         self.note_waits(place);
@@ -490,6 +513,16 @@ impl Serving {
         }
     }
 
+    /// Answers a push whose round is about to be closed without it, as if it were closed.
+    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, head: &Head, peer: PeerId) {
+        if head.flags.contains(Flags::WANT_VALUE) {
+            let version = Version(entry.round.0);
+            self.want(cx, place, Waiter { peer, head: *head, version, since: cx.now, wish: None });
+        } else {
+            cx.replies.done(peer, head, version_entry(&self.table.chunks[place]));
+        }
+    }
+
     fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
         if waiter.version <= self.table.chunks[place].version {
             self.answer(cx, place, &waiter);
@@ -530,8 +563,13 @@ impl Serving {
 
     /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
     pub(super) fn is_complete(&self, place: usize) -> bool {
-        let round = &self.table.chunks[place].round;
+        let chunk = &self.table.chunks[place];
+        let round = &chunk.round;
         match self.programs.of(place).pace {
+            Pace::Rounds if 0 < chunk.sealed => {
+                // What was ahead when it was sealed is in it first.
+                !round.is_empty() && round.all_ahead().iter().all(|one| one.round.0 != chunk.version.0 + 1)
+            }
             Pace::Rounds => round.is_complete(self.active()),
             Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }
