@@ -80,7 +80,7 @@ pub(super) fn emitted(rule: &Prepared) -> Emitted {
     Emitted::of(code)
 }
 
-fn step(version: u64) -> Step {
+pub(super) fn step(version: u64) -> Step {
     Step { version: Version(version), rate: None, norm: None, scale: 0.5 }
 }
 

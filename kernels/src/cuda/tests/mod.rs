@@ -4,4 +4,5 @@ mod accelerator;
 mod job;
 mod lanes;
 mod open;
+mod rules;
 mod standin;
