@@ -20,6 +20,7 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "fmt", about: "The sources are as rustfmt writes them", run: fmt },
     Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
     Task { name: "clippy", about: "No warning in any target", run: clippy },
+    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: rust_tests },
 ];
 
@@ -46,6 +47,10 @@ fn fmt(workspace: &Workspace) -> Result<Tally> {
 
 fn clippy(workspace: &Workspace) -> Result<Tally> {
     workspace.step(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn gpu(workspace: &Workspace) -> Result<Tally> {
+    workspace.step_that_may_skip(workspace.command("sh").arg("kernels/cu/check-on-gpu.sh"))
 }
 
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {

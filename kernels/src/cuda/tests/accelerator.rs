@@ -67,6 +67,7 @@ fn a_job_has_the_bits_of_the_plain_form_in_every_order() {
 #[test]
 fn the_job_itself_is_right() {
     assert_eq!(job::run(&mut Simulated::new(Plain, 1 << 20, 3)), Fate::default());
+    assert_eq!(job::digest(), job::DIGEST);
 }
 
 #[test]
