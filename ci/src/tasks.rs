@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::kernels;
 use crate::tidy;
 use crate::workspace::{Tally, Workspace};
 
@@ -21,8 +22,13 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
     Task { name: "clippy", about: "No warning in any target", run: clippy },
     Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu },
+    Task { name: "kernels", about: "The committed CUDA artifacts are those of the sources", run: kernels::check },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: rust_tests },
 ];
+
+/// What `cargo ci kernels` does without `--check`: the one task that writes.
+pub(crate) const MAKE_KERNELS: Task =
+    Task { name: "kernels", about: "Make the committed CUDA artifacts anew", run: kernels::make };
 
 /// Runs `tasks` one after the other, also when one fails, then names and counts what the tests skipped.
 pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -83,6 +83,13 @@ impl Workspace {
         }
         let status = child.wait().context("cannot learn how the tests ended")?;
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
+    }
+
+    /// Reports a skip of a task itself, as tests report theirs.
+    pub(crate) fn skip(&self, what: &str, why: &str) -> Result<()> {
+        let mut report = fs::OpenOptions::new().create(true).append(true).open(&self.skip_report)?;
+        let why = why.replace('\n', " ");
+        writeln!(report, "SKIPPED: {what}: {why}").context("report a skip")
     }
 
     /// The lines that tests wrote to the skip report, which is then gone.

@@ -44,7 +44,7 @@ fn library_of(rules: Vec<Rule>) -> Option<String> {
         Some(Emitted::of(code))
     };
     let emitted: Vec<_> = rules.into_iter().filter_map(emitted).collect();
-    library(&Module::new(&emitted, &FLOATS))
+    library(&Module::new(&emitted, [], &FLOATS))
 }
 
 #[test]

@@ -72,7 +72,7 @@ pub(super) fn rule(name: &str) -> Option<Prepared> {
 /// The kernels of these rules.
 pub(super) fn module() -> Module {
     let emitted: Vec<_> = ["adam", "nesterov", "sgd"].map(|name| emitted(&rule(name).expect("it is one"))).into();
-    Module::new(&emitted, &[Float32, Float64])
+    Module::new(&emitted, [], &[Float32, Float64])
 }
 
 pub(super) fn emitted(rule: &Prepared) -> Emitted {

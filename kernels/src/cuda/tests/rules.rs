@@ -21,7 +21,7 @@ fn open(cache: Option<&str>) -> Cuda {
 
 /// The kernels that every module has, and none for a rule.
 fn fixed() -> Option<String> {
-    Some(kernels(&Module::new([], &[]))?.display().to_string())
+    Some(kernels(&Module::new([], [], &[]))?.display().to_string())
 }
 
 #[test]
