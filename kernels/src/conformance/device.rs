@@ -107,7 +107,7 @@ impl Chunk {
         match &done.work {
             Work::Load { states, .. } => assert_eq!(states.len(), self.states.len(), "{case}"),
             Work::Update { into, .. } => {
-                super::assert_same(self.element_type, &into.bytes()[..self.parameter.len()], &self.parameter, || case);
+                super::assert_same(self.element_type, &into.bytes()[..self.parameter.len()], &self.parameter, || case.clone());
             }
             Work::Store { states, .. } => {
                 assert_eq!(states.len(), self.states.len(), "{case}");
