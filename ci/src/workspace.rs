@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -59,6 +59,13 @@ impl Workspace {
         Ok(Tally::of_step(status.success()))
     }
 
+    /// As [`Workspace::step`], of a check that says so in the skip report when it has nothing to check.
+    pub(crate) fn step_that_may_skip(&self, command: &mut Command) -> Result<Tally> {
+        let skips_before = self.skips().len();
+        let tally = self.step(command)?;
+        Ok(tally.without(self.skips().len() - skips_before))
+    }
+
     /// Runs `cargo test`, shows its output as it comes, and counts what its result lines say. The harness calls a test
     /// that skipped passed, because it returned; here it is not.
     pub(crate) fn tests(&self, command: &mut Command) -> Result<Tally> {
@@ -76,6 +83,13 @@ impl Workspace {
         }
         let status = child.wait().context("cannot learn how the tests ended")?;
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
+    }
+
+    /// Reports a skip of a task itself, as tests report theirs.
+    pub(crate) fn skip(&self, what: &str, why: &str) -> Result<()> {
+        let mut report = fs::OpenOptions::new().create(true).append(true).open(&self.skip_report)?;
+        let why = why.replace('\n', " ");
+        writeln!(report, "SKIPPED: {what}: {why}").context("report a skip")
     }
 
     /// The lines that tests wrote to the skip report, which is then gone.
