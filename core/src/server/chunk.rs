@@ -127,7 +127,7 @@ pub(super) struct Chunk {
     /// What it has on an accelerator, if it lives on one.
     pub(super) seat: Option<Box<Seat>>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
-    pub(super) restored: Option<Restoring>,
+    pub(super) restored: Option<Box<Restoring>>,
     pub(super) content: Content,
 }
 
@@ -216,7 +216,7 @@ impl Chunk {
     pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Arc<Value>)) {
         for one in self.round.contributions() {
             let heard = heard_of(&mut self.heard, one.trainer);
-            heard.push = one.call;
+            heard.push = one.sending.call;
             heard.clock += 1;
             if one.since.is_some() {
                 send(one, Arc::clone(self.content.dense()));
@@ -303,6 +303,8 @@ impl Chunk {
 fn heard_of(heard: &mut Vec<Heard>, trainer: TrainerId) -> &mut Heard {
     let index = trainer.0 as usize;
     if heard.len() <= index {
+        // Of a million chunks of a lone trainer each has room for one and not for four.
+        heard.reserve_exact((index + 1 - heard.len()).max(heard.len()));
         heard.resize(index + 1, Heard::default());
     }
     &mut heard[index]

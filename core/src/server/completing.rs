@@ -25,13 +25,13 @@ use crate::wire::Frame;
 impl Serving {
     /// Whether `update` is ready: its update is over, or its round is complete and its slot has nothing to do.
     #[inline]
-    pub(super) fn may_update(&self, place: usize) -> bool {
+    pub(super) fn may_update(&self, pace: Pace, place: usize) -> bool {
         match &self.table.chunks[place].seat {
-            None => self.is_complete(place),
+            None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
                 Doing::Updated(_) => true,
                 // A value that waits for this update keeps the chunk from being written.
-                Doing::Nothing => (!seat.is_held || !seat.sets.is_empty()) && self.is_complete(place),
+                Doing::Nothing => (!seat.is_held || !seat.sets.is_empty()) && self.is_complete(pace, place),
                 _ => false,
             },
         }
@@ -110,7 +110,7 @@ impl Serving {
         if chunk.seat.is_none() || self.programs.of(place).pace != Pace::Rounds {
             return;
         }
-        if chunk.sealed == 0 && self.is_complete(place) {
+        if chunk.sealed == 0 && self.is_complete(Pace::Rounds, place) {
             self.table.chunks[place].sealed = 1;
         }
         if self.table.chunks[place].sealed == 1 && self.is_next_complete(place) {

@@ -21,8 +21,8 @@ const IN_STEP_MAX: usize = 16;
 enum Given {
     /// The one that has just arrived.
     Arrived,
-    /// One that waited for its turn.
-    Ahead(usize, TrainerId),
+    /// One that waited for its turn, at this place.
+    Ahead(u32, TrainerId),
 }
 
 /// An instance of a program that runs.
@@ -39,7 +39,10 @@ pub(super) struct Member {
     is_stalled: bool,
 }
 
+const _: () = assert!(size_of::<Member>() <= 128, "a member is moved by a few instructions");
+
 impl Member {
+    #[inline]
     fn new(place: usize, arrived: Option<Contribution>) -> Self {
         Self { place, arrived, given: None, is_complete: false, is_updated: false, is_stalled: false }
     }
@@ -50,6 +53,8 @@ struct Instances<'a, 'b> {
     serving: &'a mut Serving,
     cx: &'a mut Context<'b>,
     members: &'a mut [Member],
+    /// Whose turn it is in each of them.
+    pace: Pace,
     /// The chunks of the only member, when its rule needs the whole gradient.
     group: Option<&'a [usize]>,
 }
@@ -73,6 +78,7 @@ impl Serving {
 
     /// As [`Serving::run`] for something that has arrived, but not before [`Serving::run_joined`] is called: together
     /// with other chunks that run the same program.
+    #[inline]
     pub(super) fn join(&mut self, cx: &mut Context<'_>, place: usize, arrived: Contribution) {
         if !self.table.chunks[place].rule.rule().is_element_wise() {
             self.run(cx, place, Some(arrived));
@@ -100,7 +106,8 @@ impl Serving {
     fn run_in_step(&mut self, cx: &mut Context<'_>, members: &mut [Member], group: Option<&[usize]>) {
         let first = members[0].place;
         let mut running = self.programs.take(first);
-        let mut instances = Instances { serving: self, cx, members, group };
+        let pace = self.programs.of(first).pace;
+        let mut instances = Instances { serving: self, cx, members, pace, group };
         while let Ok(Some(_)) = running.marking.step(&running.plan, &mut instances) {}
         debug_assert!(running.marking.is_at_rest(&running.plan), "an event leaves nothing under way");
         for member in members {
@@ -128,17 +135,17 @@ impl Member {
     /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or
     /// by arrival where nothing keeps a gradient from its turn.
     #[inline]
-    fn next(&self, serving: &Serving, group: Option<&[usize]>) -> Option<Given> {
-        if self.arrived.as_ref().is_some_and(|one| serving.may_enter(self.place, one)) {
+    fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
+        if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
             return Some(Given::Arrived);
         }
         self.places(group).iter().find_map(|place| {
             let chunk = &serving.table.chunks[*place];
-            let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(*place, one));
+            let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(pace, *place, one));
             // What waits for nothing but a device, or a lease, goes in the order of arrival, as it would without.
-            let is_any = group.is_none() && serving.programs.of(*place).pace == Pace::Any;
-            let first = if is_any { waiting.min_by_key(|one| one.position) } else { waiting.next() }?;
-            Some(Given::Ahead(*place, first.trainer))
+            let is_any = group.is_none() && pace == Pace::Any;
+            let first = if is_any { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
+            Some(Given::Ahead(u32::try_from(*place).expect("a shard's chunks are counted in 32 bits"), first.trainer))
         })
     }
 }
@@ -148,7 +155,7 @@ impl Instances<'_, '_> {
     fn receive(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            member.given = member.next(self.serving, self.group);
+            member.given = member.next(self.serving, self.pace, self.group);
             is_any |= member.given.is_some();
         }
         is_any
@@ -158,8 +165,8 @@ impl Instances<'_, '_> {
     fn complete(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            let places = member.places(self.group);
-            member.is_complete = !member.is_stalled && places.iter().all(|place| self.serving.may_update(*place));
+            let may_update = |place: &usize| self.serving.may_update(self.pace, *place);
+            member.is_complete = !member.is_stalled && member.places(self.group).iter().all(may_update);
             is_any |= member.is_complete;
         }
         is_any
@@ -171,6 +178,7 @@ impl Instances<'_, '_> {
             let (place, contribution) = match member.given.take() {
                 Some(Given::Arrived) => (member.place, member.arrived.take()),
                 Some(Given::Ahead(place, trainer)) => {
+                    let place = place as usize;
                     (place, self.serving.table.chunks[place].round.take_ahead(trainer))
                 }
                 None => continue,

@@ -5,6 +5,7 @@
 //! The accumulator is the round; it gives when the round is complete.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::bucket::{RowsRoom, Wish};
 use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
@@ -13,7 +14,7 @@ use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
-use super::round::{Contribution, FOLD_AT};
+use super::round::{Contribution, FOLD_AT, Sending};
 use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
@@ -166,6 +167,8 @@ impl Serving {
     ) {
         assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
         let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
+        let sending = Sending { call, rate, position: cx.position, peer: cx.peer, head: frame.head };
+        let sending = Arc::new(sending);
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, place) in frame.entries.iter().zip(places) {
@@ -180,18 +183,14 @@ impl Serving {
             }
             let contribution = Contribution {
                 trainer,
-                call,
                 round: entry.round,
-                rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
                 gradient: lease,
                 rows: Vec::new(),
                 is_early_part: false,
-                position: cx.position,
-                peer: cx.peer,
-                head: frame.head,
                 since: Some(cx.now),
+                sending: Arc::clone(&sending),
             };
             if self.table.chunks[place].bucket().is_some() {
                 self.push_rows(cx, place, entry, contribution);
@@ -248,8 +247,8 @@ impl Serving {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.forget_gathered(cx.position, head.trainer);
-        let begun = self.table.parameters.values().filter(|held| self.begun(held, head.trainer).is_some());
-        for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
+        let begun = self.table.parameters.iter().filter(|(_, held)| self.begun(held, head.trainer).is_some());
+        for parameter in begun.map(|(index, _)| *index).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
         }
         // Who waited behind the trainer that left, or for it to catch up, waits no more.
@@ -350,38 +349,51 @@ impl Serving {
         if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
             return Ok(Verdict::Applied);
         }
-        if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
+        let entered = chunk.round.contribution(head.trainer);
+        if entered.is_some_and(|one| one.is_same_call(head)) {
             return Ok(Verdict::Contributed);
         }
         match self.programs.of(place).pace {
-            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round),
+            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
             Pace::Any | Pace::Bounded(_) => self.verdict_alone(chunk, head),
         }
     }
 
     /// Where a round is a step of all trainers.
-    fn verdict_in_rounds(&self, chunk: &Chunk, head: &Head, round: Round) -> Result<Verdict, Refusal> {
+    #[inline]
+    fn verdict_in_rounds(
+        &self,
+        chunk: &Chunk,
+        head: &Head,
+        round: Round,
+        has_entered: bool,
+    ) -> Result<Verdict, Refusal> {
         let open = chunk.version.0 + 1;
+        if round.0 == open {
+            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if has_entered { Verdict::Contributed } else { other });
+        }
         if round.0 < open {
             return Ok(Verdict::Applied);
-        }
-        if round.0 == open {
-            let contributed = chunk.round.contribution(head.trainer).is_some();
-            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
-            return Ok(if contributed { Verdict::Contributed } else { other });
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
             let other = if 2 <= chunk.sealed { Verdict::Late } else { Verdict::New };
             return Ok(if waits { Verdict::Waits } else { other });
         }
-        Err(Refusal::invalid(format!(
+        Err(self.too_far_ahead(chunk, head, round))
+    }
+
+    #[cold]
+    fn too_far_ahead(&self, chunk: &Chunk, head: &Head, round: Round) -> Refusal {
+        let open = chunk.version.0 + 1;
+        Refusal::invalid(format!(
             "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
              round ahead",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             head.trainer
-        )))
+        ))
     }
 
     /// Where each gradient is a round of its own.
@@ -416,9 +428,9 @@ impl Serving {
     }
 
     /// Whether `recv` gives a contribution to the open round of its chunk.
-    pub(super) fn may_enter(&self, place: usize, one: &Contribution) -> bool {
+    #[inline]
+    pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
-        let pace = self.programs.of(place).pace;
         let clock = |trainer| chunk.heard(trainer).clock;
         let fewest = || self.active().map(clock).min().unwrap_or(0);
         let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
@@ -432,31 +444,41 @@ impl Serving {
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
     }
 
+    #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
-        let (head, peer) = (contribution.head, contribution.peer);
         if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
             return;
         }
-        match self.verdict(place, &head, entry).expect("the entry was checked") {
+        match self.verdict(place, &contribution.sending.head, entry).expect("the entry was checked") {
+            Verdict::New => self.join(cx, place, contribution),
+            known => self.answer_known(cx, place, &known, &contribution),
+        }
+    }
+
+    /// Answers a push that came before, or says later answers whom to go to.
+    fn answer_known(&mut self, cx: &mut Context<'_>, place: usize, known: &Verdict, again: &Contribution) {
+        let Sending { head, peer, .. } = *again.sending;
+        let chunk = &mut self.table.chunks[place];
+        match known {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
             // The parts before the last are answered as they come.
-            Verdict::Contributed | Verdict::Waits if contribution.is_early_part => {
-                let chunk = &self.table.chunks[place];
+            Verdict::Contributed | Verdict::Waits if again.is_early_part => {
                 cx.replies.done(peer, &head, version_entry(chunk));
             }
             Verdict::Contributed => {
-                let round = &mut self.table.chunks[place].round;
-                let entered = round.contribution_mut(head.trainer).expect("it is in the round");
-                (entered.peer, entered.head) = (peer, head);
-                self.acknowledge(cx, place, head.trainer);
+                let entry = open_entry(chunk);
+                let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
+                entered.answer_to(peer, head);
+                acknowledge(cx, entered, entry);
             }
             Verdict::Waits => {
-                let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
-                (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
+                let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
+                waiting.answer_to(peer, head);
+                waiting.since = Some(cx.now);
             }
-            Verdict::Late => self.answer_late(cx, place, entry, &head, peer),
-            Verdict::New => return self.join(cx, place, contribution),
+            Verdict::Late => self.answer_late(cx, place, again.round, &head, peer),
+            Verdict::New => unreachable!("what is new was not pushed before"),
         }
         self.note_waits(place);
     }
@@ -465,9 +487,9 @@ impl Serving {
     /// value by then, or had come to nothing, is dropped.
     fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[place];
-        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.call);
+        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.sending.call);
         let is_there = chunk.round.open().any(is_it);
-        match chunk.open_in_checkpoint(&contribution.head) {
+        match chunk.open_in_checkpoint(&contribution.sending.head) {
             Some(open) if !is_there && open.stage == Stage::Ahead => chunk.round.add_ahead(contribution),
             Some(_) if !is_there => self.enter(cx, place, contribution),
             _ => {}
@@ -479,28 +501,15 @@ impl Serving {
         self.table.chunks[place].is_before_restored(cx.position)
     }
 
+    #[inline]
     pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
         if !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-            held.group.owner = Some(trainer);
+            held.group.owner = Some(contribution.trainer);
         }
-        chunk.round.add(contribution);
-        self.acknowledge(cx, place, trainer);
-    }
-
-    /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
-    fn acknowledge(&mut self, cx: &mut Context<'_>, place: usize, trainer: TrainerId) {
-        let chunk = &mut self.table.chunks[place];
-        let one = chunk.round.contribution_mut(trainer).expect("it is in the round");
-        let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
-        one.since = wants_value.then_some(cx.now);
-        if !wants_value {
-            let (peer, head) = (one.peer, one.head);
-            let entry = Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type);
-            cx.replies.done(peer, &head, entry);
-        }
+        let entry = open_entry(chunk);
+        acknowledge(cx, chunk.round.add(contribution), entry);
     }
 
     /// Answers a push whose gradient is in the value.
@@ -514,9 +523,9 @@ impl Serving {
     }
 
     /// Answers a push whose round is about to be closed without it, as if it were closed.
-    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, head: &Head, peer: PeerId) {
+    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, round: Round, head: &Head, peer: PeerId) {
         if head.flags.contains(Flags::WANT_VALUE) {
-            let version = Version(entry.round.0);
+            let version = Version(round.0);
             self.want(cx, place, Waiter { peer, head: *head, version, since: cx.now, wish: None });
         } else {
             cx.replies.done(peer, head, version_entry(&self.table.chunks[place]));
@@ -548,6 +557,9 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
+        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+            return;
+        }
         let (before, after) = (chunk.noted, chunk.waits_since());
         if before == after {
             return;
@@ -562,10 +574,11 @@ impl Serving {
     }
 
     /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
-    pub(super) fn is_complete(&self, place: usize) -> bool {
+    #[inline]
+    pub(super) fn is_complete(&self, pace: Pace, place: usize) -> bool {
         let chunk = &self.table.chunks[place];
         let round = &chunk.round;
-        match self.programs.of(place).pace {
+        match pace {
             Pace::Rounds if 0 < chunk.sealed => {
                 // What was ahead when it was sealed is in it first.
                 !round.is_empty() && round.all_ahead().iter().all(|one| one.round.0 != chunk.version.0 + 1)
@@ -587,9 +600,13 @@ impl Serving {
     }
 
     /// Sums the first pieces of a round that waits for the rest.
+    #[inline]
     pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &self.table.chunks[place];
-        if FOLD_AT <= chunk.round.contributors() && chunk.rule.rule().is_element_wise() && !self.is_complete(place) {
+        if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
+            return;
+        }
+        if !self.is_complete(self.programs.of(place).pace, place) {
             self.fold(cx, place);
         }
     }
@@ -662,7 +679,7 @@ impl Serving {
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         let entry = value_entry(chunk);
-        chunk.close_round(|one, value| cx.replies.value(one.peer, &one.head, entry, value));
+        chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
         self.answer_waiters(cx, place);
         if self.table.chunks[place].seat.is_some() {
             self.after_update(cx, place);
@@ -726,7 +743,7 @@ impl Serving {
             let round = &self.table.chunks[*place].round;
             round.contribution(trainer).or(round.ahead(trainer))
         };
-        let call = held.group.chunks.iter().find_map(sent)?.call;
+        let call = held.group.chunks.iter().find_map(sent)?.sending.call;
         held.group.chunks.iter().any(|place| sent(place).is_none()).then_some(call)
     }
 
@@ -746,7 +763,8 @@ impl Serving {
             {
                 // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
                 let version = Version(chunk.version.0 + 1);
-                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since, wish: None });
+                let Sending { peer, head, .. } = *one.sending;
+                chunk.waiters.push(Waiter { peer, head, version, since, wish: None });
             }
             self.note_waits(*place);
         }
@@ -758,6 +776,22 @@ pub(super) fn version_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 
+/// What acknowledges a gradient that is in the open round.
+fn open_entry(chunk: &Chunk) -> Entry {
+    Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
+}
+
 fn value_entry(chunk: &Chunk) -> Entry {
     Entry { bytes: chunk.bytes, ..version_entry(chunk) }
+}
+
+/// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
+#[inline]
+fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
+    let Sending { peer, head, .. } = &*one.sending;
+    let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NOBODY;
+    one.since = wants_value.then_some(cx.now);
+    if !wants_value {
+        cx.replies.done(*peer, head, entry);
+    }
 }

@@ -276,11 +276,12 @@ impl Shard {
 
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
         let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
-        let take = |entry: &Entry| {
+        let mut places = Vec::with_capacity(frame.entries.len());
+        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
             let lease = take(&self.phase, &mut self.pool, entry).map_err(busy)?;
-            Ok(Incoming::Chunk { lease, bytes: entry.bytes })
-        };
-        frame.entries.iter().filter(|entry| entry.bytes > 0).map(take).collect()
+            places.push(Incoming::Chunk { lease, bytes: entry.bytes });
+        }
+        Ok(places)
     }
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
@@ -717,6 +718,7 @@ fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
         }
         let chunk = &mut table.chunks[place];
         let rule = Arc::clone(&chunk.rule);
+        chunk.states.reserve_exact(rule.states().len().saturating_sub(chunk.states.len()));
         for declared in rule.states().iter().skip(chunk.states.len()) {
             let mut state = pool.take(chunk.bytes)?;
             optim::fill(chunk.element_type, &mut state.bytes_mut()[..chunk.bytes as usize], declared.initial);

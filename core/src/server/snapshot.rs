@@ -256,7 +256,7 @@ impl Shard {
             generation: serving.table.generation.0,
             chunks: serving.table.chunks.len() as u64,
             job: Some(serving.job.to_message()),
-            parameters: serving.table.parameters.values().map(|held| held.message.clone()).collect(),
+            parameters: serving.table.parameters.iter().map(|(index, held)| held.message(*index)).collect(),
             known: self.known.iter().map(|known| known.0).collect(),
             left: serving.left.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
         }
@@ -324,7 +324,7 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
     chunk.heard = marks.heard.iter().map(Heard::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
-    chunk.restored = Some(Restoring { position: marks.position, open });
+    chunk.restored = Some(Box::new(Restoring { position: marks.position, open }));
 }
 
 impl Job {

@@ -3,6 +3,7 @@
 mod coordinating;
 mod device;
 mod gate;
+mod in_step;
 mod modes;
 mod programs;
 mod restart;
