@@ -103,16 +103,34 @@ __device__ __forceinline__ double times(double a, double b) {
     return __dmul_rn(a, b);
 }
 
+__device__ __forceinline__ float widen_brain(u32 bits) {
+    return __uint_as_float(bits << 16);
+}
+
+#ifdef __CUDA_ARCH__
+// A device has instructions for it: exact, or to nearest even, denormals included.
+__device__ __forceinline__ float widen_half(u32 bits) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"((u16)bits));
+    return wide;
+}
+__device__ __forceinline__ u32 nearest_half(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+__device__ __forceinline__ u32 nearest_brain(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#else
 // Exact, denormals included: the bits moved into place are the value times 2^-112.
 __device__ __forceinline__ float widen_half(u32 bits) {
     u32 magnitude = (bits & 0x7fff) << 13;
     u32 finite = __float_as_uint(__fmul_rn(__uint_as_float(magnitude), __uint_as_float((127 + 112) << 23)));
     u32 wide = (0x7c00u << 13) <= magnitude ? magnitude | 0x7f800000u : finite;
     return __uint_as_float((bits & 0x8000) << 16 | wide);
-}
-
-__device__ __forceinline__ float widen_brain(u32 bits) {
-    return __uint_as_float(bits << 16);
 }
 
 // To nearest even.
@@ -136,6 +154,7 @@ __device__ __forceinline__ u32 nearest_half(float value) {
     // 65520 and what is above round to infinity.
     return sign | (0x477ff000u <= magnitude ? 0x7c00 : (magnitude - 0x38000000u + 0xfff + (magnitude >> 13 & 1)) >> 13);
 }
+#endif
 
 // Towards zero, with the last bit set when that was not exact: rounded once more to a half it is rounded as once.
 __device__ __forceinline__ float to_odd(double value) {

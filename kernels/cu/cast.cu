@@ -34,7 +34,7 @@ __device__ __forceinline__ void cast_double(const CastArguments& a, u64 index) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_cast(const __grid_constant__ CastArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_cast(const __grid_constant__ CastArguments a) {
     bool is_aligned = ((a.from | a.into) & 15) == 0;
     if (a.from_kind == FLOAT64) {
         over<Pack<double>::LENGTH>(

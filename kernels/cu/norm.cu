@@ -31,15 +31,15 @@ template <typename T> __device__ __forceinline__ void square_all(const SquaresAr
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_squares_f32(const __grid_constant__ SquaresArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_squares_f32(const __grid_constant__ SquaresArguments a) {
     square_all<float>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) pserver_squares_f64(const __grid_constant__ SquaresArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_squares_f64(const __grid_constant__ SquaresArguments a) {
     square_all<double>(a);
 }
 
 // One block. All threads fetch, one adds: left to right is the order that is promised.
-extern "C" __global__ void __launch_bounds__(256) pserver_total(const __grid_constant__ TotalArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_total(const __grid_constant__ TotalArguments a) {
     __shared__ double fetched[256];
     const double* squares = at<const double>(a.squares);
     if (blockIdx.x != 0) {
@@ -64,64 +64,38 @@ extern "C" __global__ void __launch_bounds__(256) pserver_total(const __grid_con
     }
 }
 
-__device__ __forceinline__ bool is_finite(float value) {
-    return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
-}
-__device__ __forceinline__ bool is_finite(double value) {
-    return (__double_as_longlong(value) & 0x7ff0000000000000ll) != 0x7ff0000000000000ll;
+// All kinds are looked at as words of 32 bits: `exponent` has the bits that are all set in what is infinite or not a
+// number, for each element of the word.
+__device__ __forceinline__ bool has_exponent(u32 word, u32 exponent) {
+    u32 low = exponent & 0xffff, high = exponent & 0xffff0000u;
+    return (word & high) == high || low != 0 && (word & low) == low;
 }
 
-template <typename T, typename Access, typename Read>
-__device__ __forceinline__ void finite_at(const FiniteArguments& a, Read read) {
+// Of 64-bit floats only the upper words count.
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_finite(const __grid_constant__ FiniteArguments a) {
+    u32 bytes = a.kind == FLOAT64 ? 8 : a.kind == FLOAT32 ? 4 : 2;
+    u32 exponent = a.kind == FLOAT64 ? 0x7ff00000u
+        : a.kind == FLOAT32          ? 0x7f800000u
+        : a.kind == FLOAT16          ? 0x7c007c00u
+                                     : 0x7f807f80u;
     bool is_fine = true;
     for (u32 gradient = 0; gradient < a.count; gradient++) {
-        Pack<T> pack;
-        read(pack, a.gradients[gradient]);
-        for (int k = 0; k < Access::LENGTH; k++) {
-            is_fine = is_fine && is_finite(pack.of[k]);
+        u64 begin = a.gradients[gradient];
+        u64 packs = (begin & 15) == 0 ? a.elements * bytes / 16 : 0;
+        for (u64 pack = first_index(); pack < packs; pack += index_step()) {
+            uint4 v = at<const uint4>(begin)[pack];
+            bool is_even = a.kind != FLOAT64 && (has_exponent(v.x, exponent) || has_exponent(v.z, exponent));
+            is_fine = is_fine && !is_even && !has_exponent(v.y, exponent) && !has_exponent(v.w, exponent);
+        }
+        for (u64 index = packs * (16 / bytes) + first_index(); index < a.elements; index += index_step()) {
+            u32 word = bytes == 8 ? at<const u32>(begin)[2 * index + 1]
+                : bytes == 4      ? at<const u32>(begin)[index]
+                                  : (u32)at<const u16>(begin)[index] << 16;
+            is_fine = is_fine && !has_exponent(word, exponent & (bytes == 2 ? 0xffff0000u : 0xffffffffu));
         }
     }
     if (!is_fine) {
         // Whoever comes last writes the same.
         *at<u32>(a.flag) = 1;
-    }
-}
-
-template <typename T> __device__ __forceinline__ void finite_own(const FiniteArguments& a, bool is_aligned) {
-    over<Pack<T>::LENGTH>(
-        a.elements, is_aligned,
-        [&](u64 index) {
-            finite_at<T, Whole<T>>(
-                a, [=](Pack<T>& pack, u64 from) { Whole<T>::read(pack, at<const T>(from) + index); });
-        },
-        [&](u64 index) {
-            finite_at<T, Single<T>>(
-                a, [=](Pack<T>& pack, u64 from) { Single<T>::read(pack, at<const T>(from) + index); });
-        });
-}
-
-extern "C" __global__ void __launch_bounds__(256) pserver_finite(const __grid_constant__ FiniteArguments a) {
-    u64 bits = 0;
-    for (u32 gradient = 0; gradient < a.count; gradient++) {
-        bits |= a.gradients[gradient];
-    }
-    bool is_aligned = (bits & 15) == 0;
-    u32 kind = a.kind;
-    if (kind == FLOAT32) {
-        finite_own<float>(a, is_aligned);
-    } else if (kind == FLOAT64) {
-        finite_own<double>(a, is_aligned);
-    } else {
-        typedef Pack<float> P;
-        over<P::LENGTH>(
-            a.elements, is_aligned,
-            [&](u64 index) {
-                finite_at<float, Whole<float>>(
-                    a, [=](P& pack, u64 from) { load_halves(pack, at<const u16>(from) + index, kind); });
-            },
-            [&](u64 index) {
-                finite_at<float, Single<float>>(
-                    a, [=](P& pack, u64 from) { pack.of[0] = widen(at<const u16>(from)[index], kind); });
-            });
     }
 }

@@ -39,15 +39,13 @@ __device__ __forceinline__ void merge_row(
 template <typename T, typename Access>
 __device__ __forceinline__ void merge_any(Pack<T>& total, const RowsArguments& a, u32 begin, u32 end, u64 element) {
     u32 kind = a.gradient_kind;
-    if (kind == FLOAT16 || kind == BFLOAT16) {
-        merge_row<T, Access>(total, a, begin, end, element, [=](Pack<T>& pack, u64 from, u64 offset) {
+    merge_row<T, Access>(total, a, begin, end, element, [=](Pack<T>& pack, u64 from, u64 offset) {
+        if (kind == FLOAT16 || kind == BFLOAT16) {
             Access::read_halves(pack, at<const u16>(from) + offset, kind);
-        });
-    } else {
-        merge_row<T, Access>(total, a, begin, end, element, [=](Pack<T>& pack, u64 from, u64 offset) {
+        } else {
             Access::read(pack, at<const T>(from) + offset);
-        });
-    }
+        }
+    });
 }
 
 template <typename Rule, typename Access>

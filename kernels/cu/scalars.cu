@@ -45,7 +45,7 @@ __device__ __forceinline__ float round_scalar(double scalar) {
     return scalar != 0.0 && fabsf(nearest) < smallest ? copysignf(smallest, nearest) : nearest;
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_scalars(const __grid_constant__ ScalarsArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_scalars(const __grid_constant__ ScalarsArguments a) {
     __shared__ double values[SCALARS_MAX];
     if (blockIdx.x != 0) {
         return;

@@ -25,7 +25,7 @@ __device__ __forceinline__ u32 rank_of(u32 digit, u32* own) {
     return before + __popc(peers & ((1u << lane) - 1));
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_sort_count(const __grid_constant__ SortArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sort_count(const __grid_constant__ SortArguments a) {
     __shared__ u32 had[WARPS][DIGITS];
     for (u32 warp = 0; warp < WARPS; warp++) {
         had[warp][threadIdx.x] = 0;
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) pserver_sort_count(const __gri
     at<u32>(a.counts)[(u64)threadIdx.x * gridDim.x + blockIdx.x] = total;
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_sort_scatter(const __grid_constant__ SortArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sort_scatter(const __grid_constant__ SortArguments a) {
     __shared__ u32 had[WARPS][DIGITS];
     for (u32 warp = 0; warp < WARPS; warp++) {
         had[warp][threadIdx.x] = 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ u32 before_in_block(u32 own, u32 (*sums)[256], u32& t
 }
 
 // One block: every count becomes the sum of those before it.
-extern "C" __global__ void __launch_bounds__(256) pserver_scan(const __grid_constant__ ScanArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_scan(const __grid_constant__ ScanArguments a) {
     __shared__ u32 sums[2][256];
     if (blockIdx.x != 0) {
         return;
@@ -137,7 +137,7 @@ __device__ __forceinline__ u32 heads_of(const SortArguments& a, u64 begin) {
     return heads;
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_segment_count(const __grid_constant__ SortArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_segment_count(const __grid_constant__ SortArguments a) {
     __shared__ u32 sums[2][256];
     u32 total;
     before_in_block(heads_of(a, (u64)blockIdx.x * SORT_TILE + threadIdx.x * ROUNDS), sums, total);
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256) pserver_segment_count(const __
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_segment_write(const __grid_constant__ SortArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_segment_write(const __grid_constant__ SortArguments a) {
     __shared__ u32 sums[2][256];
     u64 begin = (u64)blockIdx.x * SORT_TILE + threadIdx.x * ROUNDS;
     u32 total;

@@ -1,6 +1,21 @@
 // Sums of gradients, and what only adds.
 
-// Adds the gradients at `index` in order, onto the partial sum where there is one.
+// A tensor at `index`, in its own type or as halves of the kind that is wanted.
+template <typename T, typename Access> struct Own {
+    u64 index;
+    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
+        Access::read(pack, at<const T>(from) + index);
+    }
+};
+template <typename T, typename Access> struct Halves {
+    u64 index;
+    u32 kind;
+    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
+        Access::read_halves(pack, at<const u16>(from) + index, kind);
+    }
+};
+
+// Adds the gradients in order, onto the partial sum where there is one. Whole packs ask for four at a time.
 template <typename T, typename Access, typename Read>
 __device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, u64 index, Read read) {
     u32 count = a.count;
@@ -15,7 +30,7 @@ __device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, 
             sum.of[k] = 0;
         }
     }
-#pragma unroll 4
+#pragma unroll(Access::LENGTH == 1 ? 1 : 4)
     for (; next < count; next++) {
         Pack<T> gradient;
         read(gradient, a.gradients[next]);
@@ -27,19 +42,13 @@ __device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, 
 
 template <typename T, typename Access>
 __device__ __forceinline__ void sum_own(Pack<T>& sum, const UpdateArguments& a, u64 index) {
-    add_all<T, Access>(sum, a, index, [=](Pack<T>& pack, u64 from) { Access::read(pack, at<const T>(from) + index); });
+    add_all<T, Access>(sum, a, index, Own<T, Access>{index});
 }
 
 template <typename T, typename Access>
 __device__ __forceinline__ void sum_any(Pack<T>& sum, const UpdateArguments& a, u64 index) {
-    if (a.gradient_kind == FLOAT16) {
-        add_all<T, Access>(sum, a, index, [=](Pack<T>& pack, u64 from) {
-            Access::read_halves(pack, at<const u16>(from) + index, FLOAT16);
-        });
-    } else if (a.gradient_kind == BFLOAT16) {
-        add_all<T, Access>(sum, a, index, [=](Pack<T>& pack, u64 from) {
-            Access::read_halves(pack, at<const u16>(from) + index, BFLOAT16);
-        });
+    if (a.gradient_kind == FLOAT16 || a.gradient_kind == BFLOAT16) {
+        add_all<T, Access>(sum, a, index, Halves<T, Access>{index, a.gradient_kind});
     } else {
         sum_own<T, Access>(sum, a, index);
     }
@@ -58,23 +67,10 @@ template <typename Access> __device__ __forceinline__ void sum_of(Pack<u64>& sum
     sum_own<u64, Access>(sum, a, index);
 }
 
-// The new weights once more, in the type asked for.
-template <typename T, typename Access, typename U>
-__device__ __forceinline__ void copy_as(const Pack<T>& weights, u64 copy, u64 index) {
-    for (int k = 0; k < Access::LENGTH; k++) {
-        at<U>(copy)[index + k] = (U)weights.of[k];
-    }
-}
-
+// The new weights once more, as halves.
 template <typename T, typename Access>
 __device__ __forceinline__ void write_copy(const Pack<T>& weights, const UpdateArguments& a, u64 index) {
-    if (a.copy_kind == FLOAT32) {
-        copy_as<T, Access, float>(weights, a.copy, index);
-    } else if (a.copy_kind == FLOAT64) {
-        copy_as<T, Access, double>(weights, a.copy, index);
-    } else {
-        Access::write_halves(weights, at<u16>(a.copy) + index, a.copy_kind);
-    }
+    Access::write_halves(weights, at<u16>(a.copy) + index, a.copy_kind);
 }
 template <typename Access>
 __device__ __forceinline__ void give_copy(const Pack<float>& weights, const UpdateArguments& a, u64 index) {
@@ -162,15 +158,15 @@ template <typename T> __device__ __forceinline__ void merge_all(const UpdateArgu
         [&](u64 index) { merge_at<T, Single<T>>(a, scaled, index); });
 }
 
-extern "C" __global__ void __launch_bounds__(256) pserver_sum_f32(const __grid_constant__ UpdateArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f32(const __grid_constant__ UpdateArguments a) {
     merge_all<float>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) pserver_sum_f64(const __grid_constant__ UpdateArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f64(const __grid_constant__ UpdateArguments a) {
     merge_all<double>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) pserver_sum_u32(const __grid_constant__ UpdateArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u32(const __grid_constant__ UpdateArguments a) {
     merge_all<u32>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) pserver_sum_u64(const __grid_constant__ UpdateArguments a) {
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u64(const __grid_constant__ UpdateArguments a) {
     merge_all<u64>(a);
 }

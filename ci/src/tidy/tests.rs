@@ -174,6 +174,7 @@ fn only_what_a_program_wrote_may_look_as_it_likes() {
     check("unsafe", "transport/src/tcp/bindings.rs", &generated, &[2, 103]);
 }
 
+#[test]
 fn a_line_of_prose_of_121_columns_is_wrapped() {
     let line = |columns: usize| format!("{} ä", "ä".repeat(columns - 2));
     check("prose", "docs/WIRE.md", &line(120), &[]);

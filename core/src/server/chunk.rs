@@ -118,6 +118,9 @@ pub(super) struct Chunk {
     pub(super) noted: Option<Now>,
     /// Whether it is about to run in step with others.
     pub(super) is_joined: bool,
+    /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
+    /// not done: who takes part now does not change who took part then. At most two, the open one and the one ahead.
+    pub(super) sealed: u8,
     /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
     /// way.
     pub(super) states: Vec<Lease>,
@@ -150,6 +153,7 @@ impl Chunk {
             waiters: Vec::new(),
             noted: None,
             is_joined: false,
+            sealed: 0,
             states: Vec::new(),
             seat: None,
             restored: None,
@@ -220,6 +224,7 @@ impl Chunk {
             }
         }
         self.round.close();
+        self.sealed = self.sealed.saturating_sub(1);
     }
 
     /// What this chunk remembers of `trainer`.

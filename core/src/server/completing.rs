@@ -14,7 +14,6 @@ use super::chunk::{Chunk, Mark};
 use super::device::{Device, Doing, LateSet};
 use super::gate::Table;
 use super::serving::{Context, Serving, version_entry};
-use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Version};
 use crate::memory::Lease;
@@ -31,7 +30,8 @@ impl Serving {
             None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
                 Doing::Updated(_) => true,
-                Doing::Nothing => !seat.is_held && self.is_complete(pace, place),
+                // A value that waits for this update keeps the chunk from being written.
+                Doing::Nothing => (!seat.is_held || !seat.sets.is_empty()) && self.is_complete(pace, place),
                 _ => false,
             },
         }
@@ -90,25 +90,32 @@ impl Serving {
             self.leave_device(cx, place);
         }
         self.run(cx, place, None);
-        // No round has come to stand between the set and now: it is its turn.
-        self.set_late(cx, place, None);
+        self.set_late(cx, place);
         self.store_held(cx.device(), place);
     }
 
     /// What follows an update that is published.
     pub(super) fn after_update(&mut self, cx: &mut Context<'_>, place: usize) {
-        if self.programs.of(place).pace == Pace::Rounds {
-            let version = self.table.chunks[place].version;
-            // A trainer that had left and came back while the round was closed without it.
-            while let Some(late) = self.table.chunks[place].round.take_late(version) {
-                self.answer_applied(cx, place, &late.sending.head, late.sending.peer);
-            }
-        }
         if self.table.chunks[place].seat.as_ref().is_some_and(|seat| seat.leaves) {
             self.leave_device(cx, place);
+        } else {
+            self.set_late(cx, place);
+        }
+    }
+
+    /// Notes which rounds of a chunk on a device are complete by now.
+    #[inline]
+    pub(super) fn seal(&mut self, place: usize) {
+        let chunk = &self.table.chunks[place];
+        if chunk.seat.is_none() || self.programs.of(place).pace != Pace::Rounds {
             return;
         }
-        self.set_late(cx, place, Some(self.table.chunks[place].version));
+        if chunk.sealed == 0 && self.is_complete(Pace::Rounds, place) {
+            self.table.chunks[place].sealed = 1;
+        }
+        if self.table.chunks[place].sealed == 1 && self.is_next_complete(place) {
+            self.table.chunks[place].sealed = 2;
+        }
     }
 
     /// The chunk is the processor's from now on.
@@ -119,39 +126,31 @@ impl Serving {
         }
     }
 
-    /// Keeps a value that arrives while the chunk's slot is busy; gives it back when it is not.
+    /// Keeps a value that arrives while the chunk's slot is busy, or before updates whose turn it is; gives it back
+    /// otherwise.
     pub(super) fn keep_set(&mut self, cx: &Context<'_>, place: usize, frame: &Frame, lease: Lease) -> Option<Lease> {
-        let pending = self.rounds_pending(place);
         let chunk = &mut self.table.chunks[place];
+        let Some(seat) = &mut chunk.seat else { return Some(lease) };
+        // So many updates would be over by now if updates took no time: they go first.
+        let pending = match self.programs.of(place).pace {
+            Pace::Rounds => u64::from(chunk.sealed),
+            _ => (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64,
+        };
+        if pending == 0 && !seat.is_busy() {
+            return Some(lease);
+        }
         let after = Version(chunk.version.0 + pending);
-        let Some(seat) = chunk.seat.as_mut().filter(|seat| seat.is_busy()) else { return Some(lease) };
         seat.sets.push(LateSet { lease, mark: Mark::of(&frame.head), peer: cx.peer, head: frame.head, after });
         None
     }
 
-    /// How many updates would be over by now if updates took no time: they go before what arrives now.
-    fn rounds_pending(&self, place: usize) -> u64 {
-        let chunk = &self.table.chunks[place];
-        if !chunk.seat.as_ref().is_some_and(|seat| seat.is_updating()) {
-            return 0;
-        }
-        let ahead = chunk.round.all_ahead();
-        let complete = match self.job.mode {
-            Mode::Sync => u64::from(self.is_next_complete(place)),
-            Mode::Async | Mode::Delta => ahead.len() as u64,
-            // Who is too far ahead of the slowest waits whatever the device does.
-            Mode::Staleness { .. } => 0,
-        };
-        1 + complete
-    }
-
-    /// Puts the values in place that were kept: those whose turn it is at `version`, or all when the slot is free.
-    fn set_late(&mut self, cx: &mut Context<'_>, place: usize, version: Option<Version>) {
+    /// Puts the values in place that were kept and whose turn it is.
+    fn set_late(&mut self, cx: &mut Context<'_>, place: usize) {
         let mut is_set = false;
         loop {
-            let Some(seat) = &mut self.table.chunks[place].seat else { return };
-            let is_due = |set: &LateSet| version.is_none_or(|version| set.after <= version);
-            if seat.is_busy() || !seat.sets.first().is_some_and(is_due) {
+            let chunk = &mut self.table.chunks[place];
+            let Some(seat) = &mut chunk.seat else { return };
+            if seat.is_busy() || seat.sets.first().is_none_or(|set| chunk.version < set.after) {
                 break;
             }
             let set = seat.sets.remove(0);

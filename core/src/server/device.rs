@@ -10,7 +10,8 @@ use std::time::Duration;
 use super::chunk::{Chunk, Mark};
 use super::gate::Held;
 use super::pool::Pool;
-use super::serving::Serving;
+use super::serving::{Job, Serving};
+use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, PeerId, Version};
 use crate::memory::Lease;
@@ -96,16 +97,11 @@ impl Seat {
         !matches!(self.doing, Doing::Nothing | Doing::Updated(_))
     }
 
-    pub(super) fn is_updating(&self) -> bool {
-        matches!(self.doing, Doing::Updating | Doing::Updated(_))
-            || matches!(&self.doing, Doing::Leaving(Some(work)) if matches!(**work, Work::Update { .. }))
-    }
-
     /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not in
     /// them is a contribution, which the journal has.
     pub(super) fn is_writable(&self) -> bool {
         let is_at_rest = matches!(self.doing, Doing::Nothing) && self.is_fresh;
-        is_at_rest || (self.code.states() == 0 && self.sets.is_empty())
+        self.sets.is_empty() && (is_at_rest || self.code.states() == 0)
     }
 
     /// What a round that is complete waits for, for who asks why it is not closed.
@@ -188,16 +184,20 @@ impl Device {
         }
         let mut tally = Tally::default();
         for held in serving.table.parameters.values() {
-            self.take_in_parameter(held, &mut serving.table.chunks, &mut tally);
+            self.take_in_parameter(&serving.job, held, &mut serving.table.chunks, &mut tally);
         }
         tracing::info!("{}: {tally}", self.name);
     }
 
-    fn take_in_parameter(&mut self, held: &Held, chunks: &mut [Chunk], tally: &mut Tally) {
+    fn take_in_parameter(&mut self, job: &Job, held: &Held, chunks: &mut [Chunk], tally: &mut Tally) {
         let (places, least) = (&held.group.chunks, self.accelerator.capabilities().bytes_least);
         let count = places.len() as u64;
         if held.rows.is_some() {
             tally.of_rows += count;
+            return;
+        }
+        if matches!(job.mode, Mode::Staleness { .. }) {
+            tally.bounded += count;
             return;
         }
         if !held.rule.rule().is_element_wise() {
@@ -248,6 +248,7 @@ struct Tally {
     seated: u64,
     bytes: u64,
     of_rows: u64,
+    bounded: u64,
     whole: u64,
     short: u64,
     refused: u64,
@@ -258,6 +259,7 @@ impl std::fmt::Display for Tally {
         write!(formatter, "{} chunks live there, {} bytes with their states", self.seated, self.bytes)?;
         let reasons = [
             (self.of_rows, "tables of rows"),
+            (self.bounded, "bounded staleness, where what is admitted depends on what is over"),
             (self.whole, "rules that need the whole gradient"),
             (self.short, "too short to be faster there"),
             (self.refused, "refused"),

@@ -13,7 +13,7 @@ use super::chunk::{Mark, Open, Stage};
 use super::pool::Pool;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{PeerId, Round as RoundNumber, TrainerId, Version};
+use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::{GradientLease, Kernels};
@@ -304,12 +304,6 @@ impl Round {
             Some(GradientLease { lease: one.gradient.take()?, bytes: one.bytes, element_type: one.element_type })
         });
         sum.into_iter().chain(loose).collect()
-    }
-
-    /// Takes a contribution to a round that is over.
-    pub(super) fn take_late(&mut self, version: Version) -> Option<Contribution> {
-        let late = self.all_ahead().iter().find(|one| one.round.0 <= version.0)?.trainer;
-        self.ahead.take(late)
     }
 
     /// Who takes part, in trainer order.

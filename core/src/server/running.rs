@@ -116,6 +116,7 @@ impl Serving {
             if let Some(early) = member.arrived.take() {
                 chunk.round.add_ahead(early);
             }
+            self.seal(member.place);
             self.note_waits(member.place);
         }
         self.programs.bring_back(first, running);
@@ -132,7 +133,7 @@ impl Member {
     }
 
     /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or
-    /// by arrival for a chunk on an accelerator.
+    /// by arrival where nothing keeps a gradient from its turn.
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
         if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
@@ -141,9 +142,9 @@ impl Member {
         self.places(group).iter().find_map(|place| {
             let chunk = &serving.table.chunks[*place];
             let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(pace, *place, one));
-            // What waits for nothing but a device goes in the order of arrival, as it would without one.
-            let is_seated = chunk.seat.is_some();
-            let first = if is_seated { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
+            // What waits for nothing but a device, or a lease, goes in the order of arrival, as it would without.
+            let is_any = group.is_none() && pace == Pace::Any;
+            let first = if is_any { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
             Some(Given::Ahead(u32::try_from(*place).expect("a shard's chunks are counted in 32 bits"), first.trainer))
         })
     }

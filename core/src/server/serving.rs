@@ -70,6 +70,9 @@ pub(super) struct Serving {
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
     pub(super) rows_room: RowsRoom,
+    /// Chunks that come from a checkpoint with contributions that are not in their values, by the journal's position at
+    /// which they were written.
+    behind: BTreeSet<(u64, usize)>,
     /// A place for the numbers of one update.
     scalars: Vec<f64>,
 }
@@ -82,6 +85,8 @@ pub(super) enum Verdict {
     Contributed,
     /// It waits already.
     Waits,
+    /// Its round was complete without it, and is not closed yet.
+    Late,
     /// It is new.
     New,
 }
@@ -95,6 +100,11 @@ impl Serving {
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
+        let open = |(place, chunk): (usize, &Chunk)| {
+            let restored = chunk.restored.as_ref().filter(|restored| !restored.open.is_empty())?;
+            Some((restored.position, place))
+        };
+        let behind = table.chunks.iter().enumerate().filter_map(open).collect();
         let left = vec![None; job.trainers as usize];
         Ok(Self {
             job,
@@ -105,6 +115,7 @@ impl Serving {
             joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
+            behind,
             scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
@@ -124,9 +135,19 @@ impl Serving {
         Ok(())
     }
 
+    /// Closes the rounds that were complete when a checkpoint wrote their chunks, of those that were written before
+    /// this position of the journal.
+    pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {
+        while let Some((_, place)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position) {
+            self.behind.pop_first();
+            self.run(cx, place, None);
+        }
+    }
+
     /// The replay of the journal is over: what comes now is new to every chunk.
     pub(super) fn replayed(&mut self) {
-        self.table.chunks.iter_mut().for_each(|chunk| chunk.restored = None);
+        // What was complete is closed by now, or was lost with a journal.
+        self.table.chunks.iter_mut().for_each(|chunk| (chunk.restored, chunk.sealed) = (None, 0));
     }
 
     /// Checks a frame that replaces values.
@@ -350,14 +371,16 @@ impl Serving {
     ) -> Result<Verdict, Refusal> {
         let open = chunk.version.0 + 1;
         if round.0 == open {
-            return Ok(if has_entered { Verdict::Contributed } else { Verdict::New });
+            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if has_entered { Verdict::Contributed } else { other });
         }
         if round.0 < open {
             return Ok(Verdict::Applied);
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            return Ok(if waits { Verdict::Waits } else { Verdict::New });
+            let other = if 2 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if waits { Verdict::Waits } else { other });
         }
         Err(self.too_far_ahead(chunk, head, round))
     }
@@ -416,8 +439,7 @@ impl Serving {
             return false;
         }
         if pace == Pace::Rounds {
-            let is_closing = chunk.seat.as_ref().is_some_and(|seat| seat.is_updating());
-            return one.round.0 == chunk.version.0 + 1 && !is_closing;
+            return one.round.0 == chunk.version.0 + 1;
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
@@ -456,6 +478,7 @@ impl Serving {
                 waiting.answer_to(peer, head);
                 waiting.since = Some(cx.now);
             }
+            Verdict::Late => self.answer_late(cx, place, again.round, &head, peer),
             Verdict::New => unreachable!("what is new was not pushed before"),
         }
         self.note_waits(place);
@@ -497,6 +520,16 @@ impl Serving {
             cx.replies.value(peer, head, value_entry(chunk), chunk.value());
         } else {
             cx.replies.done(peer, head, version_entry(chunk));
+        }
+    }
+
+    /// Answers a push whose round is about to be closed without it, as if it were closed.
+    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, round: Round, head: &Head, peer: PeerId) {
+        if head.flags.contains(Flags::WANT_VALUE) {
+            let version = Version(round.0);
+            self.want(cx, place, Waiter { peer, head: *head, version, since: cx.now, wish: None });
+        } else {
+            cx.replies.done(peer, head, version_entry(&self.table.chunks[place]));
         }
     }
 
@@ -544,8 +577,13 @@ impl Serving {
     /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
     #[inline]
     pub(super) fn is_complete(&self, pace: Pace, place: usize) -> bool {
-        let round = &self.table.chunks[place].round;
+        let chunk = &self.table.chunks[place];
+        let round = &chunk.round;
         match pace {
+            Pace::Rounds if 0 < chunk.sealed => {
+                // What was ahead when it was sealed is in it first.
+                !round.is_empty() && round.all_ahead().iter().all(|one| one.round.0 != chunk.version.0 + 1)
+            }
             Pace::Rounds => round.is_complete(self.active()),
             Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }

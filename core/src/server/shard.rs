@@ -594,6 +594,7 @@ impl Shard {
         let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
         // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
         let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
+        self.catch_up(position);
         // A frame that was refused when it was written is refused again, for the same reason.
         let mut places = Vec::new();
         if self.check_state(&frame, position, &mut places).is_err() {
@@ -616,6 +617,20 @@ impl Shard {
         let arrived = Arrived { now: Now(0), peer: NOBODY, position, frame: &frame, places: &places };
         let _ = self.apply(&arrived, leases, &mut Replies::default());
         Ok(())
+    }
+
+    fn catch_up(&mut self, position: u64) {
+        let Phase::Serving(serving) = &mut self.phase else { return };
+        let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
+        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device: None, replies, peer: NOBODY, position });
+    }
+
+    /// The replay of the journal is over.
+    pub(super) fn replayed(&mut self) {
+        self.catch_up(u64::MAX);
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.replayed();
+        }
     }
 
     /// What this shard holds, for people.

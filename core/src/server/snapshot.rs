@@ -113,8 +113,8 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
             pad(&mut journal, restored.map(|restored| restored.position).max().unwrap_or(0))?;
-            serving.replayed();
         }
+        self.replayed();
         self.journal = Some(journal);
         Ok(restored)
     }
@@ -321,6 +321,7 @@ impl Shard {
 
 fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
+    chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
     chunk.heard = marks.heard.iter().map(Heard::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
     chunk.restored = Some(Box::new(Restoring { position: marks.position, open }));
@@ -371,7 +372,8 @@ fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Res
     let heard = chunk.heard.iter().map(HeardMessage::of).collect();
     let open = chunk.open().map(OpenMessage::of).collect();
     let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-    let marks = MarksMessage { heard, position, open, rates }.encode_to_vec();
+    let sealed = chunk.sealed.into();
+    let marks = MarksMessage { heard, position, open, rates, sealed }.encode_to_vec();
     let (id, version) = (chunk.id, chunk.version);
     if let Some(bucket) = chunk.bucket() {
         let tensors = bucket.tensors();
@@ -435,6 +437,9 @@ struct MarksMessage {
     /// Of a bucket: the learning rates that steps brought with them, where they changed.
     #[prost(message, repeated, tag = "4")]
     rates: Vec<RateMessage>,
+    /// How many rounds were complete and not closed.
+    #[prost(uint32, tag = "5")]
+    sealed: u32,
 }
 
 /// From which version on steps brought which learning rate; absent where the schedule's holds.

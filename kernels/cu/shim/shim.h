@@ -19,7 +19,7 @@ using std::floor;
 #define __forceinline__ inline
 #define __noinline__
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(threads, blocks)
 #define __shared__ static __attribute__((section("pserver_shared")))
 
 struct PserverShimIndex {

@@ -102,7 +102,12 @@ struct Operation {
 
 struct Stream {
   std::deque<Operation> operations;
-  uint64_t weight = 1;
+  uint64_t weight = 1, number = 0;
+};
+
+// As they were made, not by address, so that a seed always draws the same.
+struct Earlier {
+  bool operator()(const Stream* left, const Stream* right) const { return left->number < right->number; }
 };
 
 // Kernels compiled for the host: what `cuda::source::shim` makes exports these.
@@ -157,7 +162,8 @@ struct World {
   uint64_t used = 0, limit = 0;
   Ranges device, pinned;
   std::set<uint64_t> given;  // of the pinned ranges, those that the driver allocated
-  std::set<Stream*> streams;
+  std::set<Stream*, Earlier> streams;
+  uint64_t streams_made = 0;
   std::map<void*, std::shared_ptr<Event>> events;
   std::set<Module*> modules;
   std::map<std::string, uint64_t> calls;
@@ -165,6 +171,9 @@ struct World {
   Code sticky = SUCCESS;
   double clock = 0;
   std::vector<Library> libraries;
+  // A stream that falls behind for a while: it goes on only when no other can.
+  Stream* behind = nullptr;
+  uint64_t behind_for = 0;
 
   World() {
     random.seed(setting("PSERVER_STANDIN_SEED", 1));
@@ -215,6 +224,19 @@ struct World {
       weights += stream->weight;
     }
     if (able.empty() || sticky) return false;
+    if (behind_for == 0) {
+      behind_for = 1 + random() % 32;
+      behind = able[random() % able.size()];
+    }
+    --behind_for;
+    if (able.size() > 1) {
+      for (size_t at = 0; at < able.size(); ++at) {
+        if (able[at] != behind) continue;
+        weights -= behind->weight;
+        able.erase(able.begin() + at);
+        break;
+      }
+    }
     uint64_t drawn = random() % weights;
     for (Stream* stream : able) {
       if (drawn < stream->weight) {
@@ -277,9 +299,9 @@ thread_local bool is_current = false;
   if (!is_current) return INVALID_CONTEXT;
 
 Stream* stream_of(World& here, void* handle) {
-  Stream* stream = (Stream*)handle;
-  if (!here.streams.count(stream)) broken("no stream " + hex((uint64_t)handle));
-  return stream;
+  for (Stream* stream : here.streams)
+    if (stream == handle) return stream;
+  broken("no stream " + hex((uint64_t)handle));
 }
 
 std::shared_ptr<Event> event_of(World& here, void* handle) {
@@ -557,6 +579,7 @@ Code cuStreamCreate(void** handle, unsigned) {
   Stream* stream = new Stream;
   const uint64_t weights[] = {1, 4, 100};
   stream->weight = weights[here.random() % 3];
+  stream->number = here.streams_made++;
   here.streams.insert(stream);
   *handle = stream;
   return SUCCESS;

@@ -105,7 +105,7 @@ pub struct UpdateArguments {
     pub scalars: Address,
     /// A `u32`: unless it is zero the kernel does nothing at all. Or none.
     pub skip: Address,
-    /// Where the new weights go once more, as `copy_kind`; or none.
+    /// Where the new weights go once more, as halves of `copy_kind`; or none.
     pub copy: Address,
     /// An array of these on the device, of which row `y` of the grid takes number `y`; or none.
     pub table: Address,
@@ -113,7 +113,7 @@ pub struct UpdateArguments {
     pub count: u32,
     /// The [`Kind`] of all gradients: the parameter's own, or a half for a parameter of floats.
     pub gradient_kind: u32,
-    /// The [`Kind`] of the copy: a half or a float. Not for whole numbers.
+    /// The [`Kind`] of the copy: a half. Not for whole numbers.
     pub copy_kind: u32,
     /// A [`Merge`], for `pserver_sum_*`.
     pub merge: u32,

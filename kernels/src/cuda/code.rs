@@ -10,9 +10,10 @@ use pserver_core::rule::ssa::Lowered;
 
 use super::arguments::{Merge, sum_entry};
 use super::cache::Cache;
-use super::checked::{Compiler, Context, Entry, Module, Refused};
+use super::checked::Refused;
 use super::emit::Emitted;
-use super::source;
+use super::safe::{Compiler, Context, Entry, Module};
+use super::{shipped, source};
 
 /// What is launched for a chunk's update, and how its numbers are handed over.
 #[derive(Clone)]
@@ -66,7 +67,7 @@ impl Numbers {
 impl Kernels {
     /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
     pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
-        let shipped = shipped(context)?;
+        let shipped = load_shipped(context)?;
         Ok(Self { context: Arc::clone(context), shipped, cache: cache.map(Cache::new), known: Vec::new() })
     }
 
@@ -118,7 +119,7 @@ impl Kernels {
             Failure::call(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}"))
         };
         let compiler = Compiler::find().map_err(refused)?;
-        let text = source::Module::new([emitted], &[element_type]);
+        let text = source::Module::new([emitted], [], &[element_type]);
         let (major, minor) = self.context.properties().capability;
         let architecture = format!("sm_{major}{minor}");
         let options = [format!("--gpu-architecture={architecture}"), "--fmad=false".into(), "--std=c++17".into()];
@@ -145,6 +146,12 @@ fn failure(name: &str, error: &Refused) -> Failure {
 }
 
 /// The committed kernels: those for the device itself, or those that the driver compiles.
-fn shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
-    Module::load(context, b".version 8.4")
+fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
+    if context.properties().capability.0 == 9 {
+        match Module::load(context, shipped::CUBIN) {
+            Ok(module) => return Ok(module),
+            Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
+        }
+    }
+    Module::load(context, shipped::PTX)
 }

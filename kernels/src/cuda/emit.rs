@@ -89,18 +89,24 @@ impl Emitted {
         }
     }
 
-    /// The kernels of this rule for one type.
-    pub(super) fn entries(&self, element_type: ElementType) -> String {
+    /// The kernel that updates a tensor of one type.
+    pub(super) fn update_kernel(&self, element_type: ElementType) -> String {
+        self.kernel(element_type, &self.update_entry(element_type), "UpdateArguments", "update_all")
+    }
+
+    /// The kernel that updates rows of one type.
+    pub(super) fn rows_kernel(&self, element_type: ElementType) -> String {
+        self.kernel(element_type, &self.rows_entry(element_type), "RowsArguments", "rows_all")
+    }
+
+    /// Two blocks of 256 threads at least, so that a thread may have 128 registers and spills none.
+    fn kernel(&self, element_type: ElementType, name: &str, arguments: &str, body: &str) -> String {
         let real = if element_type == ElementType::Float32 { "float" } else { "double" };
         let rule = format!("{}<{real}>", structure_name(&self.key));
-        let kernel = |name: &str, arguments: &str, body: &str| {
-            format!(
-                "extern \"C\" __global__ void __launch_bounds__(256) {name}(const __grid_constant__ {arguments} a) {{\n    \
-                 {body}<{rule}>(a);\n}}\n"
-            )
-        };
-        kernel(&self.update_entry(element_type), "UpdateArguments", "update_all")
-            + &kernel(&self.rows_entry(element_type), "RowsArguments", "rows_all")
+        format!(
+            "extern \"C\" __global__ void __launch_bounds__(256, 2) {name}(const __grid_constant__ {arguments} a) {{\n    \
+             {body}<{rule}>(a);\n}}\n"
+        )
     }
 }
 

@@ -48,24 +48,36 @@ pub struct Module {
 }
 
 impl Module {
-    /// With kernels for these rules and types, and with those that every module has. Rules with one key are one.
+    /// With kernels that update tensors by some rules and rows by some, for these types, and with those that every module
+    /// has. Rules with one key are one.
     ///
     /// # Panics
     /// When a type is not f32 or f64.
     #[must_use]
-    pub fn new<'a>(rules: impl IntoIterator<Item = &'a Emitted>, element_types: &[ElementType]) -> Self {
-        let unique: BTreeMap<&str, &Emitted> = rules.into_iter().map(|rule| (rule.key(), rule)).collect();
+    pub fn new<'a>(
+        updates: impl IntoIterator<Item = &'a Emitted>,
+        rows: impl IntoIterator<Item = &'a Emitted>,
+        element_types: &[ElementType],
+    ) -> Self {
+        let by_key = |rule: &'a Emitted| (rule.key(), rule);
+        let updates: BTreeMap<&str, &Emitted> = updates.into_iter().map(by_key).collect();
+        let rows: BTreeMap<&str, &Emitted> = rows.into_iter().map(by_key).collect();
+        let all: BTreeMap<&str, &Emitted> = updates.iter().chain(&rows).map(|(key, rule)| (*key, *rule)).collect();
         let mut text = PARTS.join("\n");
         let mut entries: Vec<(String, &'static str)> =
             FIXED_ENTRIES.iter().map(|(name, structure)| ((*name).to_owned(), *structure)).collect();
-        for rule in unique.into_values() {
+        for (key, rule) in all {
             text.push('\n');
             text.push_str(rule.text());
             for element_type in element_types {
-                text.push('\n');
-                text.push_str(&rule.entries(*element_type));
-                entries.push((rule.update_entry(*element_type), "UpdateArguments"));
-                entries.push((rule.rows_entry(*element_type), "RowsArguments"));
+                if updates.contains_key(key) {
+                    text.push_str(&rule.update_kernel(*element_type));
+                    entries.push((rule.update_entry(*element_type), "UpdateArguments"));
+                }
+                if rows.contains_key(key) {
+                    text.push_str(&rule.rows_kernel(*element_type));
+                    entries.push((rule.rows_entry(*element_type), "RowsArguments"));
+                }
             }
         }
         Self { text, entries }

@@ -16,7 +16,7 @@ const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-m
 static COMPILING: Mutex<()> = Mutex::new(());
 
 /// A process that runs kernels.
-pub struct Shim {
+pub(crate) struct Shim {
     process: Child,
     commands: Option<ChildStdin>,
     answers: ChildStdout,
@@ -25,19 +25,19 @@ pub struct Shim {
 
 /// A buffer of the process, until it is released.
 #[derive(Clone, Copy, Debug)]
-pub struct BufferId(u64);
+pub(crate) struct BufferId(u64);
 
 /// An address to be written at an offset of a structure.
 #[derive(Clone, Copy, Debug)]
-pub struct Address {
-    pub offset: usize,
-    pub buffer: BufferId,
-    pub within: u64,
+pub(crate) struct Address {
+    pub(crate) offset: usize,
+    pub(crate) buffer: BufferId,
+    pub(crate) within: u64,
 }
 
 impl Shim {
     /// Of this module; none, and the skip is reported, where there is no g++.
-    pub fn new(module: &Module) -> Option<Self> {
+    pub(crate) fn new(module: &Module) -> Option<Self> {
         if Command::new("g++").arg("--version").stdout(Stdio::null()).status().is_err() {
             skip("CUDA kernels on the processor", "there is no g++");
             return None;
@@ -53,7 +53,7 @@ impl Shim {
     }
 
     /// A buffer with these bytes, at an address that is so much above a multiple of 16.
-    pub fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
+    pub(crate) fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
         self.numbers(&[1, content.len() as u64, align as u64]);
         self.send(content);
         self.buffers += 1;
@@ -61,12 +61,12 @@ impl Shim {
     }
 
     /// Puts an address into a buffer.
-    pub fn relocate(&mut self, into: BufferId, address: Address) {
+    pub(crate) fn relocate(&mut self, into: BufferId, address: Address) {
         self.numbers(&[4, into.0, address.offset as u64, address.buffer.0, address.within]);
     }
 
     /// Runs a kernel; its structure has addresses put in.
-    pub fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+    pub(crate) fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
         self.numbers(&[2, name.len() as u64]);
         self.send(name.as_bytes());
         self.numbers(&[grid[0], grid[1], arguments.len() as u64]);
@@ -78,36 +78,36 @@ impl Shim {
     }
 
     /// What a buffer holds.
-    pub fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
+    pub(crate) fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
         self.numbers(&[3, buffer.0]);
         self.answer(bytes)
     }
 
     /// Gives all buffers back; the process ends if something was written beside one.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.numbers(&[5]);
         self.buffers = 0;
     }
 
     /// Leaves out the barrier at this line; zero leaves out none.
-    pub fn drop_barrier(&mut self, line: u64) {
+    pub(crate) fn drop_barrier(&mut self, line: u64) {
         self.numbers(&[6, line]);
     }
 
     /// The lines of the barriers that were run.
-    pub fn barriers(&mut self) -> Vec<u64> {
+    pub(crate) fn barriers(&mut self) -> Vec<u64> {
         self.numbers(&[7]);
         let lines = self.answer(64 * 8);
         lines.as_chunks().0.iter().map(|line| u64::from_le_bytes(*line)).filter(|line| *line != 0).collect()
     }
 
     /// Threads and blocks forwards (0), backwards (1), or shuffled.
-    pub fn order(&mut self, order: u64) {
+    pub(crate) fn order(&mut self, order: u64) {
         self.numbers(&[8, order]);
     }
 
     /// Ends the process, and says what of.
-    pub fn end(mut self) -> std::process::ExitStatus {
+    pub(crate) fn end(mut self) -> std::process::ExitStatus {
         drop(self.commands.take());
         self.process.wait().expect("a child can be waited for")
     }
@@ -159,7 +159,7 @@ fn program(module: &Module) -> PathBuf {
 }
 
 /// Reports a skip; fails where the tool is required.
-pub fn skip(what: &str, why: &str) {
+pub(crate) fn skip(what: &str, why: &str) {
     let required = env::var("PSERVER_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|tool| tool == "g++"), "{what}: {why}, and it is required");
     if let Some(report) = env::var_os("PSERVER_SKIP_REPORT") {

@@ -3,10 +3,10 @@
 use std::mem::offset_of;
 
 use bytemuck::{Zeroable, bytes_of};
+use half::{bf16, f16};
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::Step;
-use pserver_core::optim::{Formula, Gradient, Prepared};
+use pserver_core::optim::{Formula, Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rule::ssa::Lowered;
 use pserver_kernels::conformance;
@@ -15,10 +15,10 @@ use pserver_kernels::cuda::{Emitted, Module};
 
 use crate::child::{Address, BufferId, Shim};
 
-pub const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
+pub(crate) const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
 /// The code of a rule, whatever its step.
-pub fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
+pub(crate) fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
     let step = Step { version: Version(1), rate: Some(1.0), norm: Some(1.0), scale: 1.0 };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Rule { code, .. } => Some(std::sync::Arc::clone(code)),
@@ -26,45 +26,48 @@ pub fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
     }
 }
 
-/// A module with every rule of the conformance suite.
-pub fn module() -> Module {
+/// How many of the suite's rules are algorithms and nothing else.
+const BARE: usize = 12;
+
+/// A module with every rule of the conformance suite, and for rows with those that stand alone.
+pub(crate) fn module() -> Module {
     let prepared = conformance::rules().into_iter().map(|rule| Prepared::new(rule).expect("it is a rule"));
     let emitted: Vec<Emitted> = prepared.filter_map(|rule| Some(Emitted::of(&*code_of(&rule)?))).collect();
-    Module::new(&emitted, &FLOATS)
+    Module::new(&emitted, &emitted[..BARE], &FLOATS)
 }
 
-pub fn size(element_type: ElementType) -> usize {
+pub(crate) fn size(element_type: ElementType) -> usize {
     usize::try_from(element_type.bytes()).expect("it is at most eight")
 }
 
 /// One launch of an update or a sum.
 #[derive(Clone, Copy)]
-pub struct Launch<'a> {
-    pub entry: &'a str,
-    pub element_type: ElementType,
-    pub weights: &'a [u8],
-    pub states: &'a [&'a [u8]],
-    pub sum: Option<&'a [u8]>,
-    pub gradients: &'a [Gradient<'a>],
-    pub scalars: &'a [u8],
-    pub skip: Option<u32>,
-    pub copy: Option<ElementType>,
-    pub merge: Merge,
+pub(crate) struct Launch<'a> {
+    pub(crate) entry: &'a str,
+    pub(crate) element_type: ElementType,
+    pub(crate) weights: &'a [u8],
+    pub(crate) states: &'a [&'a [u8]],
+    pub(crate) sum: Option<&'a [u8]>,
+    pub(crate) gradients: &'a [Gradient<'a>],
+    pub(crate) scalars: &'a [u8],
+    pub(crate) skip: Option<u32>,
+    pub(crate) copy: Option<ElementType>,
+    pub(crate) merge: Merge,
     /// How many elements past an aligned address tensors begin.
-    pub misaligned: usize,
-    pub blocks: u64,
+    pub(crate) misaligned: usize,
+    pub(crate) blocks: u64,
 }
 
 /// What a launch left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    pub weights: Vec<u8>,
-    pub states: Vec<Vec<u8>>,
-    pub copy: Vec<u8>,
+pub(crate) struct Left {
+    pub(crate) weights: Vec<u8>,
+    pub(crate) states: Vec<Vec<u8>>,
+    pub(crate) copy: Vec<u8>,
 }
 
 impl Launch<'_> {
-    pub fn run(self, shim: &mut Shim) -> Left {
+    pub(crate) fn run(self, shim: &mut Shim) -> Left {
         let size = size(self.element_type);
         let align = self.misaligned * size % 16;
         let mut addresses = Vec::new();
@@ -113,14 +116,14 @@ impl Launch<'_> {
 }
 
 /// The kernels behind the port: what a server would launch.
-pub struct OnShim {
+pub(crate) struct OnShim {
     shim: Shim,
     /// Orders, alignments and grids are other ones from call to call.
     calls: usize,
 }
 
 impl OnShim {
-    pub fn new(shim: Shim) -> Self {
+    pub(crate) fn new(shim: Shim) -> Self {
         Self { shim, calls: 0 }
     }
 
@@ -183,7 +186,7 @@ impl Kernels for OnShim {
 }
 
 /// A launch of nothing on nothing.
-pub fn plain() -> Launch<'static> {
+pub(crate) fn plain() -> Launch<'static> {
     Launch {
         entry: "",
         element_type: ElementType::Float32,
@@ -197,5 +200,29 @@ pub fn plain() -> Launch<'static> {
         merge: Merge::Sum,
         misaligned: 0,
         blocks: 1,
+    }
+}
+
+/// The numbers of a tensor of floats.
+pub(crate) fn floats(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
+    match element_type {
+        ElementType::Float32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
+        ElementType::Float16 => bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).into()).collect(),
+        ElementType::Bfloat16 => bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).into()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
+    }
+}
+
+/// The same bits, but that not a number is not a number.
+pub(crate) fn assert_same(element_type: ElementType, found: &[u8], expected: &[u8], case: &str) {
+    assert_eq!(found.len(), expected.len(), "{case}");
+    if found == expected {
+        return;
+    }
+    let size = size(element_type);
+    for (index, (found, expected)) in found.chunks(size).zip(expected.chunks(size)).enumerate() {
+        let is_nan = |bytes: &[u8]| element_type.is_float() && floats(element_type, bytes)[0].is_nan();
+        let is_same = found == expected || is_nan(found) && is_nan(expected);
+        assert!(is_same, "{case}: element {index} is {found:?}, expected {expected:?}");
     }
 }

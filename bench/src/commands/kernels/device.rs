@@ -209,7 +209,7 @@ impl Server {
             let parameter = filled(&arena, range.clone(), PARAMETER, 0)?;
             let parameter = Arc::new(Value::new(parameter, resident.bytes));
             let states = (0..states).map(|_| arena.take_zeroed(resident.bytes)).collect::<Result<_, _>>()?;
-            run(&mut device, &mut VecDeque::from([Work::Load { slot, parameter, states }]), 1)?;
+            finish(&mut device, &mut VecDeque::from([Work::Load { slot, parameter, states }]), 1)?;
             let gradient = |seed| -> Result<GradientLease> {
                 let lease = filled(&arena, range.clone(), case.gradient_type, seed)?;
                 Ok(GradientLease { bytes: lease.len(), lease, element_type: case.gradient_type })
@@ -235,7 +235,7 @@ impl Server {
             }
         }
         let start = Instant::now();
-        let done = run(&mut self.device, &mut self.work, self.chunks)?;
+        let done = finish(&mut self.device, &mut self.work, self.chunks)?;
         let seconds = start.elapsed().as_secs_f64();
         self.work.extend(done.into_iter().map(|one| one.work));
         Ok(seconds)
@@ -275,7 +275,7 @@ impl Server {
 }
 
 /// Runs work until so much of it is over.
-fn run(device: &mut Cuda, queue: &mut VecDeque<Work>, count: usize) -> Result<Vec<Done>> {
+fn finish(device: &mut Cuda, queue: &mut VecDeque<Work>, count: usize) -> Result<Vec<Done>> {
     let mut done = Vec::with_capacity(count);
     while done.len() < count {
         device.submit(queue)?;

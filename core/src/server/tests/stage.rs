@@ -206,19 +206,18 @@ impl Stage {
     }
 
     /// The same, with an accelerator.
-    pub(super) fn with_accelerator(plan: Plan, accelerator: impl Accelerator + 'static) -> Self {
-        let mut stage = Self::empty(plan);
-        let bare = std::mem::replace(&mut stage.shard, Shard::new(options(), Box::new(Plain)));
-        stage.shard = bare.with_accelerator(Box::new(accelerator));
-        stage.initialise();
-        stage
+    pub(super) fn with_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
+        Self { shard: self.shard.with_accelerator(Box::new(accelerator)), ..self }
     }
 
     /// A shard whose parameters are initialised, every element zero, with every trainer connected.
     pub(super) fn serving(plan: Plan) -> Self {
-        let mut stage = Self::empty(plan);
-        stage.initialise();
-        stage
+        Self::empty(plan).initialised()
+    }
+
+    pub(super) fn initialised(mut self) -> Self {
+        self.initialise();
+        self
     }
 
     pub(super) fn initialise(&mut self) {
@@ -345,9 +344,21 @@ impl Stage {
         }
     }
 
+    /// Waits for the accelerator as before a last checkpoint, so that the states can be seen.
+    pub(super) fn settle(&mut self) {
+        let mut out = Vec::new();
+        self.shard.settle(self.now, Duration::from_millis(100), &mut out).expect("nothing is lost");
+        self.outputs(out);
+    }
+
     /// Gives the accelerator all the turns that it needs.
     pub(super) fn finish_work(&mut self) {
-        while self.turn() || self.shard.is_under_way() {}
+        // One that hangs has more turns than any work needs.
+        for _ in 0..1000 {
+            if !self.turn() && !self.shard.is_under_way() {
+                return;
+            }
+        }
     }
 
     /// One turn of the shard's loop in which nothing arrives.

@@ -44,7 +44,7 @@ fn library_of(rules: Vec<Rule>) -> Option<String> {
         Some(Emitted::of(code))
     };
     let emitted: Vec<_> = rules.into_iter().filter_map(emitted).collect();
-    library(&Module::new(&emitted, &FLOATS))
+    library(&Module::new(&emitted, [], &FLOATS))
 }
 
 #[test]
@@ -67,6 +67,7 @@ fn a_job_has_the_bits_of_the_plain_form_in_every_order() {
 #[test]
 fn the_job_itself_is_right() {
     assert_eq!(job::run(&mut Simulated::new(Plain, 1 << 20, 3)), Fate::default());
+    assert_eq!(job::digest(), job::DIGEST);
 }
 
 #[test]

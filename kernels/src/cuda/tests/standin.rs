@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{env, fs, io};
 
 use crate::cuda::Module;
@@ -13,7 +13,7 @@ const INSIDE: &str = "PSERVER_STANDIN";
 /// Runs `body` in a process of its own that finds the stand-in driver, once for each of `settings` (see the head of
 /// `driver.cpp`). A test calls this first and does nothing else.
 pub(super) fn each(settings: &[&[(&str, &str)]], body: impl FnOnce()) {
-    if env::var_os(INSIDE).is_some() {
+    if is_inside() {
         return body();
     }
     let Some(folder) = library() else { return };
@@ -33,9 +33,29 @@ pub(super) fn each_seed(seeds: u32, settings: &[(&str, &str)], body: impl FnOnce
     each(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), body);
 }
 
+/// Whether this is the process in which a body runs.
+pub(super) fn is_inside() -> bool {
+    env::var_os(INSIDE).is_some()
+}
+
+/// What a process needs to find the stand-in compiler too.
+pub(super) fn compiler() -> Option<Vec<(&'static str, String)>> {
+    let (driver, made) = (library()?, folder().join("compiler"));
+    fs::create_dir_all(&made).expect("the folder of the tests can be written");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cu");
+    // The first name that is looked for, so that it comes before one that the host has.
+    build(&sources.join("standin/compiler.cpp"), &made.join("libnvrtc.so"), &["-Wall", "-Wextra", "-Werror"])?;
+    let path = format!("{}:{}", driver.display(), made.display());
+    Some(vec![
+        ("LD_LIBRARY_PATH", path),
+        ("PSERVER_STANDIN_FOLDER", made.display().to_string()),
+        ("PSERVER_STANDIN_SHIM", sources.join("shim").display().to_string()),
+    ])
+}
+
 /// Runs this test in a process that has no driver at all.
 pub(super) fn without_driver(body: impl FnOnce()) {
-    if env::var_os(INSIDE).is_some() {
+    if is_inside() {
         return body();
     }
     let output = again(Path::new("/nonexistent"), &[]);
@@ -84,6 +104,9 @@ fn compile(source: &str, library: &str) -> Option<PathBuf> {
 
 /// Builds a library when its source is newer; none where there is no compiler.
 fn build(source: &Path, into: &Path, options: &[&str]) -> Option<PathBuf> {
+    // The tests of this process want the same at the same time, and one of them makes it.
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified());
     if matches!((changed(source), changed(into)), (Ok(source), Ok(into)) if source < into) {
         return Some(into.to_path_buf());
