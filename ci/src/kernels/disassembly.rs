@@ -7,7 +7,8 @@ pub(super) fn spills(report: &str) -> Vec<String> {
     for line in report.lines() {
         if let Some(entry) = line.split("Compiling entry function '").nth(1) {
             name = entry.split('\'').next().unwrap_or(entry);
-        } else if line.contains("bytes stack frame") && !line.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 ") {
+        } else if line.contains("bytes stack frame") && !line.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 ")
+        {
             let counts = line.rsplit("  ").next().unwrap_or(line).trim();
             findings.push(format!("{name}: {counts}; expected none"));
         }

@@ -205,7 +205,9 @@ fn expression(op: Op, used: &[ScalarId]) -> String {
         Op::Call(function, operand) => {
             format!("Nearest<Real>::of({}(wide({})))", function_name(function), name(operand))
         }
-        Op::Power(base, exponent) => format!("Nearest<Real>::of(power(wide({}), wide({})))", name(base), name(exponent)),
+        Op::Power(base, exponent) => {
+            format!("Nearest<Real>::of(power(wide({}), wide({})))", name(base), name(exponent))
+        }
     }
 }
 

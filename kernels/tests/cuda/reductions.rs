@@ -41,7 +41,11 @@ fn a_norm_is_summed_in_the_promised_order() {
                 [at(offset_of!(SquaresArguments, values), held), at(offset_of!(SquaresArguments, squares), squares)];
             let suffix = Kind::of(element_type).suffix().expect("a float");
             shim.launch(&format!("pserver_squares_{suffix}"), [blocks, 1], bytes_of(&arguments), &addresses);
-            assert_eq!(shim.read(squares, expected.len() * 8), cast_slice::<f64, u8>(&expected), "{element_type} {length}");
+            assert_eq!(
+                shim.read(squares, expected.len() * 8),
+                cast_slice::<f64, u8>(&expected),
+                "{element_type} {length}"
+            );
             let mut arguments = TotalArguments::zeroed();
             arguments.count = expected.len() as u64;
             let addresses =
@@ -104,8 +108,20 @@ fn one_element_that_is_not_finite_is_found_wherever_it_is() {
 fn edges(element_type: ElementType) -> Vec<u8> {
     let mut numbers: Vec<f64> = (0..=u16::MAX).step_by(97).map(|bits| half::f16::from_bits(bits).into()).collect();
     numbers.extend((0..=u16::MAX).step_by(89).map(|bits| f64::from(half::bf16::from_bits(bits))));
-    numbers.extend([65504.0, 65519.9, 65520.0, 65536.0, 6e-8, 2.98e-8, 2.980_232_238_769_532e-8, 6.1e-5, 1e-300, 1e300]);
-    let middles: Vec<f64> = numbers.iter().flat_map(|one| [1.0, 1.0 + 1e-7, 1.0 - 1e-15].map(|by| one * by * 1.0004883)).collect();
+    numbers.extend([
+        65504.0,
+        65519.9,
+        65520.0,
+        65536.0,
+        6e-8,
+        2.98e-8,
+        2.980_232_238_769_532e-8,
+        6.1e-5,
+        1e-300,
+        1e300,
+    ]);
+    let middles: Vec<f64> =
+        numbers.iter().flat_map(|one| [1.0, 1.0 + 1e-7, 1.0 - 1e-15].map(|by| one * by * 1.0004883)).collect();
     numbers.extend(middles);
     match element_type {
         #[expect(clippy::cast_possible_truncation, reason = "rounding makes the inputs")]
@@ -197,8 +213,8 @@ fn scalars_reckoned_on_the_device_are_those_of_the_host() {
             }
             shim.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
             assert_same(element_type, &shim.read(left, expected.len()), &expected, prepared.rule().algorithm.name());
-            let counted = shim.read(held, 16);
-            let counted = f64::from_le_bytes(counted[8..].try_into().expect("eight bytes"));
+            let counted = shim.read(held, size_of::<ScalarValues>());
+            let counted = f64::from_le_bytes(counted[8..16].try_into().expect("eight bytes"));
             assert_eq!(counted, f64::from(count) + f64::from(1 - skip), "the count");
             shim.release();
         }
@@ -248,7 +264,10 @@ fn numbers(element_type: ElementType, stretch: usize, seed: u64) -> Vec<u8> {
         (1, ElementType::Float32) => {
             #[expect(clippy::cast_possible_truncation, reason = "rounding makes the inputs")]
             let wide = |number: &f64| (number * 400.0) as f32;
-            floats(element_type, &values(element_type, COUNT, seed, 0)).iter().flat_map(|n| wide(n).to_le_bytes()).collect()
+            floats(element_type, &values(element_type, COUNT, seed, 0))
+                .iter()
+                .flat_map(|n| wide(n).to_le_bytes())
+                .collect()
         }
         (1, _) => floats(element_type, &values(element_type, COUNT, seed, 0))
             .iter()

@@ -180,9 +180,10 @@ fn a_step_that_is_skipped_changes_nothing() {
 #[test]
 fn a_copy_is_the_new_weights_rounded_once() {
     let Some(mut shim) = Shim::new(&module()) else { return };
-    for (element_type, copy) in FLOATS.into_iter().flat_map(|element_type| {
-        [ElementType::Float16, ElementType::Bfloat16].map(|copy| (element_type, copy))
-    }) {
+    for (element_type, copy) in FLOATS
+        .into_iter()
+        .flat_map(|element_type| [ElementType::Float16, ElementType::Bfloat16].map(|copy| (element_type, copy)))
+    {
         for misaligned in 0..2 {
             let case = Case::new(&some_rules()[0], element_type, element_type, 1, 515);
             let left = case.run(&mut shim, |launch| (launch.copy, launch.misaligned) = (Some(copy), misaligned));
@@ -212,9 +213,8 @@ pub(crate) fn nearest_half(value: f64, into: ElementType) -> [u8; 2] {
 #[test]
 fn a_table_of_tensors_is_updated_by_one_launch() {
     let Some(mut shim) = Shim::new(&module()) else { return };
-    let cases = [1, 67, 300, 5].map(|length| {
-        Case::new(&some_rules()[1], ElementType::Float32, ElementType::Float32, 2, length)
-    });
+    let cases = [1, 67, 300, 5]
+        .map(|length| Case::new(&some_rules()[1], ElementType::Float32, ElementType::Float32, 2, length));
     let mut table = Vec::new();
     let mut relocations = Vec::new();
     for (row, case) in cases.iter().enumerate() {
