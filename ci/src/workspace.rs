@@ -3,7 +3,7 @@
 use std::fmt::{Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::ops::AddAssign;
+use std::ops::{Add, AddAssign};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -137,6 +137,15 @@ impl AddAssign for Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+    }
+}
+
+impl Add for Tally {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use super::Device;
 use super::checked::{self, Context, library};
 use super::provider::{
-    Access, Act, Done, Domain, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
+    Access, Act, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
 use super::sys::*;
@@ -390,7 +390,8 @@ impl Pair for CardPair {
     fn connect(&mut self, there: &End) -> Result<(), Fault> {
         let (pair, port) = (self.open()?, &self.domain.station.port);
         let mut wish = ibv_qp_attr { qp_state: IBV_QPS_RTR, ..ibv_qp_attr::default() };
-        (wish.path_mtu, wish.dest_qp_num, wish.rq_psn) = (self.end.mtu.min(there.mtu).into(), there.number, there.packet);
+        (wish.path_mtu, wish.dest_qp_num, wish.rq_psn) =
+            (self.end.mtu.min(there.mtu).into(), there.number, there.packet);
         (wish.max_dest_rd_atomic, wish.min_rnr_timer) = (self.end.reads_in, 12);
         wish.ah_attr = ibv_ah_attr { dlid: there.lid, port_num: port.number, ..ibv_ah_attr::default() };
         if port.is_global || there.lid == 0 {
