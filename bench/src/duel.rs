@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::child::{Ask, Cores, Member, Ran, Usage};
-use crate::job::{Job, ModeName, Poll, RuleName, Transport};
+use crate::job::{Job, ModeName, Poll, RuleName};
 use crate::ours;
 use crate::statistics::median;
 use crate::straight::shm;

@@ -2,8 +2,9 @@
 //! in software) is a device like any other to libibverbs, and in it run our own programs.
 //!
 //! Not here: the tests, which are the packages' own. Read [`plan`] (what is run), [`guest`] (who runs it), [`report`]
-//! (what is believed), then [`furnish`], [`image`] and [`machine`] (how a machine comes to be).
+//! (what is believed) and [`figures`] (what was measured), then [`furnish`], [`image`] and [`machine`] (how a machine comes to be).
 
+mod figures;
 mod furnish;
 pub(crate) mod guest;
 mod image;
@@ -47,7 +48,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
         let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
         total += report.tally(&names);
     }
-    Ok(total + models_agree(&server))
+    println!("{}", figures::table(&report));
+    total += models_agree(&server);
+    if total.failed == 0 {
+        let count = workspace.make_up_for("rdma")?;
+        println!("soft-roce: {count} tests that skipped for want of a device have been run in the guest");
+    }
+    Ok(total)
 }
 
 /// The tool `guest`: one line of a person's, in a machine of its own.

@@ -33,6 +33,10 @@ pub(super) const ALONE: Scenario = Scenario {
         perftest("ib_write_lat", "ib_write_lat -d rxe0 -x 1 -F -s 8 -n 200 10.9.0.1"),
         perftest("ib_send_bw", "ib_send_bw -d rxe0 -x 1 -F -s 65536 -n 200 10.9.0.1"),
         perftest("ib_read_bw", "ib_read_bw -d rxe0 -x 1 -F -s 65536 -n 200 10.9.0.1"),
+        psbench("pushpull-verbs", "psbench pushpull --transport verbs --bytes 1MiB --iterations 5 --json"),
+        psbench("pushpull-tcp", "psbench pushpull --transport tcp --bytes 1MiB --iterations 5 --json"),
+        psbench("latency-verbs", "psbench latency --transport verbs --bytes 4KiB --iterations 20 --json"),
+        psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 20 --json"),
         program("verbs", 240, "transport-unit --nocapture --test-threads=1 verbs::"),
         program(
             "digits-verbs",
@@ -124,6 +128,10 @@ const ALONE_NETWORK: &[&str] = &[
 
 const fn program(name: &'static str, seconds: u64, line: &'static str) -> Program {
     Program { name, seconds, beside: None, port: None, line }
+}
+
+const fn psbench(name: &'static str, line: &'static str) -> Program {
+    program(name, 90, line)
 }
 
 /// A program of perftest is its own server when it is told no address.
