@@ -18,12 +18,12 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    fn of(bytes: &[u8], key: u32) -> Self {
+    pub(super) fn of(bytes: &[u8], key: u32) -> Self {
         let length = u32::try_from(bytes.len()).expect("a chunk or a slot");
         Self { address: bytes.as_ptr().expose_provenance() as u64, bytes: length, key }
     }
 
-    fn of_mut(bytes: &mut [u8], key: u32) -> Self {
+    pub(super) fn of_mut(bytes: &mut [u8], key: u32) -> Self {
         let length = u32::try_from(bytes.len()).expect("a chunk or a slot");
         Self { address: bytes.as_mut_ptr().expose_provenance() as u64, bytes: length, key }
     }

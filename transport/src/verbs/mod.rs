@@ -29,6 +29,8 @@ mod plain;
 mod probe;
 mod provider;
 mod registry;
+#[cfg(test)]
+mod rough;
 mod staging;
 mod status;
 mod sys;
