@@ -5,6 +5,7 @@ use std::ops::Range;
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use pserver_core::dtype::ElementType;
+use pserver_transport::verbs::{Device, Devices};
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
@@ -165,13 +166,15 @@ impl Job {
             self.buffers == Buffers::Ordinary || self.rule != RuleName::None && self.mode == ModeName::Sync,
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
-        if self.transport == Transport::Verbs {
-            bail!("--transport verbs is not in this build; expected tcp or shm");
+        if self.transport == Transport::Verbs
+            && let Err(why) = Device::find(&Devices::Best)
+        {
+            bail!("--transport verbs: {why}");
         }
         if self.transport == Transport::Loopback {
             bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
-                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp, \
+                 shm or verbs (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
             );
         }
         Ok(())

@@ -48,7 +48,11 @@ pub(super) enum Flight {
     /// This place of the frame that lands is being filled; through staging where the place cannot be.
     Read { index: usize, place: Incoming, staged: Option<Lease> },
     /// A payload is being written to where the other side wants it; the last one of its frame, or not.
-    Write { source: Source, is_last: bool },
+    Write {
+        #[expect(dead_code, reason = "it is held, and dropped when it was written")]
+        source: Source,
+        is_last: bool,
+    },
 }
 
 /// Where a payload is written from.

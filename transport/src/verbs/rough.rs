@@ -20,7 +20,7 @@ pub(super) enum Mischief {
     Lost,
     /// A completion comes twice.
     Twice,
-    /// A completion comes only when the device is asked again, after those behind it.
+    /// The completion of a message comes after the one behind it.
     Late,
     /// A completion is for work that was never posted.
     Stranger,
@@ -206,7 +206,8 @@ impl Pair for RoughPair {
         }
         let mut whole = Vec::new();
         self.inner.poll(&mut whole)?;
-        let late = if whole.is_empty() { Vec::new() } else { std::mem::take(&mut self.late) };
+        let has_message = whole.iter().any(|one| matches!(one.what, Ok(What::Message(_))));
+        let late = if has_message { std::mem::take(&mut self.late) } else { Vec::new() };
         whole.into_iter().for_each(|one| self.spoil(one, done));
         done.extend(late);
         Ok(())

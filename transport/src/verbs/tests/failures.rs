@@ -76,13 +76,14 @@ fn what_a_device_does_wrong_ends_the_connection_and_is_named() {
     };
     for is_open in [true, false] {
         check(Mischief::Lost, is_open, "completed, expected");
-        check(Mischief::Late, is_open, "completed, expected");
         check(Mischief::Twice, is_open, "completed");
         check(Mischief::Stranger, is_open, "completed");
         check(Mischief::TooLong, is_open, "a receive completed as Message(4294967295)");
         check(Mischief::Deaf, is_open, "the completion queue is lost");
         check(Mischief::Refuses, is_open, "the device takes no more work");
     }
+    // The other side gets so few messages that the one behind may never come.
+    check(Mischief::Late, true, "completed, expected");
     check(Mischief::WrongNumber, true, "payloads were written as number");
     assert!(ended(Mischief::RegistersNothing, true, 0).contains("so much memory cannot be registered"));
     assert!(ended(Mischief::RegistersNothing, false, 0).contains("so much memory cannot be registered"));
