@@ -5,8 +5,8 @@ use std::thread;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
-use pserver_transport::verbs::{Device, Devices};
 use pserver_transport::tcp::{Checks, Listener, Poll, Stop, TcpOptions, TcpTransport};
+use pserver_transport::verbs::{Device, Devices};
 
 /// Ends a listener and waits for its thread.
 struct Listening(Stop, Option<thread::JoinHandle<()>>);

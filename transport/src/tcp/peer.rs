@@ -101,7 +101,9 @@ impl Line {
             }
             Made::Rising(stream, address) => match Meeting::new(stream, (address.scheme, checks), hall, watcher) {
                 Ok(meeting) => Ok(Self::Meeting(Box::new(meeting))),
-                Err((_, reason)) if address.scheme == Scheme::Verbs => Err(format!("connecting to {address}: {reason}")),
+                Err((_, reason)) if address.scheme == Scheme::Verbs => {
+                    Err(format!("connecting to {address}: {reason}"))
+                }
                 Err((stream, reason)) => {
                     tracing::info!(%address, "connected over TCP; {reason}");
                     Ok(Self::tcp(stream, checks))
@@ -363,12 +365,7 @@ impl Peer {
     }
 
     /// Looks whether the connection was made; nothing once it is there.
-    fn turn_connecting(
-        &mut self,
-        hall: &mut Hall,
-        watcher: &Watcher<'_>,
-        events: &mut Vec<Event>,
-    ) -> Option<Turn> {
+    fn turn_connecting(&mut self, hall: &mut Hall, watcher: &Watcher<'_>, events: &mut Vec<Event>) -> Option<Turn> {
         let Line::Connecting(connecting) = &mut self.line else { return None };
         let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
             Poll::Pending => return Some(Turn::Rest),

@@ -211,11 +211,7 @@ pub(super) fn close_pair(verbs: &Verbs, pair: NonNull<ibv_qp>) -> Result<(), Fau
 }
 
 /// Links requests with their entries, one each, and hands them over. What they name is memory of spans.
-pub(super) fn post(
-    pair: NonNull<ibv_qp>,
-    requests: &mut [ibv_send_wr],
-    entries: &mut [ibv_sge],
-) -> Result<(), Fault> {
+pub(super) fn post(pair: NonNull<ibv_qp>, requests: &mut [ibv_send_wr], entries: &mut [ibv_sge]) -> Result<(), Fault> {
     assert_eq!(requests.len(), entries.len(), "one entry for each request");
     let mut next = std::ptr::null_mut();
     for (request, entry) in requests.iter_mut().zip(entries).rev() {

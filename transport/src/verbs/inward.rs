@@ -151,7 +151,8 @@ impl Inward {
         let landing = match &mut self.state {
             State::Payload(landing) if number == expected && landing.granted == landing.long => landing,
             _ => {
-                let text = format!("payloads were written as number {number}, expected {expected} once places are there");
+                let text =
+                    format!("payloads were written as number {number}, expected {expected} once places are there");
                 return Err(Ended::Broken(text));
             }
         };

@@ -160,7 +160,8 @@ impl Outward {
     pub(super) fn taken(&mut self, peer: PeerId, frames: u16, events: &mut Vec<Event>) -> Result<(), Ended> {
         for _ in 0..frames {
             let lent = self.lent.pop_front();
-            let lent = lent.ok_or_else(|| Ended::Broken("a payload was read that was not there to be read".to_owned()))?;
+            let lent =
+                lent.ok_or_else(|| Ended::Broken("a payload was read that was not there to be read".to_owned()))?;
             events.extend(lent.parcels.map(|(ticket, body)| Event::Sent { peer, ticket, body }));
         }
         Ok(())
@@ -251,11 +252,7 @@ impl Outward {
 }
 
 /// What a payload is written from: itself where it lies in memory that can be registered, else a copy.
-fn source(
-    payload: &Outgoing,
-    staging: &mut Staging,
-    counters: &Counters,
-) -> Result<Option<(Source, u32)>, Ended> {
+fn source(payload: &Outgoing, staging: &mut Staging, counters: &Counters) -> Result<Option<(Source, u32)>, Ended> {
     if let Outgoing::Value(value) = payload
         && let Some(key) = staging.registry().key_of(value.lease())?
     {

@@ -15,7 +15,7 @@ use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::provider::{
-    Access, Act, Done, Domain, End, Facts, FarPlace, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
+    Access, Act, Domain, Done, End, Facts, FarPlace, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
 
