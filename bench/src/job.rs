@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use pserver_core::dtype::ElementType;
 use pserver_transport::verbs::{Device, Devices};
@@ -166,15 +166,14 @@ impl Job {
             self.buffers == Buffers::Ordinary || self.rule != RuleName::None && self.mode == ModeName::Sync,
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
-        if self.transport == Transport::Verbs
-            && let Err(why) = Device::find(&Devices::Best)
-        {
-            bail!("--transport verbs: {why}");
+        if self.transport == Transport::Verbs {
+            let found = Device::find(&Devices::Best);
+            found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         if self.transport == Transport::Loopback {
             bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp, \
-                 shm or verbs (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
+                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
+                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
             );
         }
         Ok(())

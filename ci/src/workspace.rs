@@ -85,6 +85,13 @@ impl Workspace {
         written.context("cannot report a skip")
     }
 
+    /// Takes back what was skipped for want of `what`, because it has been run elsewhere since; how many lines.
+    pub(crate) fn make_up_for(&self, what: &str) -> Result<usize> {
+        let (made_up, left) = parted(self.skips(), what);
+        fs::write(&self.skip_report, left).context("cannot write the skip report")?;
+        Ok(made_up)
+    }
+
     /// The lines that tests wrote to the skip report, which is then gone.
     pub(crate) fn take_skips(&self) -> Vec<String> {
         let skips = self.skips();
@@ -146,6 +153,13 @@ impl Display for Tally {
     }
 }
 
+/// How many lines are for want of `what`, and the text of the others.
+fn parted(lines: Vec<String>, what: &str) -> (usize, String) {
+    let start = format!("SKIPPED: {what}:");
+    let (wanted, left): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.starts_with(&start));
+    (wanted.len(), left.into_iter().map(|line| line + "\n").collect())
+}
+
 fn skip_lines(report: &str) -> Vec<String> {
     let lines = report.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(|line| format!("SKIPPED: {}", line.strip_prefix("SKIPPED:").unwrap_or(line).trim_start())).collect()
@@ -190,6 +204,15 @@ mod tests {
     fn a_test_that_skipped_did_not_pass() {
         let tally = Tally { passed: 5, failed: 1, skipped: 0 };
         assert_eq!(tally.without(2).to_string(), "3 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn what_was_run_elsewhere_was_not_skipped() {
+        let lines =
+            skip_lines("SKIPPED: rdma: none\nSKIPPED: rdma-core: old\nSKIPPED: rdma: none\nSKIPPED: cuda: no\n");
+        let left = "SKIPPED: rdma-core: old\nSKIPPED: cuda: no\n".to_owned();
+        assert_eq!(parted(lines, "rdma"), (2, left));
+        assert_eq!(parted(Vec::new(), "rdma"), (0, String::new()));
     }
 
     #[test]

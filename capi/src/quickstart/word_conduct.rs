@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::conduct::{CHILDREN_MAX, Servers, left_early, start_servers, unconfigured};
 use super::family::{Event, Family, Member};
-use super::plan::{Sharing, name};
+use super::plan::{Sharing, Way, name};
 use super::skip_gram::WIDTH;
 use super::trainer::FINISH;
 use super::word_trainer::{BATCH, OPTIMIZER, WordReport};
@@ -75,6 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         shards: args.shards,
         trainers: args.trainers,
         mode: args.mode,
+        transport: Way::Tcp,
         optimizer: OPTIMIZER,
         model_dir: None,
     };

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::debian::{Packages, succeed};
 use crate::soft_roce::guest::{BY_HAND, MODULES, SCENARIO};
 use crate::soft_roce::image::Image;
+use crate::soft_roce::plan;
 use crate::workspace::Workspace;
 
 /// What is installed nowhere and found under `target/debian/soft-roce`, besides the kernel. A library that is missing
@@ -98,8 +99,8 @@ impl Furnishing {
         image.devices();
         image.file(BUSYBOX, &root.join(BUSYBOX))?;
         image.link("bin/sh", "busybox");
-        for (path, text) in [PROVIDER, HOSTS] {
-            image.bytes(path, text);
+        for (path, text) in [PROVIDER, HOSTS].iter().chain(plan::SCRIPTS) {
+            image.bytes(path, *text);
         }
         let libraries = [root.join(LIBRARIES), root.join("lib/x86_64-linux-gnu")];
         for (path, source) in TOOLS.iter().chain(OPENED) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::debian::succeed;
-use crate::soft_roce::plan::{self, Program, Scenario};
+use crate::soft_roce::plan::{self, Program};
 use crate::soft_roce::report::Line;
 use crate::workspace::SKIP_REPORT;
 
@@ -66,12 +66,8 @@ fn run() -> Result<()> {
     for line in fs::read_to_string(SKIPS).unwrap_or_default().lines() {
         say(&Line::Skipped(line.to_owned()));
     }
-    finish(&scenario)
-}
-
-fn finish(scenario: &Scenario) -> Result<()> {
     say(&Line::Done);
-    scenario.after.iter().try_for_each(|line| shell(line))
+    Ok(())
 }
 
 fn mount() -> Result<()> {

@@ -121,18 +121,44 @@ fn libraries_of(listing: &str) -> Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
+    /// Path, mode and bytes of every entry, read as the kernel reads them.
+    fn read(mut archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let mut entries = Vec::new();
+        while !archive.is_empty() {
+            let field = |index: usize| {
+                let digits = std::str::from_utf8(&archive[6 + 8 * index..][..8]).unwrap();
+                u32::from_str_radix(digits, 16).unwrap()
+            };
+            let (mode, size, name) = (field(1), field(6) as usize, field(11) as usize);
+            assert_eq!(&archive[..6], b"070701");
+            assert_eq!(archive[110 + name - 1], 0, "a name ends with a zero");
+            let path = String::from_utf8(archive[110..110 + name - 1].to_vec()).unwrap();
+            let data = (110 + name).next_multiple_of(4);
+            entries.push((path, mode, archive[data..data + size].to_vec()));
+            archive = &archive[(data + size).next_multiple_of(4)..];
+        }
+        entries
+    }
+
     #[test]
     fn an_archive_is_what_the_kernel_reads() {
         let mut image = Image::default();
-        image.bytes("a/b", "five!");
-        let archive = image.archive();
-        let folder = "0707010000000100000000".len();
-        assert_eq!(&archive[..14], b"07070100000001", "a folder comes before what is in it");
-        assert_eq!(&archive[14..folder], b"000041ed");
-        // 110 bytes and `a\0` are 112; 110 and `a/b\0` are 114, filled up to 116, and five bytes up to eight.
-        assert_eq!(&archive[112 + 110..112 + 125], b"a/b\0\0\0five!\0\0\x30\x37"[..15].as_ref());
-        assert_eq!(archive.len(), 112 + 124 + 124);
-        assert!(archive.len().is_multiple_of(4));
+        image.bytes("a/b/five", "five!");
+        image.link("a/link", "b/five");
+        image.devices();
+        let read = read(&image.archive());
+        let entry = |path: &str, mode: u32, bytes: &[u8]| (path.to_owned(), mode, bytes.to_vec());
+        let expected = [
+            entry("a", 0o040_755, b""),
+            entry("a/b", 0o040_755, b""),
+            entry("a/b/five", 0o100_755, b"five!"),
+            entry("a/link", 0o120_777, b"b/five"),
+            entry("dev", 0o040_755, b""),
+            entry("dev/console", 0o020_666, b""),
+            entry("dev/null", 0o020_666, b""),
+            entry("TRAILER!!!", 0, b""),
+        ];
+        assert_eq!(read, expected, "a folder comes before what is in it");
     }
 
     #[test]

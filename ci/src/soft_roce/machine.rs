@@ -10,13 +10,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::soft_roce::report::Report;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PROCESSORS: &str = "2";
-const MEBIBYTES: &str = "2048";
+const MEBIBYTES: &str = "1536";
+
+/// One end of what joins two machines.
+pub(super) struct Wire<'a> {
+    /// A socket of this machine.
+    pub(super) path: &'a Path,
+    /// Whether this end makes it. The other one starts later.
+    pub(super) listens: bool,
+}
 
 /// A machine that runs.
 pub(super) struct Machine {
@@ -31,15 +39,18 @@ impl Machine {
         Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     }
 
-    /// Switches it on. `wire` is QEMU's word for the other end of its network card; without one it has no card.
-    pub(super) fn start(name: &str, kernel: &Path, image: &Path, wire: Option<&str>) -> Result<Self> {
+    /// Switches it on. Without a wire it has no network card.
+    pub(super) fn start(name: &str, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
         let mut command = Command::new(PROGRAM);
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", PROCESSORS, "-m", MEBIBYTES]);
         command.args(["-no-reboot", "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
         command.args(["-append", "console=ttyS0 panic=-1 mitigations=off quiet rdinit=/init"]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
         if let Some(wire) = wire {
-            command.args(["-netdev", wire, "-device", "virtio-net-pci,netdev=wire"]);
+            let (server, last) = if wire.listens { ("on", 1) } else { ("off", 2) };
+            let path = wire.path.display();
+            command.arg("-netdev").arg(format!("stream,id=wire,server={server},addr.type=unix,addr.path={path}"));
+            command.arg("-device").arg(format!("virtio-net-pci,netdev=wire,mac=52:54:00:00:00:0{last}"));
         }
         let mut child = command
             .stdin(Stdio::null())
@@ -76,6 +87,17 @@ impl Machine {
         self.child.kill().context("cannot end QEMU")?;
         self.child.wait().context("cannot wait for QEMU")?;
         Ok(report)
+    }
+}
+
+impl Wire<'_> {
+    /// Waits until the end that listens is there.
+    pub(super) fn wait(&self, end: Instant) -> Result<()> {
+        while !self.path.exists() {
+            ensure!(Instant::now() < end, "no machine listens at {}", self.path.display());
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 }
 

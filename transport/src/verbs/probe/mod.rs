@@ -14,7 +14,7 @@ use crate::verbs::sys::{self, *};
 macro_rules! call {
     ($verbs:expr, $function:ident, $($argument:expr),*) => {{
         let function = $verbs.$function.as_ref().expect(stringify!($function));
-        // SAFETY: the arguments point to what this module has opened and not closed, or to values that outlive the call.
+        // SAFETY: the arguments point to what this module has opened and not closed, or to values that outlive this.
         unsafe { function($($argument),*) }
     }};
 }
@@ -228,6 +228,12 @@ impl<'a> End<'a> {
         call!(self.device.verbs, ibv_ack_cq_events, queue, 1);
     }
 
+    /// Ends as a process ends that was killed: the memory stays, so an address is still right.
+    pub(super) fn destroy_pair(&mut self) {
+        let pair = std::mem::replace(&mut self.pair, ptr::null_mut());
+        assert_eq!(call!(self.device.verbs, ibv_destroy_qp, pair), 0);
+    }
+
     /// Takes the memory away from the device before its time.
     pub(super) fn deregister(&mut self) {
         let region = std::mem::replace(&mut self.region, ptr::null_mut());
@@ -238,7 +244,9 @@ impl<'a> End<'a> {
 impl Drop for End<'_> {
     fn drop(&mut self) {
         let verbs = &self.device.verbs;
-        call!(verbs, ibv_destroy_qp, self.pair);
+        if !self.pair.is_null() {
+            call!(verbs, ibv_destroy_qp, self.pair);
+        }
         call!(verbs, ibv_destroy_cq, self.queue);
         call!(verbs, ibv_destroy_comp_channel, self.channel);
         if !self.region.is_null() {
