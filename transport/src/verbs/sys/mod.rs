@@ -41,7 +41,7 @@ pub(crate) unsafe fn post_send(queue_pair: *mut ibv_qp, work: *mut ibv_send_wr) 
     (error, refused)
 }
 
-/// Hands a list of buffers to a queue pair that has no shared receive queue; as [`post_send`].
+/// Hands a list of buffers to a queue pair, which has no shared receive queue; as [`post_send`].
 ///
 /// # Safety
 /// As [`post_send`].
@@ -53,21 +53,6 @@ pub(crate) unsafe fn post_recv(queue_pair: *mut ibv_qp, work: *mut ibv_recv_wr) 
     let Some(post) = (unsafe { (*context).ops.post_recv }) else { return (NOT_SUPPORTED, work) };
     // SAFETY: the caller vouches for the work; `refused` outlives the call.
     let error = unsafe { post(queue_pair, work, &mut refused) };
-    (error, refused)
-}
-
-/// Hands a list of buffers to a shared receive queue; as [`post_send`].
-///
-/// # Safety
-/// As [`post_send`], for the shared receive queue.
-pub(crate) unsafe fn post_srq_recv(queue: *mut ibv_srq, work: *mut ibv_recv_wr) -> (c_int, *mut ibv_recv_wr) {
-    // SAFETY: the caller vouches for the queue, whose context lives as long as it does.
-    let context = unsafe { (*queue).context };
-    let mut refused = ptr::null_mut();
-    // SAFETY: the context of an open queue is an open device's.
-    let Some(post) = (unsafe { (*context).ops.post_srq_recv }) else { return (NOT_SUPPORTED, work) };
-    // SAFETY: the caller vouches for the work; `refused` outlives the call.
-    let error = unsafe { post(queue, work, &mut refused) };
     (error, refused)
 }
 
