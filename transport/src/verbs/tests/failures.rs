@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::stage::ends;
 use crate::conformance::world::{Seen, Side, World, bytes, push};
-use crate::tcp::{Poll, TcpOptions};
+use crate::network::{NetworkOptions, Poll};
 use crate::verbs::plain::Plain;
 use crate::verbs::rough::{Mischief, Plot, Rough};
 use crate::verbs::status::Status;
@@ -14,7 +14,7 @@ use pserver_core::port::Outgoing;
 
 fn world(device: &Rough) -> World {
     let devices = Devices::This(Device(Arc::new(device.clone())));
-    World::new(ends("verbs://127.0.0.1:0", &TcpOptions { devices, poll: Poll::Block, ..TcpOptions::default() }))
+    World::new(ends("verbs://127.0.0.1:0", &NetworkOptions { devices, poll: Poll::Block, ..NetworkOptions::default() }))
 }
 
 /// Sends some frames, with long payloads and short ones.

@@ -9,7 +9,7 @@ use pserver_core::wire::{Address, OfferMessage};
 
 use super::stage::ends;
 use crate::conformance::world::{World, hello};
-use crate::tcp::{Poll, TcpOptions};
+use crate::network::{NetworkOptions, Poll};
 use crate::verbs::flights::Span;
 use crate::verbs::letters::{LETTER_BYTES, Letter, Matter, PREFIX_BYTES, Prefix};
 use crate::verbs::plain::Plain;
@@ -82,7 +82,7 @@ impl Numbers {
 
 fn world(plain: &Arc<Plain>) -> World {
     let devices = Devices::This(Device(Arc::clone(plain) as Arc<_>));
-    World::new(ends("verbs://127.0.0.1:0", &TcpOptions { devices, poll: Poll::Block, ..TcpOptions::default() }))
+    World::new(ends("verbs://127.0.0.1:0", &NetworkOptions { devices, poll: Poll::Block, ..NetworkOptions::default() }))
 }
 
 /// Lets somebody connect by hand and do what `act` does, until the connection is over; why. `waits` says whether it is
