@@ -210,7 +210,8 @@ fn run(device: &mut dyn Accelerator, work: Vec<Work>) -> Vec<Done> {
         waits += 1;
     }
     let mut found: Vec<DeviceSlot> = all.iter().map(|done| done.work.slot()).collect();
-    (found.sort_unstable(), expected.sort_unstable());
+    found.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(found, expected, "each piece of work comes back once");
     all
 }
