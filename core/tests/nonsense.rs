@@ -24,13 +24,16 @@ const FLOW: &str =
 const RULES: [&str; 3] = [
     include_str!("../rules/adam.rule"),
     include_str!("../rules/lion.rule"),
-    "param b in (0, 1] = 0.5; state m = -0.5 # a comment\nlet k = select(g > 0 and not (w == 0), b, -b); m = k ^ 2; w -= lr*m",
+    "param b in (0, 1] = 0.5; state m = -0.5 # a comment\nlet k = select(g > 0 and not (w == 0), b, -b)
+     m = k ^ 2; w -= lr*m",
 ];
 const CONFIGS: [&str; 4] = [
     "optimizer: Adam adam { beta_1: 0.9 epsilon: 1e-8 } const_lr { learning_rate: 0.1 } clip_norm: 2",
-    "sgd < momentum: .9, nesterov: true > lr_policy: Linear; linear_lr { learning_rate: 1 lr_decay_a: 0.5 lr_decay_b: 25e-2 }",
+    "sgd < momentum: .9, nesterov: true > lr_policy: Linear; linear_lr { learning_rate: 1
+     lr_decay_a: 0.5 lr_decay_b: 25e-2 }",
     "algorithm: 'ftrl' ftrl { } home: 3 sparse { height: 9 width: 2 gaussian { deviation: 0.5 } } # rows",
-    "rule: 'state m = 0; m = b*m + g;' \"w -= lr*m\" rule_set { key: 'b' value: 0.9 } mode: Staleness staleness_bound: 2",
+    "rule: 'state m = 0; m = b*m + g;' \"w -= lr*m\" rule_set { key: 'b' value: 0.9 } mode: Staleness
+     staleness_bound: 2",
 ];
 
 fn frame() -> Vec<u8> {

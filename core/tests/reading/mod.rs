@@ -1,5 +1,6 @@
-//! What reads bytes from outside, one function each: whatever the bytes are, nothing panics, and what is read is written
-//! and read again as the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same functions.
+//! What reads bytes from outside, one function each: whatever the bytes are, nothing panics, and what is read is
+//! written and read again as the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same
+//! functions.
 //!
 //! Each says whether the bytes were read, so that a run can tell that it tried more than refusals.
 
