@@ -228,8 +228,8 @@ fn accuracy(mode: &str, seed: u32) -> f64 {
 }
 
 /// Without rounds the order in which trainers push is luck, and one run differs from the next by half a point (nine
-/// runs: 0.9765 on average, deviation 0.0047). The mean of three seeds differs by a quarter of one, so the bound is more
-/// than four deviations away.
+/// runs: 0.9765 on average, deviation 0.0047). The mean of three seeds differs by a quarter of one, so the bound is
+/// more than four deviations away.
 #[test]
 fn the_quickstart_learns_in_every_mode() {
     let of = |mode| [1, 2, 3].map(|seed| accuracy(mode, seed));

@@ -4,9 +4,9 @@
 //! door, [`checkpoint::storage`]. Transports fill [`port::Transport`] and kernels fill [`port::Kernels`]; both
 //! live in packages of their own.
 //!
-//! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (which chunk lives where); [`wire`] (what
-//! a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do); [`rows`] (tables
-//! of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
+//! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (which chunk lives where);
+//! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do);
+//! [`rows`] (tables of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
 
 pub mod checkpoint;
 pub mod checksum;

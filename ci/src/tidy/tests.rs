@@ -81,7 +81,7 @@ const MANIFEST: &[Example] = &[
     (
         "manifest",
         "core/fuzz/Cargo.toml",
-        "[workspace]\n[dependencies]\na = \"=1.2.3\"\nb = \"1\"\npserver-core = { path = \"..\" }\n[profile.dev]\nc = 1",
+        "[workspace]\n[dependencies]\na = \"=1.2.3\"\nb = \"1\"\npserver-core = { path = \"..\" }\n[profile.a]\nb = 1",
         &[4],
     ),
     ("manifest", "Cargo.toml", "[workspace]\nmembers = [\"core\", \"ci\"]\n", &[]),

@@ -12,7 +12,8 @@ use crate::limits::{FRAME_CONTROL_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONF
 /// Declares parameters as a script says, and compares where their chunks are.
 ///
 /// The first step is the topology (`shards 2,1 chunk 4096`), each other one a parameter (`w float32 100` in bytes, with
-/// `whole` or `home=1` after it or not). The answer is `name=server.shard,server.shard` in chunk order, then the bytes by server.
+/// `whole` or `home=1` after it or not). The answer is `name=server.shard,server.shard` in chunk order, then the bytes
+/// by server.
 fn check(script: &str, expected: &str) {
     let mut steps = script.split("; ");
     let cluster: Vec<&str> = steps.next().expect("the topology").split(' ').collect();

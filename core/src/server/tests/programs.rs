@@ -160,7 +160,7 @@ fn a_server_makes_what_the_transpiler_writes() {
         "sgd { momentum: 0.9 nesterov: true } const_lr { learning_rate: 0.1 } l2: 0.01",
         "optimizer: Adadelta adadelta { }",
         "optimizer: Adagrad adagrad { }",
-        "optimizer: Adam adam { } lr_policy: Linear linear_lr { learning_rate: 0.1 lr_decay_a: 0.01 lr_decay_b: 0.001 }",
+        "optimizer: Adam adam { } lr_policy: Linear linear_lr { learning_rate: 0.1 lr_decay_a: 0.01 lr_decay_b: 0.1 }",
         "algorithm: \"rmsprop\" rmsprop { momentum: 0.5 }",
         "algorithm: \"ftrl\" ftrl { }",
         "rule: 'state m = 0.5; m = b*m + g; w -= lr*m' rule_set { key: 'b' value: 0.9 }",
