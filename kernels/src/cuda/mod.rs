@@ -4,8 +4,8 @@
 //! ([`pserver_core::rule::reference`], [`pserver_core::optim`], [`pserver_core::rows::Merge`]).
 //!
 //! Nothing of CUDA is needed to build this. Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes
-//! a text), [`source`] (texts become a module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what
-//! is compiled and committed).
+//! a text), [`source`] (texts become a module), [`scalars`] (what a rule's scalars are on the device), [`shipped`]
+//! (what is compiled and committed).
 
 pub mod arguments;
 pub mod emit;
