@@ -332,3 +332,8 @@ pub fn sum_entry(element_type: ElementType) -> Option<&'static str> {
         Kind::Float16 | Kind::Bfloat16 => None,
     }
 }
+
+const _: () = assert!(size_of::<UpdateArguments>() == 648, "kernels/cu/base.cu has the same numbers");
+const _: () = assert!(size_of::<RowsArguments>() == 864);
+const _: () = assert!(size_of::<FiniteArguments>() == 536 && size_of::<SortArguments>() == 64);
+const _: () = assert!(size_of::<ScalarCode>() == 24 && size_of::<ScalarsArguments>() == 64);
