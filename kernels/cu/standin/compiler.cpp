@@ -41,7 +41,7 @@ std::string shimmed(const std::string& text) {
   const std::string folder = setting("PSERVER_STANDIN_SHIM");
   std::string all = read(folder + "/shim.h") + text + "\nstatic const PserverShimKernel pserver_shim_kernels[] = {\n";
   const std::regex kernel(
-      "extern \"C\" __global__ void (?:__launch_bounds__\\(\\d+\\) )?(\\w+)\\(const __grid_constant__ (\\w+) a\\)");
+      "extern \"C\" __global__ void (?:__launch_bounds__\\([^)]*\\) )?(\\w+)\\(const __grid_constant__ (\\w+) a\\)");
   for (std::sregex_iterator found(text.begin(), text.end(), kernel), end; found != end; ++found)
     all += "    {\"" + found->str(1) + "\", pserver_shim_call<" + found->str(2) + ", " + found->str(1) + ">},\n";
   return all + "};\n" + read(folder + "/launch.h");

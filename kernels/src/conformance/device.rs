@@ -107,7 +107,9 @@ impl Chunk {
         match &done.work {
             Work::Load { states, .. } => assert_eq!(states.len(), self.states.len(), "{case}"),
             Work::Update { into, .. } => {
-                super::assert_same(self.element_type, &into.bytes()[..self.parameter.len()], &self.parameter, || case);
+                super::assert_same(self.element_type, &into.bytes()[..self.parameter.len()], &self.parameter, || {
+                    case.clone()
+                });
             }
             Work::Store { states, .. } => {
                 assert_eq!(states.len(), self.states.len(), "{case}");
@@ -208,7 +210,8 @@ fn run(device: &mut dyn Accelerator, work: Vec<Work>) -> Vec<Done> {
         waits += 1;
     }
     let mut found: Vec<DeviceSlot> = all.iter().map(|done| done.work.slot()).collect();
-    (found.sort_unstable(), expected.sort_unstable());
+    found.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(found, expected, "each piece of work comes back once");
     all
 }

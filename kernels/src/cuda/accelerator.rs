@@ -22,11 +22,12 @@ use pserver_core::memory::Arena;
 use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
 
 use super::arguments::GRADIENTS_MAX;
-use super::checked::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Refused, Ticket};
+use super::checked::Refused;
 use super::code::{Kernels, Program};
 use super::gathering::{Banks, aligned};
 use super::locked::Locked;
 use super::room::Room;
+use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ticket};
 use super::settings::Settings;
 
 /// Work that is under way at the same time: enough that copies and kernels of several chunks overlap, and that a round

@@ -10,8 +10,9 @@ use pserver_core::rule::ssa::Lowered;
 
 use super::arguments::{Merge, sum_entry};
 use super::cache::Cache;
-use super::checked::{Compiler, Context, Entry, Module, Refused};
+use super::checked::Refused;
 use super::emit::Emitted;
+use super::safe::{Compiler, Context, Entry, Module};
 use super::{shipped, source};
 
 /// What is launched for a chunk's update, and how its numbers are handed over.

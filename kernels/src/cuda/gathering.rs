@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use super::arguments::GRADIENTS_MAX;
-use super::checked::{Context, Event, Part, Refused};
+use super::checked::Refused;
+use super::safe::{Context, Event, Part};
 
 /// Groups of gradients that are on their way or being summed at the same time.
 pub(super) const BANKS: usize = 4;

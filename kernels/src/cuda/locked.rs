@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::Arena;
 
-use super::checked::{Context, Registered};
+use super::safe::{Context, Registered};
 
 const PIECE_BYTES: usize = CHUNK_BYTES_MAX as usize;
 

@@ -8,8 +8,8 @@
 //!
 //! Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes a text), [`source`] (texts become a
 //! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed). Then the
-//! driver side: `sys` (its functions), `checked` (its objects; all unsafe code is in these two), `code` (which kernel
-//! runs), [`Gathering`] (how gradients come together), `submission` (how a piece of work becomes copies and kernels),
+//! driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is in these three),
+//! `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece of work becomes copies and kernels),
 //! [`Cuda`] (the accelerator).
 
 mod accelerator;
@@ -23,6 +23,7 @@ mod gathering;
 mod locked;
 mod probe;
 mod room;
+mod safe;
 pub mod scalars;
 mod settings;
 pub mod shipped;

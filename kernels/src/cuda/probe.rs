@@ -10,9 +10,10 @@ use pserver_core::error::Failure;
 use pserver_core::port::Code;
 
 use super::arguments::{GRADIENTS_MAX, Kind, UpdateArguments};
-use super::checked::{Context, Event, Lane, Lanes, Memory, Part, Piece, Pinned, Refused, Ticket};
+use super::checked::Refused;
 use super::code::Kernels;
 use super::gathering::aligned;
+use super::safe::{Context, Event, Lane, Lanes, Memory, Part, Piece, Pinned, Ticket};
 use super::settings::Settings;
 use super::submission::grid;
 

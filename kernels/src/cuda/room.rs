@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pserver_core::error::Failure;
 
-use super::checked::{Context, Memory, Part};
 use super::gathering::aligned;
+use super::safe::{Context, Memory, Part};
 
 /// Memory is taken from the driver so much at a time, because it gives whole pages of two MiB, and few allocations are
 /// few registrations for a network card.

@@ -10,8 +10,9 @@ use pserver_core::port::{Done, Work};
 
 use super::accelerator::{Cuda, Job, Seat, Slot};
 use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, UpdateArguments};
-use super::checked::{Context, Grid, Lane, Lanes, Part, Refused, Ticket};
+use super::checked::Refused;
 use super::gathering::{Gathering, aligned};
+use super::safe::{Context, Grid, Lane, Lanes, Part, Ticket};
 
 /// Elements that a thread computes at once.
 const ELEMENTS_AT_ONCE: u64 = 8;

@@ -115,7 +115,9 @@ pub(super) fn digest() -> String {
         let mut chunk = Chunk::new(chunk, index as u64, slot);
         (1..=ROUNDS).for_each(|round| chunk.update(round));
         hasher.update(&chunk.parameter);
-        chunk.states.iter().for_each(|state| drop(hasher.update(state)));
+        for state in &chunk.states {
+            hasher.update(state);
+        }
     }
     hasher.finalize().to_hex().to_string()
 }

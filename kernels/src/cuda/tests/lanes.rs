@@ -5,10 +5,10 @@ use std::sync::Arc;
 use pserver_core::memory::{Arena, Budget, Lease};
 
 use super::standin::{each, each_seed};
-use crate::cuda::checked::{Context, Entry, Event, Grid, Lane, Lanes, Memory, Module, Part, Registered, Ticket};
+use crate::cuda::safe::{Context, Entry, Event, Grid, Lane, Lanes, Memory, Module, Part, Registered, Ticket};
 
-const WORDS: usize = 512;
-const BYTES: u32 = 8 * WORDS as u32;
+const BYTES: u32 = 4096;
+const WORDS: usize = BYTES as usize / 8;
 const ONE: Grid = Grid { blocks: (1, 1), threads: 1, shared: 0 };
 
 /// A device, an arena that is pinned, and the kernel that adds words.

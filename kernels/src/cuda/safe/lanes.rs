@@ -11,7 +11,8 @@ use std::mem;
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Context, Entry, Grid, Part, Refused};
+use super::{Context, Entry, Grid, Part};
+use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, Code};
 
 /// Which stream. They run beside each other; within one, in order.

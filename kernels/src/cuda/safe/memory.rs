@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use pserver_core::memory::Arena;
 
-use super::{Context, Refused};
+use super::Context;
+use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUdeviceptr, PORTABLE};
 
 /// One allocation of the device's memory. It is plain memory, not of a pool, so that a network card can register it.

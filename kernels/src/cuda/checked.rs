@@ -1,27 +1,10 @@
-//! The driver's objects, each owned by one value; every call a `Result` that names the call and what it said.
-//!
-//! All unsafe code of the driver side is here and in `sys`. What makes it sound: an object knows its [`Context`] and
-//! keeps it; a handle is destroyed once, by the value that owns it; memory of the host that a stream reads or writes
-//! is owned by [`Lanes`] until an event has said that the stream is done with it, and is given up for good when that
-//! cannot be learned any more.
-
-mod compiler;
-mod context;
-mod lanes;
-mod memory;
-mod module;
+//! What the driver's functions return, as `Result`s that name the call and what it said.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
 
-pub(super) use compiler::Compiler;
-pub(super) use context::{Context, Properties};
-pub(super) use lanes::{Event, Lane, Lanes, Ticket};
-pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
-pub(super) use module::{Entry, Grid, Module};
-
-use super::sys::{self, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Code, Driver};
+use super::sys::{self, CUDA_SUCCESS, Code, Driver};
 
 /// A call that the driver refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +23,6 @@ impl Refused {
     pub(super) fn is_of_the_call(&self) -> bool {
         sys::ERRORS_OF_CALLS.contains(&self.code)
     }
-
-    /// Whether there was not enough memory.
-    pub(super) fn is_memory(&self) -> bool {
-        self.code == CUDA_ERROR_OUT_OF_MEMORY
-    }
 }
 
 impl fmt::Display for Refused {
@@ -54,7 +32,7 @@ impl fmt::Display for Refused {
 }
 
 /// A call's result: nothing, or what was refused.
-fn called(driver: &Driver, call: &'static str, code: Code) -> Result<(), Refused> {
+pub(super) fn called(driver: &Driver, call: &'static str, code: Code) -> Result<(), Refused> {
     if code == CUDA_SUCCESS {
         return Ok(());
     }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use super::{Refused, called};
+use crate::cuda::checked::{Refused, called};
 use crate::cuda::sys::{self, CUDA_ERROR_NO_DEVICE, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver};
 
 /// The oldest driver: 12.4, because the committed PTX is of that version. As the driver writes it.

@@ -4,7 +4,8 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Context, Refused};
+use super::Context;
+use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUfunction, CUmodule};
 
 /// A module that is loaded.

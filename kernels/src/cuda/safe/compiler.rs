@@ -92,7 +92,9 @@ impl Drop for Program {
 
 fn load() -> Result<Compiler, String> {
     if !sys::has_compiler() {
-        return Err("libnvrtc was not found, which compiles rules for the device".to_owned());
+        return Err(
+            "libnvrtc was not found (libnvrtc.so or libnvrtc.so.12), which compiles rules for the device".to_owned()
+        );
     }
     let library = Library::load().map_err(|symbol| format!("libnvrtc is too old: it has no {symbol}"))?;
     let (mut major, mut minor) = (0, 0);
