@@ -33,7 +33,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::Ticket;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::tcp::{Checks, Poll, TcpOptions};
+use pserver_transport::network::{Checks, NetworkOptions, Poll};
 
 use buffers::Buffers;
 use calls::Call;
@@ -191,7 +191,7 @@ impl Client {
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let transport = TcpOptions { poll: options.poll, checks: options.checks, ..TcpOptions::default() };
+        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
         let engine = Engine::new(&options.coordinator, role, transport)?;
         let buffers = Arc::new(Buffers::default());
         let state = State {

@@ -15,9 +15,9 @@ const FLOORS: &[Example] = &[
     ("floors", "core/src/cellar.rs", "", &[1]),
     ("floors", "core/src/server/mod.rs", "use pserver_transport::Tcp;", &[1]),
     ("floors", "core/tests/rounds.rs", "use pserver_core::server;", &[]),
-    ("floors", "transport/src/tcp.rs", "use pserver_core::port::Transport;\nuse crate::shm;", &[]),
-    ("floors", "transport/src/tcp.rs", "use pserver_kernels::cpu;", &[1]),
-    ("floors", "kernels/src/cpu.rs", "use pserver_transport as wire;\nuse pserver_transport::tcp;", &[2]),
+    ("floors", "transport/src/network.rs", "use pserver_core::port::Transport;\nuse crate::shm;", &[]),
+    ("floors", "transport/src/network.rs", "use pserver_kernels::cpu;", &[1]),
+    ("floors", "kernels/src/cpu.rs", "use pserver_transport as wire;\nuse pserver_transport::network;", &[2]),
     ("floors", "kernels/src/cpu.rs", "paddle_pserver::client();", &[1]),
     ("floors", "capi/src/main.rs", "use pserver_kernels::cpu;\nuse pserver_core::server;", &[]),
     ("floors", "ci/src/main.rs", "use crate::tidy;\nuse pserver_core::ids::PeerId;", &[2]),
@@ -26,7 +26,7 @@ const FLOORS: &[Example] = &[
 
 const REACH: &[Example] = &[
     ("purity", "core/src/server/mod.rs", "use std::time::Duration;\nuse crate::time::Now;", &[]),
-    ("purity", "transport/src/tcp.rs", "use std::{net::TcpStream, time::Instant};", &[]),
+    ("purity", "transport/src/network.rs", "use std::{net::TcpStream, time::Instant};", &[]),
     ("purity", "core/src/server/mod.rs", "use std::time::{Duration, Instant};\nstd::time::SystemTime::now();", &[1, 2]),
     ("purity", "core/src/server/mod.rs", "use std::time;\nlet now = time::Instant::now();", &[2]),
     ("purity", "core/src/server/mod.rs", "use std::time::*;", &[1]),
@@ -43,8 +43,8 @@ const REACH: &[Example] = &[
     ("environment", "capi/src/main.rs", "std::env::var(\"A\")", &[]),
     ("environment", "kernels/build.rs", "std::env::var(\"OUT_DIR\")", &[]),
     ("environment", "transport/src/conformance.rs", "std::env::var_os(\"PSERVER_REQUIRE\")", &[]),
-    ("environment", "transport/src/tcp.rs", "env!(\"CARGO_PKG_VERSION\")", &[]),
-    ("environment", "transport/src/tcp.rs", "let a = 1;\nstd::env::var(\"A\")", &[2]),
+    ("environment", "transport/src/network.rs", "env!(\"CARGO_PKG_VERSION\")", &[]),
+    ("environment", "transport/src/network.rs", "let a = 1;\nstd::env::var(\"A\")", &[2]),
     ("environment", "core/src/config/mod.rs", "use std::env;", &[1]),
     ("unsafe", "capi/src/sys.rs", "// SAFETY: a fact.\nlet a =\n    unsafe { b() };", &[]),
     ("unsafe", "core/src/memory/loan.rs", "// SAFETY: a fact\n// of two lines.\nunsafe impl Send for A {}", &[]),
@@ -53,7 +53,7 @@ const REACH: &[Example] = &[
     ("unsafe", "core/src/memory/loan.rs", "// SAFETY: a fact.\nunsafe { b() }\nunsafe { c() }", &[3]),
     ("unsafe", "core/src/memory/loan.rs", "// SAFETY: of another statement.\na();\nunsafe { b() }", &[3]),
     ("unsafe", "core/src/memory_map.rs", "// SAFETY: a fact.\nunsafe { b() }", &[2]),
-    ("unsafe", "transport/src/tcp.rs", "// SAFETY: a fact.\nunsafe { b() }", &[2]),
+    ("unsafe", "transport/src/network.rs", "// SAFETY: a fact.\nunsafe { b() }", &[2]),
 ];
 
 const SHAPE: &[Example] = &[
@@ -70,7 +70,7 @@ const SHAPE: &[Example] = &[
     ("ignored-test", "core/src/a.rs", "/// ```rust,ignore\n/// a();\n/// ```", &[1]),
     ("unfinished", "core/src/a.rs", "// todo!()\nlet todo = 1;\nif todo != 2 {}", &[]),
     ("unfinished", "core/src/a.rs", "todo!()\nunimplemented!(\"later\")\nlet a = dbg!(b);", &[1, 2, 3]),
-    ("sleeping-test", "transport/src/tcp.rs", "fn back_off() { std::thread::sleep(a) }", &[]),
+    ("sleeping-test", "transport/src/network.rs", "fn back_off() { std::thread::sleep(a) }", &[]),
     ("sleeping-test", "core/tests/a.rs", "// tidy: allow sleep: the child shows no event\nstd::thread::sleep(a);", &[]),
     ("sleeping-test", "core/tests/a.rs", "std::thread::sleep(a); // tidy: allow sleep: no event", &[]),
     ("sleeping-test", "core/tests/a.rs", "// tidy: allow sleep:\nthread::sleep(a);", &[2]),
@@ -165,7 +165,7 @@ fn only_what_a_program_wrote_may_look_as_it_likes() {
         check("function-length", path, text, &[2]);
         check("layout", path, text, &[103]);
     }
-    check("unsafe", "transport/src/tcp/bindings.rs", &generated, &[2, 103]);
+    check("unsafe", "transport/src/network/bindings.rs", &generated, &[2, 103]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{fmt, io};
 
+use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Arena, Budget, Mapped};
 use rustix::process::{Resource, getrlimit};
 
@@ -23,14 +24,16 @@ use super::sys::*;
 
 /// A packet is sent again when no acknowledgement came within 4.096 us times two to this: 67 ms.
 const TIMEOUT: u8 = 14;
-/// So often.
-const RETRIES: u8 = 7;
+/// So often. Seven would be for ever over soft-RoCE.
+const RETRIES: u8 = 6;
 /// Credits see to it that there is room for every message, so no one is sent again for want of it.
 const ROOM_RETRIES: u8 = 0;
 /// Messages up to this length go with the work itself, where the device takes so much.
 const INLINE_WANTED: u32 = 256;
 /// Completions taken by one call.
 const POLLED: usize = 32;
+/// Less than this no device takes at once.
+const MESSAGE_LEAST: u32 = 1024 * 1024;
 /// What is registered to see whether memory can be, in bytes.
 const TRIAL_BYTES: u32 = 16 * 1024 * 1024;
 
@@ -48,6 +51,8 @@ struct Port {
     gid_index: u8,
     is_global: bool,
     queue_max: u32,
+    /// The longest piece of work.
+    message_max: u32,
 }
 
 /// The device that connections use.
@@ -187,7 +192,14 @@ impl Port {
         };
         let is_global = port.link_layer != u8::try_from(IBV_LINK_LAYER_INFINIBAND).unwrap_or(1);
         let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
-        Some((rank, Self { opened: Arc::clone(opened), facts, number, gid_index, is_global, queue_max }))
+        let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
+        let opened = Arc::clone(opened);
+        Some((rank, Self { opened, facts, number, gid_index, is_global, queue_max, message_max }))
+    }
+
+    /// Work that a queue has room for, when every piece is as long as a payload can be.
+    fn sends(&self, plan: &Plan) -> u32 {
+        plan.posted_max * CHUNK_BYTES_MAX.div_ceil(self.message_max)
     }
 
     fn id(&self) -> String {
@@ -299,11 +311,12 @@ impl Domain for Domained {
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
         let (station, verbs) = (&self.0.station, self.0.station.verbs());
         let port = &station.port;
-        if plan.posted_max + plan.receives_max > port.queue_max {
-            let (wanted, queue_max) = (plan.posted_max + plan.receives_max, port.queue_max);
-            return Err(Fault::new(format!("{wanted} pieces of work at once; the device takes {queue_max}")));
+        let sends = port.sends(plan);
+        let entries = sends + plan.receives_max;
+        if entries > port.queue_max {
+            let queue_max = port.queue_max;
+            return Err(Fault::new(format!("{entries} pieces of work at once; the device takes {queue_max}")));
         }
-        let entries = plan.posted_max + plan.receives_max;
         let queue = checked::queue(verbs, port.opened.context, entries, station.channel)?;
         let made = self.0.make(plan, queue, INLINE_WANTED);
         let made = made.or_else(|_| self.0.make(plan, queue, 64)).or_else(|_| self.0.make(plan, queue, 0));
@@ -324,7 +337,7 @@ impl Domain for Domained {
             domain: Arc::clone(&self.0),
             end,
             inline_max,
-            sends: Vec::with_capacity(plan.posted_max as usize),
+            sends: Vec::with_capacity(sends as usize),
             receives: Vec::with_capacity(plan.receives_max as usize),
             entries: Vec::with_capacity(entries as usize),
             polled: [ibv_wc::default(); POLLED],
@@ -338,7 +351,7 @@ impl CardDomain {
     /// A pair whose short messages go with the work, if the device takes that; how long they may be.
     fn make(&self, plan: &Plan, queue: NonNull<ibv_cq>, inline: u32) -> Result<(NonNull<ibv_qp>, u32), Fault> {
         let cap = ibv_qp_cap {
-            max_send_wr: plan.posted_max,
+            max_send_wr: self.station.port.sends(plan),
             max_recv_wr: plan.receives_max,
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -379,6 +392,44 @@ impl CardPair {
         wish.qp_state = IBV_QPS_INIT;
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         checked::modify(self.verbs(), self.open()?, &mut wish, mask)
+    }
+}
+
+impl CardPair {
+    /// Adds `bytes` bytes of a piece of work, from byte `from` on.
+    fn add(&mut self, work: &Work, (from, bytes): (u32, u32), is_last: bool) {
+        let mut request = ibv_send_wr { wr_id: work.id, ..ibv_send_wr::default() };
+        request.send_flags = if work.is_told && is_last { IBV_SEND_SIGNALED } else { 0 };
+        let far = match work.act {
+            Act::Send => {
+                request.opcode = IBV_WR_SEND;
+                if bytes <= self.inline_max {
+                    request.send_flags |= IBV_SEND_INLINE;
+                }
+                None
+            }
+            Act::Read(far) => {
+                request.opcode = IBV_WR_RDMA_READ;
+                Some(far)
+            }
+            Act::Write(far, Some(number)) if is_last => {
+                request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+                request.__bindgen_anon_1.imm_data = number.to_be();
+                Some(far)
+            }
+            Act::Write(far, _) => {
+                request.opcode = IBV_WR_RDMA_WRITE;
+                Some(far)
+            }
+        };
+        if let Some(far) = far {
+            // An address that is too large is the other side's, and its card refuses it.
+            let remote_addr = far.address.wrapping_add(from.into());
+            request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey: far.key };
+        }
+        self.sends.push(request);
+        let near = work.near;
+        self.entries.push(ibv_sge { addr: near.address() + u64::from(from), length: bytes, lkey: near.key() });
     }
 }
 
@@ -425,36 +476,15 @@ impl Pair for CardPair {
         let pair = self.open()?;
         self.sends.clear();
         self.entries.clear();
-        for Work { id, act, near, is_told } in work {
-            let mut request = ibv_send_wr { wr_id: *id, ..ibv_send_wr::default() };
-            request.send_flags = if *is_told { IBV_SEND_SIGNALED } else { 0 };
-            let far = match act {
-                Act::Send => {
-                    request.opcode = IBV_WR_SEND;
-                    if near.bytes() <= self.inline_max {
-                        request.send_flags |= IBV_SEND_INLINE;
-                    }
-                    None
-                }
-                Act::Read(far) => {
-                    request.opcode = IBV_WR_RDMA_READ;
-                    Some(far)
-                }
-                Act::Write(far, None) => {
-                    request.opcode = IBV_WR_RDMA_WRITE;
-                    Some(far)
-                }
-                Act::Write(far, Some(number)) => {
-                    request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-                    request.__bindgen_anon_1.imm_data = number.to_be();
-                    Some(far)
-                }
-            };
-            if let Some(far) = far {
-                request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: far.address, rkey: far.key };
+        let message_max = self.domain.station.port.message_max;
+        for work in work {
+            // Only the last piece says that all are done; what fails says so whichever it is.
+            let mut from = 0;
+            while from + message_max < work.near.bytes() {
+                self.add(work, (from, message_max), false);
+                from += message_max;
             }
-            self.sends.push(request);
-            self.entries.push(ibv_sge { addr: near.address(), length: near.bytes(), lkey: near.key() });
+            self.add(work, (from, work.near.bytes() - from), true);
         }
         checked::post(pair, &mut self.sends, &mut self.entries)
     }

@@ -48,7 +48,11 @@ pub(super) enum Flight {
     /// This place of the frame that lands is being filled; through staging where the place cannot be.
     Read { index: usize, place: Incoming, staged: Option<Lease> },
     /// A payload is being written to where the other side wants it; the last one of its frame, or not.
-    Write { source: Source, is_last: bool },
+    Write {
+        #[expect(dead_code, reason = "it is held, and dropped when it was written")]
+        source: Source,
+        is_last: bool,
+    },
 }
 
 /// Where a payload is written from.
@@ -89,6 +93,8 @@ pub(super) struct Flights {
     done: Vec<Done>,
     /// The key of the slots' region.
     key: u32,
+    /// Why the device takes nothing more: how much it took of the last batch is not known.
+    lost: Option<Fault>,
     is_closed: bool,
 }
 
@@ -113,6 +119,7 @@ impl Flights {
             room: Vec::with_capacity(RECEIVES as usize),
             done: Vec::with_capacity((POSTED_MAX + RECEIVES) as usize),
             key,
+            lost: None,
             is_closed: false,
         }
     }
@@ -172,6 +179,13 @@ impl Flights {
     /// Hands everything that was added to the device: one call for messages that may come, one for work. The last of
     /// each batch is told, and with it all before it.
     pub(super) fn ring(&mut self) -> Result<(), Ended> {
+        if self.lost.is_none() {
+            self.lost = self.hand_over().err();
+        }
+        self.lost.clone().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    fn hand_over(&mut self) -> Result<(), Fault> {
         if !self.room.is_empty() {
             self.pair.receive(&self.room)?;
             self.room.clear();

@@ -25,8 +25,8 @@ use super::provider::{Access, Domain, End, Fault, Station};
 use super::registry::{Counters, Registry};
 use super::staging::Staging;
 use super::{Device, Devices, Ended, Side, device};
+use crate::network::Checks;
 use crate::refusal::refusal;
-use crate::tcp::Checks;
 
 /// What the connections of one transport share: the device, and where its completions are announced.
 pub(crate) struct Hall {

@@ -8,7 +8,7 @@
 //! no memory to anybody, and the connecting side opens, in a protection domain of that connection alone, staging and the
 //! buffers that its caller registered.
 //!
-//! Not here: sockets (`tcp`), memory of one machine (`shm`), and which memory a session answers with.
+//! Not here: what owns connections (`network`), memory of one machine (`shm`), and which memory a session answers with.
 //!
 //! Read in this order: `provider` (what a device is), `flights` (whose memory it has), `mail` (messages and credits),
 //! `outward` and `inward` (frames), `line` (all of it as one connection), `meeting` (how it begins), `plain` and `rough`

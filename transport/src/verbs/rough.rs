@@ -20,7 +20,7 @@ pub(super) enum Mischief {
     Lost,
     /// A completion comes twice.
     Twice,
-    /// A completion comes only when the device is asked again, after those behind it.
+    /// The completion of a message comes after the one behind it.
     Late,
     /// A completion is for work that was never posted.
     Stranger,
@@ -36,12 +36,12 @@ pub(super) enum Mischief {
     RegistersNothing,
     /// The other side is told this key, whatever memory is meant.
     Key(u32),
-    /// A pair is not destroyed.
-    Clings,
+    /// Nothing completes any more, and pairs are not destroyed.
+    Dead,
 }
 
 /// What goes wrong, and when: for pairs that are open or for those that are not, with the completion of this number
-/// from now on, or the call. It goes wrong once; what is done to keys and pairs lasts.
+/// from now on, or the call. It goes wrong once, but for what is wrong with the device as a whole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plot {
     pub(super) mischief: Mischief,
@@ -77,11 +77,6 @@ impl Rough {
     /// From here on this goes wrong.
     pub(super) fn plot(&self, plot: Option<Plot>) {
         *self.lock() = plot;
-    }
-
-    /// Whether what was plotted has happened.
-    pub(super) fn is_over(&self) -> bool {
-        self.lock().is_none()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Plot>> {
@@ -204,12 +199,15 @@ impl Pair for RoughPair {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Fault> {
-        if self.rough.next(self.is_open, |mischief| mischief == Mischief::Deaf).is_some() {
-            return Err(Fault::new("the completion queue is lost"));
+        match self.rough.lasting(self.is_open) {
+            Some(Mischief::Deaf) => return Err(Fault::new("the completion queue is lost")),
+            Some(Mischief::Dead) => return Ok(()),
+            _ => {}
         }
         let mut whole = Vec::new();
         self.inner.poll(&mut whole)?;
-        let late = if whole.is_empty() { Vec::new() } else { std::mem::take(&mut self.late) };
+        let has_message = whole.iter().any(|one| matches!(one.what, Ok(What::Message(_))));
+        let late = if has_message { std::mem::take(&mut self.late) } else { Vec::new() };
         whole.into_iter().for_each(|one| self.spoil(one, done));
         done.extend(late);
         Ok(())
@@ -220,7 +218,7 @@ impl Pair for RoughPair {
     }
 
     fn close(&mut self) -> Result<(), Fault> {
-        if self.rough.lasting(self.is_open) == Some(Mischief::Clings) {
+        if self.rough.lasting(self.is_open) == Some(Mischief::Dead) {
             return Err(Fault::new("the device does not destroy the pair"));
         }
         self.inner.close()

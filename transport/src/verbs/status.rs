@@ -35,7 +35,6 @@ const TEXTS: [(&str, &str); 24] = [
 ];
 
 impl Status {
-    pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const LOCAL_LENGTH: Self = Self(1);
     pub(crate) const LOCAL_PROTECTION: Self = Self(4);
     pub(crate) const FLUSHED: Self = Self(5);

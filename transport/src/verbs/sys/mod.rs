@@ -41,7 +41,7 @@ pub(crate) unsafe fn post_send(queue_pair: *mut ibv_qp, work: *mut ibv_send_wr) 
     (error, refused)
 }
 
-/// Hands a list of buffers to a queue pair; as [`post_send`].
+/// Hands a list of buffers to a queue pair, which has no shared receive queue; as [`post_send`].
 ///
 /// # Safety
 /// As [`post_send`].

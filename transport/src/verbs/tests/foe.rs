@@ -9,7 +9,7 @@ use pserver_core::wire::{Address, OfferMessage};
 
 use super::stage::ends;
 use crate::conformance::world::{World, hello};
-use crate::tcp::{Poll, TcpOptions};
+use crate::network::{NetworkOptions, Poll};
 use crate::verbs::flights::Span;
 use crate::verbs::letters::{LETTER_BYTES, Letter, Matter, PREFIX_BYTES, Prefix};
 use crate::verbs::plain::Plain;
@@ -82,20 +82,27 @@ impl Numbers {
 
 fn world(plain: &Arc<Plain>) -> World {
     let devices = Devices::This(Device(Arc::clone(plain) as Arc<_>));
-    World::new(ends("verbs://127.0.0.1:0", &TcpOptions { devices, poll: Poll::Block, ..TcpOptions::default() }))
+    World::new(ends("verbs://127.0.0.1:0", &NetworkOptions { devices, poll: Poll::Block, ..NetworkOptions::default() }))
 }
 
-/// Lets somebody connect by hand, do what `act` does, and be cut; why.
-fn cut(world: &mut World, plain: &Plain, act: impl FnOnce(&mut Foe)) -> String {
+/// Lets somebody connect by hand and do what `act` does, until the connection is over; why. `waits` says whether it is
+/// for the server to end it.
+fn cut(world: &mut World, plain: &Plain, waits: bool, act: impl FnOnce(&mut Foe)) -> String {
     let known = world.far.accepted();
     let mut foe = Foe::new(plain, &world.address);
     world.until("the foe is there", |world| world.far.accepted().len() > known.len());
     foe.meet();
     act(&mut foe);
     let far = *world.far.accepted().difference(&known).next().expect("it was accepted");
+    foe.stream.set_nonblocking(true).expect("a socket");
+    let mut is_over = !waits;
     world.until("it is cut", |world| {
-        // Who is refused may still be read to; a foe does not wait for that.
-        world.far.gone(far).is_some() || foe.stream.shutdown(std::net::Shutdown::Both).is_err()
+        is_over = is_over || matches!(foe.stream.read(&mut [0; 4096]), Ok(0));
+        if is_over {
+            // It may be over already.
+            let _ = foe.stream.shutdown(std::net::Shutdown::Both);
+        }
+        world.far.gone(far).is_some()
     });
     world.far.gone(far).unwrap_or_default().to_owned()
 }
@@ -112,7 +119,7 @@ fn who_breaks_the_protocol_is_cut_by_name() {
     let plain = Arc::new(Plain::new());
     let mut world = world(&plain);
     let mut check = |bytes: &[u8], expected: &str| {
-        let reason = cut(&mut world, &plain, |foe| foe.send(bytes));
+        let reason = cut(&mut world, &plain, true, |foe| foe.send(bytes));
         assert!(reason.contains(expected), "{reason}");
     };
     check(&[], "a message of 0 bytes, expected 16 or more");
@@ -141,7 +148,7 @@ fn garbage_ends_its_own_connection_only() {
         if numbers.below(2) == 0 {
             bytes = message([Matter::Bulk, Matter::Grant][numbers.below(2)], 0, &bytes);
         }
-        cut(&mut world, &plain, |foe| foe.send(&bytes));
+        cut(&mut world, &plain, false, |foe| foe.send(&bytes));
     }
     assert!(world.near.gone(honest).is_none() && world.far.gone(honest_far).is_none());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::stage::{ends, hardware};
 use crate::conformance;
-use crate::tcp::{Checks, Poll, TcpOptions};
+use crate::network::{Checks, NetworkOptions, Poll};
 use crate::verbs::{Device, Devices};
 
 /// Where the device's port is reached by TCP.
@@ -24,7 +24,7 @@ fn check(poll: Poll, checks: Checks) {
     // Twenty megabytes are queued when a connection is closed, which software in a virtual machine does not move in a
     // second.
     let linger = Duration::from_secs(60);
-    let options = TcpOptions { devices: Devices::This(device), poll, checks, linger, ..TcpOptions::default() };
+    let options = NetworkOptions { devices: Devices::This(device), poll, checks, linger, ..NetworkOptions::default() };
     conformance::check(|| ends(&address, &options));
 }
 

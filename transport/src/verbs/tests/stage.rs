@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use pserver_core::wire::Address;
 
 use crate::conformance::Ends;
-use crate::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use crate::network::{Listener, Network, NetworkOptions, Stop};
 use crate::verbs::{Device, Devices};
 
 /// Ends a listener and waits for its thread.
@@ -23,10 +23,10 @@ impl Drop for Listening {
 }
 
 /// One that listens, one that may connect, the address, and what must live as long.
-pub(super) fn transports(address: &str, options: &TcpOptions) -> (TcpTransport, TcpTransport, Address, Box<dyn Any>) {
+pub(super) fn transports(address: &str, options: &NetworkOptions) -> (Network, Network, Address, Box<dyn Any>) {
     let address = Address::parse(address).expect("an address");
-    let near = TcpTransport::new(options.clone()).expect("a transport");
-    let far = TcpTransport::new(options.clone()).expect("a transport");
+    let near = Network::new(options.clone()).expect("a transport");
+    let far = Network::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
     let address = Address { port: listener.local_address().port, ..address };
     let (stop, lanes) = (Stop::new(), vec![Some(far.adopter())]);
@@ -37,7 +37,7 @@ pub(super) fn transports(address: &str, options: &TcpOptions) -> (TcpTransport, 
     (near, far, address, Box::new(Listening(stop, Some(thread::spawn(run)))))
 }
 
-pub(super) fn ends(address: &str, options: &TcpOptions) -> Ends {
+pub(super) fn ends(address: &str, options: &NetworkOptions) -> Ends {
     let (near, far, address, keep) = transports(address, options);
     Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
 }

@@ -1,6 +1,7 @@
-//! Frames over sockets: TCP, which is always there, and within a machine shared memory, which a socket goes with.
+//! Connections to other processes: TCP, which is always there; within a machine shared memory, which a socket goes with;
+//! and between machines that have devices for it verbs, which a TCP connection goes with.
 //!
-//! A [`TcpTransport`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
+//! A [`Network`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
 //! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers
 //! that may go on cost, not what all of them would. A [`Listener`] accepts for all lanes of a server, reads
 //! each hello, and hands the connection to its lane.
@@ -62,7 +63,7 @@ const LENT_LOOK_LONGEST: Duration = Duration::from_millis(128);
 
 /// How sockets are made and how long things may take.
 #[derive(Clone, Debug)]
-pub struct TcpOptions {
+pub struct NetworkOptions {
     /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
     pub send_buffer_bytes: Option<u32>,
     /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
@@ -85,7 +86,7 @@ pub struct TcpOptions {
     pub devices: Devices,
 }
 
-impl Default for TcpOptions {
+impl Default for NetworkOptions {
     fn default() -> Self {
         Self {
             send_buffer_bytes: None,
@@ -103,8 +104,8 @@ impl Default for TcpOptions {
 }
 
 /// Connections, owned by one thread.
-pub struct TcpTransport {
-    options: TcpOptions,
+pub struct Network {
+    options: NetworkOptions,
     peers: BTreeMap<PeerId, Peer>,
     peers_made: u64,
     /// Peers that may go on, in the order in which they were woken; each once.
@@ -142,12 +143,12 @@ enum Pause {
 /// The runtime. Dropping it does not wait for a name that is being resolved.
 struct Engine(Option<Runtime>);
 
-impl TcpTransport {
+impl Network {
     /// A transport without connections.
     ///
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
-    pub fn new(options: TcpOptions) -> Result<Self, Failure> {
+    pub fn new(options: NetworkOptions) -> Result<Self, Failure> {
         let wakeups = Arc::new(Wakeups::default());
         let (adopter, adopted) = Adopter::new(&wakeups);
         let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always);
@@ -371,9 +372,9 @@ impl TcpTransport {
     }
 }
 
-impl Transport for TcpTransport {
+impl Transport for Network {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "tcp", checks_payload: self.options.checks == Checks::Always }
+        Capabilities { name: "network", checks_payload: self.options.checks == Checks::Always }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {

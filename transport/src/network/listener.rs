@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::adopter::{Adopted, Caller};
-use super::{Adopter, Engine, TcpOptions, socket};
+use super::{Adopter, Engine, NetworkOptions, socket};
 use crate::refusal::refusal;
 use crate::shm;
 
@@ -35,7 +35,7 @@ pub struct Listener {
     /// Keeps the number of a port that nobody may connect to.
     _reserved: Option<socket2::Socket>,
     local: Address,
-    options: TcpOptions,
+    options: NetworkOptions,
 }
 
 /// Ends a [`Listener::run`], from any thread. Clones end the same one.
@@ -72,7 +72,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Failure::Node`] when the address cannot be had, naming it and what to look for.
-    pub fn bind(address: &Address, options: TcpOptions) -> Result<Self, Failure> {
+    pub fn bind(address: &Address, options: NetworkOptions) -> Result<Self, Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
         if address.scheme == Scheme::Loopback {
             return Err(refused(&"this listener is for other processes"));
@@ -91,7 +91,7 @@ impl Listener {
         engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))
     }
 
-    fn take(scheme: Scheme, number: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+    fn take(scheme: Scheme, number: SocketAddr, options: &NetworkOptions) -> io::Result<Self> {
         // Where both are known, the near one comes first: who finds it missing goes over the port for good.
         let mut near = if number.port() > 0 { listen_near(scheme, number)? } else { None };
         let (socket, reserved) = match scheme {
@@ -181,7 +181,7 @@ async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
 /// What greeting a connection needs.
 struct Reception {
     lanes: Vec<Option<Adopter>>,
-    options: TcpOptions,
+    options: NetworkOptions,
     scheme: Scheme,
 }
 
@@ -334,7 +334,7 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: Refusa
     Ok(())
 }
 
-fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
+fn listen(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpListener> {
     let socket = socket::open(number, options)?;
     socket.set_reuseaddr(true)?;
     socket.bind(number)?;
