@@ -61,7 +61,7 @@ fn rows(run: &Run, columns: usize) -> impl Iterator<Item = Vec<f64>> {
     run.output.iter().filter_map(numbers).filter(move |row| row.len() == columns)
 }
 
-/// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it, and of a SEND the one that receives may not know.
+/// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it; of a SEND the one that receives may not know.
 fn perftest_rate(run: &Run) -> Option<f64> {
     let average = rows(run, 5).map(|row| row[3]).fold(0.0, f64::max);
     (average > 0.0).then_some(average * 1.048_576)
@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn ours_stands_beside_what_perftest_measured() {
-        let rate = " #bytes     #iterations    BW peak\n 65536      200    0.00    0.00    0.0\n 65536   200  21.96   20.00  0.1\n";
+        let rate =
+            " #bytes     #iterations    BW peak\n 65536   200  0.00  0.00  0.0\n 65536   200  21.96   20.00  0.1\n";
         let time = " 8       200          15.16    14132.18      16.00  78.70  731.77  10145.81  14132.18\n";
         let json = "{\"end\":{\"results\":[{\n\"bytes_per_second\": 10485760.0,\n\"ceiling_latency_us_p50\": 7,\n\
                     \"latency_us_p50\": 48.0\n}],\"wrong\":0},\n\"intervals\":[{\"latency_us_p50\":9}]}";

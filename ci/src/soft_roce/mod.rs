@@ -2,7 +2,8 @@
 //! in software) is a device like any other to libibverbs, and in it run our own programs.
 //!
 //! Not here: the tests, which are the packages' own. Read [`plan`] (what is run), [`guest`] (who runs it), [`report`]
-//! (what is believed) and [`figures`] (what was measured), then [`furnish`], [`image`] and [`machine`] (how a machine comes to be).
+//! (what is believed) and [`figures`] (what was measured), then [`furnish`], [`image`] and [`machine`] (how a machine
+//! comes to be).
 
 mod figures;
 mod furnish;
@@ -13,8 +14,8 @@ mod plan;
 mod report;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,17 +38,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
         Ok(downloads) => downloads,
         Err(error) => return skip(workspace, &format!("{error:#}")),
     };
-    let mut furnishing = furnish(workspace, &downloads)?;
+    let mut furnishing = furnish(workspace, &downloads, EVERYTHING)?;
     let end = machine::deadline(LIMIT);
     let report = alone(workspace, &mut furnishing, &plan::ALONE, end)?;
     let (server, trainer) = two(workspace, &mut furnishing, end)?;
-    let mut total = Tally::default();
-    for (scenario, report) in [(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)] {
-        show(report);
-        report.skipped.iter().try_for_each(|line| workspace.skip("in the guest", line))?;
-        let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
-        total += report.tally(&names);
-    }
+    let mut total = judged(workspace, &[(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
     println!("{}", figures::table(&report));
     total += models_agree(&server);
     if total.failed == 0 {
@@ -59,10 +54,31 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
 
 /// The tool `guest`: one line of a person's, in a machine of its own.
 pub(crate) fn by_hand(workspace: &Workspace, line: &str) -> Result<Tally> {
-    let mut furnishing = furnish(workspace, &possible(workspace)?)?;
+    let mut furnishing = furnish(workspace, &possible(workspace)?, EVERYTHING)?;
     furnishing.by_hand(line);
     let report = alone(workspace, &mut furnishing, &plan::BY_HAND, machine::deadline(LIMIT_BY_HAND))?;
     Ok(report.tally(&["by-hand"]))
+}
+
+/// The tool `wire`: only the two machines.
+pub(crate) fn wire(workspace: &Workspace) -> Result<Tally> {
+    let mut furnishing = furnish(workspace, &possible(workspace)?, &["pserver"])?;
+    let (server, trainer) = two(workspace, &mut furnishing, machine::deadline(LIMIT))?;
+    let mut total = judged(workspace, &[(plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
+    total += models_agree(&server);
+    Ok(total)
+}
+
+/// What came of each machine's programs.
+fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tally> {
+    let mut total = Tally::default();
+    for (scenario, report) in reports {
+        show(report);
+        report.skipped.iter().try_for_each(|line| workspace.skip("in the guest", line))?;
+        let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
+        total += report.tally(&names);
+    }
+    Ok(total)
 }
 
 /// One machine, until it is off.
@@ -114,37 +130,34 @@ fn skip(workspace: &Workspace, why: &str) -> Result<Tally> {
     Ok(Tally::default())
 }
 
-/// Builds the programs of this workspace that guests run, and puts them beside Debian's.
-fn furnish(workspace: &Workspace, downloads: &Downloads) -> Result<Furnishing> {
+/// Programs of this workspace that guests run, by their names there.
+const EVERYTHING: &[&str] = &["transport-unit", "pserver", "psbench"];
+
+/// Builds programs of this workspace, and puts them beside Debian's. The whole workspace is built as `rust-tests` builds
+/// it, so that after them nothing is left to do.
+fn furnish(workspace: &Workspace, downloads: &Downloads, names: &[&str]) -> Result<Furnishing> {
     let mut furnishing = Furnishing::collect(downloads)?;
-    for (name, arguments) in PROGRAMS {
-        let mut cargo = workspace.cargo();
-        let program = built(cargo.args(*arguments).arg("--message-format=json-render-diagnostics"))
-            .with_context(|| format!("cannot build {name}"))?;
-        furnishing.add(workspace, name, &program)?;
+    let mut cargo = workspace.cargo();
+    cargo.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo ended with {}", output.status);
+    let messages = String::from_utf8_lossy(&output.stdout);
+    for name in names {
+        let program = built(&messages, name).with_context(|| format!("cargo does not say that it built {name}"))?;
+        furnishing.add(workspace, name, Path::new(&program))?;
     }
     Ok(furnishing)
 }
 
-/// The guest's name of a program, and what cargo builds it with.
-const PROGRAMS: &[(&str, &[&str])] = &[
-    ("transport-unit", &["test", "--quiet", "--no-run", "--package", "pserver-transport", "--lib"]),
-    ("pserver", &["build", "--quiet", "--package", "pserver", "--bin", "pserver"]),
-    ("psbench", &["build", "--quiet", "--package", "pserver-bench", "--bin", "psbench"]),
-];
-
-/// Runs cargo, and returns the program that it says it built last.
-fn built(cargo: &mut Command) -> Result<PathBuf> {
-    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo ended with {}", output.status);
-    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
-    executable(&messages).map(PathBuf::from).context("cargo names no program")
-}
-
-/// The last `"executable":"…"` of cargo's messages.
-fn executable(messages: &str) -> Option<&str> {
-    let (_, rest) = messages.rsplit_once("\"executable\":\"")?;
-    rest.split_once('"').map(|(path, _)| path)
+/// Where cargo says that it put a program: `transport-unit` are the tests within `pserver-transport`, any other name is
+/// the program's own.
+fn built(messages: &str, name: &str) -> Option<String> {
+    let (target, is_test) = if name == "transport-unit" { ("pserver_transport", true) } else { (name, false) };
+    messages.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_wanted = message["target"]["name"] == target && message["profile"]["test"] == is_test;
+        message["executable"].as_str().filter(|_| is_wanted).map(str::to_owned)
+    })
 }
 
 fn show(report: &Report) {
@@ -156,12 +169,26 @@ fn show(report: &Report) {
 
 #[cfg(test)]
 mod tests {
-    use super::executable;
+    use super::built;
 
     #[test]
-    fn the_program_that_was_built_last_is_meant() {
-        let messages = "{\"executable\":null}\n{\"executable\":\"/a/b-1\",\"fresh\":true}\n{\"success\":true}\n";
-        assert_eq!(executable(messages), Some("/a/b-1"));
-        assert_eq!(executable("{\"executable\":null}"), None);
+    fn a_program_is_found_among_the_messages_of_cargo() {
+        let message = |name: &str, test: bool, path: &str| {
+            let executable = if path.is_empty() { "null".to_owned() } else { format!("\"{path}\"") };
+            format!(
+                "{{\"target\":{{\"name\":\"{name}\"}},\"profile\":{{\"test\":{test}}},\"executable\":{executable}}}"
+            )
+        };
+        let messages = [
+            message("pserver_transport", false, ""),
+            message("pserver_transport", true, "/a/unit"),
+            message("pserver", true, "/a/tests-of-pserver"),
+            "not json".to_owned(),
+            message("pserver", false, "/a/pserver"),
+        ];
+        let messages = messages.join("\n");
+        assert_eq!(built(&messages, "transport-unit").as_deref(), Some("/a/unit"));
+        assert_eq!(built(&messages, "pserver").as_deref(), Some("/a/pserver"));
+        assert_eq!(built(&messages, "psbench"), None);
     }
 }
