@@ -61,7 +61,8 @@ fn rows(run: &Run, columns: usize) -> impl Iterator<Item = Vec<f64>> {
     run.output.iter().filter_map(numbers).filter(move |row| row.len() == columns)
 }
 
-/// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it, and of a SEND the one that receives may not know.
+/// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it, and of a SEND the one that receives may not
+/// know.
 fn perftest_rate(run: &Run) -> Option<f64> {
     let average = rows(run, 5).map(|row| row[3]).fold(0.0, f64::max);
     (average > 0.0).then_some(average * 1.048_576)

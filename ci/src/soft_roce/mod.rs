@@ -2,7 +2,8 @@
 //! in software) is a device like any other to libibverbs, and in it run our own programs.
 //!
 //! Not here: the tests, which are the packages' own. Read [`plan`] (what is run), [`guest`] (who runs it), [`report`]
-//! (what is believed) and [`figures`] (what was measured), then [`furnish`], [`image`] and [`machine`] (how a machine comes to be).
+//! (what is believed) and [`figures`] (what was measured), then [`furnish`], [`image`] and [`machine`] (how a machine
+//! comes to be).
 
 mod figures;
 mod furnish;

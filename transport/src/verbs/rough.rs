@@ -1,5 +1,5 @@
-//! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those that
-//! were sent, keys of others, and calls that are refused.
+//! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those
+//! that were sent, keys of others, and calls that are refused.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
