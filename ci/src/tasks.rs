@@ -48,6 +48,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         },
     },
     Tool {
+        name: "wire",
+        about: "Of soft-roce only the two machines that a wire joins",
+        arguments: |command| command,
+        run: |workspace, _| soft_roce::wire(workspace),
+    },
+    Tool {
         name: "verbs-bindings",
         about: "Writes transport/src/verbs/sys/bindings.rs from the headers of rdma-core (for maintainers)",
         arguments: |command| {

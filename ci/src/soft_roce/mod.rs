@@ -42,13 +42,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let end = machine::deadline(LIMIT);
     let report = alone(workspace, &mut furnishing, &plan::ALONE, end)?;
     let (server, trainer) = two(workspace, &mut furnishing, end)?;
-    let mut total = Tally::default();
-    for (scenario, report) in [(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)] {
-        show(report);
-        report.skipped.iter().try_for_each(|line| workspace.skip("in the guest", line))?;
-        let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
-        total += report.tally(&names);
-    }
+    let mut total = judged(workspace, &[(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
     println!("{}", figures::table(&report));
     total += models_agree(&server);
     if total.failed == 0 {
@@ -64,6 +58,27 @@ pub(crate) fn by_hand(workspace: &Workspace, line: &str) -> Result<Tally> {
     furnishing.by_hand(line);
     let report = alone(workspace, &mut furnishing, &plan::BY_HAND, machine::deadline(LIMIT_BY_HAND))?;
     Ok(report.tally(&["by-hand"]))
+}
+
+/// The tool `wire`: only the two machines.
+pub(crate) fn wire(workspace: &Workspace) -> Result<Tally> {
+    let mut furnishing = furnish(workspace, &possible(workspace)?)?;
+    let (server, trainer) = two(workspace, &mut furnishing, machine::deadline(LIMIT))?;
+    let mut total = judged(workspace, &[(plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
+    total += models_agree(&server);
+    Ok(total)
+}
+
+/// What came of each machine's programs.
+fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tally> {
+    let mut total = Tally::default();
+    for (scenario, report) in reports {
+        show(report);
+        report.skipped.iter().try_for_each(|line| workspace.skip("in the guest", line))?;
+        let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
+        total += report.tally(&names);
+    }
+    Ok(total)
 }
 
 /// One machine, until it is off.

@@ -92,6 +92,7 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[("bin/serve", SERVE), ("bin/train"
 
 /// Serves until the trainer says that it is done. With `cut` the wire is down for two seconds while it trains.
 const SERVE: &str = r#"
+mkdir /tmp/$2
 pserver serve --bind "$1://10.9.0.1:$2" --insecure --trainers 1 --merge mean --model-dir /tmp/$2 &
 server=$!
 if [ "$3" = cut ]; then
