@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use super::provider::Fault;
 use super::sys;
-#[expect(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
 /// Calls an exported function of libibverbs, if this version has it.

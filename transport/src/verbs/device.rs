@@ -20,7 +20,7 @@ use super::provider::{
     Access, Act, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
-#[expect(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
 /// A packet is sent again when no acknowledgement came within 4.096 us times two to this: 67 ms.
