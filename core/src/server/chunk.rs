@@ -121,8 +121,8 @@ pub(super) struct Chunk {
     /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
     /// not done: who takes part now does not change who took part then. At most two, the open one and the one ahead.
     pub(super) sealed: u8,
-    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
-    /// way.
+    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is
+    /// under way.
     pub(super) states: Vec<Lease>,
     /// What it has on an accelerator, if it lives on one.
     pub(super) seat: Option<Box<Seat>>,

@@ -1,9 +1,9 @@
 //! Chunks on an accelerator: an update begins, other things happen, and the update is over.
 //!
-//! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of the
-//! round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work comes
-//! back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is one
-//! program for both, and what waits meanwhile waits as it does when it is early:
+//! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of
+//! the round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work
+//! comes back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is
+//! one program for both, and what waits meanwhile waits as it does when it is early:
 //!
 //! - gradients for the next round, or the next gradient of a mode without rounds, are ahead;
 //! - pulls read the value that is published;
@@ -225,9 +225,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Makes the chunks ready that a checkpoint writes next, from `first` on, about `bytes` of them: an update or a value
-    /// that is under way comes to its end, the states are taken, and until it is written no update begins. Whether the
-    /// first is ready.
+    /// Makes the chunks ready that a checkpoint writes next, from `first` on, about `bytes` of them: an update or a
+    /// value that is under way comes to its end, the states are taken, and until it is written no update begins.
+    /// Whether the first is ready.
     ///
     /// # Errors
     /// When its states cannot be taken.
