@@ -188,8 +188,8 @@ impl Instances<'_, '_> {
         }
     }
 
-    /// Updates who has all pieces. For whom there is no lease, or whose update a device begins, the turn is empty: it is
-    /// tried again when a lease comes back, or the device is done.
+    /// Updates who has all pieces. For whom there is no lease, or whose update a device begins, the turn is empty: it
+    /// is tried again when a lease comes back, or the device is done.
     fn update(&mut self) {
         for member in self.members.iter_mut().filter(|member| member.is_complete) {
             member.is_complete = false;
