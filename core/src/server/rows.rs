@@ -125,8 +125,8 @@ impl Serving {
         let Some(bucket) = self.table.chunks[place].bucket_mut() else { return };
         for GivenUp { trainer, there, count, closing, .. } in bucket.give_up(|since| since + limit <= cx.now) {
             let text = format!(
-                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they were \
-                 dropped",
+                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they \
+                 were dropped",
                 self.bucket_text(place),
                 limit.as_secs_f64()
             );

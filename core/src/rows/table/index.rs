@@ -131,8 +131,8 @@ impl Index {
         })
     }
 
-    /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when they
-    /// follow none. No more is looked at than is given, and a page.
+    /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when
+    /// they follow none. No more is looked at than is given, and a page.
     pub(super) fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         let after = after.map(Hash::of);
         let mut ids = Vec::with_capacity(most + PAGE_ENTRIES);

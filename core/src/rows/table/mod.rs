@@ -260,9 +260,9 @@ impl RowTable {
         Sorted { rows }
     }
 
-    /// Some ids of rows that are there: those that follow one, which need not be there, or the first ones. They stand in
-    /// an order of their own that no growth changes, so who asks on after the last of an answer finds every row that was
-    /// there when it began. It costs no more than it gives.
+    /// Some ids of rows that are there: those that follow one, which need not be there, or the first ones. They stand
+    /// in an order of their own that no growth changes, so who asks on after the last of an answer finds every row that
+    /// was there when it began. It costs no more than it gives.
     #[must_use]
     pub fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         self.index.ids_after(after, most)
