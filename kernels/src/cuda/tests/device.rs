@@ -5,11 +5,11 @@ use pserver_core::port::Accelerator;
 use super::job::{self, Fate};
 use super::standin::skip;
 use crate::conformance;
-use crate::cuda::{Beside, Cuda, Settings};
+use crate::cuda::{Beside, Cuda, open};
 
 /// The first device, or a skip that says why there is none.
 fn device() -> Option<Cuda> {
-    let opened = Cuda::open(Settings::of(0));
+    let opened = open(0);
     opened.map_err(|why| skip("cuda", &why.to_string())).ok()
 }
 
