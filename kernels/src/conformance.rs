@@ -8,6 +8,8 @@
 //!
 //! Not a number equals not a number: which of its patterns comes out is nobody's promise.
 
+pub mod device;
+
 use std::sync::Arc;
 
 use pserver_core::dtype::ElementType;

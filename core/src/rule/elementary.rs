@@ -222,7 +222,7 @@ pub(super) fn power(x: f64, y: f64) -> f64 {
     }
     let (high, low) = logarithm_in_two(magnitude);
     let rough = y * high;
-    if EXPONENT_MAX < rough || rough < EXPONENT_MIN {
+    if !(EXPONENT_MIN..=EXPONENT_MAX).contains(&rough) {
         return vast(0.0 < rough, sign);
     }
     let (product, lost) = times(y, high);

@@ -346,14 +346,14 @@ impl Bucket {
             self.gathering.len() - 1
         });
         let gathering = &mut self.gathering[at];
-        if one.call < gathering.call {
+        if one.sending.call < gathering.call {
             return Gathered::Some;
         }
-        if gathering.call != one.call || gathering.parts.len() != part.count as usize {
+        if gathering.call != one.sending.call || gathering.parts.len() != part.count as usize {
             *gathering = Gathering::new(one, part.count);
         }
         if part.index + 1 == part.count {
-            gathering.closing = Some((one.peer, one.head));
+            gathering.closing = Some((one.sending.peer, one.sending.head));
         }
         let layout = self.table.layout();
         let (_, rest) = gathering.parts.split_at_mut(part.index as usize);
@@ -490,7 +490,7 @@ impl BucketTensors {
 impl Gathering {
     fn new(one: &Contribution, count: u32) -> Self {
         let parts = (0..count).map(|_| None).collect();
-        Self { trainer: one.trainer, call: one.call, parts, closing: None }
+        Self { trainer: one.trainer, call: one.sending.call, parts, closing: None }
     }
 }
 

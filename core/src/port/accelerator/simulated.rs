@@ -121,9 +121,10 @@ impl<K: Kernels> Accelerator for Simulated<K> {
     }
 
     fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
-        let is_rule = matches!(resident.code, Code::Rule(_));
-        if is_rule && !resident.element_type.is_float() {
-            return Err(Failure::call(format!("a rule for {}; expected a float", resident.element_type)));
+        let (found, is_rule) = (resident.element_type, matches!(resident.code, Code::Rule(_)));
+        if !found.is_parameter_type() || (is_rule && !found.is_float()) {
+            let expected = if is_rule { "float32 or float64 for a rule" } else { "the type of a parameter" };
+            return Err(Failure::call(format!("a chunk of {found}; expected {expected}")));
         }
         let (asked, free) = (resident.bytes_total(), self.bytes_free);
         if free < asked {
@@ -162,7 +163,7 @@ impl<K: Kernels> Accelerator for Simulated<K> {
                 place += 1;
                 continue;
             }
-            let (_, mut work) = self.under_way.swap_remove(place);
+            let (_, mut work) = self.under_way.remove(place);
             self.work(&mut work);
             done.push(Done { work, outcome: Ok(()) });
         }
