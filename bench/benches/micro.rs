@@ -326,6 +326,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         shape: vec![u64::from(bytes) / 4],
         whole: false,
         buckets: None,
+        home: None,
         config: ParameterConfig { rule, sparse: None }.encode(),
     }
 }

@@ -206,9 +206,10 @@ impl Chunk {
         self.round.oldest_position().into_iter().chain(self.bucket().and_then(Bucket::oldest_position)).min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient for its round.
+    /// Since when somebody waits for a version, or with a gradient for its round, or the rest of a gradient is awaited.
     pub(super) fn waits_since(&self) -> Option<Now> {
-        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
+        let gathered = self.bucket().and_then(Bucket::waits_since);
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(gathered).min()
     }
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of

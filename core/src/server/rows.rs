@@ -6,8 +6,9 @@
 //! without parts would be, and so makes a trainer wait that is ahead.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::bucket::{Bucket, Gathered, RowsLease, RowsPlan, RowsRoom, Wish};
+use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom, Wish};
 use super::chunk::{Chunk, Content, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
@@ -127,6 +128,28 @@ impl Serving {
         }
     }
 
+    /// Drops contributions of which parts have been missing for `limit`, and names whose they are.
+    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, place: usize, limit: Duration) {
+        let Some(bucket) = self.table.chunks[place].bucket_mut() else { return };
+        for GivenUp { trainer, there, count, closing, .. } in bucket.give_up(|since| since + limit <= cx.now) {
+            let text = format!(
+                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they were \
+                 dropped",
+                self.bucket_text(place),
+                limit.as_secs_f64()
+            );
+            tracing::warn!("{text}");
+            if let Some((peer, head)) = closing {
+                cx.replies.error(peer, &head, &Refusal::new(ErrorCode::Deadline, text));
+            }
+        }
+    }
+
+    fn bucket_text(&self, place: usize) -> String {
+        let id = self.table.chunks[place].id;
+        format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
+    }
+
     /// Answers with rows, or with ids of rows that are there.
     pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter, wish: &Wish) {
         let chunk = &mut self.table.chunks[place];
@@ -171,11 +194,16 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let answer = version_entry(chunk);
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
+        if bucket.is_given_up(part, &one) {
+            let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
+            cx.replies.error(one.sending.peer, &one.sending.head, &Refusal::new(ErrorCode::Deadline, text));
+            return;
+        }
         if one.is_early_part {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);
         }
-        match bucket.gather(part, rows, &one) {
-            Gathered::Some => {}
+        match bucket.gather(part, rows, &one, cx.now) {
+            Gathered::Some => self.note_waits(place),
             Gathered::All { parts, closing } => {
                 let sending = Arc::make_mut(&mut one.sending);
                 sending.position = parts.iter().map(|part| part.position).min().unwrap_or(sending.position);

@@ -289,6 +289,7 @@ impl Serving {
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
+            self.give_up_gathered(cx, place, limit);
             self.note_waits(place);
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
