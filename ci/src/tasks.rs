@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::workspace::{Tally, Workspace};
-use crate::{soft_roce, tidy, verbs_bindings};
+use crate::{kernels, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
@@ -21,6 +21,12 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "fmt", about: "The sources are as rustfmt writes them", run: fmt },
     Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
     Task { name: "clippy", about: "No warning in any target", run: clippy },
+    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu },
+    Task {
+        name: "cuda-artifacts",
+        about: "The committed CUDA artifacts are those of the sources",
+        run: kernels::check,
+    },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: rust_tests },
     Task { name: "soft-roce", about: "RDMA, in a virtual machine with a device made of software", run: soft_roce::run },
 ];
@@ -52,6 +58,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         about: "Of soft-roce only the two machines that a wire joins",
         arguments: |command| command,
         run: |workspace, _| soft_roce::wire(workspace),
+    },
+    Tool {
+        name: "kernels",
+        about: "Makes the committed CUDA artifacts anew with pinned compilers (for maintainers)",
+        arguments: |command| command,
+        run: |workspace, _| kernels::make(workspace),
     },
     Tool {
         name: "verbs-bindings",
@@ -95,6 +107,10 @@ fn fmt(workspace: &Workspace) -> Result<Tally> {
 
 fn clippy(workspace: &Workspace) -> Result<Tally> {
     workspace.step(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn gpu(workspace: &Workspace) -> Result<Tally> {
+    workspace.step_that_may_skip(workspace.command("sh").arg("kernels/cu/check-on-gpu.sh"))
 }
 
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {

@@ -200,10 +200,12 @@ impl State {
         book: &LoanBook<'env>,
         numbers: impl Fn(&Progress) -> (Round, Sequence),
     ) -> CallNumber {
+        let has_buffers = !self.buffers.is_empty();
         for order in orders {
-            let (round, sequence) = numbers(self.ready_job().progress(order.index));
-            let count = self.ready_job().chosen(order.index).chunk_count();
-            let within = order.given.and_then(|given| self.buffers.around(given.content));
+            let job = self.ready_job();
+            let (round, sequence) = numbers(job.progress(order.index));
+            let count = job.chosen(order.index).chunk_count();
+            let within = order.given.filter(|_| has_buffers).and_then(|given| self.buffers.around(given.content));
             if let Some(buffer) = &within {
                 self.uses(buffer);
             }
@@ -311,6 +313,7 @@ impl<'book, 'env> Cut<'book, 'env> {
         }
     }
 
+    #[inline]
     fn next(&mut self, parameter: &Parameter, chunk: ChunkIndex, round: Round, sequence: Sequence) -> Piece {
         let declared = parameter.declaration().element_type;
         let span = parameter.span(chunk).expect("the chunk is one of the parameter's");

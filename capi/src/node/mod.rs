@@ -6,6 +6,7 @@
 //! Not here: what a frame does to a shard (`pserver_core::server`), where the options come from (`settings`).
 
 mod coordinating;
+mod device;
 mod registration;
 mod saving;
 mod session;

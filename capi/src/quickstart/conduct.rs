@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::family::{Event, Family, Member};
 use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text};
@@ -205,9 +206,19 @@ fn start_trainers(
     (0..args.trainers).map(start).collect()
 }
 
-/// Follows the trainers to their end. When all but the first are gone, the first may measure and save.
 fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) -> Result<Summary> {
     let mut progress = Progress::new(u64::from(epochs) * u64::from(args.trainers), args.json, trainers.len());
+    follow(family, trainers, |report| progress.take(report))?;
+    progress.summary()
+}
+
+/// Follows the trainers to their end, and hands on what they report as lines of JSON. When all but the first are gone,
+/// the first may finish what is left.
+pub(super) fn follow<R: DeserializeOwned>(
+    family: &mut Family,
+    trainers: &[Member],
+    mut take: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
     let mut running = trainers.len();
     if running == 1 {
         family.tell(trainers[0], FINISH)?;
@@ -218,10 +229,10 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
                 let report = serde_json::from_str(&line);
                 let report = report
                     .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", family.name(member)))?;
-                progress.take(report)?;
+                take(report)?;
             }
             Event::Line(..) => {}
-            Event::Left(member) if member == trainers[0] && running == 1 => return progress.summary(),
+            Event::Left(member) if member == trainers[0] && running == 1 => return Ok(()),
             Event::Left(member) if member != trainers[0] && trainers.contains(&member) => {
                 running -= 1;
                 if running == 1 {
@@ -233,9 +244,15 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
     }
 }
 
-pub(super) fn left_early(family: &Family, member: Member) -> anyhow::Error {
+fn left_early(family: &Family, member: Member) -> anyhow::Error {
     let (name, words) = (family.name(member), family.last_words(member));
     anyhow::anyhow!("{name} left before the training was over: exit status: 0{words}")
+}
+
+/// What is known of a trainer that reports.
+pub(super) fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
+    let known = usize::try_from(trainer).ok().and_then(|index| all.get_mut(index));
+    known.with_context(|| format!("a report of trainer {trainer}, which was not started"))
 }
 
 /// The reports so far.
@@ -257,9 +274,7 @@ impl Progress {
     fn take(&mut self, report: Report) -> Result<()> {
         match report {
             Report::Epoch { trainer, loss, bytes, seconds, .. } => {
-                let known = usize::try_from(trainer).ok().and_then(|index| self.moved.get_mut(index));
-                *known.with_context(|| format!("a report of trainer {trainer}, which was not started"))? =
-                    (bytes, seconds);
+                *of_trainer(&mut self.moved, trainer)? = (bytes, seconds);
                 self.bar.set_message(format!("loss {loss:.4}"));
                 self.bar.inc(1);
             }

@@ -51,6 +51,24 @@ pub(super) fn layout(file: &SourceFile, report: &mut Report<'_>) {
     }
 }
 
+/// The rule: what is written for people has lines as long as code has. Tables, code, and what has no space to break at
+/// are as long as they are.
+pub(super) fn prose(file: &SourceFile, report: &mut Report<'_>) {
+    if !file.is_prose() {
+        return;
+    }
+    let mut is_code = false;
+    for (index, text) in file.text.lines().enumerate() {
+        let is_fence = text.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        let may_be_long = is_fence || is_code || text.starts_with("    ") || text.starts_with('|');
+        let columns = text.chars().count();
+        if columns > LINE_COLUMNS_MAX && !may_be_long && text.trim().contains(' ') {
+            report.refuse(index + 1, format!("{columns} columns, at most {LINE_COLUMNS_MAX} fit; wrap it"));
+        }
+    }
+}
+
 /// The rule: no module is called `utils`, `cache_manager` and the like.
 pub(super) fn names(file: &SourceFile, report: &mut Report<'_>) {
     if !file.is_rust() {

@@ -55,6 +55,11 @@ impl SourceFile {
         self.path.ends_with("/bindings.rs") && self.text.starts_with("// @generated ")
     }
 
+    /// Whether it is a page for people.
+    pub(super) fn is_prose(&self) -> bool {
+        self.path.ends_with(".md")
+    }
+
     /// Whether the line, counted from 1, belongs to a test.
     pub(super) fn is_test(&self, line: usize) -> bool {
         self.tests.get(line - 1).copied().unwrap_or(false)

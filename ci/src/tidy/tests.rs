@@ -78,6 +78,12 @@ const SHAPE: &[Example] = &[
 ];
 
 const MANIFEST: &[Example] = &[
+    (
+        "manifest",
+        "core/fuzz/Cargo.toml",
+        "[workspace]\n[dependencies]\na = \"=1.2.3\"\nb = \"1\"\npserver-core = { path = \"..\" }\n[profile.dev]\nc = 1",
+        &[4],
+    ),
     ("manifest", "Cargo.toml", "[workspace]\nmembers = [\"core\", \"ci\"]\n", &[]),
     ("manifest", "Cargo.toml", "[workspace]\nmembers = [\"core\", \"attic\"]\n", &[1]),
     (
@@ -169,6 +175,19 @@ fn only_what_a_program_wrote_may_look_as_it_likes() {
 }
 
 #[test]
+fn a_line_of_prose_of_121_columns_is_wrapped() {
+    let line = |columns: usize| format!("{} ä", "ä".repeat(columns - 2));
+    check("prose", "docs/WIRE.md", &line(120), &[]);
+    check("prose", "docs/WIRE.md", &format!("a\n\n- {}\n", line(120)), &[3]);
+    check("prose", "README.md", &line(121), &[1]);
+    check("prose", "core/src/a.rs", &line(121), &[]);
+    check("prose", "docs/WIRE.md", &format!("| a |\n| --- |\n| {} |", line(121)), &[]);
+    check("prose", "docs/WIRE.md", &format!("    {}", line(121)), &[]);
+    check("prose", "docs/WIRE.md", &format!("```\n{0}\n```\n{0}", line(121)), &[4]);
+    check("prose", "docs/WIRE.md", &"ä".repeat(121), &[]);
+}
+
+#[test]
 fn literals_and_comments_are_not_code() {
     let part = |text: &str| lexer::part(text).code;
     assert_eq!(part("a /* b /* c */ d */ e"), "a                   e");
@@ -188,8 +207,8 @@ fn an_excused_sleep_is_counted() {
 #[test]
 fn every_rule_has_an_example_that_passes_and_one_that_fails() {
     let examples = [FLOORS, REACH, SHAPE, MANIFEST].concat();
-    // The length of a function is shown with texts that are made, above.
-    for rule in RULES.iter().filter(|rule| rule.name != "function-length") {
+    // Lengths are shown with texts that are made, above.
+    for rule in RULES.iter().filter(|rule| !matches!(rule.name, "function-length" | "prose")) {
         let mut own = examples.iter().filter(|(name, ..)| *name == rule.name).map(|(.., lines)| lines.is_empty());
         assert!(own.clone().any(|passes| passes) && own.any(|passes| !passes), "{} lacks an example", rule.name);
     }

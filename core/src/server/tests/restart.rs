@@ -12,6 +12,8 @@ use crate::checkpoint::{Storage, inspect};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
+use crate::luck::Luck;
+use crate::port::{Plain, Simulated};
 use crate::wire::{Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
@@ -37,54 +39,34 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         .with("t", Float64, 700, WRITTEN_CLIPPED)
 }
 
-/// Numbers from a seed.
-struct Luck(u64);
-
-impl Luck {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+/// Some rows of a bucket, which may be none, as a part.
+fn rows(luck: &mut Luck, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
+    let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
+    let own: Vec<u64> = (0..60).filter(|row| u64::from(buckets.of(*row)) == id.chunk.0).collect();
+    let count = luck.below(6);
+    if count == 0 && part.count == 1 {
+        return Vec::new();
     }
+    let ids: Vec<u64> = (0..count).map(|_| own[luck.index(own.len())]).collect();
+    let mut number = || f32::from(i16::try_from(luck.below(2001)).expect("it is small") - 1000) / 1.0e3;
+    let values: Vec<f32> = (0..count * 3).map(|_| number()).collect();
+    let ids = ids.iter().flat_map(|id| id.to_le_bytes());
+    part.encode().into_iter().chain(ids).chain(values.iter().flat_map(|value| value.to_le_bytes())).collect()
+}
 
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+fn payload(luck: &mut Luck, plan: &Plan, id: ChunkId) -> Vec<u8> {
+    if plan.parameters[id.parameter.0 as usize].buckets.is_some() {
+        return rows(luck, plan, id, RowsPart::ONLY);
     }
-
-    fn index(&mut self, count: usize) -> usize {
-        usize::try_from(self.below(count as u64)).expect("it is below a count")
-    }
-
-    /// Some rows of a bucket, which may be none, as a part.
-    fn rows(&mut self, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
-        let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
-        let own: Vec<u64> = (0..60).filter(|row| u64::from(buckets.of(*row)) == id.chunk.0).collect();
-        let count = self.below(6);
-        if count == 0 && part.count == 1 {
-            return Vec::new();
-        }
-        let ids: Vec<u64> = (0..count).map(|_| own[self.index(own.len())]).collect();
-        let mut number = || f32::from(i16::try_from(self.below(2001)).expect("it is small") - 1000) / 1.0e3;
-        let values: Vec<f32> = (0..count * 3).map(|_| number()).collect();
-        let ids = ids.iter().flat_map(|id| id.to_le_bytes());
-        part.encode().into_iter().chain(ids).chain(values.iter().flat_map(|value| value.to_le_bytes())).collect()
-    }
-
-    fn payload(&mut self, plan: &Plan, id: ChunkId) -> Vec<u8> {
-        if plan.parameters[id.parameter.0 as usize].buckets.is_some() {
-            return self.rows(plan, id, RowsPart::ONLY);
-        }
-        let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
-        let mut number = || i16::try_from(self.below(20_001)).expect("it is small") - 10_000;
-        let elements = u64::from(bytes) / plan.element_type(id).bytes();
-        let one = |_| match plan.element_type(id) {
-            Float32 => (f32::from(number()) / 1.0e4).to_le_bytes().to_vec(),
-            Float64 => (f64::from(number()) / 1.0e4).to_le_bytes().to_vec(),
-            _ => i64::from(number()).to_le_bytes().to_vec(),
-        };
-        (0..elements).flat_map(one).collect()
-    }
+    let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
+    let mut number = || i16::try_from(luck.below(20_001)).expect("it is small") - 10_000;
+    let elements = u64::from(bytes) / plan.element_type(id).bytes();
+    let one = |_| match plan.element_type(id) {
+        Float32 => (f32::from(number()) / 1.0e4).to_le_bytes().to_vec(),
+        Float64 => (f64::from(number()) / 1.0e4).to_le_bytes().to_vec(),
+        _ => i64::from(number()).to_le_bytes().to_vec(),
+    };
+    (0..elements).flat_map(one).collect()
 }
 
 /// What a run does, so that a failure prints it.
@@ -99,6 +81,8 @@ struct Course {
     checkpoints: u64,
     changes: u64,
     sync: bool,
+    /// How many polls an accelerator takes at most for a piece of work; none where there is no accelerator.
+    polls: u64,
 }
 
 /// Two shards that get the same frames: one in peace, one that is killed again and again.
@@ -118,13 +102,22 @@ struct Pair {
     rest: Vec<Option<Parcel>>,
 }
 
+impl Course {
+    fn stage(&self, plan: Plan) -> Stage {
+        let stage = Stage::empty(plan);
+        let bytes = [10_000, u64::MAX][usize::from(!self.seed.is_multiple_of(4))];
+        if self.polls == 0 { stage } else { stage.with_accelerator(Simulated::new(Plain, bytes, self.polls)) }
+    }
+}
+
 impl Pair {
     fn new(course: Course) -> Self {
         let plan = plan(course.mode, course.trainers);
         let storage = InMemory::new();
-        let mut trouble = Stage::empty(plan.clone());
+        let mut trouble = course.stage(plan.clone());
         restore(&mut trouble, &storage, course.sync);
         trouble.initialise();
+        trouble.is_late = 0 < course.polls;
         let chunks = plan.chunks().len();
         let trainers = course.trainers as usize;
         Self {
@@ -155,12 +148,22 @@ impl Pair {
                 let begun = self.trouble.shard.begin_checkpoint(&storage, DIRECTORY, self.number);
                 assert!(begun.expect("the disk is well"), "the shard serves");
             }
+            self.turns();
             self.save_a_little();
             if self.luck.below(100) < self.course.kills {
                 self.kill();
             }
         }
         self.kill();
+    }
+
+    /// What an accelerator does between two frames, which may be nothing.
+    fn turns(&mut self) {
+        if 0 < self.course.polls {
+            for _ in 0..self.luck.below(5) {
+                self.trouble.turn();
+            }
+        }
     }
 
     /// The two are alike but for frames that are on their way.
@@ -190,7 +193,7 @@ impl Pair {
         let chunks: Vec<_> = plan.chunks().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         let id = chunks[self.luck.index(chunks.len())].0;
         let head = self.peace.call(Kind::Set, trainer);
-        let payload = self.luck.payload(&plan, id);
+        let payload = payload(&mut self.luck, &plan, id);
         Parcel::new(head, vec![(id, 0, plan.element_type(id), payload)])
     }
 
@@ -212,11 +215,11 @@ impl Pair {
                 if is_bucket && self.course.changes == 0 && self.luck.below(3) == 0 {
                     let index = u32::try_from(self.luck.below(2)).expect("it is 0 or 1");
                     for index in [index, 1 - index] {
-                        let part = self.luck.rows(&plan, *id, RowsPart { index, count: 2 });
+                        let part = rows(&mut self.luck, &plan, *id, RowsPart { index, count: 2 });
                         entries.push((*id, rounds[place], part));
                     }
                 } else {
-                    entries.push((*id, rounds[place], self.luck.payload(&plan, *id)));
+                    entries.push((*id, rounds[place], payload(&mut self.luck, &plan, *id)));
                 }
                 rounds[place] += 1;
             }
@@ -270,6 +273,13 @@ impl Pair {
             self.restart();
         } else {
             self.trouble.deliver(trainer, &parcel);
+            if self.trouble.errors() != self.peace.errors() {
+                // Its accelerator is behind: who is refused for that tries again.
+                self.note_answers();
+                self.trouble.answers.clear();
+                self.trouble.finish_work();
+                self.trouble.deliver(trainer, &parcel);
+            }
         }
         self.note_answers();
         if is_refused {
@@ -310,11 +320,14 @@ impl Pair {
         self.restart();
         self.note_answers();
         self.trouble.answers.clear();
+        self.trouble.settle();
+        self.note_answers();
+        self.trouble.answers.clear();
         self.check();
     }
 
     fn restart(&mut self) {
-        let mut stage = Stage::empty(self.peace.plan.clone());
+        let mut stage = self.course.stage(self.peace.plan.clone());
         if self.course.sync {
             self.storage.crash();
         }
@@ -323,6 +336,7 @@ impl Pair {
             self.number = self.number.max(number);
         }
         assert_eq!(stage.shard.generation(), Generation(1), "the shard serves again");
+        stage.is_late = 0 < self.course.polls;
         std::mem::swap(&mut self.trouble, &mut stage);
         for (trainer, actor) in stage.actors {
             self.trouble.connect(trainer, actor.incarnation);
@@ -405,10 +419,10 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
-    let rates = (0u64..20, 0u64..60, any::<bool>());
+    let rates = (0u64..20, 0u64..60, any::<bool>(), 0u64..6);
     (mode, 1u32..4, 5usize..70, any::<u64>(), rates).prop_map(move |(mode, trainers, moves, seed, rates)| {
-        let (kills, checkpoints, sync) = rates;
-        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync }
+        let (kills, checkpoints, sync, polls) = rates;
+        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync, polls }
     })
 }
 
