@@ -31,7 +31,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `host:port`, with `auto://`, `tcp://`, `shm://` or `verbs://` before it; nothing before it means `auto://`.
+    /// Reads `host:port`, with `auto://`, `tcp://`, `shm://` or `verbs://` before it; nothing before it means
+    /// `auto://`.
     ///
     /// # Errors
     /// What is wrong with the text, and the form expected.

@@ -32,8 +32,8 @@ pub struct HelloMessage {
     pub process: u32,
 }
 
-/// What a transport adds to the hello of somebody who offers another way than the socket. It is a field of the hello, but
-/// sessions neither write nor see it.
+/// What a transport adds to the hello of somebody who offers another way than the socket. It is a field of the hello,
+/// but sessions neither write nor see it.
 #[derive(Clone, PartialEq, Message)]
 pub struct OfferMessage {
     /// The offer, in the transport's own bytes.

@@ -1,5 +1,5 @@
-//! Connections to other processes: TCP, which is always there; within a machine shared memory, which a socket goes with;
-//! and between machines that have devices for it verbs, which a TCP connection goes with.
+//! Connections to other processes: TCP, which is always there; within a machine shared memory, which a socket goes
+//! with; and between machines that have devices for it verbs, which a TCP connection goes with.
 //!
 //! A [`Network`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
 //! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers

@@ -9,7 +9,9 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use super::provider::Fault;
-use super::sys::{self, *};
+use super::sys;
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
+use super::sys::*;
 
 /// Calls an exported function of libibverbs, if this version has it.
 macro_rules! call {
@@ -219,8 +221,8 @@ pub(super) fn post(pair: NonNull<ibv_qp>, requests: &mut [ibv_send_wr], entries:
         request.sg_list = entry;
         next = request;
     }
-    // SAFETY: the pair is open: its owner calls. The requests and their entries outlive the call; spans name the memory,
-    // which `flights` keeps until the work has completed or the pair is destroyed.
+    // SAFETY: the pair is open: its owner calls. The requests and their entries outlive the call; spans name the
+    // memory, which `flights` keeps until the work has completed or the pair is destroyed.
     let (code, _) = unsafe { sys::post_send(pair.as_ptr(), next) };
     zero(code, "posting work")
 }

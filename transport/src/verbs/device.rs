@@ -20,6 +20,7 @@ use super::provider::{
     Access, Act, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
 /// A packet is sent again when no acknowledgement came within 4.096 us times two to this: 67 ms.
@@ -228,8 +229,8 @@ fn unregistered(bytes: usize, error: &io::Error) -> Fault {
     match (error.raw_os_error(), limit) {
         // ENOMEM and EAGAIN, as kernels say it.
         (Some(12 | 11), Some(limit)) => Fault::new(format!(
-            "{bytes} bytes of memory cannot be registered: {error}; the limit for locked memory is {limit} bytes, which \
-             `ulimit -l unlimited` raises for a shell, `LimitMEMLOCK=infinity` for a service of systemd and \
+            "{bytes} bytes of memory cannot be registered: {error}; the limit for locked memory is {limit} bytes, \
+             which `ulimit -l unlimited` raises for a shell, `LimitMEMLOCK=infinity` for a service of systemd and \
              `--ulimit memlock=-1` for a container"
         )),
         _ => Fault::new(format!("{bytes} bytes of memory cannot be registered: {error}")),

@@ -263,7 +263,7 @@ impl Flights {
                 Ok(posted.collect())
             }
             Err(fault) => {
-                tracing::error!(%fault, "a queue pair could not be destroyed; the memory it was given is not used again");
+                tracing::error!(%fault, "a queue pair could not be destroyed; what it was given is not used again");
                 posted.for_each(quarantine);
                 receiving.for_each(std::mem::forget);
                 Err(fault)

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
@@ -81,7 +81,8 @@ impl Line {
         self.outward.len()
     }
 
-    /// Queues a frame. A refusal, which nobody submitted, goes over the socket: the pair may have no room, or be broken.
+    /// Queues a frame. A refusal, which nobody submitted, goes over the socket: the pair may have no room, or be
+    /// broken.
     pub(crate) fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
         match ticket {
             Some(ticket) => self.outward.push(ticket, frame, body),
@@ -289,7 +290,7 @@ impl Socket {
         }
         let mut context = Context::from_waker(waker);
         while !self.is_over && self.bytes.len() < bytes_max {
-            if let Poll::Pending = self.stream.poll_read_ready(&mut context)? {
+            if self.stream.poll_read_ready(&mut context)?.is_pending() {
                 return Ok(());
             }
             let mut some = [0; 1024];

@@ -1,7 +1,7 @@
 //! How a TCP connection becomes one over verbs.
 //!
-//! Who connects adds an offer, its end of a pair, to its hello. Who accepts answers with its own end, or with why it has
-//! none, before anything else; then the connection stays what it was.
+//! Who connects adds an offer, its end of a pair, to its hello. Who accepts answers with its own end, or with why it
+//! has none, before anything else; then the connection stays what it was.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,18 +1,18 @@
 //! Frames between machines whose network cards read and write registered memory by themselves.
 //!
-//! A connection begins as a TCP connection. The hello that goes over it carries an offer, the answer comes back over it,
-//! and from then on frames go through a pair of reliable-connected queues; the end of the TCP connection is the end of
-//! both. Heads and short payloads travel as messages, into room that the receiver has made. A long payload is moved by
-//! the card of the side that accepted: it reads what the other pushes, straight into the leases that its session
-//! answered, and writes what the other pulls, straight to where the other said. So the accepting side, the server, opens
-//! no memory to anybody, and the connecting side opens, in a protection domain of that connection alone, staging and the
-//! buffers that its caller registered.
+//! A connection begins as a TCP connection. The hello that goes over it carries an offer, the answer comes back over
+//! it, and from then on frames go through a pair of reliable-connected queues; the end of the TCP connection is the
+//! end of both. Heads and short payloads travel as messages, into room that the receiver has made. A long payload is
+//! moved by the card of the side that accepted: it reads what the other pushes, straight into the leases that its
+//! session answered, and writes what the other pulls, straight to where the other said. So the accepting side, the
+//! server, opens no memory to anybody, and the connecting side opens, in a protection domain of that connection alone,
+//! staging and the buffers that its caller registered.
 //!
 //! Not here: what owns connections (`network`), memory of one machine (`shm`), and which memory a session answers with.
 //!
 //! Read in this order: `provider` (what a device is), `flights` (whose memory it has), `mail` (messages and credits),
-//! `outward` and `inward` (frames), `line` (all of it as one connection), `meeting` (how it begins), `plain` and `rough`
-//! (a device in process, and faults), `device` (the real one). The bytes are in `docs/WIRE.md`, the reasons in
+//! `outward` and `inward` (frames), `line` (all of it as one connection), `meeting` (how it begins), `plain` and
+//! `rough` (a device in process, and faults), `device` (the real one). The bytes are in `docs/WIRE.md`, the reasons in
 //! `docs/decisions/verbs-data-path.md`.
 
 mod checked;

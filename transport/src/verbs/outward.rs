@@ -1,8 +1,9 @@
 //! Frames on their way out of one connection.
 //!
 //! The connecting side writes, where a long payload stands in its frame, where it is: in a buffer, or in staging. The
-//! frame's parcels are back when the other side says that it has read them. The accepting side writes nothing there: the
-//! frame waits, behind those before it, until the other side says where its payloads go, and then they are written.
+//! frame's parcels are back when the other side says that it has read them. The accepting side writes nothing there:
+//! the frame waits, behind those before it, until the other side says where its payloads go, and then they are
+//! written.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

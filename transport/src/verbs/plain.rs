@@ -1,8 +1,9 @@
 //! A device over ordinary memory, in process: the rules of reliable-connected queues, and nothing of a network.
 //!
-//! It does what it is posted at once, on the thread that posts. Keys, ranges, domains and kinds of access are checked as
-//! a card checks them; a pair that fails flushes what it had, and its other end finds nobody. What completes comes in
-//! order, and is announced where somebody armed the pair. It is the simplest provider, and the one that tests count on.
+//! It does what it is posted at once, on the thread that posts. Keys, ranges, domains and kinds of access are checked
+//! as a card checks them; a pair that fails flushes what it had, and its other end finds nobody. What completes comes
+//! in order, and is announced where somebody armed the pair. It is the simplest provider, and the one that tests count
+//! on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -351,7 +352,7 @@ impl World {
     fn check(&mut self, there: u32, place: FarPlace, bytes: u32, access: Access) -> Result<(), Status> {
         let (target, is_open) = (self.pairs[&there].domain, self.pairs[&there].is_open);
         let is_right = |region: &Registered| region.domain == target && region.access == access;
-        if bytes == 0 && is_open || is_open && self.may(place.key, place.address, bytes, is_right) {
+        if is_open && self.may(place.key, place.address, bytes, is_right) {
             return Ok(());
         }
         // A pair that was asked for what it must not give ends, too.
@@ -379,9 +380,9 @@ fn copy(from: u64, to: u64, bytes: u32) {
     }
     let from = ptr::with_exposed_provenance::<u8>(address(from));
     let to = ptr::with_exposed_provenance_mut::<u8>(address(to));
-    // SAFETY: both ranges were just found inside regions, which keep their mappings. What this side named is a span, whose
-    // memory `flights` holds by value until the work has completed; what the other side opened it does not touch until
-    // it is told that it was read or written. So nobody reads what is written here, or writes what is read. The two may
-    // overlap only if somebody connects to themselves, which `copy` allows.
+    // SAFETY: both ranges were just found inside regions, which keep their mappings. What this side named is a span,
+    // whose memory `flights` holds by value until the work has completed; what the other side opened it does not touch
+    // until it is told that it was read or written. So nobody reads what is written here, or writes what is read. The
+    // two may overlap only if somebody connects to themselves, which `copy` allows.
     unsafe { ptr::copy(from, to, bytes as usize) }
 }

@@ -1,8 +1,8 @@
 //! Which memory is registered in a domain.
 //!
-//! A mapping is registered in pieces of [`PIECE_BYTES`], each when something in it is first used: an arena is mapped for
-//! the most that can be needed, and what is registered is resident. Slots are given out again from the top of a stack, so
-//! after the first steps nothing new is registered.
+//! A mapping is registered in pieces of [`PIECE_BYTES`], each when something in it is first used: an arena is mapped
+//! for the most that can be needed, and what is registered is resident. Slots are given out again from the top of a
+//! stack, so after the first steps nothing new is registered.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

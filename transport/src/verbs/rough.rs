@@ -1,5 +1,5 @@
-//! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those that
-//! were sent, keys of others, and calls that are refused.
+//! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those
+//! that were sent, keys of others, and calls that are refused.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -127,7 +127,7 @@ impl Station for RoughStation {
 impl Domain for RoughDomain {
     fn register(&self, memory: &Mapped, piece: (usize, usize), access: Access) -> Result<Box<dyn Region>, Fault> {
         let is_open = access != Access::Near;
-        if self.1.next(is_open, |mischief| mischief == Mischief::RegistersNothing).is_some() {
+        if self.1.lasting(is_open) == Some(Mischief::RegistersNothing) {
             return Err(Fault::new("so much memory cannot be registered"));
         }
         Ok(Box::new(RoughRegion(self.0.register(memory, piece, access)?, self.1.clone())))
