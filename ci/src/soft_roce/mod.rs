@@ -133,8 +133,8 @@ fn skip(workspace: &Workspace, why: &str) -> Result<Tally> {
 /// Programs of this workspace that guests run, by their names there.
 const EVERYTHING: &[&str] = &["transport-unit", "pserver", "psbench"];
 
-/// Builds programs of this workspace, and puts them beside Debian's. The whole workspace is built as `rust-tests` builds
-/// it, so that after them nothing is left to do.
+/// Builds programs of this workspace, and puts them beside Debian's. The whole workspace is built as `rust-tests`
+/// builds it, so that after them nothing is left to do.
 fn furnish(workspace: &Workspace, downloads: &Downloads, names: &[&str]) -> Result<Furnishing> {
     let mut furnishing = Furnishing::collect(downloads)?;
     let mut cargo = workspace.cargo();
