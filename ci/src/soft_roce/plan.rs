@@ -90,14 +90,15 @@ pub(super) const TRAINER: Scenario = Scenario {
 /// Scripts, as short as what they say: a person repeats them by hand.
 pub(super) const SCRIPTS: &[(&str, &str)] = &[("bin/serve", SERVE), ("bin/train", TRAIN)];
 
-/// Serves until the trainer says that it is done. With `cut` the wire is down for two seconds while it trains.
+/// Serves until the trainer says that it is done. With `cut` the wire is down for two
+/// seconds while it trains.
 const SERVE: &str = r#"
 mkdir /tmp/$2
 pserver serve --bind "$1://10.9.0.1:$2" --insecure --trainers 1 --merge mean --model-dir /tmp/$2 &
 server=$!
 if [ "$3" = cut ]; then
     nc -l -p $(($2 + 1000)) > /dev/null
-    sleep 1; /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
+    sleep 4; /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
     echo "the wire was cut"
 fi
 nc -l -p $(($2 + 2000)) > /dev/null
@@ -106,13 +107,13 @@ wait $server || exit 1
 echo "model $(sha256sum < /tmp/$2/digits.safetensors)"
 "#;
 
-/// Trains one pass over the digits, which the parent of a quickstart would otherwise have started.
+/// Trains two passes over the digits, which the parent of a quickstart would otherwise have started.
 const TRAIN: &str = r#"
 mkfifo /tmp/$2
 (echo finish; sleep 600) > /tmp/$2 &
 until nc 10.9.0.1 $(($2 + 1000)) < /dev/null 2> /dev/null; do [ "$2" = 7166 ] || break; sleep 1; done
 pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --trainers 1 --servers 1 --mode sync \
-    --epochs 1 --seed 1 --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" < /tmp/$2
+    --epochs 2 --seed 1 --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" < /tmp/$2
 trained=$?
 until nc 10.9.0.1 $(($2 + 2000)) < /dev/null; do sleep 1; done
 exit $trained
