@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use pserver_core::dtype::ElementType;
+use pserver_transport::verbs::{Device, Devices};
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
@@ -166,7 +167,8 @@ impl Job {
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
         if self.transport == Transport::Verbs {
-            bail!("--transport verbs is not in this build; expected tcp or shm");
+            let found = Device::find(&Devices::Best);
+            found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         if self.transport == Transport::Loopback {
             bail!(

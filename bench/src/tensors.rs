@@ -17,7 +17,7 @@ const CHUNK: usize = 1 << 18;
 /// Elements of a piece that still stays in the first-level cache.
 const TILE: usize = 1024;
 /// Values repeat with this prime period, so one period of the plain form stands for all.
-const PERIOD: usize = 1021;
+pub(crate) const PERIOD: usize = 1021;
 /// How far a kernel in binary32 may be from the plain form in binary64, for values about 1 after some steps: a few
 /// roundings of 6e-8 each step, and Adam's quotient adds some more.
 const TOLERANCE: f32 = 2e-5;
@@ -165,7 +165,7 @@ fn gradient(values: &[f32]) -> Gradient<'_> {
 }
 
 /// A number about 1, which no rule takes near zero within some steps.
-fn value(index: usize, seed: usize) -> f32 {
+pub(crate) fn value(index: usize, seed: usize) -> f32 {
     let scattered = (index % PERIOD * 7 + seed * 13) % 1000;
     1.0 + f32::from(u16::try_from(scattered).expect("it is below 1000")) * 1e-3
 }

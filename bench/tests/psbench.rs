@@ -102,6 +102,15 @@ fn kernels_are_measured_beside_memory() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_named_with_the_reason() {
+    let output = psbench(&["kernels", "--device", "cuda", "--ordinal", "4000000000"]);
+    let found = String::from_utf8_lossy(&output.stderr);
+    let reasons = ["libcuda.so.1 not found", "no CUDA device", "CUDA device 4000000000 does not exist: there are"];
+    assert_eq!(output.status.code(), Some(1), "{found}");
+    assert!(reasons.iter().any(|reason| found.contains(reason)), "{found}");
+}
+
+#[test]
 fn rows_are_measured_beside_an_array() {
     let small = ["rows", "--local", "--rows", "3001", "-n", "5"];
     check(

@@ -1,5 +1,5 @@
 //! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a
-//! chunk, on no way that the bytes take, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every
+//! chunk, on no way that the bytes take, on no device that updates, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every
 //! layout.
 
 mod cluster;
@@ -36,9 +36,12 @@ struct Layout {
     shards: u16,
     chunk_bytes: u32,
     bind: &'static str,
+    device: &'static str,
     order: Order,
 }
 
+/// The processor, and an accelerator whose work is over later.
+const DEVICES: [&str; 2] = ["cpu", "simulated"];
 /// Sockets, and shared memory.
 const BINDS: [&str; 2] = ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"];
 
@@ -48,8 +51,8 @@ fn all_layouts(orders: &[Order]) -> Vec<Layout> {
     for servers in [1, 2, 3] {
         for shards in [1, 2, 4] {
             for chunk_bytes in [32 * 1024, 1024 * 1024] {
-                for bind in BINDS {
-                    let layout = |order: &Order| Layout { servers, shards, chunk_bytes, bind, order: *order };
+                for (bind, device) in BINDS.into_iter().flat_map(|bind| DEVICES.map(|device| (bind, device))) {
+                    let layout = |order: &Order| Layout { servers, shards, chunk_bytes, bind, device, order: *order };
                     all.extend(orders.iter().map(layout));
                 }
             }
@@ -66,7 +69,8 @@ fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
         let shards = [1, 2, 4][column];
         let chunk_bytes = [32 * 1024, 1024 * 1024][(row + column) % 2];
         let bind = BINDS[number / 2 % 2];
-        Layout { servers, shards, chunk_bytes, bind, order: orders[(row + column) % orders.len()] }
+        let device = DEVICES[(row + 1) * (column + 1) % 2];
+        Layout { servers, shards, chunk_bytes, bind, device, order: orders[(row + column) % orders.len()] }
     };
     (0..9).map(layout).collect()
 }
@@ -113,7 +117,7 @@ fn racing(clients: &[Client], tensors: &[Tensor]) {
 
 fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
     let folder = folder();
-    let mut job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path());
+    let mut job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path()).with("--device", layout.device);
     (job.shards, job.chunk_bytes, job.bind) = (layout.shards, layout.chunk_bytes, layout.bind);
     let servers = Local::start(&job);
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();

@@ -101,18 +101,23 @@ fn check_conserved(tensor: &Tensor, value: &[u8], pushed: u64) {
 
 #[test]
 fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
-    check_nothing_is_lost("conservation", "tcp://127.0.0.1:0");
+    check_nothing_is_lost("conservation", "tcp://127.0.0.1:0", "cpu");
 }
 
 #[test]
 fn no_gradient_is_lost_or_applied_twice_when_servers_that_share_memory_are_killed() {
-    check_nothing_is_lost("conservation in shared memory", "shm://127.0.0.1:0");
+    check_nothing_is_lost("conservation in shared memory", "shm://127.0.0.1:0", "cpu");
 }
 
-fn check_nothing_is_lost(name: &str, bind: &'static str) {
+#[test]
+fn no_gradient_is_lost_or_applied_twice_when_servers_with_an_accelerator_are_killed() {
+    check_nothing_is_lost("conservation on an accelerator", "shm://127.0.0.1:0", "simulated");
+}
+
+fn check_nothing_is_lost(name: &str, bind: &'static str, device: &str) {
     let mut luck = Luck::of(name);
     let folder = folder();
-    let mut processes = Processes::start(Job { bind, ..job(&folder, "async") });
+    let mut processes = Processes::start(Job { bind, ..job(&folder, "async").with("--device", device) });
     let coordinator = processes.coordinator();
     let one = |tensor: Tensor| tensor.zeroed();
     let tensors: Vec<Tensor> = tensors("const_lr { learning_rate: 1.0 }").into_iter().map(one).collect();

@@ -8,6 +8,8 @@
 //!
 //! Not a number equals not a number: which of its patterns comes out is nobody's promise.
 
+pub mod device;
+
 use std::sync::Arc;
 
 use pserver_core::dtype::ElementType;
@@ -65,6 +67,14 @@ pub struct Worst {
 ///
 /// When one of the exact promises is broken.
 pub fn worst(kernels: &mut dyn Kernels) -> Worst {
+    worst_of(kernels, rules())
+}
+
+/// As [`worst`], of some rules: for what is slow.
+///
+/// # Panics
+/// As [`worst`].
+pub fn worst_of(kernels: &mut dyn Kernels, rules: Vec<Rule>) -> Worst {
     let mut worst = Worst { ulps: 0.0, case: "none".into() };
     for shape in shapes() {
         for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
@@ -75,7 +85,7 @@ pub fn worst(kernels: &mut dyn Kernels) -> Worst {
             }
         }
     }
-    for rule in rules() {
+    for rule in rules {
         // Prepared once, as a parameter's is: kernels keep what they made of it.
         let prepared = Prepared::new(rule).expect("it is a rule");
         for shape in shapes() {
@@ -383,8 +393,10 @@ fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<
 /// A rule that is only a text.
 const LION: &str = "state m = 0; w -= lr*(sign(0.9*m + 0.1*g) + 0.5*w); m = 0.99*m + 0.01*g";
 
-/// Every algorithm bare, and every regularizer and clip with one that has a state and one that has none.
-fn rules() -> Vec<Rule> {
+/// The rules that the suite runs: every algorithm bare, with every regularizer and with every clip. What generates code
+/// beforehand generates it for these.
+#[must_use]
+pub fn rules() -> Vec<Rule> {
     let schedule = Schedule::Const { rate: 0.01 };
     let mut rules: Vec<Rule> =
         algorithms().map(|algorithm| Rule { algorithm, schedule: schedule.clone(), ..Rule::default() }).to_vec();
@@ -427,8 +439,9 @@ fn gradients(shape: Shape, element_type: ElementType) -> Vec<Vec<u8>> {
 }
 
 /// Values of every kind, in an order that differs with the seed: common ones mostly, then tiny, huge (whose squares
-/// leave binary32), denormal, negative zero, infinite and not a number.
-fn values(element_type: ElementType, length: usize, seed: u64, stride: u64) -> Vec<u8> {
+/// leave binary32), denormal, negative zero, infinite and not a number. The same for one seed and stride.
+#[must_use]
+pub fn values(element_type: ElementType, length: usize, seed: u64, stride: u64) -> Vec<u8> {
     let kinds: [f64; 9] = [0.0, -0.0, 1e-30, -1e-42, 1e-44, 3e25, -2e30, f64::INFINITY, f64::NAN];
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (stride << 32) ^ 0x1234_5678;
     let mut bytes = Vec::with_capacity(length * size(element_type));

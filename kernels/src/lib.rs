@@ -14,6 +14,7 @@
 
 pub mod conformance;
 pub mod cpu;
+pub mod cuda;
 mod faulty;
 pub mod graph;
 mod native;

@@ -1,5 +1,7 @@
 //! `psbench kernels`: the servers' arithmetic beside memory's own speed for the same streams.
 
+mod device;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -37,17 +39,36 @@ pub(crate) enum Kernel {
     Lion,
 }
 
+/// Where kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// On one core.
+    Cpu,
+    /// On a device of CUDA.
+    Cuda,
+}
+
+/// Gradients that are summed on a core, when nobody says how many.
+const GRADIENTS: [u32; 2] = [1, 8];
+
 /// The options of `psbench kernels`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Where kernels run.
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Device,
+    /// Which device, from zero, of those that there are.
+    #[arg(long, default_value_t = 0)]
+    ordinal: u32,
     /// Rules; several with commas between them.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sum,sgd,momentum,adam,lion,adagrad")]
     rule: Vec<Kernel>,
     /// Elements of a tensor.
     #[arg(long, value_parser = sizes::parse, default_value = "10000000")]
     elements: u64,
-    /// Gradients that are summed; several counts with commas between them.
-    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    /// Gradients that are summed; several counts with commas between them. 1,8 unless said otherwise, and 1,4,8,16 on
+    /// a device.
+    #[arg(long, value_delimiter = ',')]
     gradients: Vec<u32>,
     /// Repetitions of each kernel.
     #[arg(short = 'n', long, default_value_t = BLOCKS_MIN)]
@@ -96,11 +117,15 @@ impl Kernel {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
+    if args.device == Device::Cuda {
+        return device::run(args);
+    }
+    let counts = if args.gradients.is_empty() { GRADIENTS.to_vec() } else { args.gradients.clone() };
     let rules = args.rule.iter().map(|rule| crate::job::word(*rule)).collect::<Vec<_>>();
-    let parameters = json!({ "rules": rules, "elements": args.elements, "gradients": args.gradients,
+    let parameters = json!({ "rules": rules, "elements": args.elements, "gradients": counts,
         "iterations": args.iterations, "dtype": "f32", "threads": 1 });
     ensure!(args.elements > 0 && args.iterations > 0, "expected elements and iterations");
-    let most = args.gradients.iter().max().context("--gradients: expected a count")?;
+    let most = counts.iter().max().context("--gradients: expected a count")?;
     ensure!((1..=64).contains(most), "--gradients {most}: expected 1 to 64");
     // Two states, the parameter and the sum besides the gradients.
     let needed = (u64::from(*most) + 4).saturating_mul(args.elements).saturating_mul(4);
@@ -109,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     let mut report = Report::new("kernels", parameters, COLUMNS);
     for kernel in &args.rule {
-        for gradients in &args.gradients {
+        for gradients in &counts {
             let name = crate::job::word(*kernel);
             eprintln!("psbench: {name} of {gradients}");
             let tensors = Tensors::new(length(args.elements), length(u64::from(*gradients)), kernel.rule()?);

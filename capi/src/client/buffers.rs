@@ -170,6 +170,11 @@ impl Buffers {
         Held(held)
     }
 
+    /// Whether there is none: then no slice lies in one.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known().is_empty()
+    }
+
     /// The buffer that a slice lies in.
     pub(super) fn around(&self, slice: &[u8]) -> Option<Arc<Mapping>> {
         let known = self.known();

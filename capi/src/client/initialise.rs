@@ -346,7 +346,7 @@ fn init_frames<'env>(
 fn stack_of(parameter: &Parameter, content: &[u8], bytes_max: u32) -> Result<Option<Stack>, Failure> {
     let Some(layout) = row_layout(parameter.declaration())? else { return Ok(None) };
     let buckets = parameter.declaration().buckets.expect("a parameter of rows has buckets");
-    Ok(Some(Dealt { buckets, bytes_max }.stack_all(layout, content)))
+    Dealt { buckets, bytes_max }.stack_all(layout, content).map(Some)
 }
 
 /// The frames that make the buckets of a parameter, with what rows there are: those of one shard share frames.

@@ -68,6 +68,7 @@ impl Packer {
     }
 
     /// Adds a chunk to its lane's frame. When it does not fit, that frame is full and is given out.
+    #[inline]
     pub(super) fn add(&mut self, lane: LaneId, piece: Piece) -> Option<Packed> {
         let bytes = piece.entry.bytes.max(piece.into.as_ref().map_or(0, Incoming::len));
         let mut full = None;
@@ -108,12 +109,17 @@ impl Packer {
 }
 
 impl Packed {
+    #[inline]
     fn add(&mut self, bytes: u32, piece: Piece) {
         self.bytes = self.bytes.saturating_add(bytes);
         // Parameters are declared in the order in which a forward pass needs them.
         self.body.priority = self.body.priority.min(piece.entry.id.parameter.0);
         self.frame.entries.push(piece.entry);
-        self.body.payload.extend(piece.payload);
-        self.body.into.extend(piece.into);
+        if let Some(payload) = piece.payload {
+            self.body.payload.push(payload);
+        }
+        if let Some(into) = piece.into {
+            self.body.into.push(into);
+        }
     }
 }

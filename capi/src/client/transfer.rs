@@ -7,7 +7,7 @@ use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
-use pserver_core::memory::{Lease, LoanBook, LoanOut, Mapping, lend};
+use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping, lend};
 use pserver_core::partition::Parameter;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
@@ -200,14 +200,20 @@ impl State {
         book: &LoanBook<'env>,
         numbers: impl Fn(&Progress) -> (Round, Sequence),
     ) -> CallNumber {
+        let has_buffers = !self.buffers.is_empty();
         for order in orders {
-            let (round, sequence) = numbers(self.ready_job().progress(order.index));
-            let count = self.ready_job().chosen(order.index).chunk_count();
-            let within = order.given.and_then(|given| self.buffers.around(given.content));
+            let job = self.ready_job();
+            let (round, sequence) = numbers(job.progress(order.index));
+            let count = job.chosen(order.index).chunk_count();
+            let within = order.given.filter(|_| has_buffers).and_then(|given| self.buffers.around(given.content));
             if let Some(buffer) = &within {
                 self.uses(buffer);
             }
-            let mut cut = Cut::new(order, within, book);
+            let back = match &order.place {
+                Some(Place::Caller(all)) => self.buffers.around(all),
+                _ => None,
+            };
+            let mut cut = Cut::new(order, (within, back), book);
             for chunk in (0..count).map(ChunkIndex) {
                 let job = self.job.as_ref().expect("the job is ready");
                 let parameter = job.chosen(cut.index);
@@ -284,22 +290,30 @@ struct Cut<'book, 'env> {
     content: &'env [u8],
     /// The buffer that the content lies in.
     within: Option<Arc<Mapping>>,
+    /// The buffer that the place lies in.
+    back: Option<Arc<Mapping>>,
     place: Option<Place<'env>>,
     book: &'book LoanBook<'env>,
 }
 
 impl<'book, 'env> Cut<'book, 'env> {
-    fn new(order: Order<'env>, within: Option<Arc<Mapping>>, book: &'book LoanBook<'env>) -> Self {
+    fn new(
+        order: Order<'env>,
+        (within, back): (Option<Arc<Mapping>>, Option<Arc<Mapping>>),
+        book: &'book LoanBook<'env>,
+    ) -> Self {
         Self {
             index: order.index,
             element_type: order.given.map(|given| given.element_type),
             content: order.given.map_or(&[], |given| given.content),
             within,
+            back,
             place: order.place,
             book,
         }
     }
 
+    #[inline]
     fn next(&mut self, parameter: &Parameter, chunk: ChunkIndex, round: Round, sequence: Sequence) -> Piece {
         let declared = parameter.declaration().element_type;
         let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
@@ -324,7 +338,8 @@ impl<'book, 'env> Cut<'book, 'env> {
             Place::Caller(all) => {
                 let (one, after) = all.split_at_mut(bytes as usize);
                 self.place = Some(Place::Caller(after));
-                Some(Incoming::Loan(self.book.write(one)))
+                let loan = self.book.write(one);
+                Some(Incoming::Loan(self.back.iter().fold(loan, LoanIn::within)))
             }
             Place::Kept(mut leases) => {
                 let lease = leases.next().expect("there is one for each chunk");

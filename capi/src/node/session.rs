@@ -15,6 +15,8 @@ use pserver_core::time::Now;
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
 /// After a stop was asked for, a session that has been quiet for this long has applied what had arrived.
 const QUIET: Duration = Duration::from_millis(50);
+/// How long a device that works is not asked: a fraction of what a chunk takes to get there and back.
+const DEVICE_LOOK: Duration = Duration::from_micros(20);
 /// However busy the trainers are, draining ends.
 const DRAIN_LONGEST: Duration = Duration::from_secs(2);
 
@@ -28,6 +30,11 @@ pub(super) trait Session: Send + 'static {
 
     /// When [`Session::work`] has something to do.
     fn deadline(&self) -> Option<Now>;
+
+    /// Whether a device works for it, and is to be asked soon.
+    fn is_under_way(&self) -> bool {
+        false
+    }
 
     /// The last act.
     fn finish(&mut self) -> Result<(), Failure>;
@@ -134,7 +141,7 @@ impl<S: Session, T: Transport> Drive<S, T> {
             self.carry_out(&mut out)?;
             if self.stop.load(Ordering::Acquire) {
                 let since = *asked_to_stop.get_or_insert(now);
-                let quiet = self.queue.is_empty() && now >= last_event + QUIET;
+                let quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= last_event + QUIET;
                 if quiet || now >= since + DRAIN_LONGEST {
                     return Ok(());
                 }
@@ -146,7 +153,11 @@ impl<S: Session, T: Transport> Drive<S, T> {
     }
 
     fn pause(&self, now: Now, stopping: bool) -> Duration {
-        let longest = if stopping { QUIET / 2 } else { WAIT_LONGEST };
+        let longest = match stopping {
+            _ if self.session.is_under_way() => DEVICE_LOOK,
+            true => QUIET / 2,
+            false => WAIT_LONGEST,
+        };
         self.session.deadline().map_or(longest, |deadline| now.until(deadline).min(longest))
     }
 

@@ -13,14 +13,20 @@ use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::Start;
+use super::device;
 use super::session::Session;
 use crate::settings::Journal;
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
 const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
 
+/// A device that has done nothing for so long when the server stops does not come back.
+const SETTLE_LONGEST: Duration = Duration::from_secs(30);
+
 pub(super) struct ShardNode {
     shard: Shard,
+    /// When it last had something to do.
+    now: Now,
     disk: Option<Disk>,
 }
 
@@ -52,7 +58,10 @@ impl ShardNode {
             tracing::info!("kernels: {}", kernels.name());
         }
         let mut shard = Shard::new(options, Box::new(kernels));
-        let Some(storage) = &start.storage else { return Ok(Self { shard, disk: None }) };
+        if let Some(accelerator) = device::open(start.settings.device, index)? {
+            shard = shard.with_accelerator(accelerator);
+        }
+        let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);
         let sync = start.settings.journal == Journal::Sync;
         let restored = shard.restore(storage, &directory, sync)?;
@@ -77,7 +86,7 @@ impl ShardNode {
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
             finishing: None,
         };
-        Ok(Self { shard, disk: Some(disk) })
+        Ok(Self { shard, now: start.now(), disk: Some(disk) })
     }
 }
 
@@ -91,8 +100,10 @@ impl Session for ShardNode {
         if self.shard.deadline().is_some_and(|deadline| deadline <= now) {
             self.shard.expire(now, out);
         }
-        let Some(disk) = &mut self.disk else { return Ok(false) };
-        Ok(disk.work(now, &mut self.shard))
+        self.now = now;
+        let is_busy = self.shard.attend(now, out)?;
+        let Some(disk) = &mut self.disk else { return Ok(is_busy) };
+        Ok(disk.work(now, &mut self.shard) || is_busy)
     }
 
     fn deadline(&self) -> Option<Now> {
@@ -101,7 +112,13 @@ impl Session for ShardNode {
         self.shard.deadline().into_iter().chain(disk).min()
     }
 
+    fn is_under_way(&self) -> bool {
+        self.shard.is_under_way()
+    }
+
     fn finish(&mut self) -> Result<(), Failure> {
+        // Who is answered now has gone; what is in the values is what counts.
+        self.shard.settle(self.now, SETTLE_LONGEST, &mut Vec::new())?;
         match &mut self.disk {
             Some(disk) => disk.finish(&mut self.shard),
             None => Ok(()),

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::family::{Event, Family, Member};
-use super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
+use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text};
 use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
 
@@ -41,6 +41,9 @@ pub struct Args {
     /// Shards on each server: cores that hold parameters.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub shards: u16,
+    /// How trainers reach servers.
+    #[arg(long, value_enum, default_value_t)]
+    pub transport: Way,
     /// Passes over the training digits; as many as the mode needs when not given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: Option<u32>,
@@ -107,6 +110,7 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
         shards: args.shards,
         trainers: args.trainers,
         mode: args.mode,
+        transport: args.transport,
         optimizer: &optimizer,
         model_dir: Some(&args.model_dir),
     };
@@ -124,6 +128,7 @@ pub(super) struct Servers<'a> {
     pub(super) shards: u16,
     pub(super) trainers: u32,
     pub(super) mode: Sharing,
+    pub(super) transport: Way,
     /// What happens to a gradient of a parameter that says nothing itself, as configuration.
     pub(super) optimizer: &'a str,
     /// The folder in which models are saved, if any is.
@@ -136,7 +141,8 @@ pub(super) fn start_servers(family: &mut Family, job: &Servers<'_>, program: &Pa
     for index in 0..job.servers {
         let mut command = unconfigured(program);
         command
-            .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
+            .args(["serve", "--bind", &format!("{}://127.0.0.1:0", name(job.transport)), "--merge", "mean"])
+            .arg("--until-stdin-closes")
             .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
             .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
             .args(["--mode", &name(job.mode), "--optimizer", job.optimizer]);

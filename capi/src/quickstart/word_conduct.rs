@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::conduct::{CHILDREN_MAX, Servers, follow, of_trainer, start_servers, unconfigured};
 use super::family::{Family, Member};
-use super::plan::{Sharing, name};
+use super::plan::{Sharing, Way, name};
 use super::skip_gram::WIDTH;
 use super::word_trainer::{BATCH, OPTIMIZER, WordReport};
 use super::words::{EPOCH_PAIRS, VOCABULARY};
@@ -74,6 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
         shards: args.shards,
         trainers: args.trainers,
         mode: args.mode,
+        transport: Way::Tcp,
         optimizer: OPTIMIZER,
         model_dir: None,
     };

@@ -85,6 +85,10 @@ pub struct ServeArgs {
     /// proxy [default: between-hosts].
     #[arg(long, value_name = "WHERE")]
     pub checks: Option<String>,
+    /// What updates parameters: cpu, cuda:N (the device of that number), or auto, which is the first device of CUDA where
+    /// there is one [default: auto].
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -134,6 +138,7 @@ impl ServeArgs {
             ("insecure", "false", &self.insecure),
             ("poll", "adaptive", &self.poll),
             ("checks", "between-hosts", &self.checks),
+            ("device", "auto", &self.device),
             ("log_level", "info", &self.log_level),
             ("log_format", "text", &self.log_format),
             ("ready_fd", "", &self.ready_fd),

@@ -14,6 +14,7 @@ mod values;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -21,7 +22,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
-use pserver_transport::tcp::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
+use pserver_transport::network::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -35,6 +36,41 @@ pub enum Journal {
     On,
     /// Updates are written and synced, and survive the machine.
     Sync,
+}
+
+/// What updates the parameters of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The first device of CUDA, or the processor where there is none.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// This device of CUDA, or the server does not start.
+    Cuda {
+        /// Its number, as the driver counts.
+        ordinal: u32,
+    },
+    /// The processor behind an accelerator's port, for tests: `simulated`.
+    Simulated,
+}
+
+/// What a device can be.
+const DEVICE_EXPECTED: &str = "auto, cpu or cuda:N with the number of a device";
+
+impl FromStr for Device {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "simulated" => Ok(Self::Simulated),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                ordinal.map(|ordinal| Self::Cuda { ordinal }).ok_or(())
+            }
+        }
+    }
 }
 
 /// How much the program says on standard error.
@@ -106,6 +142,8 @@ pub struct Settings {
     pub poll: Poll,
     /// Where payloads over TCP carry checksums.
     pub checks: Checks,
+    /// What updates parameters.
+    pub device: Device,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -165,6 +203,7 @@ impl Settings {
             insecure: reader.take("insecure", values::plain("true or false")),
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
+            device: reader.take("device", values::plain(DEVICE_EXPECTED)),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),

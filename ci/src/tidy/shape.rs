@@ -15,6 +15,9 @@ const ALLOW_SLEEP: &str = "// tidy: allow sleep:";
 
 /// The rule: a function has at most 70 lines, from the line of `{` to the line of `}`.
 pub(super) fn function_length(file: &SourceFile, report: &mut Report<'_>) {
+    if file.is_generated() {
+        return;
+    }
     for at in 0..file.tokens.len() {
         // After `fn` stands a name, in a macro `$name`, in a type `(`.
         if file.token(at) != "fn" || file.token(at + 1) == "(" {
@@ -31,7 +34,7 @@ pub(super) fn function_length(file: &SourceFile, report: &mut Report<'_>) {
 
 /// The rule: no long line, no tab, no space at the end.
 pub(super) fn layout(file: &SourceFile, report: &mut Report<'_>) {
-    if !file.is_rust() {
+    if !file.is_rust() || file.is_generated() {
         return;
     }
     for (index, text) in file.text.split('\n').enumerate() {

@@ -1,6 +1,7 @@
 //! Where the memory is: one mapping cut into slots, each reached through one lease.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,6 +10,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
 use super::free::{FreeSlots, SLOTS_MAX};
+use super::mapped::Mapped;
 use super::shared::{File, GiveBack, ReadOnly};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
@@ -34,21 +36,21 @@ pub struct Lease {
     bytes: u32,
 }
 
-/// Where the bytes of a lease are.
+/// Where the bytes of a lease are. A shard has several leases for each chunk, and views are few.
 enum Place {
-    Slot {
-        slab: Arc<Slab>,
-        /// Where the slot begins in the mapping.
-        offset: usize,
-        class: usize,
-        slot: u32,
-    },
-    View {
-        memory: Arc<ReadOnly>,
-        offset: usize,
-        owner: Arc<dyn GiveBack>,
-        token: u32,
-    },
+    Slot { slab: Arc<Slab>, slot: u32, class: u8 },
+    View(Box<View>),
+}
+
+const _: () = assert!(CLASSES <= u8::MAX as usize, "a class is told by 8 bits");
+const _: () = assert!(size_of::<Lease>() <= 24, "a shard keeps and moves several for each chunk");
+
+/// A part of another process's memory.
+struct View {
+    memory: Arc<ReadOnly>,
+    offset: usize,
+    owner: Arc<dyn GiveBack>,
+    token: u32,
 }
 
 /// A lease as another process finds it.
@@ -74,7 +76,7 @@ pub struct Usage {
 }
 
 /// The mapping and the free slots of each class.
-struct Slab {
+pub(super) struct Slab {
     map: MmapRaw,
     /// What other processes map, when the arena is shared.
     file: Option<Arc<File>>,
@@ -153,8 +155,9 @@ impl Arena {
         let smallest = class_of(bytes);
         (smallest..CLASSES).find_map(|class| self.slab.take(class)).map_or_else(
             || Err(self.exhausted(bytes, smallest)),
-            |(class, slot, offset)| {
-                Ok(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), offset, class, slot }, bytes })
+            |(class, slot)| {
+                let class = u8::try_from(class).expect("there are few classes");
+                Ok(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), slot, class }, bytes })
             },
         )
     }
@@ -184,6 +187,15 @@ impl Arena {
         usage
     }
 
+    /// Where all its slots are, for a device that is to lock them in memory. The mapping is there as long as a clone of
+    /// the arena, or a lease of it, is.
+    #[must_use]
+    pub fn mapping(&self) -> NonNull<[u8]> {
+        let map = &self.slab.map;
+        let start = NonNull::new(map.as_mut_ptr()).expect("a mapping does not begin at address zero");
+        NonNull::slice_from_raw_parts(start, map.len())
+    }
+
     fn exhausted(&self, bytes: u32, class: usize) -> Failure {
         let slots = self.slab.classes[class].free.slots();
         Failure::Call(format!(
@@ -208,14 +220,15 @@ impl Lease {
     pub fn view(memory: &Arc<ReadOnly>, offset: u64, bytes: u32, owner: Arc<dyn GiveBack>, token: u32) -> Option<Self> {
         memory.bytes(offset, bytes)?;
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(SLOT_BYTES_MIN as usize))?;
-        Some(Self { place: Place::View { memory: Arc::clone(memory), offset, owner, token }, bytes })
+        let view = View { memory: Arc::clone(memory), offset, owner, token };
+        Some(Self { place: Place::View(Box::new(view)), bytes })
     }
 
     /// Whether it is a view of another process's memory, which can be read and not written: what is to be written
     /// is copied first.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
-        matches!(self.place, Place::View { .. })
+        matches!(self.place, Place::View(_))
     }
 
     /// Whether its bytes, as far as they were read by now, are those that it was made for: always, unless it is a view
@@ -224,7 +237,7 @@ impl Lease {
     pub fn is_kept(&self) -> bool {
         match &self.place {
             Place::Slot { .. } => true,
-            Place::View { owner, .. } => owner.is_kept(),
+            Place::View(view) => view.owner.is_kept(),
         }
     }
 
@@ -232,10 +245,28 @@ impl Lease {
     #[must_use]
     pub fn shared(&self) -> Option<SharedPlace<'_>> {
         match &self.place {
-            Place::Slot { slab, offset, .. } => {
-                slab.file.as_ref().map(|file| SharedPlace { file, offset: *offset as u64 })
+            Place::Slot { slab, slot, class } => {
+                slab.file.as_ref().map(|file| SharedPlace { file, offset: slab.offset(*class, *slot) as u64 })
             }
-            Place::View { .. } => None,
+            Place::View(_) => None,
+        }
+    }
+
+    /// The mapping that it is a slot of, to register with a device; nothing for a view of another process's memory.
+    #[must_use]
+    pub fn mapped(&self) -> Option<Mapped> {
+        match &self.place {
+            Place::Slot { slab, .. } => Some(Mapped::slab(slab)),
+            Place::View(_) => None,
+        }
+    }
+
+    /// Where that mapping begins, and where in it the slot does. No slot lies across a multiple of [`CHUNK_BYTES_MAX`].
+    #[must_use]
+    pub fn position(&self) -> Option<(usize, usize)> {
+        match &self.place {
+            Place::Slot { slab, slot, class } => Some((slab.map.as_mut_ptr().addr(), slab.offset(*class, *slot))),
+            Place::View(_) => None,
         }
     }
 
@@ -244,8 +275,8 @@ impl Lease {
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         let start = match &self.place {
-            Place::Slot { slab, offset, .. } => slab.start(*offset),
-            Place::View { memory, offset, .. } => return memory.slice(*offset, self.bytes as usize),
+            Place::Slot { slab, slot, class } => slab.start(*class, *slot),
+            Place::View(view) => return view.memory.slice(view.offset, self.bytes as usize),
         };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
         // system and which the slab keeps. This lease is the only one for the slot, and `&self` keeps writers away.
@@ -260,8 +291,8 @@ impl Lease {
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let start = match &self.place {
-            Place::Slot { slab, offset, .. } => slab.start(*offset),
-            Place::View { .. } => panic!("another process's memory is read, not written"),
+            Place::Slot { slab, slot, class } => slab.start(*class, *slot),
+            Place::View(_) => panic!("another process's memory is read, not written"),
         };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
         // system and which the slab keeps. This lease is the only one for the slot, and `&mut self` is the only
@@ -273,13 +304,13 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         match &self.place {
-            Place::Slot { slab, class, slot, .. } => {
-                let class = &slab.classes[*class];
+            Place::Slot { slab, class, slot } => {
+                let class = &slab.classes[usize::from(*class)];
                 // Before the slot is free, so that the count never exceeds the slots there are.
                 class.in_use.fetch_sub(1, Relaxed);
                 class.free.give_back(*slot);
             }
-            Place::View { owner, token, .. } => owner.give_back(*token, self.bytes),
+            Place::View(view) => view.owner.give_back(view.token, self.bytes),
         }
     }
 }
@@ -293,24 +324,39 @@ impl fmt::Debug for Arena {
 impl fmt::Debug for Lease {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::Slot { class, .. } => write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes(*class)),
-            Place::View { .. } => write!(formatter, "Lease({} bytes of another process)", self.bytes),
+            Place::Slot { class, .. } => {
+                write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes((*class).into()))
+            }
+            Place::View(_) => write!(formatter, "Lease({} bytes of another process)", self.bytes),
         }
     }
 }
 
 impl Slab {
-    fn start(&self, offset: usize) -> *mut u8 {
+    pub(super) fn map(&self) -> &MmapRaw {
+        &self.map
+    }
+
+    #[inline]
+    fn start(&self, class: u8, slot: u32) -> *mut u8 {
+        let offset = self.offset(class, slot);
         // SAFETY: `Arena::over` laid the slot out within the mapping, so the offset stays inside it.
         unsafe { self.map.as_mut_ptr().add(offset) }
     }
 
-    /// A free slot of this class: the class, the slot and where it begins.
-    fn take(&self, class: usize) -> Option<(usize, u32, usize)> {
+    /// Where a slot begins in the mapping.
+    #[inline]
+    fn offset(&self, class: u8, slot: u32) -> usize {
+        let class = usize::from(class);
+        self.classes[class].offset + slot as usize * slot_bytes(class) as usize
+    }
+
+    /// A free slot of this class: the class and the slot.
+    fn take(&self, class: usize) -> Option<(usize, u32)> {
         let entry = &self.classes[class];
         let slot = entry.free.take()?;
         entry.in_use.fetch_add(1, Relaxed);
-        Some((class, slot, entry.offset + slot as usize * slot_bytes(class) as usize))
+        Some((class, slot))
     }
 }
 

@@ -1,13 +1,19 @@
-//! The ports: what a transport and a kernel must do.
+//! The ports: what a transport, a kernel and an accelerator must do.
 //!
-//! Transports live in `pserver-transport`, kernels in `pserver-kernels`; both are chosen by value at start.
+//! Transports live in `pserver-transport`, kernels and accelerators in `pserver-kernels`; all are chosen by value at
+//! start.
 //! The disk's port is [`crate::checkpoint::storage::Storage`].
 
+mod accelerator;
 mod arithmetic;
 mod kernels;
 mod transport;
 
 pub use crate::optim::Formula;
+pub use accelerator::{
+    Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, Resident, Simulated,
+    Work,
+};
 pub use arithmetic::Arithmetic;
 pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

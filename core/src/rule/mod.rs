@@ -20,6 +20,7 @@
 //! ([`crate::config`]); code that runs it fast (`kernels`).
 
 mod code;
+mod elementary;
 mod interpret;
 mod lexer;
 mod lower;

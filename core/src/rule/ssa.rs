@@ -12,6 +12,8 @@
 
 use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
+use super::elementary;
+
 /// The value that the operation at this place defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub u16);
@@ -136,8 +138,8 @@ pub enum Comparison {
 }
 
 /// What has no instruction. A function is computed in binary64 by [`Function::of`] and rounded once to the parameter's
-/// type, so that every kernel on one machine gives the same bits. Another machine's mathematics may differ in the last
-/// bit of a binary64.
+/// type. It is made of sums, products and quotients, each rounded by itself, so that every kernel on every machine
+/// gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Function {
     /// `e^x`
@@ -429,11 +431,11 @@ impl Function {
     #[must_use]
     pub fn of(self, value: f64) -> f64 {
         match self {
-            Self::Exponential => value.exp(),
-            Self::ExponentialMinusOne => value.exp_m1(),
-            Self::Logarithm => value.ln(),
-            Self::LogarithmOnePlus => value.ln_1p(),
-            Self::HyperbolicTangent => value.tanh(),
+            Self::Exponential => elementary::exponential(value),
+            Self::ExponentialMinusOne => elementary::exponential_minus_one(value),
+            Self::Logarithm => elementary::logarithm(value),
+            Self::LogarithmOnePlus => elementary::logarithm_one_plus(value),
+            Self::HyperbolicTangent => elementary::hyperbolic_tangent(value),
         }
     }
 }
@@ -441,7 +443,7 @@ impl Function {
 /// The first to the power of the second, in binary64. Kernels call this one, and round.
 #[must_use]
 pub fn power(base: f64, exponent: f64) -> f64 {
-    base.powf(exponent)
+    elementary::power(base, exponent)
 }
 
 /// A scalar as an f32 chunk uses it: the nearest binary32, but what is not zero never becomes smaller than the smallest

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::bucket::{Bucket, Wish};
+use super::device::Seat;
 use super::pool::Pool;
 use super::round::{Contribution, Round};
 use crate::dtype::ElementType;
@@ -93,7 +94,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    fn dense(&self) -> &Arc<Value> {
+    pub(super) fn dense(&self) -> &Arc<Value> {
         match self {
             Self::Dense(value) => value,
             Self::Rows(_) => panic!("a bucket has no one value: who asks for it looks at that first"),
@@ -115,9 +116,18 @@ pub(super) struct Chunk {
     pub(super) waiters: Vec<Waiter>,
     /// Since when the shard's list of waits says that somebody waits for it.
     pub(super) noted: Option<Now>,
+    /// Whether it is about to run in step with others.
+    pub(super) is_joined: bool,
+    /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
+    /// not done: who takes part now does not change who took part then. At most two, the open one and the one ahead.
+    pub(super) sealed: u8,
+    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
+    /// way.
     pub(super) states: Vec<Lease>,
+    /// What it has on an accelerator, if it lives on one.
+    pub(super) seat: Option<Box<Seat>>,
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
-    pub(super) restored: Option<Restoring>,
+    pub(super) restored: Option<Box<Restoring>>,
     pub(super) content: Content,
 }
 
@@ -142,7 +152,10 @@ impl Chunk {
             round: Round::default(),
             waiters: Vec::new(),
             noted: None,
+            is_joined: false,
+            sealed: 0,
             states: Vec::new(),
+            seat: None,
             restored: None,
             content,
         }
@@ -193,9 +206,10 @@ impl Chunk {
         self.round.oldest_position().into_iter().chain(self.bucket().and_then(Bucket::oldest_position)).min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient for its round.
+    /// Since when somebody waits for a version, or with a gradient for its round, or the rest of a gradient is awaited.
     pub(super) fn waits_since(&self) -> Option<Now> {
-        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
+        let gathered = self.bucket().and_then(Bucket::waits_since);
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(gathered).min()
     }
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
@@ -203,13 +217,14 @@ impl Chunk {
     pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Arc<Value>)) {
         for one in self.round.contributions() {
             let heard = heard_of(&mut self.heard, one.trainer);
-            heard.push = one.call;
+            heard.push = one.sending.call;
             heard.clock += 1;
             if one.since.is_some() {
                 send(one, Arc::clone(self.content.dense()));
             }
         }
         self.round.close();
+        self.sealed = self.sealed.saturating_sub(1);
     }
 
     /// What this chunk remembers of `trainer`.
@@ -289,6 +304,8 @@ impl Chunk {
 fn heard_of(heard: &mut Vec<Heard>, trainer: TrainerId) -> &mut Heard {
     let index = trainer.0 as usize;
     if heard.len() <= index {
+        // Of a million chunks of a lone trainer each has room for one and not for four.
+        heard.reserve_exact((index + 1 - heard.len()).max(heard.len()));
         heard.resize(index + 1, Heard::default());
     }
     &mut heard[index]

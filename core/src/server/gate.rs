@@ -6,36 +6,49 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsRoom};
-use super::chunk::Chunk;
+use super::chunk::{Chunk, Heard};
 use super::reply::Refusal;
+use super::round::Contribution;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, Generation, ParameterIndex};
-use crate::memory::Lease;
+use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
-use crate::partition::Declaration;
+use crate::partition::{Declaration, DeclarationMessage};
 use crate::wire::{Entry, InitMessage};
 
 /// A parameter of which this shard holds chunks.
 pub(super) struct Held {
-    pub(super) message: InitMessage,
     pub(super) declaration: Declaration,
     /// One for all parameters with the same rule.
     pub(super) rule: Arc<Prepared>,
     /// What its buckets are, if it is updated by rows.
-    pub(super) rows: Option<RowsPlan>,
+    pub(super) rows: Option<Box<RowsPlan>>,
     pub(super) chunk_bytes: u32,
     pub(super) group: Group,
 }
 
+// What a shard keeps of a parameter of one chunk whose lone trainer has pushed, beside its value: this much, and a name,
+// a shape, a configuration and what the allocator adds to ten pieces of memory, together less than 1 KiB.
+const _: () = assert!(
+    size_of::<Held>()
+        + size_of::<Chunk>()
+        + size_of::<Contribution>()
+        + size_of::<Heard>()
+        + size_of::<Value>()
+        + 2 * size_of::<(ChunkId, usize)>()
+        <= 640
+);
+
 /// The chunks of a parameter that must step together because its rule needs the whole gradient.
 #[derive(Default)]
 pub(super) struct Group {
-    /// Places in the table, in chunk order.
-    pub(super) chunks: Vec<usize>,
+    /// Places in the table, in chunk order; the usual one or two are kept without memory of their own.
+    pub(super) chunks: SmallVec<[usize; 2]>,
     /// Whose round is open, in the modes where each gradient is a round of its own.
     pub(super) owner: Option<crate::ids::TrainerId>,
 }
@@ -44,10 +57,10 @@ impl Held {
     /// Checks what an init frame says of its parameter.
     fn from_message(message: InitMessage, rules: &Rules) -> Result<Self, Refusal> {
         let invalid = |failure: Failure| Refusal::invalid(failure.to_string());
-        let Some(declared) = &message.declaration else {
+        let InitMessage { declaration: Some(declared), chunk_bytes, .. } = message else {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
-        let declaration = Declaration::try_from(declared.clone()).map_err(invalid)?;
+        let declaration = Declaration::try_from(declared).map_err(invalid)?;
         let ParameterConfig { rule, sparse } = ParameterConfig::decode(&declaration.config).map_err(invalid)?;
         let prepared = match rules.get(&declaration.config) {
             Some(known) => Arc::clone(known),
@@ -55,20 +68,25 @@ impl Held {
         };
         let rule = prepared.rule();
         rule.validate_for(declaration.element_type).map_err(invalid)?;
-        let rows = RowsPlan::of(&declaration, rule, sparse).map_err(invalid)?;
+        let rows = RowsPlan::of(&declaration, rule, sparse).map_err(invalid)?.map(Box::new);
         if !rule.is_element_wise() && !declaration.whole {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": its rule needs the whole gradient, and the parameter is not declared whole",
                 declaration.name.as_str()
             )));
         }
-        let chunk_bytes = message.chunk_bytes;
         let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
         let is_legal = chunk_bytes.is_power_of_two() && limits.contains(&chunk_bytes);
         if rows.is_none() && !is_legal {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { message, declaration, rule: prepared, rows, chunk_bytes, group: Group::default() })
+        Ok(Self { declaration, rule: prepared, rows, chunk_bytes, group: Group::default() })
+    }
+
+    /// The init frame's message that declares it.
+    pub(super) fn message(&self, index: ParameterIndex) -> InitMessage {
+        let declaration = Some(DeclarationMessage::from(&self.declaration));
+        InitMessage { parameter: index.0, declaration, chunk_bytes: self.chunk_bytes }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -127,8 +145,11 @@ type Rules = BTreeMap<Vec<u8>, Arc<Prepared>>;
 /// Everything that a shard holds under one generation.
 pub(super) struct Table {
     pub(super) generation: Generation,
-    pub(super) parameters: BTreeMap<ParameterIndex, Held>,
+    /// Each in memory of its own: a map has room for nearly twice as many as there are.
+    pub(super) parameters: BTreeMap<ParameterIndex, Box<Held>>,
     pub(super) chunks: Vec<Chunk>,
+    /// Whether one of them is a bucket.
+    pub(super) has_rows: bool,
     rules: Rules,
     // Only looked up, never iterated: its order can reach no sum.
     places: FxHashMap<ChunkId, usize>,
@@ -140,6 +161,7 @@ impl Table {
             generation,
             parameters: BTreeMap::new(),
             chunks: Vec::new(),
+            has_rows: false,
             rules: Rules::new(),
             places: FxHashMap::default(),
         }
@@ -166,7 +188,7 @@ impl Table {
             })
         };
         match self.parameters.get(&index) {
-            Some(held) if held.message == message => check(held),
+            Some(held) if held.message(index) == message => check(held),
             Some(held) => Err(Refusal::invalid(format!(
                 "parameter {index} was declared as \"{}\" before and differently now",
                 held.name()
@@ -178,7 +200,7 @@ impl Table {
                 if !self.rules.contains_key(config) {
                     self.rules.insert(config.clone(), Arc::clone(&held.rule));
                 }
-                self.parameters.insert(index, held);
+                self.parameters.insert(index, Box::new(held));
                 Ok(())
             }
         }
@@ -195,8 +217,9 @@ impl Table {
     pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
         let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.chunks[place];
-        if let Some(plan) = &self.held(entry.id).rows {
-            plan.check_entry(self.held(entry.id).name(), entry)?;
+        if chunk.bucket().is_some() {
+            let held = self.held(entry.id);
+            held.rows.as_ref().expect("the chunk is a bucket").check_entry(held.name(), entry)?;
             return Ok(place);
         }
         if !entry.element_type.is_gradient_for(chunk.element_type) {
@@ -257,7 +280,7 @@ impl Table {
     pub(super) fn follow(&mut self, rule: &Arc<Prepared>) -> Result<(), Failure> {
         self.parameters.values_mut().for_each(|held| held.rule = Arc::clone(rule));
         for chunk in &mut self.chunks {
-            let plan = self.parameters.get(&chunk.id.parameter).and_then(|held| held.rows.as_ref());
+            let plan = self.parameters.get(&chunk.id.parameter).and_then(|held| held.rows.as_deref());
             chunk.follow(rule, plan)?;
         }
         Ok(())
@@ -265,6 +288,7 @@ impl Table {
 
     fn add(&mut self, chunk: Chunk) -> usize {
         let place = self.chunks.len();
+        self.has_rows |= chunk.bucket().is_some();
         self.places.insert(chunk.id, place);
         let held = self.parameters.get_mut(&chunk.id.parameter).expect("the entry was checked");
         held.group.chunks.push(place);

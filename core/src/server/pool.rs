@@ -3,6 +3,7 @@
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};
+use crate::port::Accelerator;
 
 /// The first extent of a size maps at most this much; every further one twice as much as the one before.
 const FIRST_EXTENT_BYTES: u64 = 64 * 1024 * 1024;
@@ -73,6 +74,11 @@ impl Pool {
         }
         self.sealed = true;
         Ok(())
+    }
+
+    /// Offers the memory of values, states and gradients to a device; rows stay on the processor.
+    pub(super) fn offer(&self, accelerator: &mut dyn Accelerator) -> Result<(), Failure> {
+        self.extents.iter().try_for_each(|arena| accelerator.pin(arena))
     }
 
     fn grow(&mut self, bytes: u32) -> Result<(), Failure> {

@@ -230,6 +230,11 @@ impl Programs {
         &self.served[self.by_place[place] as usize]
     }
 
+    /// Whether two chunks run the same program.
+    pub(super) fn are_one(&self, place: usize, other: usize) -> bool {
+        self.by_place[place] == self.by_place[other]
+    }
+
     /// Takes the program of a chunk to run it.
     pub(super) fn take(&mut self, place: usize) -> Box<Running> {
         self.served[self.by_place[place] as usize].running.take().expect("one event is handled at a time")

@@ -97,7 +97,9 @@ impl Replies {
         let reply = self.frames.last_mut().expect("a frame was just added");
         reply.payload_bytes += entry.bytes;
         reply.frame.entries.push(entry);
-        reply.body.extend(payload);
+        if let Some(payload) = payload {
+            reply.body.push(payload);
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! that the same inputs give the same bits whatever the order of arrival. A trainer may be one contribution
 //! ahead; that one waits, unacknowledged, until its round opens.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::bucket::RowsLease;
@@ -14,7 +16,7 @@ use crate::error::Failure;
 use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
-use crate::port::Kernels;
+use crate::port::{GradientLease, Kernels};
 use crate::program::executor::{Pieces, Sent};
 use crate::time::Now;
 use crate::wire::Head;
@@ -23,13 +25,23 @@ use crate::wire::Head;
 /// then grows with the trainers that are out of order, not with all of them.
 pub(super) const FOLD_AT: usize = 4;
 
+/// What the gradients of one frame have in common, kept once for all of them.
+#[derive(Clone)]
+pub(super) struct Sending {
+    pub(super) call: Mark,
+    pub(super) rate: Option<f64>,
+    /// Where in the journal it is.
+    pub(super) position: u64,
+    /// Who sent it, to answer when it is admitted or applied.
+    pub(super) peer: PeerId,
+    pub(super) head: Head,
+}
+
 /// One trainer's gradient for one round of one chunk.
 pub(super) struct Contribution {
     pub(super) trainer: TrainerId,
-    pub(super) call: Mark,
     /// The round it is for, where trainers count rounds.
     pub(super) round: RoundNumber,
-    pub(super) rate: Option<f64>,
     pub(super) element_type: ElementType,
     pub(super) bytes: u32,
     /// The gradient; gone once it was folded into the round's sum.
@@ -38,15 +50,14 @@ pub(super) struct Contribution {
     pub(super) rows: Vec<RowsLease>,
     /// Whether the frame at hand brings a part of it that is not the last: such a frame does not wait for a round.
     pub(super) is_early_part: bool,
-    /// Where in the journal it is.
-    pub(super) position: u64,
-    /// Who sent it, to answer when it is admitted or applied.
-    pub(super) peer: PeerId,
-    pub(super) head: Head,
     /// Since when its sender waits for an answer: for the round to open, if it is one ahead, or for the value of its
     /// round, if it asked for it. Nothing when it was answered, also by being told who is missing.
     pub(super) since: Option<Now>,
+    pub(super) sending: Arc<Sending>,
 }
+
+// It goes from a frame to its round by way of those that run in step: what is longer is moved by calls.
+const _: () = assert!(size_of::<Contribution>() <= 128, "a contribution is moved by a few instructions");
 
 impl Contribution {
     fn gradient(&self) -> Option<Gradient<'_>> {
@@ -67,7 +78,13 @@ impl Contribution {
     }
 
     pub(super) fn is_same_call(&self, head: &Head) -> bool {
-        self.call == Mark::of(head)
+        self.sending.call == Mark::of(head)
+    }
+
+    /// The same came again: whoever sent it now is answered.
+    pub(super) fn answer_to(&mut self, peer: PeerId, head: Head) {
+        let sending = Arc::make_mut(&mut self.sending);
+        (sending.peer, sending.head) = (peer, head);
     }
 }
 
@@ -113,10 +130,11 @@ impl Round {
         self.ahead.as_slice()
     }
 
-    pub(super) fn add(&mut self, contribution: Contribution) {
+    #[inline]
+    pub(super) fn add(&mut self, contribution: Contribution) -> &mut Contribution {
         let is_first = self.contributions.of(contribution.trainer).is_none();
         assert!(is_first, "a trainer contributes once to a round");
-        self.contributions.put(contribution);
+        self.contributions.put(contribution)
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
@@ -139,9 +157,14 @@ impl Round {
         self.contributions().is_empty()
     }
 
+    /// Whether nobody is in it or ahead of it.
+    pub(super) fn is_bare(&self) -> bool {
+        self.is_empty() && self.all_ahead().is_empty()
+    }
+
     /// The contributions that are not yet in the value.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.call, stage };
+        let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.sending.call, stage };
         let entered = self.contributions().iter().map(move |one| open(one, Stage::Entered));
         entered.chain(self.all_ahead().iter().map(move |one| open(one, Stage::Ahead)))
     }
@@ -159,24 +182,28 @@ impl Round {
         let tell = |one: &mut Contribution| {
             one.make_own(pool);
             one.since = None;
-            (one.peer, one.head)
+            (one.sending.peer, one.sending.head)
         };
         overdue.map(tell).collect()
     }
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.contributions().iter().chain(self.all_ahead()).map(|one| one.position).min()
+        self.contributions().iter().chain(self.all_ahead()).map(|one| one.sending.position).min()
     }
 
     /// Whether everybody that is waited for has contributed.
+    #[inline]
     pub(super) fn is_complete(&self, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
         !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
     }
 
     /// The mean of the rates that were sent with the contributions, in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
-        let rates = || self.contributions().iter().filter_map(|one| one.rate);
+        if let [lone] = self.contributions() {
+            return lone.sending.rate;
+        }
+        let rates = || self.contributions().iter().filter_map(|one| one.sending.rate);
         let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
         let sum = rates().sum::<f64>();
         if sum.is_finite() {
@@ -191,9 +218,16 @@ impl Round {
     }
 
     /// The gradients to sum, in trainer order; a sum of the first ones stands for them.
+    #[inline]
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
-        let sum = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        sum.chain(self.contributions().iter().filter_map(Contribution::gradient)).collect()
+        let mut all = Gradients::new();
+        if let Some(lease) = &self.sum {
+            all.push(Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
+        }
+        for gradient in self.contributions().iter().filter_map(Contribution::gradient) {
+            all.push(gradient);
+        }
+        all
     }
 
     /// The rows to sum, in trainer order.
@@ -261,6 +295,15 @@ impl Round {
             one.gradient = None;
         }
         Ok(())
+    }
+
+    /// Takes the gradients out, in the order in which they are summed, for a device; who brought them stays.
+    pub(super) fn lend(&mut self, element_type: ElementType, bytes: u32) -> Vec<GradientLease> {
+        let sum = self.sum.take().map(|lease| GradientLease { lease, bytes, element_type });
+        let loose = self.contributions.as_mut_slice().iter_mut().filter_map(|one| {
+            Some(GradientLease { lease: one.gradient.take()?, bytes: one.bytes, element_type: one.element_type })
+        });
+        sum.into_iter().chain(loose).collect()
     }
 
     /// Who takes part, in trainer order.

@@ -6,8 +6,9 @@
 //! without parts would be, and so makes a trainer wait that is ahead.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::bucket::{Bucket, Gathered, RowsLease, RowsPlan, RowsRoom, Wish};
+use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom, Wish};
 use super::chunk::{Chunk, Content, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
@@ -19,9 +20,14 @@ use crate::port::Kernels;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
 
 impl Serving {
+    /// Whether there is a bucket.
+    pub(super) fn has_rows(&self) -> bool {
+        self.table.has_rows
+    }
+
     /// Whether the payload of an entry is rows or their ids.
     pub(super) fn is_of_rows(&self, entry: &Entry) -> bool {
-        self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
+        self.has_rows() && self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
     }
 
     /// Checks what a frame brings for buckets, once it is here: that it is rows, and that there is room for those that
@@ -32,6 +38,9 @@ impl Serving {
         payloads: impl Iterator<Item = &'a [u8]>,
         position: u64,
     ) -> Result<(), Refusal> {
+        if !self.has_rows() {
+            return Ok(());
+        }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
             let Some(place) = self.table.place(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
@@ -98,7 +107,7 @@ impl Serving {
         if !self.is_before_restored(cx, place)
             && let Some(bucket) = self.table.chunks[place].bucket_mut()
         {
-            bucket.forget(one.trainer, |call| call <= one.call);
+            bucket.forget(one.trainer, |call| call <= one.sending.call);
         }
         self.push_entry(cx, place, entry, one);
     }
@@ -117,6 +126,28 @@ impl Serving {
                 bucket.forget(trainer, |_| true);
             }
         }
+    }
+
+    /// Drops contributions of which parts have been missing for `limit`, and names whose they are.
+    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, place: usize, limit: Duration) {
+        let Some(bucket) = self.table.chunks[place].bucket_mut() else { return };
+        for GivenUp { trainer, there, count, closing, .. } in bucket.give_up(|since| since + limit <= cx.now) {
+            let text = format!(
+                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they were \
+                 dropped",
+                self.bucket_text(place),
+                limit.as_secs_f64()
+            );
+            tracing::warn!("{text}");
+            if let Some((peer, head)) = closing {
+                cx.replies.error(peer, &head, &Refusal::new(ErrorCode::Deadline, text));
+            }
+        }
+    }
+
+    fn bucket_text(&self, place: usize) -> String {
+        let id = self.table.chunks[place].id;
+        format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
     }
 
     /// Answers with rows, or with ids of rows that are there.
@@ -145,10 +176,10 @@ impl Serving {
     fn is_wanted(&self, cx: &Context<'_>, place: usize, one: &Contribution, entry: &Entry) -> bool {
         let chunk = &self.table.chunks[place];
         if self.is_before_restored(cx, place) {
-            let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.call));
-            return !is_there && chunk.open_in_checkpoint(&one.head).is_some();
+            let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.sending.call));
+            return !is_there && chunk.open_in_checkpoint(&one.sending.head).is_some();
         }
-        matches!(self.verdict(place, &one.head, entry), Ok(Verdict::New))
+        matches!(self.verdict(place, &one.sending.head, entry), Ok(Verdict::New))
     }
 
     fn gather(
@@ -163,16 +194,21 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let answer = version_entry(chunk);
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
-        if one.is_early_part {
-            cx.replies.done(one.peer, &one.head, answer);
+        if bucket.is_given_up(part, &one) {
+            let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
+            cx.replies.error(one.sending.peer, &one.sending.head, &Refusal::new(ErrorCode::Deadline, text));
+            return;
         }
-        let (peer, head) = (one.peer, one.head);
-        match bucket.gather(part, rows, &one) {
-            Gathered::Some => {}
+        if one.is_early_part {
+            cx.replies.done(one.sending.peer, &one.sending.head, answer);
+        }
+        match bucket.gather(part, rows, &one, cx.now) {
+            Gathered::Some => self.note_waits(place),
             Gathered::All { parts, closing } => {
-                one.position = parts.iter().map(|part| part.position).min().unwrap_or(one.position);
+                let sending = Arc::make_mut(&mut one.sending);
+                sending.position = parts.iter().map(|part| part.position).min().unwrap_or(sending.position);
+                (sending.peer, sending.head) = closing.unwrap_or((sending.peer, sending.head));
                 one.rows = parts;
-                (one.peer, one.head) = closing.unwrap_or((peer, head));
                 one.is_early_part = false;
                 self.push_entry(cx, place, entry, one);
             }

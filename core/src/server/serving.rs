@@ -5,14 +5,17 @@
 //! The accumulator is the round; it gives when the round is complete.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::bucket::{RowsRoom, Wish};
 use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
+use super::device::Device;
 use super::gate::{Held, Table, unknown};
 use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
-use super::round::{Contribution, FOLD_AT};
+use super::round::{Contribution, FOLD_AT, Sending};
+use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
@@ -37,11 +40,19 @@ pub(super) struct Context<'a> {
     pub(super) now: Now,
     pub(super) kernels: &'a mut dyn Kernels,
     pub(super) pool: &'a mut Pool,
+    pub(super) device: Option<&'a mut Device>,
     pub(super) replies: &'a mut Replies,
     /// Who sent the frame.
     pub(super) peer: PeerId,
     /// Where in the journal the frame is.
     pub(super) position: u64,
+}
+
+impl Context<'_> {
+    /// The accelerator on which chunks live.
+    pub(super) fn device(&mut self) -> &mut Device {
+        self.device.as_deref_mut().expect("a chunk lives on it")
+    }
 }
 
 /// The state of a shard that serves.
@@ -53,10 +64,15 @@ pub(super) struct Serving {
     pub(super) left: Vec<Option<Incarnation>>,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
     stalled: Vec<usize>,
+    /// Chunks that are about to run in step; empty between two frames.
+    pub(super) joined: Vec<Member>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
     waits: BTreeSet<(Now, usize)>,
     /// Where rows are merged and looked up.
     pub(super) rows_room: RowsRoom,
+    /// Chunks that come from a checkpoint with contributions that are not in their values, by the journal's position at
+    /// which they were written.
+    behind: BTreeSet<(u64, usize)>,
     /// A place for the numbers of one update.
     scalars: Vec<f64>,
 }
@@ -69,6 +85,8 @@ pub(super) enum Verdict {
     Contributed,
     /// It waits already.
     Waits,
+    /// Its round was complete without it, and is not closed yet.
+    Late,
     /// It is new.
     New,
 }
@@ -82,6 +100,11 @@ impl Serving {
         for held in table.parameters.values_mut() {
             held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
         }
+        let open = |(place, chunk): (usize, &Chunk)| {
+            let restored = chunk.restored.as_ref().filter(|restored| !restored.open.is_empty())?;
+            Some((restored.position, place))
+        };
+        let behind = table.chunks.iter().enumerate().filter_map(open).collect();
         let left = vec![None; job.trainers as usize];
         Ok(Self {
             job,
@@ -89,14 +112,17 @@ impl Serving {
             programs,
             left,
             stalled: Vec::new(),
+            joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
+            behind,
             scalars: Vec::with_capacity(RULE_SCALARS_MAX),
         })
     }
 
-    /// Checks a push before anything is landed or applied, so that nothing is half-applied.
-    pub(super) fn check_push(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
+    /// Checks a push before anything is landed or applied, so that nothing is half-applied. Adds the places of its
+    /// entries' chunks to `places`.
+    pub(super) fn check_push(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
@@ -104,13 +130,24 @@ impl Serving {
             if !self.table.chunks[place].is_before_restored(position) {
                 self.verdict(place, &frame.head, entry)?;
             }
+            places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
         }
         Ok(())
     }
 
+    /// Closes the rounds that were complete when a checkpoint wrote their chunks, of those that were written before
+    /// this position of the journal.
+    pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {
+        while let Some((_, place)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position) {
+            self.behind.pop_first();
+            self.run(cx, place, None);
+        }
+    }
+
     /// The replay of the journal is over: what comes now is new to every chunk.
     pub(super) fn replayed(&mut self) {
-        self.table.chunks.iter_mut().for_each(|chunk| chunk.restored = None);
+        // What was complete is closed by now, or was lost with a journal.
+        self.table.chunks.iter_mut().for_each(|chunk| (chunk.restored, chunk.sealed) = (None, 0));
     }
 
     /// Checks a frame that replaces values.
@@ -119,37 +156,41 @@ impl Serving {
         frame.entries.iter().try_for_each(|entry| self.table.check_whole(entry))
     }
 
-    /// Applies a push that was checked; `body` holds one lease for each entry.
+    /// Applies a push that was checked: `places` are those of its entries' chunks, `body` holds one lease for each.
     pub(super) fn push(
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
         rate: Option<f64>,
+        places: &[u32],
         body: impl IntoIterator<Item = Lease>,
     ) {
-        let trainer = frame.head.trainer;
+        assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
+        let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
+        let sending = Sending { call, rate, position: cx.position, peer: cx.peer, head: frame.head };
+        let sending = Arc::new(sending);
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
-        for entry in &frame.entries {
+        for (entry, place) in frame.entries.iter().zip(places) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let place = self.table.place(entry.id).expect("the entry was checked");
+            let place = *place as usize;
+            let chunk = &self.table.chunks[place];
+            if chunk.is_joined || !chunk.rule.rule().is_element_wise() {
+                self.run_joined(cx);
+            }
             if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
                 self.disown(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
                 trainer,
-                call: Mark::of(&frame.head),
                 round: entry.round,
-                rate,
                 element_type: entry.element_type,
                 bytes: entry.bytes,
                 gradient: lease,
                 rows: Vec::new(),
                 is_early_part: false,
-                position: cx.position,
-                peer: cx.peer,
-                head: frame.head,
                 since: Some(cx.now),
+                sending: Arc::clone(&sending),
             };
             if self.table.chunks[place].bucket().is_some() {
                 self.push_rows(cx, place, entry, contribution);
@@ -157,6 +198,7 @@ impl Serving {
                 self.push_entry(cx, place, entry, contribution);
             }
         }
+        self.run_joined(cx);
     }
 
     /// Replaces values; a value that was already set is left alone.
@@ -164,13 +206,18 @@ impl Serving {
         let mark = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
+            let Some(lease) = self.keep_set(cx, place, frame, lease) else { continue };
             let chunk = &mut self.table.chunks[place];
             let heard = chunk.heard_mut(frame.head.trainer);
-            if !heard.set.covers(mark) {
+            let is_new = !heard.set.covers(mark);
+            if is_new {
                 heard.set = mark;
                 chunk.set_value(lease);
             }
             cx.replies.done(cx.peer, &frame.head, version_entry(chunk));
+            if is_new {
+                self.load_value(cx, place);
+            }
         }
     }
 
@@ -200,8 +247,8 @@ impl Serving {
         self.check_trainer(head)?;
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.forget_gathered(cx.position, head.trainer);
-        let begun = self.table.parameters.values().filter(|held| self.begun(held, head.trainer).is_some());
-        for parameter in begun.map(|held| ParameterIndex(held.message.parameter)).collect::<Vec<_>>() {
+        let begun = self.table.parameters.iter().filter(|(_, held)| self.begun(held, head.trainer).is_some());
+        for parameter in begun.map(|(index, _)| *index).collect::<Vec<_>>() {
             self.disown(cx, head.trainer, parameter);
         }
         // Who waited behind the trainer that left, or for it to catch up, waits no more.
@@ -210,6 +257,11 @@ impl Serving {
         }
         cx.replies.done_whole(cx.peer, head);
         Ok(())
+    }
+
+    /// Tries again when a lease comes back.
+    pub(super) fn stall(&mut self, place: usize) {
+        self.stalled.push(place);
     }
 
     /// Whether something waits for a lease.
@@ -237,6 +289,7 @@ impl Serving {
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
+            self.give_up_gathered(cx, place, limit);
             self.note_waits(place);
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
@@ -247,18 +300,21 @@ impl Serving {
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
         let chunk = &self.table.chunks[place];
-        let missing: Vec<String> =
-            self.missing(chunk, self.programs.of(place).pace).iter().map(TrainerId::to_string).collect();
+        let missing = || {
+            let missing = self.missing(chunk, self.programs.of(place).pace);
+            let missing: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
+            format!("trainer {}", missing.join(", "))
+        };
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
-             waits for trainer {}",
+             waits for {}",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             waiter.version,
             limit.as_secs_f64(),
             chunk.version,
             chunk.version.0 + 1,
-            missing.join(", ")
+            chunk.seat.as_ref().and_then(|seat| seat.waits_for()).unwrap_or_else(missing)
         )
     }
 
@@ -294,36 +350,51 @@ impl Serving {
         if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
             return Ok(Verdict::Applied);
         }
-        if chunk.round.contribution(head.trainer).is_some_and(|one| one.is_same_call(head)) {
+        let entered = chunk.round.contribution(head.trainer);
+        if entered.is_some_and(|one| one.is_same_call(head)) {
             return Ok(Verdict::Contributed);
         }
         match self.programs.of(place).pace {
-            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round),
+            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
             Pace::Any | Pace::Bounded(_) => self.verdict_alone(chunk, head),
         }
     }
 
     /// Where a round is a step of all trainers.
-    fn verdict_in_rounds(&self, chunk: &Chunk, head: &Head, round: Round) -> Result<Verdict, Refusal> {
+    #[inline]
+    fn verdict_in_rounds(
+        &self,
+        chunk: &Chunk,
+        head: &Head,
+        round: Round,
+        has_entered: bool,
+    ) -> Result<Verdict, Refusal> {
         let open = chunk.version.0 + 1;
+        if round.0 == open {
+            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if has_entered { Verdict::Contributed } else { other });
+        }
         if round.0 < open {
             return Ok(Verdict::Applied);
         }
-        if round.0 == open {
-            let contributed = chunk.round.contribution(head.trainer).is_some();
-            return Ok(if contributed { Verdict::Contributed } else { Verdict::New });
-        }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            return Ok(if waits { Verdict::Waits } else { Verdict::New });
+            let other = if 2 <= chunk.sealed { Verdict::Late } else { Verdict::New };
+            return Ok(if waits { Verdict::Waits } else { other });
         }
-        Err(Refusal::invalid(format!(
+        Err(self.too_far_ahead(chunk, head, round))
+    }
+
+    #[cold]
+    fn too_far_ahead(&self, chunk: &Chunk, head: &Head, round: Round) -> Refusal {
+        let open = chunk.version.0 + 1;
+        Refusal::invalid(format!(
             "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
              round ahead",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             head.trainer
-        )))
+        ))
     }
 
     /// Where each gradient is a round of its own.
@@ -358,9 +429,9 @@ impl Serving {
     }
 
     /// Whether `recv` gives a contribution to the open round of its chunk.
-    pub(super) fn may_enter(&self, place: usize, one: &Contribution) -> bool {
+    #[inline]
+    pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
-        let pace = self.programs.of(place).pace;
         let clock = |trainer| chunk.heard(trainer).clock;
         let fewest = || self.active().map(clock).min().unwrap_or(0);
         let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
@@ -374,30 +445,41 @@ impl Serving {
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
     }
 
+    #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
-        let (head, peer) = (contribution.head, contribution.peer);
         if self.is_before_restored(cx, place) {
             self.put_again(cx, place, contribution);
             return;
         }
-        match self.verdict(place, &head, entry).expect("the entry was checked") {
+        match self.verdict(place, &contribution.sending.head, entry).expect("the entry was checked") {
+            Verdict::New => self.join(cx, place, contribution),
+            known => self.answer_known(cx, place, &known, &contribution),
+        }
+    }
+
+    /// Answers a push that came before, or says later answers whom to go to.
+    fn answer_known(&mut self, cx: &mut Context<'_>, place: usize, known: &Verdict, again: &Contribution) {
+        let Sending { head, peer, .. } = *again.sending;
+        let chunk = &mut self.table.chunks[place];
+        match known {
             Verdict::Applied => self.answer_applied(cx, place, &head, peer),
             // The parts before the last are answered as they come.
-            Verdict::Contributed | Verdict::Waits if contribution.is_early_part => {
-                let chunk = &self.table.chunks[place];
+            Verdict::Contributed | Verdict::Waits if again.is_early_part => {
                 cx.replies.done(peer, &head, version_entry(chunk));
             }
             Verdict::Contributed => {
-                let round = &mut self.table.chunks[place].round;
-                let entered = round.contribution_mut(head.trainer).expect("it is in the round");
-                (entered.peer, entered.head) = (peer, head);
-                self.acknowledge(cx, place, head.trainer);
+                let entry = open_entry(chunk);
+                let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
+                entered.answer_to(peer, head);
+                acknowledge(cx, entered, entry);
             }
             Verdict::Waits => {
-                let waiting = self.table.chunks[place].round.ahead_mut(head.trainer).expect("it waits");
-                (waiting.peer, waiting.head, waiting.since) = (peer, head, Some(cx.now));
+                let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
+                waiting.answer_to(peer, head);
+                waiting.since = Some(cx.now);
             }
-            Verdict::New => return self.run(cx, place, Some(contribution)),
+            Verdict::Late => self.answer_late(cx, place, again.round, &head, peer),
+            Verdict::New => unreachable!("what is new was not pushed before"),
         }
         self.note_waits(place);
     }
@@ -406,9 +488,9 @@ impl Serving {
     /// value by then, or had come to nothing, is dropped.
     fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[place];
-        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.call);
+        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.sending.call);
         let is_there = chunk.round.open().any(is_it);
-        match chunk.open_in_checkpoint(&contribution.head) {
+        match chunk.open_in_checkpoint(&contribution.sending.head) {
             Some(open) if !is_there && open.stage == Stage::Ahead => chunk.round.add_ahead(contribution),
             Some(_) if !is_there => self.enter(cx, place, contribution),
             _ => {}
@@ -420,37 +502,34 @@ impl Serving {
         self.table.chunks[place].is_before_restored(cx.position)
     }
 
+    #[inline]
     pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let trainer = contribution.trainer;
         let chunk = &mut self.table.chunks[place];
         if !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-            held.group.owner = Some(trainer);
+            held.group.owner = Some(contribution.trainer);
         }
-        chunk.round.add(contribution);
-        self.acknowledge(cx, place, trainer);
-    }
-
-    /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
-    fn acknowledge(&mut self, cx: &mut Context<'_>, place: usize, trainer: TrainerId) {
-        let chunk = &mut self.table.chunks[place];
-        let one = chunk.round.contribution_mut(trainer).expect("it is in the round");
-        let wants_value = one.head.flags.contains(Flags::WANT_VALUE) && one.peer != NOBODY;
-        one.since = wants_value.then_some(cx.now);
-        if !wants_value {
-            let (peer, head) = (one.peer, one.head);
-            let entry = Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type);
-            cx.replies.done(peer, &head, entry);
-        }
+        let entry = open_entry(chunk);
+        acknowledge(cx, chunk.round.add(contribution), entry);
     }
 
     /// Answers a push whose gradient is in the value.
-    fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
+    pub(super) fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
         let chunk = &self.table.chunks[place];
         if head.flags.contains(Flags::WANT_VALUE) {
             cx.replies.value(peer, head, value_entry(chunk), chunk.value());
         } else {
             cx.replies.done(peer, head, version_entry(chunk));
+        }
+    }
+
+    /// Answers a push whose round is about to be closed without it, as if it were closed.
+    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, round: Round, head: &Head, peer: PeerId) {
+        if head.flags.contains(Flags::WANT_VALUE) {
+            let version = Version(round.0);
+            self.want(cx, place, Waiter { peer, head: *head, version, since: cx.now, wish: None });
+        } else {
+            cx.replies.done(peer, head, version_entry(&self.table.chunks[place]));
         }
     }
 
@@ -479,6 +558,9 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
+        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+            return;
+        }
         let (before, after) = (chunk.noted, chunk.waits_since());
         if before == after {
             return;
@@ -493,12 +575,24 @@ impl Serving {
     }
 
     /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
-    pub(super) fn is_complete(&self, place: usize) -> bool {
-        let round = &self.table.chunks[place].round;
-        match self.programs.of(place).pace {
+    #[inline]
+    pub(super) fn is_complete(&self, pace: Pace, place: usize) -> bool {
+        let chunk = &self.table.chunks[place];
+        let round = &chunk.round;
+        match pace {
+            Pace::Rounds if 0 < chunk.sealed => {
+                // What was ahead when it was sealed is in it first.
+                !round.is_empty() && round.all_ahead().iter().all(|one| one.round.0 != chunk.version.0 + 1)
+            }
             Pace::Rounds => round.is_complete(self.active()),
             Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }
+    }
+
+    /// Whether everybody has sent a gradient for the round after the open one.
+    pub(super) fn is_next_complete(&self, place: usize) -> bool {
+        let round = &self.table.chunks[place].round;
+        !round.all_ahead().is_empty() && self.active().all(|trainer| round.ahead(trainer).is_some())
     }
 
     /// The trainers that a synchronous round waits for.
@@ -507,9 +601,13 @@ impl Serving {
     }
 
     /// Sums the first pieces of a round that waits for the rest.
+    #[inline]
     pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &self.table.chunks[place];
-        if FOLD_AT <= chunk.round.contributors() && chunk.rule.rule().is_element_wise() && !self.is_complete(place) {
+        if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
+            return;
+        }
+        if !self.is_complete(self.programs.of(place).pace, place) {
             self.fold(cx, place);
         }
     }
@@ -518,7 +616,8 @@ impl Serving {
         // One that left may come back while the round is open, and then its place in the sum is still its own.
         let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[place];
-        if chunk.bucket().is_some() {
+        // A device sums them all at once.
+        if chunk.bucket().is_some() || chunk.seat.is_some() {
             return;
         }
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
@@ -567,6 +666,7 @@ impl Serving {
                 chunk.take_over(gradient);
                 Ok(())
             }
+            None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
             None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step),
             None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step),
         };
@@ -580,8 +680,11 @@ impl Serving {
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         let entry = value_entry(chunk);
-        chunk.close_round(|one, value| cx.replies.value(one.peer, &one.head, entry, value));
+        chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
         self.answer_waiters(cx, place);
+        if self.table.chunks[place].seat.is_some() {
+            self.after_update(cx, place);
+        }
     }
 
     fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
@@ -641,7 +744,7 @@ impl Serving {
             let round = &self.table.chunks[*place].round;
             round.contribution(trainer).or(round.ahead(trainer))
         };
-        let call = held.group.chunks.iter().find_map(sent)?.call;
+        let call = held.group.chunks.iter().find_map(sent)?.sending.call;
         held.group.chunks.iter().any(|place| sent(place).is_none()).then_some(call)
     }
 
@@ -661,7 +764,8 @@ impl Serving {
             {
                 // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
                 let version = Version(chunk.version.0 + 1);
-                chunk.waiters.push(Waiter { peer: one.peer, head: one.head, version, since, wish: None });
+                let Sending { peer, head, .. } = *one.sending;
+                chunk.waiters.push(Waiter { peer, head, version, since, wish: None });
             }
             self.note_waits(*place);
         }
@@ -673,6 +777,22 @@ pub(super) fn version_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 
+/// What acknowledges a gradient that is in the open round.
+fn open_entry(chunk: &Chunk) -> Entry {
+    Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
+}
+
 fn value_entry(chunk: &Chunk) -> Entry {
     Entry { bytes: chunk.bytes, ..version_entry(chunk) }
+}
+
+/// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
+#[inline]
+fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
+    let Sending { peer, head, .. } = &*one.sending;
+    let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NOBODY;
+    one.since = wants_value.then_some(cx.now);
+    if !wants_value {
+        cx.replies.done(*peer, head, entry);
+    }
 }

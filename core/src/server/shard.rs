@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::RowsRoom;
+use super::device::Device;
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
@@ -18,11 +19,14 @@ use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self, Range};
-use crate::port::{Event, Incoming, Kernels, Submit};
+use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::{
     Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
 };
+
+/// How long one wait for an accelerator is.
+const SETTLE_STEP: Duration = Duration::from_millis(1);
 
 /// What a shard is told at start.
 #[derive(Clone, Debug)]
@@ -53,6 +57,7 @@ pub struct Shard {
     /// Where the journal ended when it was stopped: the position of everything that is not in it.
     pub(super) unwritten: u64,
     kernels: Box<dyn Kernels>,
+    pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
     /// How often something changed that a check looks at.
     changes: u64,
@@ -75,8 +80,29 @@ struct Peer {
     who: Option<Who>,
     /// Why the frame that is landing will be refused, once it is here.
     refusal: Option<Refusal>,
-    /// The count of changes at which the frame that is landing was found to be right.
+    /// What was found of the frame that is landing.
+    found: Found,
+}
+
+/// What a check of a frame found.
+#[derive(Default)]
+struct Found {
+    /// The count of changes at which the frame was right.
     right_at: Option<u64>,
+    /// Of a push, the places of its entries' chunks in the table.
+    places: Vec<u32>,
+}
+
+/// A frame that was checked and is here.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    now: Now,
+    peer: PeerId,
+    /// Where in the journal it is.
+    position: u64,
+    frame: &'a Frame,
+    /// Of a push, the places of its entries' chunks in the table.
+    places: &'a [u32],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,17 +123,26 @@ impl Shard {
             journal: None,
             unwritten: 0,
             kernels,
+            device: None,
             peers: BTreeMap::new(),
             changes: 0,
             checkpointing: None,
         }
     }
 
+    /// A shard whose chunks live on an accelerator, as far as they can: from initialisation on, or from the end of
+    /// [`Shard::restore`] on.
+    #[must_use]
+    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>) -> Self {
+        self.device = Some(Device::new(accelerator));
+        self
+    }
+
     /// Takes an event in, and gives everything out that follows from it.
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, who: None, refusal: None, right_at: None });
+                self.peers.insert(peer, Peer { origin, who: None, refusal: None, found: Found::default() });
             }
             Event::Head { peer, frame } => self.land(peer, &frame, out),
             Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
@@ -139,6 +174,67 @@ impl Shard {
         }
     }
 
+    /// Gives the accelerator its work and goes on with what it has done; true when there was something. Call it every
+    /// turn, and soon again while [`Shard::is_under_way`].
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
+    /// checkpoint and the journal.
+    pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+        let Some(device) = &mut self.device else { return Ok(false) };
+        device.check_kept()?;
+        if let Phase::Serving(serving) = &mut self.phase
+            && device.is_new(serving.table.generation)
+        {
+            device.take_in(serving, &self.pool);
+        }
+        let mut done = Vec::new();
+        device.exchange(&mut done)?;
+        if done.is_empty() && device.released.is_empty() {
+            return Ok(false);
+        }
+        self.changes += 1;
+        let mut ended = Ok(());
+        self.turn(now, out, |serving, cx| {
+            ended = serving.completed(cx, done);
+            serving.go_on_released(cx);
+            serving.retry(cx);
+        });
+        ended.map(|()| true)
+    }
+
+    /// Whether the accelerator has work.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.device.as_ref().is_some_and(Device::is_under_way)
+    }
+
+    /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
+    /// host's memory, so that a checkpoint is taken without it. It is given up when nothing has happened for `limit`.
+    ///
+    /// # Errors
+    /// As [`Shard::attend`]; and when it was given up, naming the accelerator.
+    pub fn settle(&mut self, now: Now, limit: Duration, out: &mut Vec<Output>) -> Result<(), Failure> {
+        let mut waited = Duration::ZERO;
+        loop {
+            if self.attend(now, out)? {
+                waited = Duration::ZERO;
+            }
+            let (Some(device), Phase::Serving(serving)) = (&mut self.device, &mut self.phase) else { return Ok(()) };
+            serving.release_held(device);
+            serving.store_all(device);
+            if !device.is_under_way() && device.released.is_empty() {
+                return serving.not_stored().map_or(Ok(()), |text| Err(Failure::Call(text)));
+            }
+            if limit <= waited {
+                let text = format!("{} has not ended its work within {:.1} s", device.name(), limit.as_secs_f64());
+                return Err(device.lose(text));
+            }
+            device.wait(SETTLE_STEP);
+            waited += SETTLE_STEP;
+        }
+    }
+
     /// The generation that is served; zero before initialisation.
     #[must_use]
     pub fn generation(&self) -> Generation {
@@ -154,7 +250,8 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
-            let mut cx = Context { now, kernels, pool, replies: &mut replies, peer: NOBODY, position: 0 };
+            let device = self.device.as_mut();
+            let mut cx = Context { now, kernels, pool, device, replies: &mut replies, peer: NOBODY, position: 0 };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -162,37 +259,47 @@ impl Shard {
 
     /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused.
     fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
-        let checked = self.check(peer, frame, None).and_then(|()| self.places(frame));
+        let mut found = self.take_found(peer);
+        let checked = self.check(peer, frame, &mut found).and_then(|()| self.places(frame));
         let refusal = checked.as_ref().err().cloned();
         let into = checked.unwrap_or_else(|_| Incoming::nowhere(frame));
         if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.right_at = refusal.is_none().then_some(self.changes);
-            peer.refusal = refusal;
+            (peer.refusal, peer.found) = (refusal, found);
         }
         out.push(Output::Submit(Submit::Land { peer, into }));
     }
 
+    /// What was found of the frame that is landing, to look again or to write over.
+    fn take_found(&mut self, peer: PeerId) -> Found {
+        self.peers.get_mut(&peer).map(|peer| std::mem::take(&mut peer.found)).unwrap_or_default()
+    }
+
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
         let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
-        let take = |entry: &Entry| {
+        let mut places = Vec::with_capacity(frame.entries.len());
+        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
             let lease = take(&self.phase, &mut self.pool, entry).map_err(busy)?;
-            Ok(Incoming::Chunk { lease, bytes: entry.bytes })
-        };
-        frame.entries.iter().filter(|entry| entry.bytes > 0).map(take).collect()
+            places.push(Incoming::Chunk { lease, bytes: entry.bytes });
+        }
+        Ok(places)
     }
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let mut replies = Replies::to(frame.entries.len());
-        let about = self.peers.get_mut(&peer).map(|peer| (peer.refusal.take(), peer.right_at.take()));
-        let checked = match about.unwrap_or_default() {
-            (Some(refusal), _) => Err(refusal),
-            (None, right_at) => self.check(peer, frame, right_at),
+        let mut found = self.take_found(peer);
+        let checked = match self.peers.get_mut(&peer).and_then(|peer| peer.refusal.take()) {
+            Some(refusal) => Err(refusal),
+            None => self.check(peer, frame, &mut found),
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
-            Ok(()) => self.record_and_apply(now, peer, frame, body, &mut replies),
+            Ok(()) => self.record_and_apply(now, peer, frame, &found.places, body, &mut replies),
             Err(refusal) => Err(refusal),
         };
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            // The room is kept for the next frame.
+            peer.found = Found { right_at: None, ..found };
+        }
         if let Err(refusal) = done {
             self.refuse(peer, &frame.head, &refusal, &mut replies, out);
         }
@@ -258,7 +365,7 @@ impl Shard {
 
     /// Everything that can be wrong with a frame, found before anything changes. What was right when the frame began
     /// to arrive still is if nothing has changed since.
-    fn check(&mut self, peer: PeerId, frame: &Frame, right_at: Option<u64>) -> Result<(), Refusal> {
+    fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut Found) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.kind == Kind::Hello {
             return self.check_epoch(head, true);
@@ -277,10 +384,11 @@ impl Shard {
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
-        if right_at == Some(self.changes) {
-            return Ok(());
+        if found.right_at.take() != Some(self.changes) {
+            self.check_state(frame, u64::MAX, &mut found.places)?;
         }
-        self.check_state(frame, u64::MAX)
+        found.right_at = Some(self.changes);
+        Ok(())
     }
 
     fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
@@ -291,14 +399,15 @@ impl Shard {
     }
 
     /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
-    /// superseded since was not when its frame was accepted.
-    fn check_state(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
+    /// superseded since was not when its frame was accepted. `places` is filled with those of a push's chunks.
+    fn check_state(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         let head = &frame.head;
+        places.clear();
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 check_rate(frame)?;
-                serving.check_push(frame, position)
+                serving.check_push(frame, position, places)
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
@@ -329,6 +438,7 @@ impl Shard {
         now: Now,
         peer: PeerId,
         frame: &Frame,
+        places: &[u32],
         mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
@@ -349,13 +459,16 @@ impl Shard {
             Incoming::Chunk { lease, .. } => Some(lease),
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
-        self.apply(now, peer, position, frame, leases.collect(), replies)
+        self.apply(&Arrived { now, peer, position, frame, places }, leases.collect(), replies)
     }
 
     /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender
     /// may write there meanwhile.
     fn own_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
+        if !serving.has_rows() {
+            return Ok(());
+        }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (_, place) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
             if let Incoming::Chunk { lease, bytes } = place
@@ -370,15 +483,8 @@ impl Shard {
         Ok(())
     }
 
-    fn apply(
-        &mut self,
-        now: Now,
-        peer: PeerId,
-        position: u64,
-        frame: &Frame,
-        leases: Vec<Lease>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
+    fn apply(&mut self, arrived: &Arrived<'_>, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
+        let Arrived { now, peer, position, frame, places } = *arrived;
         self.changes += u64::from(frame.head.kind.is_mutating());
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
@@ -389,11 +495,12 @@ impl Shard {
             return Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"));
         };
         let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
-        let mut cx = Context { now, kernels, pool, replies, peer, position };
+        let device = self.device.as_mut();
+        let mut cx = Context { now, kernels, pool, device, replies, peer, position };
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;
-                serving.push(&mut cx, frame, message.rate, leases);
+                serving.push(&mut cx, frame, message.rate, places, leases);
             }
             Kind::Set => serving.set(&mut cx, frame, leases),
             Kind::Pull => serving.pull(&mut cx, frame, leases)?,
@@ -487,8 +594,10 @@ impl Shard {
         let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
         // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
         let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
+        self.catch_up(position);
         // A frame that was refused when it was written is refused again, for the same reason.
-        if self.check_state(&frame, position).is_err() {
+        let mut places = Vec::new();
+        if self.check_state(&frame, position, &mut places).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();
@@ -505,8 +614,23 @@ impl Shard {
             // It was found to be right before it was written; this counts the rows that are coming.
             let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), position);
         }
-        let _ = self.apply(Now(0), NOBODY, position, &frame, leases, &mut Replies::default());
+        let arrived = Arrived { now: Now(0), peer: NOBODY, position, frame: &frame, places: &places };
+        let _ = self.apply(&arrived, leases, &mut Replies::default());
         Ok(())
+    }
+
+    fn catch_up(&mut self, position: u64) {
+        let Phase::Serving(serving) = &mut self.phase else { return };
+        let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
+        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device: None, replies, peer: NOBODY, position });
+    }
+
+    /// The replay of the journal is over.
+    pub(super) fn replayed(&mut self) {
+        self.catch_up(u64::MAX);
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.replayed();
+        }
     }
 
     /// What this shard holds, for people.
@@ -594,6 +718,7 @@ fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
         }
         let chunk = &mut table.chunks[place];
         let rule = Arc::clone(&chunk.rule);
+        chunk.states.reserve_exact(rule.states().len().saturating_sub(chunk.states.len()));
         for declared in rule.states().iter().skip(chunk.states.len()) {
             let mut state = pool.take(chunk.bytes)?;
             optim::fill(chunk.element_type, &mut state.bytes_mut()[..chunk.bytes as usize], declared.initial);

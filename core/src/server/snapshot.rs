@@ -12,6 +12,7 @@ use prost::Message;
 
 use super::bucket::Bucket;
 use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
+use super::device::Device;
 use super::gate::Table;
 use super::program::rule_of_mode;
 use super::serving::{Job, Serving};
@@ -112,8 +113,8 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
             pad(&mut journal, restored.map(|restored| restored.position).max().unwrap_or(0))?;
-            serving.replayed();
         }
+        self.replayed();
         self.journal = Some(journal);
         Ok(restored)
     }
@@ -139,6 +140,7 @@ impl Shard {
         directory: &str,
         number: u64,
     ) -> Result<bool, Failure> {
+        self.device.as_ref().map_or(Ok(()), Device::check_kept)?;
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
@@ -169,10 +171,20 @@ impl Shard {
     /// # Errors
     /// When the disk refuses; the checkpoint is given up and what was saved before stays.
     pub fn continue_checkpoint(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
+        let continued = self.write_chunks(bytes);
+        let is_over = !matches!(continued, Ok(None));
+        if let (true, Phase::Serving(serving), Some(device)) = (is_over, &mut self.phase, &mut self.device) {
+            serving.release_held(device);
+        }
+        continued
+    }
+
+    fn write_chunks(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
         let Some(mut checkpoint) = self.checkpointing.take() else {
             return Ok(None);
         };
-        let serving = match &self.phase {
+        let position = self.journal_position();
+        let serving = match &mut self.phase {
             Phase::Serving(serving) if serving.table.generation == checkpoint.generation => serving,
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
@@ -193,7 +205,16 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], self.journal_position())?;
+            if let Some(device) = &mut self.device
+                && !serving.hold_for_checkpoint(device, id, bytes)?
+            {
+                self.checkpointing = Some(checkpoint);
+                return Ok(None);
+            }
+            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
+            if let (true, Some(device)) = (serving.table.chunks[place].release(), &mut self.device) {
+                device.released.push(place);
+            }
             together = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
@@ -212,7 +233,7 @@ impl Shard {
     }
 
     /// The values and states of every chunk in the order of their names, for a digest that does not depend on
-    /// how parameters were cut.
+    /// how parameters were cut. With an accelerator the states are those of the last [`Shard::settle`].
     pub fn visit(&self, visit: &mut Visit<'_>) {
         let Phase::Serving(serving) = &self.phase else {
             return;
@@ -235,7 +256,7 @@ impl Shard {
             generation: serving.table.generation.0,
             chunks: serving.table.chunks.len() as u64,
             job: Some(serving.job.to_message()),
-            parameters: serving.table.parameters.values().map(|held| held.message.clone()).collect(),
+            parameters: serving.table.parameters.iter().map(|(index, held)| held.message(*index)).collect(),
             known: self.known.iter().map(|known| known.0).collect(),
             left: serving.left.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
         }
@@ -300,9 +321,10 @@ impl Shard {
 
 fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
+    chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
     chunk.heard = marks.heard.iter().map(Heard::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
-    chunk.restored = Some(Restoring { position: marks.position, open });
+    chunk.restored = Some(Box::new(Restoring { position: marks.position, open }));
 }
 
 impl Job {
@@ -333,7 +355,7 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
         if let Some(bucket) = chunk.bucket() {
             return ChunkLayout::growing(chunk.id, element_type, bucket.state_layouts());
         }
-        let names = held.rule.states().iter().take(chunk.states.len());
+        let names = held.rule.states().iter().take(chunk.state_count());
         let states =
             names.map(|state| StateLayout { name: Arc::from(state.name.as_str()), element_type, bytes }).collect();
         ChunkLayout::fixed(chunk.id, element_type, bytes, states)
@@ -350,7 +372,8 @@ fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Res
     let heard = chunk.heard.iter().map(HeardMessage::of).collect();
     let open = chunk.open().map(OpenMessage::of).collect();
     let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-    let marks = MarksMessage { heard, position, open, rates }.encode_to_vec();
+    let sealed = chunk.sealed.into();
+    let marks = MarksMessage { heard, position, open, rates, sealed }.encode_to_vec();
     let (id, version) = (chunk.id, chunk.version);
     if let Some(bucket) = chunk.bucket() {
         let tensors = bucket.tensors();
@@ -414,6 +437,9 @@ struct MarksMessage {
     /// Of a bucket: the learning rates that steps brought with them, where they changed.
     #[prost(message, repeated, tag = "4")]
     rates: Vec<RateMessage>,
+    /// How many rounds were complete and not closed.
+    #[prost(uint32, tag = "5")]
+    sealed: u32,
 }
 
 /// From which version on steps brought which learning rate; absent where the schedule's holds.

@@ -1,7 +1,9 @@
 //! The sessions of a server, played against by peers whose frames are built by hand.
 
 mod coordinating;
+mod device;
 mod gate;
+mod in_step;
 mod modes;
 mod programs;
 mod restart;

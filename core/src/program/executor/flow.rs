@@ -72,6 +72,7 @@ impl<T: Sent> Pieces<T> {
 
     /// The first piece of a sender.
     #[must_use]
+    #[inline]
     pub fn of(&self, sender: T::Sender) -> Option<&T> {
         self.held.get(self.first_not_before(sender)).filter(|one| one.sender() == sender)
     }
@@ -83,15 +84,21 @@ impl<T: Sent> Pieces<T> {
         self.held.get_mut(at).filter(|one| one.sender() == sender)
     }
 
-    /// Puts a piece in its place.
-    pub fn put(&mut self, piece: T) {
+    /// Puts a piece in its place, where it can be changed.
+    #[inline]
+    pub fn put(&mut self, piece: T) -> &mut T {
         let sender = piece.sender();
         let at = self.held.partition_point(|one| one.sender() <= sender);
         if self.held.capacity() == self.held.len() {
             // Of a million accumulators of a lone sender each has room for one and not for four.
             self.held.reserve_exact(self.held.len().max(1));
         }
-        self.held.insert(at, piece);
+        if at == self.held.len() {
+            self.held.push(piece);
+        } else {
+            self.held.insert(at, piece);
+        }
+        &mut self.held[at]
     }
 
     /// Takes the first piece of a sender.
@@ -105,6 +112,7 @@ impl<T: Sent> Pieces<T> {
         self.held.drain(..)
     }
 
+    #[inline]
     fn first_not_before(&self, sender: T::Sender) -> usize {
         self.held.partition_point(|one| one.sender() < sender)
     }

@@ -5,3 +5,4 @@ mod joined;
 mod plans;
 mod schedules;
 mod stage;
+mod words;

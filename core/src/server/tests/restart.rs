@@ -13,6 +13,7 @@ use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
 use crate::luck::Luck;
+use crate::port::{Plain, Simulated};
 use crate::wire::{Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
@@ -80,6 +81,8 @@ struct Course {
     checkpoints: u64,
     changes: u64,
     sync: bool,
+    /// How many polls an accelerator takes at most for a piece of work; none where there is no accelerator.
+    polls: u64,
 }
 
 /// Two shards that get the same frames: one in peace, one that is killed again and again.
@@ -99,13 +102,22 @@ struct Pair {
     rest: Vec<Option<Parcel>>,
 }
 
+impl Course {
+    fn stage(&self, plan: Plan) -> Stage {
+        let stage = Stage::empty(plan);
+        let bytes = [10_000, u64::MAX][usize::from(!self.seed.is_multiple_of(4))];
+        if self.polls == 0 { stage } else { stage.with_accelerator(Simulated::new(Plain, bytes, self.polls)) }
+    }
+}
+
 impl Pair {
     fn new(course: Course) -> Self {
         let plan = plan(course.mode, course.trainers);
         let storage = InMemory::new();
-        let mut trouble = Stage::empty(plan.clone());
+        let mut trouble = course.stage(plan.clone());
         restore(&mut trouble, &storage, course.sync);
         trouble.initialise();
+        trouble.is_late = 0 < course.polls;
         let chunks = plan.chunks().len();
         let trainers = course.trainers as usize;
         Self {
@@ -136,12 +148,22 @@ impl Pair {
                 let begun = self.trouble.shard.begin_checkpoint(&storage, DIRECTORY, self.number);
                 assert!(begun.expect("the disk is well"), "the shard serves");
             }
+            self.turns();
             self.save_a_little();
             if self.luck.below(100) < self.course.kills {
                 self.kill();
             }
         }
         self.kill();
+    }
+
+    /// What an accelerator does between two frames, which may be nothing.
+    fn turns(&mut self) {
+        if 0 < self.course.polls {
+            for _ in 0..self.luck.below(5) {
+                self.trouble.turn();
+            }
+        }
     }
 
     /// The two are alike but for frames that are on their way.
@@ -251,6 +273,13 @@ impl Pair {
             self.restart();
         } else {
             self.trouble.deliver(trainer, &parcel);
+            if self.trouble.errors() != self.peace.errors() {
+                // Its accelerator is behind: who is refused for that tries again.
+                self.note_answers();
+                self.trouble.answers.clear();
+                self.trouble.finish_work();
+                self.trouble.deliver(trainer, &parcel);
+            }
         }
         self.note_answers();
         if is_refused {
@@ -291,11 +320,14 @@ impl Pair {
         self.restart();
         self.note_answers();
         self.trouble.answers.clear();
+        self.trouble.settle();
+        self.note_answers();
+        self.trouble.answers.clear();
         self.check();
     }
 
     fn restart(&mut self) {
-        let mut stage = Stage::empty(self.peace.plan.clone());
+        let mut stage = self.course.stage(self.peace.plan.clone());
         if self.course.sync {
             self.storage.crash();
         }
@@ -304,6 +336,7 @@ impl Pair {
             self.number = self.number.max(number);
         }
         assert_eq!(stage.shard.generation(), Generation(1), "the shard serves again");
+        stage.is_late = 0 < self.course.polls;
         std::mem::swap(&mut self.trouble, &mut stage);
         for (trainer, actor) in stage.actors {
             self.trouble.connect(trainer, actor.incarnation);
@@ -386,10 +419,10 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
-    let rates = (0u64..20, 0u64..60, any::<bool>());
+    let rates = (0u64..20, 0u64..60, any::<bool>(), 0u64..6);
     (mode, 1u32..4, 5usize..70, any::<u64>(), rates).prop_map(move |(mode, trainers, moves, seed, rates)| {
-        let (kills, checkpoints, sync) = rates;
-        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync }
+        let (kills, checkpoints, sync, polls) = rates;
+        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync, polls }
     })
 }
 

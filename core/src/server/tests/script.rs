@@ -7,6 +7,7 @@
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
+//! late, turn, finish     from now on an accelerator works only in the turns it is given: one, or all that it needs
 //! ```
 //!
 //! Numbers are uniform or listed; `1h` is binary16 and `1b` bfloat16. In what is expected `*` stands for anything,
@@ -21,11 +22,14 @@ use prost::Message;
 use super::stage::{Answer, Parcel, Plan, Stage, contents, id};
 use crate::dtype::ElementType;
 use crate::ids::{ChunkId, Incarnation, Round};
+use crate::port::{Plain, Simulated};
 use crate::wire::{Entry, ErrorMessage, Flags, Frame, Kind};
 
-/// Runs a script on a shard that serves.
+/// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
 pub(super) fn check(plan: Plan, script: &str) {
-    Script::new(Stage::serving(plan)).run(script);
+    Script::new(Stage::serving(plan.clone())).run(script);
+    let accelerator = Simulated::new(Plain, u64::MAX, 1);
+    Script::new(Stage::empty(plan).with_accelerator(accelerator).initialised()).run(script);
 }
 
 pub(super) struct Script {
@@ -72,6 +76,11 @@ impl Script {
             "wait" => self.stage.wait(Duration::from_millis(number(1).into())),
             "hold" => self.stage.holds = true,
             "release" => self.stage.release(),
+            "late" => self.stage.is_late = true,
+            "turn" => {
+                self.stage.turn();
+            }
+            "finish" => self.stage.finish_work(),
             "show" => return words[1..].iter().map(|word| self.show(word)).collect(),
             push => self.push(push, number(1), number(2).into(), &words[3..]),
         }

@@ -12,7 +12,7 @@ use crate::ids::{
     Version,
 };
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
-use crate::port::{Event, Incoming, Outgoing, Plain, Submit};
+use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
 use crate::server::{Output, Shard, ShardOptions};
 use crate::time::Now;
 use crate::wire::{
@@ -180,6 +180,8 @@ pub(super) struct Stage {
     pub(super) holds: bool,
     pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
     pub(super) actors: BTreeMap<u32, Actor>,
+    /// Whether an accelerator, if there is one, ends its work only when a script says so.
+    pub(super) is_late: bool,
     peers: u64,
     tickets: u64,
 }
@@ -187,10 +189,9 @@ pub(super) struct Stage {
 impl Stage {
     /// A shard that nobody has talked to.
     pub(super) fn empty(plan: Plan) -> Self {
-        let options = ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false };
         Self {
             plan,
-            shard: Shard::new(options, Box::new(Plain)),
+            shard: Shard::new(options(), Box::new(Plain)),
             now: Now(1000),
             answers: Vec::new(),
             closed: Vec::new(),
@@ -198,16 +199,25 @@ impl Stage {
             holds: false,
             held: Vec::new(),
             actors: BTreeMap::new(),
+            is_late: false,
             peers: 0,
             tickets: 0,
         }
     }
 
+    /// The same, with an accelerator.
+    pub(super) fn with_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
+        Self { shard: self.shard.with_accelerator(Box::new(accelerator)), ..self }
+    }
+
     /// A shard whose parameters are initialised, every element zero, with every trainer connected.
     pub(super) fn serving(plan: Plan) -> Self {
-        let mut stage = Self::empty(plan);
-        stage.initialise();
-        stage
+        Self::empty(plan).initialised()
+    }
+
+    pub(super) fn initialised(mut self) -> Self {
+        self.initialise();
+        self
     }
 
     pub(super) fn initialise(&mut self) {
@@ -329,6 +339,34 @@ impl Stage {
         let mut out = Vec::new();
         self.shard.handle(self.now, event, &mut out);
         self.outputs(out);
+        if !self.is_late {
+            self.finish_work();
+        }
+    }
+
+    /// Waits for the accelerator as before a last checkpoint, so that the states can be seen.
+    pub(super) fn settle(&mut self) {
+        let mut out = Vec::new();
+        self.shard.settle(self.now, Duration::from_millis(100), &mut out).expect("nothing is lost");
+        self.outputs(out);
+    }
+
+    /// Gives the accelerator all the turns that it needs.
+    pub(super) fn finish_work(&mut self) {
+        // One that hangs has more turns than any work needs.
+        for _ in 0..1000 {
+            if !self.turn() && !self.shard.is_under_way() {
+                return;
+            }
+        }
+    }
+
+    /// One turn of the shard's loop in which nothing arrives.
+    pub(super) fn turn(&mut self) -> bool {
+        let mut out = Vec::new();
+        let is_busy = self.shard.attend(self.now, &mut out).expect("nothing is lost");
+        self.outputs(out);
+        is_busy
     }
 
     /// Lets the transport finish what it holds.
@@ -381,6 +419,10 @@ impl Stage {
     pub(super) fn contents(&self) -> Contents {
         contents(&self.shard)
     }
+}
+
+fn options() -> ShardOptions {
+    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false }
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {

@@ -1,0 +1,78 @@
+"""PyTorch on a device: the sum of some gradients, then its fused optimizer. A JSON line for each case.
+
+The parameter and the states are binary32; gradients are binary32 or bfloat16, and are added in binary32, as servers do.
+Times are the device's own, medians; the ceiling is its copy of one tensor to another in the same run.
+"""
+
+import argparse
+import json
+import statistics
+
+import torch
+
+RULES = {
+    "adam": lambda tensors: torch.optim.Adam(tensors, lr=1e-3, fused=True),
+    "adamw": lambda tensors: torch.optim.AdamW(tensors, lr=1e-3, weight_decay=0.01, fused=True),
+}
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rule", default="adam,adamw")
+    parser.add_argument("--elements", type=int, default=100_000_000)
+    parser.add_argument("--gradients", default="1,4,8,16")
+    parser.add_argument("--iterations", type=int, default=20)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no CUDA device")
+    ceiling = copy_rate(options)
+    for rule in options.rule.split(","):
+        for count in map(int, options.gradients.split(",")):
+            for name, dtype in TYPES.items():
+                seconds = case(RULES[rule], count, dtype, options)
+                # What one fused pass has to move: parameter and two states there and back, and each gradient once.
+                moved = options.elements * (24 + count * dtype.itemsize)
+                print(json.dumps({
+                    "peer": f"torch {rule}", "version": torch.__version__, "gradients": count, "gradient_type": name,
+                    "elements_per_second": options.elements / seconds, "bytes_per_second": moved / seconds,
+                    "ceiling_bytes_per_second": ceiling, "ratio_to_ceiling": moved / seconds / ceiling,
+                }))
+
+
+def case(rule, count, dtype, options):
+    parameter = torch.ones(options.elements, device="cuda", requires_grad=True)
+    gradients = [torch.ones(options.elements, device="cuda", dtype=dtype) for _ in range(count)]
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = rule([parameter])
+
+    def step():
+        parameter.grad.copy_(gradients[0])
+        for gradient in gradients[1:]:
+            parameter.grad.add_(gradient)
+        optimizer.step()
+
+    return timed(step, options.iterations)
+
+
+def copy_rate(options):
+    source = torch.ones(options.elements, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * 4 * options.elements / timed(lambda: target.copy_(source), options.iterations)
+
+
+def timed(work, iterations):
+    """The median of the device's seconds, the first few not counted."""
+    seconds = []
+    for _ in range(3 + iterations):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(seconds[3:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+//! What sums gradients and updates parameters beside the shard: a device with memory of its own.
+//!
+//! A chunk that lives on an accelerator has a *slot* there, with the parameter and the rule's states. The slot is the
+//! truth for the next update; what everybody else reads is a copy in the host's memory, which comes with every update.
+//!
+//! ```text
+//! adopt      a chunk gets a slot, and code for its rule, or an error that says why it cannot
+//! Load       the slot gets the parameter, and the states
+//! Update     gradients in, the rule runs in the slot, the parameter's new bytes out
+//! Store      the states come out, for a checkpoint
+//! ```
+//!
+//! **One at a time.** At most one piece of work of a slot is under way; of different slots any number, and they come
+//! back in any order.
+//!
+//! **By value.** Work goes in whole and comes back whole, with every lease that it had, also on failure. Work that is
+//! back has happened, or has not (see [`Done::outcome`]): its bytes are visible to host and device, and nobody reads or
+//! writes its leases any more.
+//!
+//! **The same bits.** An update gives what [`Plain`](super::Plain) gives for the same parameter, states and gradients,
+//! bit for bit: sums in the order given, in the parameter's type, every operation rounded once.
+
+mod faulty;
+mod simulated;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dtype::ElementType;
+use crate::error::Failure;
+use crate::memory::{Arena, Lease, Value};
+use crate::optim::{Formula, Gradient};
+use crate::rule::ssa::Lowered;
+
+pub use faulty::{Fault, FaultyAccelerator};
+pub use simulated::Simulated;
+
+/// A chunk's place on an accelerator. They are counted from zero, and given out again only after
+/// [`Accelerator::clear`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceSlot(pub u32);
+
+impl fmt::Display for DeviceSlot {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// What an accelerator is, true at the time of asking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its name, for the line that says what was chosen and for errors: `cuda:0 (NVIDIA H200, driver 580)`.
+    pub name: String,
+    /// Bytes that chunks can still take there.
+    pub bytes_free: u64,
+    /// Chunks shorter than this are faster on the processor, and are not offered.
+    pub bytes_least: u32,
+}
+
+/// What is run for a chunk, the same for all its life on an accelerator.
+#[derive(Clone, Debug)]
+pub enum Code {
+    /// [`Formula::Add`]
+    Add,
+    /// [`Formula::Sum`]
+    Sum,
+    /// [`Formula::Rule`]. Chunks of one rule have the same code behind the same `Arc`.
+    Rule(Arc<Lowered>),
+}
+
+impl Code {
+    /// How many states go with it, each as long as the parameter.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        match self {
+            Self::Add | Self::Sum => 0,
+            Self::Rule(code) => code.states().len(),
+        }
+    }
+
+    /// One update's formula from its numbers (see [`Work::Update`]).
+    ///
+    /// # Panics
+    /// When there is not one number for [`Code::Add`] and [`Code::Sum`].
+    #[must_use]
+    pub fn formula<'a>(&'a self, numbers: &'a [f64]) -> Formula<'a> {
+        match (self, numbers) {
+            (Self::Add, &[scale]) => Formula::Add { scale },
+            (Self::Sum, &[scale]) => Formula::Sum { scale },
+            (Self::Rule(code), scalars) => Formula::Rule { code, scalars },
+            (Self::Add | Self::Sum, _) => panic!("{} numbers for a sum; expected its scale", numbers.len()),
+        }
+    }
+}
+
+/// What a chunk needs of an accelerator.
+#[derive(Clone, Debug)]
+pub struct Resident {
+    /// The type of parameter and states.
+    pub element_type: ElementType,
+    /// The parameter's length; each state has the same.
+    pub bytes: u32,
+    /// What is run for it.
+    pub code: Code,
+}
+
+impl Resident {
+    /// Bytes of parameter and states together.
+    #[must_use]
+    pub fn bytes_total(&self) -> u64 {
+        u64::from(self.bytes) * (1 + self.code.states() as u64)
+    }
+}
+
+/// One trainer's gradient, or the sum of the first ones.
+#[derive(Debug)]
+pub struct GradientLease {
+    /// Where it is. It may be a view of another process's memory, which is read only and not pinned.
+    pub lease: Lease,
+    /// How many of the lease's bytes.
+    pub bytes: u32,
+    /// The parameter's type, or a half for a parameter of floats.
+    pub element_type: ElementType,
+}
+
+impl GradientLease {
+    /// As kernels take it.
+    #[must_use]
+    pub fn gradient(&self) -> Gradient<'_> {
+        Gradient { bytes: &self.lease.bytes()[..self.bytes as usize], element_type: self.element_type }
+    }
+}
+
+/// Work for an accelerator.
+#[derive(Debug)]
+pub enum Work {
+    /// Host to device: the parameter, and the states unless there are none here. A slot that has states gets them with
+    /// its first load; later ones may bring the parameter alone.
+    Load {
+        /// Whose.
+        slot: DeviceSlot,
+        /// The value as it is published; others may be reading it too.
+        parameter: Arc<Value>,
+        /// In the order of [`Lowered::states`]; each holds the parameter's length.
+        states: Vec<Lease>,
+    },
+    /// Sums the gradients in the order given and runs the slot's code, in place; then device to host: the parameter.
+    Update {
+        /// Whose.
+        slot: DeviceSlot,
+        /// Of a rule its scalars, as [`Lowered::evaluate`] gave them; else one, the scale.
+        numbers: Vec<f64>,
+        /// The gradients in trainer order; none are a gradient of zero.
+        gradients: Vec<GradientLease>,
+        /// Where the parameter's new bytes go, from the lease's beginning.
+        into: Lease,
+    },
+    /// Device to host: the states.
+    Store {
+        /// Whose.
+        slot: DeviceSlot,
+        /// Where they go: as many as there are, in order, from each lease's beginning.
+        states: Vec<Lease>,
+    },
+}
+
+impl Work {
+    /// Whose it is.
+    #[must_use]
+    pub fn slot(&self) -> DeviceSlot {
+        match self {
+            Self::Load { slot, .. } | Self::Update { slot, .. } | Self::Store { slot, .. } => *slot,
+        }
+    }
+
+    /// What it does, for error texts.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Load { .. } => "load",
+            Self::Update { .. } => "update",
+            Self::Store { .. } => "store",
+        }
+    }
+}
+
+/// Work that is over.
+#[derive(Debug)]
+pub struct Done {
+    /// The work as it was submitted, its leases filled where it says so.
+    pub work: Work,
+    /// Nothing when it has happened. [`Failure::Call`] when it has not, and the slot is as it was before. With
+    /// [`Failure::Device`] nobody knows what is in the slot; it takes no more work.
+    pub outcome: Result<(), Failure>,
+}
+
+/// A device that updates chunks while the shard's loop goes on; owned by one thread. Nothing here blocks but
+/// [`Accelerator::wait`] and [`Accelerator::clear`].
+///
+/// A lease whose work the device may still be doing when it is dropped is forgotten, not freed.
+pub trait Accelerator: Send {
+    /// What it is.
+    fn capabilities(&self) -> DeviceFacts;
+
+    /// Offers an arena whose leases will come: the accelerator may lock its pages for the device, at once or piece by
+    /// piece as leases come, or not at all. What it locks it keeps mapped, by a clone of the arena, until
+    /// [`Accelerator::clear`]. A lease of memory that was not offered, or not locked, is as good, and slower.
+    ///
+    /// An arena is mapped for the most that can be needed, and much of it is never touched: locking all of it makes
+    /// all of it resident.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when the pages cannot be locked; says how many bytes were asked for. The arena is then as if
+    /// it had not been offered.
+    fn pin(&mut self, arena: &Arena) -> Result<(), Failure>;
+
+    /// Makes room for a chunk's parameter and states, and code for its rule. The slot holds nothing before its first
+    /// [`Work::Load`].
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when the chunk cannot live there: what it does not take, or the bytes asked for and those that
+    /// are free. Other chunks may still.
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure>;
+
+    /// Waits for what is under way, gives up what was submitted and not begun, and forgets all slots and arenas. What
+    /// was under way does not come back: its leases are dropped.
+    fn clear(&mut self);
+
+    /// Takes what fits, in order; what it leaves in the queue is back-pressure.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] when the device as a whole is gone: no work comes back any more.
+    ///
+    /// # Panics
+    /// When work is not what the slot was adopted for, or its slot has work under way: whoever submits has checked it.
+    fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure>;
+
+    /// Says what is over, without waiting.
+    ///
+    /// # Errors
+    /// As [`Accelerator::submit`].
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Failure>;
+
+    /// Waits until [`Accelerator::poll`] may have something to say, or `limit` has passed.
+    fn wait(&mut self, limit: Duration);
+}

@@ -1,0 +1,174 @@
+//! The simplest accelerator: the host's kernels, and completions that come late.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, Resident, Work};
+use crate::error::Failure;
+use crate::limits::STATES_MAX;
+use crate::memory::{Arena, Lease};
+use crate::port::{Kernels, Update};
+
+/// Works when polled, by any kernels, in memory of its own. Work comes back at the poll in which its time is over,
+/// which differs from slot to slot, so that completions come late and out of order.
+pub struct Simulated<K> {
+    kernels: K,
+    /// The most polls that work takes.
+    polls_max: u64,
+    /// How much is under way at most; the rest stays in the queue.
+    depth: usize,
+    bytes_free: u64,
+    slots: Vec<Slot>,
+    under_way: Vec<(u64, Work)>,
+    polls: u64,
+}
+
+/// A chunk on the device.
+struct Slot {
+    resident: Resident,
+    parameter: Vec<u8>,
+    states: Vec<Vec<u8>>,
+    is_loaded: bool,
+}
+
+/// Work that is under way at the same time.
+const DEPTH: usize = 64;
+
+impl<K: Kernels> Simulated<K> {
+    /// A device with room for `bytes`, whose work is over after one to `polls_max` polls.
+    ///
+    /// # Panics
+    /// When `polls_max` is zero.
+    #[must_use]
+    pub fn new(kernels: K, bytes: u64, polls_max: u64) -> Self {
+        assert!(1 <= polls_max, "work takes a poll at least");
+        let (slots, under_way) = (Vec::new(), Vec::new());
+        Self { kernels, polls_max, depth: DEPTH, bytes_free: bytes, slots, under_way, polls: 0 }
+    }
+
+    /// The same, with so much under way at most.
+    ///
+    /// # Panics
+    /// When `depth` is zero.
+    #[must_use]
+    pub fn of_depth(self, depth: usize) -> Self {
+        assert!(1 <= depth, "a device that takes no work never ends any");
+        Self { depth, ..self }
+    }
+
+    /// Slots that are near each other take differently long.
+    fn polls(&self, slot: DeviceSlot) -> u64 {
+        let mixed = (u64::from(slot.0) + self.polls).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        1 + mixed % self.polls_max
+    }
+
+    fn work(&mut self, work: &mut Work) {
+        let place = work.slot().0 as usize;
+        let slot = &mut self.slots[place];
+        match work {
+            Work::Load { parameter, states, .. } => slot.load(parameter.bytes(), states),
+            Work::Update { numbers, gradients, into, .. } => {
+                let Slot { resident, parameter, states, is_loaded } = slot;
+                assert!(*is_loaded, "slot {place} was not loaded");
+                let count = states.len();
+                let mut lent: [&mut [u8]; STATES_MAX] = Default::default();
+                lent.iter_mut().zip(states.iter_mut()).for_each(|(lent, state)| *lent = state);
+                let gradients: Vec<_> = gradients.iter().map(super::GradientLease::gradient).collect();
+                self.kernels.update(Update {
+                    formula: resident.code.formula(numbers),
+                    element_type: resident.element_type,
+                    parameter,
+                    states: &mut lent[..count],
+                    gradients: &gradients,
+                });
+                into.bytes_mut()[..parameter.len()].copy_from_slice(parameter);
+            }
+            Work::Store { states, .. } => {
+                assert!(slot.is_loaded, "slot {place} was not loaded");
+                assert_eq!(states.len(), slot.states.len(), "a place for every state of slot {place}");
+                for (lease, state) in states.iter_mut().zip(&slot.states) {
+                    lease.bytes_mut()[..state.len()].copy_from_slice(state);
+                }
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn load(&mut self, parameter: &[u8], states: &[Lease]) {
+        self.parameter.copy_from_slice(parameter);
+        assert!(
+            states.len() == self.states.len() || (states.is_empty() && self.is_loaded),
+            "{} states were loaded, the rule has {}",
+            states.len(),
+            self.states.len()
+        );
+        for (state, lease) in self.states.iter_mut().zip(states) {
+            state.copy_from_slice(&lease.bytes()[..parameter.len()]);
+        }
+        self.is_loaded = true;
+    }
+}
+
+impl<K: Kernels> Accelerator for Simulated<K> {
+    fn capabilities(&self) -> DeviceFacts {
+        let name = format!("simulated ({})", self.kernels.name());
+        DeviceFacts { name, bytes_free: self.bytes_free, bytes_least: 0 }
+    }
+
+    fn pin(&mut self, _arena: &Arena) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+        let (found, is_rule) = (resident.element_type, matches!(resident.code, Code::Rule(_)));
+        if !found.is_parameter_type() || (is_rule && !found.is_float()) {
+            let expected = if is_rule { "float32 or float64 for a rule" } else { "the type of a parameter" };
+            return Err(Failure::call(format!("a chunk of {found}; expected {expected}")));
+        }
+        let (asked, free) = (resident.bytes_total(), self.bytes_free);
+        if free < asked {
+            return Err(Failure::call(format!("{asked} bytes were asked for and {free} are free")));
+        }
+        self.bytes_free -= asked;
+        let empty = || vec![0; resident.bytes as usize];
+        let states = (0..resident.code.states()).map(|_| empty()).collect();
+        let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
+        self.slots.push(Slot { resident: resident.clone(), parameter: empty(), states, is_loaded: false });
+        Ok(slot)
+    }
+
+    fn clear(&mut self) {
+        self.under_way.clear();
+        self.bytes_free += self.slots.drain(..).map(|slot| slot.resident.bytes_total()).sum::<u64>();
+    }
+
+    fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {
+        while self.under_way.len() < self.depth
+            && let Some(work) = queue.pop_front()
+        {
+            let slot = work.slot();
+            assert!((slot.0 as usize) < self.slots.len(), "slot {slot} was not given out");
+            assert!(self.under_way.iter().all(|(_, other)| other.slot() != slot), "slot {slot} has work under way");
+            self.under_way.push((self.polls + self.polls(slot), work));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Failure> {
+        self.polls += 1;
+        let mut place = 0;
+        while place < self.under_way.len() {
+            if self.polls < self.under_way[place].0 {
+                place += 1;
+                continue;
+            }
+            let (_, mut work) = self.under_way.remove(place);
+            self.work(&mut work);
+            done.push(Done { work, outcome: Ok(()) });
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, _limit: Duration) {}
+}

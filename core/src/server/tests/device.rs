@@ -1,0 +1,242 @@
+//! Chunks that live on an accelerator: what may happen while an update is under way, and what when it goes wrong.
+//!
+//! That everything else is as without one is shown by every script of the other tests, which run with an accelerator
+//! too, and by `restart`, where a shard with a slow one is killed again and again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::script::Script;
+use super::stage::{Plan, Stage, contents};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::Float32;
+use crate::error::Failure;
+use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
+
+const SGD: &str = "optimizer: SGD const_lr { learning_rate: 1 }";
+const MOMENTUM: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 }";
+const DIRECTORY: &str = "server-0/shard-0";
+
+fn plan(mode: Mode, trainers: u32) -> Plan {
+    Plan::new(mode, Merge::Sum, trainers).with("w", Float32, 2, SGD).with("m", Float32, 3, MOMENTUM)
+}
+
+fn device() -> Simulated<Plain> {
+    Simulated::new(Plain, u64::MAX, 1)
+}
+
+fn late(plan: Plan) -> Stage {
+    let mut stage = Stage::empty(plan).with_accelerator(device()).initialised();
+    stage.is_late = true;
+    stage
+}
+
+fn check(plan: Plan, script: &str) {
+    Script::new(late(plan)).run(script);
+}
+
+fn with_fault(plan: Plan, fault: Fault) -> Stage {
+    let mut stage = Stage::empty(plan).with_accelerator(FaultyAccelerator::new(device(), fault)).initialised();
+    stage.is_late = true;
+    stage
+}
+
+#[test]
+fn pulls_read_the_version_before_and_the_next_round_waits() {
+    check(
+        plan(Mode::Sync, 2),
+        "push+ 0 1 w=1 ->
+         push 1 1 w=1 -> 1 done w@1
+         pull 0 0 w -> 0 value w@0=0
+         push 1 2 w=3 ->
+         push 1 3 w=3 -> 1 error Invalid: *it may be one round ahead
+         pull 1 1 w ->
+         finish -> 0 value w@1=-2 & 1 value w@1=-2 & 1 done w@2
+         push 0 2 w=1 -> 0 done w@2
+         turn
+         turn
+         show w -> w@2=-6",
+    );
+}
+
+#[test]
+fn a_gradient_of_no_round_waits_for_the_one_before_it() {
+    check(
+        plan(Mode::Async, 2),
+        "push 0 0 m=1 -> 0 done m@1
+         push 1 0 m=1 ->
+         push 1 0 m=1 -> 1 error Busy: *already waits with an earlier gradient
+         again 0 -> 0 done m@1
+         finish -> 1 done m@2
+         again 0 -> 0 done m@2
+         show m -> m@2=-2.5",
+    );
+}
+
+#[test]
+fn a_value_that_is_set_meanwhile_replaces_the_updated_one() {
+    check(
+        plan(Mode::Sync, 1),
+        "push 0 1 m=1 -> 0 done m@1
+         set 0 m=10 ->
+         pull 0 0 m -> 0 value m@0=0
+         finish -> 0 done m@1
+         show m -> m@1=10
+         again 0 -> 0 done m@1
+         push 0 2 m=2 -> 0 done m@2
+         set 0 m=20 ->
+         set 0 m=30 ->
+         finish -> 0 done m@2 & 0 done m@2
+         push 0 3 m=1 -> 0 done m@3
+         finish ->
+         show m -> m@3=27.75",
+    );
+}
+
+#[test]
+fn a_trainer_that_comes_back_while_the_round_is_closed_without_it_is_told_that_it_is() {
+    check(
+        plan(Mode::Sync, 2),
+        "leave 1 -> 1 done
+         push 0 1 w=1 -> 0 done w@1
+         reborn 1
+         push 1 1 w=5 -> 1 done w@0
+         push+ 1 1 w=5 ->
+         finish -> 1 value w@1=-1
+         push 0 2 w=1 -> 0 done w@2
+         finish ->
+         show w -> w@1=-1
+         push 1 2 w=1 -> 1 done w@2
+         finish ->
+         show w -> w@2=-3",
+    );
+}
+
+#[test]
+fn a_wait_for_a_device_that_does_not_answer_names_it() {
+    let mut stage = with_fault(plan(Mode::Sync, 1), Fault::Hangs(3));
+    stage.turn();
+    stage.turn();
+    Script::new(stage).run(
+        "push+ 0 1 w=1 ->
+         turn ->
+         wait 60000 -> 0 error Deadline: *round 1 waits for faulty simulated (plain)
+         pull 0 1 w ->
+         wait 60000 -> 0 error Deadline: *round 1 waits for faulty simulated (plain)",
+    );
+}
+
+#[test]
+fn work_that_a_device_refuses_is_done_by_the_processor() {
+    // Two loads, and then the update of w, which has no states, or of m, whose states are taken back.
+    for fault in [Fault::Refuses(1), Fault::Refuses(2), Fault::Refuses(3), Fault::Refuses(4), Fault::Breaks(3)] {
+        let mut stage = with_fault(plan(Mode::Sync, 1), fault);
+        stage.finish_work();
+        let mut script = Script::new(stage);
+        script.run(
+            "push 0 1 w=1 -> 0 done w@1
+             finish ->
+             push 0 1 m=1 -> 0 done m@1
+             finish ->
+             push 0 2 m=1 w=1 -> 0 done m@2 w@2
+             finish ->
+             push 0 3 m=1 w=1 -> 0 done m@3 w@3
+             finish ->
+             show m w -> m@3=-4.25 & w@3=-3",
+        );
+        script.stage.settle();
+        let states: Vec<_> = contents(&script.stage.shard).into_iter().flat_map(|(.., states)| states).collect();
+        assert_eq!(states, [(-1.75_f32).to_le_bytes().repeat(3)], "{fault:?}");
+    }
+}
+
+#[test]
+fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
+    // Two loads and two updates, and then one of m, whose states are on the device alone.
+    for fault in [Fault::Breaks(5), Fault::Dies(4)] {
+        let storage = InMemory::new();
+        let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+        let bare = Stage::empty(plan(Mode::Sync, 1)).with_accelerator(FaultyAccelerator::new(device(), fault));
+        let mut stage = bare;
+        stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+        stage.is_late = true;
+        let mut script = Script::new(stage.initialised());
+        script.run("turn ->\n turn ->\n push 0 1 w=1 m=1 -> *\n turn ->\n push 0 2 m=1 -> 0 done m@2");
+        let mut attend = |_| script.stage.shard.attend(script.stage.now, &mut Vec::new()).err();
+        let failure = (0..10).find_map(&mut attend).expect("it breaks");
+        let Failure::Node(text) = &failure else { panic!("{failure}") };
+        assert!(text.contains("faulty simulated (plain)") && text.contains("lost"), "{text}");
+        let begun = script.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1);
+        assert_eq!(begun.err(), Some(failure.clone()), "nothing is written down of what was lost");
+
+        // Another process has it all from the journal, on the processor.
+        let mut again = Stage::empty(plan(Mode::Sync, 1));
+        again.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        Script::new(again).run("show m w -> m@2=-2.5 & w@1=-1");
+    }
+}
+
+#[test]
+fn a_device_without_room_or_locked_pages_takes_what_it_can() {
+    let script = "push 0 1 w=1 m=1 -> 0 done w@1 m@1\n finish ->\n show w m -> w@1=-1 & m@1=-1";
+    for fault in [Fault::IsFull(1), Fault::IsFull(2), Fault::CannotPin] {
+        Script::new(with_fault(plan(Mode::Sync, 1), fault)).run(script);
+    }
+    let small = Stage::empty(plan(Mode::Sync, 1)).with_accelerator(Simulated::new(Plain, 8, 2).of_depth(1));
+    Script::new(small.initialised()).run(script);
+}
+
+#[test]
+fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
+    let storage = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    let mut script = Script::new(late(plan(Mode::Sync, 1)));
+    script.run("finish ->\n push 0 1 m=1 w=1 -> 0 done m@1 w@1");
+    assert!(script.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    let mut waits = 0;
+    let writer = loop {
+        match script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well") {
+            Some(writer) => break writer,
+            None => waits += 1,
+        }
+        script.run("turn ->");
+        if waits == 2 {
+            script.run("push 0 2 m=1 w=1 -> 0 done m@2 w@2");
+        }
+    };
+    assert!(1 < waits, "states do not come at once");
+    writer.finish().expect("the disk is well");
+    script.run("finish ->\n show m -> m@2=-2.5");
+    let mut again = Stage::empty(plan(Mode::Sync, 1));
+    again.shard.restore(&disk, DIRECTORY, false).expect("there is a checkpoint");
+    let expected = (-1.0_f32).to_le_bytes().repeat(3);
+    let found = again.contents().into_iter().find(|(.., states)| !states.is_empty()).expect("one has states");
+    assert_eq!((found.1.0, &found.2, &found.3[0]), (1, &expected, &expected));
+}
+
+#[test]
+fn settling_waits_for_what_is_under_way_and_gives_up_by_name() {
+    let mut script = Script::new(late(plan(Mode::Sync, 1)));
+    script.run("push 0 1 m=1 w=1 -> 0 done m@1 w@1");
+    script.stage.settle();
+    assert_eq!(script.stage.contents()[1].3, [(-1.0_f32).to_le_bytes().repeat(3)]);
+
+    let mut stage = with_fault(plan(Mode::Sync, 1), Fault::Hangs(2));
+    let settled = stage.shard.settle(stage.now, Duration::from_millis(20), &mut Vec::new());
+    let text = settled.expect_err("it hangs").to_string();
+    assert_eq!(text, "faulty simulated (plain) has not ended its work within 0.0 s");
+}
+
+#[test]
+fn a_newer_initialisation_starts_with_an_empty_device() {
+    let mut stage = late(plan(Mode::Sync, 1));
+    stage.turn();
+    let mut script = Script::new(stage);
+    script.run("push 0 1 m=1 -> 0 done m@1");
+    script.stage.generation.0 += 1;
+    script.stage.is_late = false;
+    script.stage.initialise();
+    script.run("push 0 1 m=1 w=2 -> 0 done m@1 w@1\n show m w -> m@1=-1 & w@1=-2");
+}

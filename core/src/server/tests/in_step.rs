@@ -1,0 +1,146 @@
+//! Chunks of one frame run in step: what each does is what it would do alone.
+
+use super::stage::{Answer, Parcel, Plan, Stage, id};
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::{Float32, Int64};
+use crate::ids::{ChunkId, Round, Version};
+use crate::luck::Luck;
+use crate::memory::Lease;
+use crate::server::shard::Phase;
+
+const SGD: &str = "optimizer: SGD";
+const TRAINERS: u32 = 2;
+
+/// Chunks of three programs, more of one than run in step, and a parameter whose chunks step together.
+fn plan(mode: Mode) -> Plan {
+    Plan::new(mode, Merge::Mean, TRAINERS)
+        .with("many", Float32, 40 * 1024 - 3, SGD)
+        .with("states", Float32, 5 * 1024, "optimizer: Adam adam {}")
+        .with("counts", Int64, 700, "algorithm: \"add\"")
+        .with("clipped", Float32, 3 * 1024, "sgd { momentum: 0.5 } clip_norm: 3")
+}
+
+/// Whether a trainer's next gradient of a chunk is taken, or waits and is no more than one ahead.
+fn is_allowed(mode: Mode, own: u64, fewest: u64) -> bool {
+    match mode {
+        Mode::Sync => own < fewest + 2,
+        Mode::Staleness { bound } => own <= fewest + u64::from(bound),
+        Mode::Async | Mode::Delta => true,
+    }
+}
+
+/// Some chunks in some order, sometimes one of them twice; of a parameter whose chunks step together all or none.
+fn chosen(luck: &mut Luck, chunks: &[ChunkId]) -> Vec<ChunkId> {
+    let (odds, takes_clipped) = (1 + luck.index(4), luck.index(2) == 0);
+    let is_taken = |luck: &mut Luck, one: &ChunkId| match one.parameter.0 {
+        3 => takes_clipped,
+        _ => luck.index(odds) == 0,
+    };
+    let mut some: Vec<ChunkId> = chunks.iter().filter(|one| is_taken(luck, one)).copied().collect();
+    for at in (1..some.len()).rev() {
+        some.swap(at, luck.index(at + 1));
+    }
+    if !some.is_empty() && luck.index(3) == 0 {
+        let twice = some[luck.index(some.len())];
+        some.insert(luck.index(some.len()), twice);
+    }
+    some
+}
+
+/// What was answered about which chunk to whom, however it was put in frames; a value with its bytes.
+fn told(answers: &[Answer]) -> Vec<(u64, u8, ChunkId, Round, Vec<u8>)> {
+    let mut told = Vec::new();
+    for Answer { peer, frame, body } in answers {
+        let mut body = body.iter();
+        for entry in &frame.entries {
+            let bytes = if entry.bytes > 0 { body.next().expect("it has a payload").clone() } else { Vec::new() };
+            told.push((peer.0, frame.head.kind as u8, entry.id, entry.round, bytes));
+        }
+    }
+    told.sort();
+    told
+}
+
+fn check(mode: Mode, seed: u64) {
+    let mut luck = Luck(seed);
+    let mut stages = [Stage::serving(plan(mode)), Stage::serving(plan(mode))];
+    let chunks = stages[0].plan.chunks();
+    let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
+    let mut pushed = vec![[0_u64; TRAINERS as usize]; ids.len()];
+    for _ in 0..12 {
+        let trainer = luck.index(TRAINERS as usize);
+        let place = |one: &ChunkId| ids.iter().position(|id| id == one).expect("it is one of them");
+        let may = |one: &ChunkId| {
+            let counts = pushed[place(one)];
+            is_allowed(mode, counts[trainer], counts.into_iter().min().expect("there are trainers"))
+        };
+        let some: Vec<ChunkId> = chosen(&mut luck, &ids).into_iter().filter(may).collect();
+        let wants_value = luck.index(2) == 0;
+        let entry = |one: &ChunkId| {
+            let at = place(one);
+            let element =
+                if one.parameter.0 == 2 { 3_i64.to_le_bytes().to_vec() } else { 0.5_f32.to_le_bytes().to_vec() };
+            let gradient = element.repeat(chunks[at].1 as usize / element.len());
+            (*one, pushed[at][trainer] + 1, gradient)
+        };
+        let entries: Vec<(ChunkId, u64, Vec<u8>)> = some.iter().map(entry).collect();
+        entries.iter().for_each(|(one, round, _)| pushed[place(one)][trainer] = *round);
+        let trainer = u32::try_from(trainer).expect("few");
+        let [together, apart] = &mut stages;
+        let parcel = together.push(trainer, entries.clone(), wants_value);
+        together.deliver(trainer, &parcel);
+        let all = apart.push(trainer, entries, wants_value);
+        for (entry, payload) in all.frame.entries.iter().zip(&all.body) {
+            let alone = vec![(entry.id, entry.round.0, entry.element_type, payload.clone())];
+            apart.deliver(trainer, &Parcel::new(all.frame.head, alone));
+        }
+        assert_eq!(together.errors(), Vec::<String>::new(), "{mode:?} {seed}");
+        assert!(together.contents() == apart.contents(), "{mode:?} {seed}: the chunks differ");
+        assert!(told(&together.answers) == told(&apart.answers), "{mode:?} {seed}: the answers differ");
+    }
+}
+
+/// 12 courses of each mode. `PSERVER_SEED` replays.
+#[test]
+fn a_frame_of_many_chunks_does_what_a_frame_for_each_does() {
+    let given = std::env::var("PSERVER_SEED").ok().and_then(|text| text.parse().ok());
+    let seed: u64 = given.unwrap_or(0x5eed_0016);
+    println!("a_frame_of_many_chunks_does_what_a_frame_for_each_does: PSERVER_SEED={seed}");
+    for course in 0..12 {
+        for mode in [Mode::Sync, Mode::Async, Mode::Delta, Mode::Staleness { bound: 2 }] {
+            check(mode, seed + course);
+        }
+    }
+}
+
+/// The memory for new versions runs out among chunks that run in step: those before it go on, and the others when
+/// there is some again.
+#[test]
+fn one_that_waits_for_memory_does_not_hold_up_the_others() {
+    const CHUNKS: u64 = 40;
+    const FREE: usize = 7;
+    // Each run of at most 16 gives its gradients' memory to the next.
+    const RUNS: usize = 3;
+    let mut stage = Stage::serving(Plan::new(Mode::Sync, Merge::Sum, 1).with("w", Float32, CHUNKS * 1024, SGD));
+    let gradient = 1_f32.to_le_bytes().repeat(1024);
+    let push = |stage: &mut Stage, round: u64| {
+        let parcel = stage.push(0, (0..CHUNKS).map(|chunk| (id(0, chunk), round, gradient.clone())).collect(), true);
+        stage.deliver(0, &parcel);
+    };
+    stage.holds = true;
+    push(&mut stage, 1);
+    let pool = &mut stage.shard.pool;
+    let mut taken: Vec<Lease> = std::iter::from_fn(|| pool.take(4096).ok()).collect();
+    let room = usize::try_from(CHUNKS).expect("few") + FREE;
+    taken.truncate(taken.len() - room);
+    push(&mut stage, 2);
+    let count = |stage: &Stage, version| stage.contents().iter().filter(|one| one.1 == Version(version)).count();
+    let is_stalled = |stage: &Stage| matches!(&stage.shard.phase, Phase::Serving(serving) if serving.is_stalled());
+    let stalled = (count(&stage, 2), is_stalled(&stage));
+    assert_eq!(stalled, (FREE * RUNS, true), "so many had room: {:?}", stage.errors());
+    stage.release();
+    assert_eq!((count(&stage, 2), is_stalled(&stage)), (room - FREE, false), "all have room now");
+    let lone = stage.contents()[0].2.clone();
+    assert!(stage.contents().iter().all(|one| one.2 == lone), "no gradient is there twice or lost");
+    drop(taken);
+}

@@ -1,0 +1,172 @@
+// Sums of gradients, and what only adds.
+
+// A tensor at `index`, in its own type or as halves of the kind that is wanted.
+template <typename T, typename Access> struct Own {
+    u64 index;
+    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
+        Access::read(pack, at<const T>(from) + index);
+    }
+};
+template <typename T, typename Access> struct Halves {
+    u64 index;
+    u32 kind;
+    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
+        Access::read_halves(pack, at<const u16>(from) + index, kind);
+    }
+};
+
+// Adds the gradients in order, onto the partial sum where there is one. Whole packs ask for four at a time.
+template <typename T, typename Access, typename Read>
+__device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, u64 index, Read read) {
+    u32 count = a.count;
+    u32 next = 0;
+    if (a.sum != 0) {
+        Access::read(sum, at<const T>(a.sum) + index);
+    } else if (count != 0) {
+        read(sum, a.gradients[0]);
+        next = 1;
+    } else {
+        for (int k = 0; k < Access::LENGTH; k++) {
+            sum.of[k] = 0;
+        }
+    }
+#pragma unroll(Access::LENGTH == 1 ? 1 : 4)
+    for (; next < count; next++) {
+        Pack<T> gradient;
+        read(gradient, a.gradients[next]);
+        for (int k = 0; k < Access::LENGTH; k++) {
+            sum.of[k] = plus(sum.of[k], gradient.of[k]);
+        }
+    }
+}
+
+template <typename T, typename Access>
+__device__ __forceinline__ void sum_own(Pack<T>& sum, const UpdateArguments& a, u64 index) {
+    add_all<T, Access>(sum, a, index, Own<T, Access>{index});
+}
+
+template <typename T, typename Access>
+__device__ __forceinline__ void sum_any(Pack<T>& sum, const UpdateArguments& a, u64 index) {
+    if (a.gradient_kind == FLOAT16 || a.gradient_kind == BFLOAT16) {
+        add_all<T, Access>(sum, a, index, Halves<T, Access>{index, a.gradient_kind});
+    } else {
+        sum_own<T, Access>(sum, a, index);
+    }
+}
+
+template <typename Access> __device__ __forceinline__ void sum_of(Pack<float>& sum, const UpdateArguments& a, u64 index) {
+    sum_any<float, Access>(sum, a, index);
+}
+template <typename Access> __device__ __forceinline__ void sum_of(Pack<double>& sum, const UpdateArguments& a, u64 index) {
+    sum_any<double, Access>(sum, a, index);
+}
+template <typename Access> __device__ __forceinline__ void sum_of(Pack<u32>& sum, const UpdateArguments& a, u64 index) {
+    sum_own<u32, Access>(sum, a, index);
+}
+template <typename Access> __device__ __forceinline__ void sum_of(Pack<u64>& sum, const UpdateArguments& a, u64 index) {
+    sum_own<u64, Access>(sum, a, index);
+}
+
+// The new weights once more, as halves.
+template <typename T, typename Access>
+__device__ __forceinline__ void write_copy(const Pack<T>& weights, const UpdateArguments& a, u64 index) {
+    Access::write_halves(weights, at<u16>(a.copy) + index, a.copy_kind);
+}
+template <typename Access>
+__device__ __forceinline__ void give_copy(const Pack<float>& weights, const UpdateArguments& a, u64 index) {
+    write_copy<float, Access>(weights, a, index);
+}
+template <typename Access>
+__device__ __forceinline__ void give_copy(const Pack<double>& weights, const UpdateArguments& a, u64 index) {
+    write_copy<double, Access>(weights, a, index);
+}
+template <typename Access> __device__ __forceinline__ void give_copy(const Pack<u32>&, const UpdateArguments&, u64) {
+}
+template <typename Access> __device__ __forceinline__ void give_copy(const Pack<u64>&, const UpdateArguments&, u64) {
+}
+
+// Whether every tensor begins at a multiple of 16.
+__device__ __forceinline__ bool is_aligned(const UpdateArguments& a, int states) {
+    u64 bits = a.weights | a.sum | a.copy;
+    for (int state = 0; state < states; state++) {
+        bits |= a.states[state];
+    }
+    for (u32 gradient = 0; gradient < a.count; gradient++) {
+        bits |= a.gradients[gradient];
+    }
+    return (bits & 15) == 0;
+}
+
+// Runs `whole(index)` for every pack and `single(index)` for what is left, or for everything.
+template <int LENGTH, typename W, typename S>
+__device__ __forceinline__ void over(u64 elements, bool is_packed, W whole, S single) {
+    u64 packs = is_packed ? elements / LENGTH : 0;
+    for (u64 pack = first_index(); pack < packs; pack += index_step()) {
+        whole(pack * LENGTH);
+    }
+    for (u64 index = packs * LENGTH + first_index(); index < elements; index += index_step()) {
+        single(index);
+    }
+}
+
+template <typename T> struct Scaling {
+    T scale;
+    __device__ T operator()(T value) const {
+        return times(value, scale);
+    }
+};
+template <> struct Scaling<u32> {
+    u32 scale;
+    __device__ u32 operator()(u32 value) const {
+        return value;
+    }
+};
+template <> struct Scaling<u64> {
+    u64 scale;
+    __device__ u64 operator()(u64 value) const {
+        return value;
+    }
+};
+
+template <typename T, typename Access>
+__device__ __forceinline__ void merge_at(const UpdateArguments& a, Scaling<T> scaled, u64 index) {
+    Pack<T> sum, weights;
+    sum_of<Access>(sum, a, index);
+    T* into = at<T>(a.weights) + index;
+    if (a.merge == MERGE_ADD) {
+        Access::read(weights, into);
+    }
+    for (int k = 0; k < Access::LENGTH; k++) {
+        T s = sum.of[k];
+        weights.of[k] = a.merge == MERGE_SUM ? s : a.merge == MERGE_ADD ? plus(weights.of[k], scaled(s)) : scaled(s);
+    }
+    Access::write(weights, into);
+    if (a.copy != 0) {
+        give_copy<Access>(weights, a, index);
+    }
+}
+
+template <typename T> __device__ __forceinline__ void merge_all(const UpdateArguments& top) {
+    const UpdateArguments& a = top.table != 0 ? at<const UpdateArguments>(top.table)[blockIdx.y] : top;
+    if (is_skipped(a.skip)) {
+        return;
+    }
+    Scaling<T> scaled;
+    scaled.scale = a.merge != MERGE_SUM && a.scalars != 0 ? *at<const T>(a.scalars) : (T)1;
+    over<Pack<T>::LENGTH>(
+        a.elements, is_aligned(a, 0), [&](u64 index) { merge_at<T, Whole<T>>(a, scaled, index); },
+        [&](u64 index) { merge_at<T, Single<T>>(a, scaled, index); });
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f32(const __grid_constant__ UpdateArguments a) {
+    merge_all<float>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f64(const __grid_constant__ UpdateArguments a) {
+    merge_all<double>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u32(const __grid_constant__ UpdateArguments a) {
+    merge_all<u32>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u64(const __grid_constant__ UpdateArguments a) {
+    merge_all<u64>(a);
+}

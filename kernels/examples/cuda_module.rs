@@ -1,0 +1,17 @@
+//! What `cargo ci kernels` asks this package for: `source` prints the shipped module's text, `manifest CUBIN PTX` the
+//! manifest of these artifacts.
+
+use std::env::args;
+use std::io::{Write, stdout};
+
+use pserver_kernels::cuda::shipped;
+
+fn main() -> std::io::Result<()> {
+    let arguments: Vec<String> = args().skip(1).collect();
+    let text = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["source"] => shipped::module().text().to_owned(),
+        ["manifest", cubin, ptx] => shipped::manifest(&std::fs::read(cubin)?, &std::fs::read(ptx)?),
+        _ => panic!("expected `source`, or `manifest` and two files; found {arguments:?}"),
+    };
+    stdout().write_all(text.as_bytes())
+}

@@ -1,0 +1,297 @@
+//! The accelerator: chunks in the device's memory, and work that runs through its lanes.
+//!
+//! ```text
+//! In       numbers, gradients -> bank    numbers, gradients -> next bank
+//! Compute                        sum and rule, in the slot                  sum and rule, in another slot
+//! Out                                                         parameter ->
+//! ```
+//!
+//! A piece of work is submitted whole: events order its copies and kernels, and those of the next one begin while it
+//! runs. The host waits for nothing; it asks for the one event at the end.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::limits::RULE_SCALARS_MAX;
+use pserver_core::memory::Arena;
+use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
+
+use super::arguments::GRADIENTS_MAX;
+use super::checked::Refused;
+use super::code::{Kernels, Program};
+use super::gathering::{Banks, aligned};
+use super::locked::Locked;
+use super::room::Room;
+use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ticket};
+use super::settings::Settings;
+
+/// Work that is under way at the same time: enough that copies and kernels of several chunks overlap, and that a round
+/// of small chunks is not one at a time.
+const DEPTH: usize = 64;
+
+/// One update's numbers at most.
+const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
+
+/// How long [`Accelerator::wait`] looks away: about what a copy of a MiB takes.
+const LOOK_AWAY: Duration = Duration::from_micros(20);
+/// How often it looks before it looks away.
+const LOOKS: u32 = 32;
+
+/// A device of CUDA.
+pub struct Cuda {
+    name: String,
+    settings: Settings,
+    pub(super) context: Arc<Context>,
+    // The lanes go first: whatever they work on is given up after them.
+    pub(super) lanes: Lanes<Job>,
+    pub(super) kernels: Kernels,
+    pub(super) banks: Banks,
+    /// The sum of the groups so far. Only the compute lane touches it, in order.
+    pub(super) sum: Part,
+    pub(super) desks: Vec<Desk>,
+    pub(super) free: Vec<Seat>,
+    room: Room,
+    pub(super) slots: Vec<Slot>,
+    pub(super) arenas: Vec<Locked>,
+    /// Work that was not submitted whole, and why.
+    pub(super) spoiled: Vec<(Ticket, Failure)>,
+    /// Work that is over and not yet told.
+    pub(super) over: Vec<Done>,
+    /// Why the device is gone.
+    lost: Option<String>,
+    /// Places for one call's lists.
+    pub(super) packed: Vec<u8>,
+    pub(super) gradients: Vec<(u32, ElementType)>,
+}
+
+/// A chunk's place.
+pub(super) struct Slot {
+    pub(super) resident: Resident,
+    pub(super) program: Program,
+    pub(super) sum: Entry,
+    pub(super) parameter: Part,
+    pub(super) states: Vec<Part>,
+    pub(super) is_loaded: bool,
+    pub(super) is_busy: bool,
+    /// Why nobody knows what is in it.
+    pub(super) broken: Option<String>,
+}
+
+/// What one piece of work under way needs on the device.
+pub(super) struct Desk {
+    pub(super) numbers: Part,
+    /// Its copies in are done.
+    pub(super) copied: Event,
+    /// Its kernel is done.
+    pub(super) computed: Event,
+}
+
+/// What it needs on the host.
+pub(super) struct Seat {
+    pub(super) desk: usize,
+    pub(super) numbers: Piece,
+    pub(super) end: Event,
+}
+
+/// Work under way.
+pub(super) struct Job {
+    pub(super) work: Work,
+    pub(super) desk: usize,
+    pub(super) numbers: Piece,
+}
+
+impl Cuda {
+    /// Opens a device and takes the memory that does not depend on chunks.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with what was missing: the driver, a device, this device, memory (bytes asked for and free).
+    pub fn open(settings: Settings) -> Result<Self, Failure> {
+        settings.check()?;
+        let context = Context::open(settings.ordinal).map_err(Failure::call)?;
+        let found = context.properties();
+        let (major, minor) = found.driver;
+        let name = format!("cuda:{} ({}, driver for CUDA {major}.{minor})", settings.ordinal, found.name);
+        let refused = |error: Refused| Failure::call(format!("CUDA device {}: {error}", settings.ordinal));
+        let sum_bytes = aligned(u64::from(settings.chunk_bytes));
+        let gradient_bytes = settings.gradient_bytes;
+        let fixed = sum_bytes + gradient_bytes + (DEPTH * NUMBERS_BYTES) as u64;
+        let memory = Memory::new(&context, fixed).map_err(|error| {
+            let (free, total) = context.memory().unwrap_or((0, 0));
+            Failure::call(format!(
+                "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum {sum_bytes}, \
+                 numbers), {free} of {total} are free: {error}",
+                settings.ordinal
+            ))
+        })?;
+        let part = |range| memory.part(range);
+        let seats = Pinned::new(&context, DEPTH * NUMBERS_BYTES).map_err(refused)?.pieces(NUMBERS_BYTES);
+        let mut desks = Vec::with_capacity(DEPTH);
+        let mut free = Vec::with_capacity(DEPTH);
+        for (desk, numbers) in seats.into_iter().enumerate() {
+            let event = || Event::new(&context, false).map_err(refused);
+            let from = sum_bytes + gradient_bytes + (desk * NUMBERS_BYTES) as u64;
+            let place = part(from..from + NUMBERS_BYTES as u64);
+            desks.push(Desk { numbers: place, copied: event()?, computed: event()? });
+            free.push(Seat { desk, numbers, end: event()? });
+        }
+        Ok(Self {
+            lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
+            kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
+            banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
+            sum: part(0..sum_bytes),
+            room: Room::new(&context, settings.memory_bytes, fixed),
+            packed: Vec::with_capacity(NUMBERS_BYTES),
+            gradients: Vec::with_capacity(GRADIENTS_MAX),
+            slots: Vec::new(),
+            arenas: Vec::new(),
+            spoiled: Vec::new(),
+            over: Vec::with_capacity(DEPTH),
+            lost: None,
+            name,
+            desks,
+            free,
+            context,
+            settings,
+        })
+    }
+
+    fn check_alive(&self) -> Result<(), Failure> {
+        self.lost.as_ref().map_or(Ok(()), |reason| Err(Failure::Device(format!("{} is lost: {reason}", self.name))))
+    }
+
+    /// A call failed that no single piece of work is behind.
+    pub(super) fn lose(&mut self, refused: &Refused) -> Failure {
+        let failure = Failure::Device(format!("{} is lost: {refused}", self.name));
+        if self.lost.is_none() {
+            tracing::error!(%refused, device = self.name, "a CUDA device is lost; its memory is not used again");
+            self.lost = Some(refused.to_string());
+        }
+        failure
+    }
+
+    /// Gives arenas their pages back, unless the device may still work on them.
+    fn let_go(&mut self) {
+        if self.lost.is_none() && self.lanes.len() == 0 {
+            self.arenas.clear();
+        } else {
+            self.arenas.drain(..).for_each(mem::forget);
+        }
+    }
+
+    /// Takes what is over from the lanes.
+    fn collect(&mut self) -> Result<(), Failure> {
+        self.check_alive()?;
+        let Self { lanes, free, slots, spoiled, over, .. } = self;
+        let collected = lanes.release(|ticket, job, end| {
+            let Job { work, desk, numbers } = job;
+            free.push(Seat { desk, numbers, end });
+            let slot = &mut slots[work.slot().0 as usize];
+            slot.is_busy = false;
+            let spoilt = spoiled.iter().position(|(other, _)| *other == ticket);
+            let outcome = spoilt.map_or(Ok(()), |place| Err(spoiled.swap_remove(place).1));
+            match &outcome {
+                Ok(()) => slot.is_loaded = true,
+                Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
+                Err(_) => {}
+            }
+            over.push(Done { work, outcome });
+        });
+        collected.map_err(|refused| self.lose(&refused))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Accelerator for Cuda {
+    fn capabilities(&self) -> DeviceFacts {
+        DeviceFacts {
+            name: self.name.clone(),
+            bytes_free: if self.lost.is_some() { 0 } else { self.room.free() },
+            bytes_least: self.settings.bytes_least,
+        }
+    }
+
+    fn pin(&mut self, arena: &Arena) -> Result<(), Failure> {
+        self.check_alive()?;
+        let mut locked = Locked::new(arena);
+        locked.try_first(&self.context).map_err(Failure::call)?;
+        self.arenas.push(locked);
+        Ok(())
+    }
+
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+        self.check_alive()?;
+        let (bytes, most) = (u64::from(resident.bytes), self.settings.chunk_bytes);
+        if most < resident.bytes {
+            return Err(Failure::call(format!("a chunk of {bytes} bytes; this device was opened for {most} at most")));
+        }
+        let program = self.kernels.program(&resident.code, resident.element_type)?;
+        let sum = self.kernels.sum(resident.element_type)?;
+        let mut states = self.room.take(bytes, resident.code.states() as u64)?;
+        let parameter = states.remove(0);
+        let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
+        let resident = resident.clone();
+        let (is_loaded, is_busy, broken) = (false, false, None);
+        self.slots.push(Slot { resident, program, sum, parameter, states, is_loaded, is_busy, broken });
+        Ok(slot)
+    }
+
+    fn clear(&mut self) {
+        if self.lost.is_none() {
+            let emptied = self.lanes.synchronize().and_then(|()| {
+                self.lanes.empty(|job, end| {
+                    self.free.push(Seat { desk: job.desk, numbers: job.numbers, end });
+                })
+            });
+            emptied.unwrap_or_else(|refused| drop(self.lose(&refused)));
+        }
+        self.over.clear();
+        self.spoiled.clear();
+        self.slots.clear();
+        self.let_go();
+        self.room.clear();
+    }
+
+    fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {
+        self.check_alive()?;
+        self.context.enter().map_err(|refused| self.lose(&refused))?;
+        while self.lanes.has_room()
+            && let Some(work) = queue.pop_front()
+        {
+            self.begin(work)?;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Failure> {
+        self.check_alive()?;
+        self.context.enter().map_err(|refused| self.lose(&refused))?;
+        self.collect()?;
+        done.append(&mut self.over);
+        Ok(())
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut looks = 0;
+        while self.over.is_empty() && 0 < self.lanes.len() && self.lost.is_none() {
+            // What fails here is kept, and the next poll says it.
+            if self.context.enter().is_err() || self.collect().is_err() || until <= Instant::now() {
+                return;
+            }
+            looks += 1;
+            if LOOKS < looks {
+                thread::sleep(LOOK_AWAY);
+            }
+        }
+    }
+}

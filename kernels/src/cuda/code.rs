@@ -1,0 +1,157 @@
+//! Which kernel runs for a chunk.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::port::Code;
+use pserver_core::rule::ssa::Lowered;
+
+use super::arguments::{Merge, sum_entry};
+use super::cache::Cache;
+use super::checked::Refused;
+use super::emit::Emitted;
+use super::safe::{Compiler, Context, Entry, Module};
+use super::{shipped, source};
+
+/// What is launched for a chunk's update, and how its numbers are handed over.
+#[derive(Clone)]
+pub(super) struct Program {
+    pub(super) entry: Entry,
+    pub(super) numbers: Numbers,
+}
+
+/// What the numbers of an update become in the device's memory.
+#[derive(Clone)]
+pub(super) enum Numbers {
+    /// Nothing.
+    None(Merge),
+    /// A scale, in the parameter's type.
+    Scale(Merge),
+    /// The scalars that a rule uses, in the parameter's type.
+    Scalars(Arc<Emitted>),
+}
+
+/// The kernels of a device, loaded when they are first needed.
+pub(super) struct Kernels {
+    context: Arc<Context>,
+    shipped: Arc<Module>,
+    cache: Option<Cache>,
+    /// What chunks of one rule share.
+    known: Vec<(Arc<Lowered>, ElementType, Program)>,
+}
+
+impl Numbers {
+    /// What the sum becomes; a rule says that itself.
+    pub(super) fn merge(&self) -> Merge {
+        match self {
+            Self::None(merge) | Self::Scale(merge) => *merge,
+            Self::Scalars(_) => Merge::Sum,
+        }
+    }
+
+    /// Writes one update's numbers as the kernel takes them, in place of what `into` held.
+    #[expect(clippy::cast_possible_truncation, reason = "the scale is rounded to the parameter's type")]
+    pub(super) fn pack(&self, element_type: ElementType, numbers: &[f64], into: &mut Vec<u8>) {
+        into.clear();
+        match (self, element_type) {
+            (Self::None(_), _) => {}
+            (Self::Scale(_), ElementType::Float32) => into.extend((numbers[0] as f32).to_le_bytes()),
+            (Self::Scale(_), _) => into.extend(numbers[0].to_le_bytes()),
+            (Self::Scalars(emitted), _) => emitted.pack(element_type, numbers, into),
+        }
+    }
+}
+
+impl Kernels {
+    /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
+    pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
+        let shipped = load_shipped(context)?;
+        Ok(Self { context: Arc::clone(context), shipped, cache: cache.map(Cache::new), known: Vec::new() })
+    }
+
+    /// The kernel that adds gradients of this parameter's type.
+    pub(super) fn sum(&self, element_type: ElementType) -> Result<Entry, Failure> {
+        let name = sum_entry(element_type)
+            .ok_or_else(|| Failure::call(format!("a parameter of {element_type}; it can be a gradient only")))?;
+        self.shipped.entry(name).map_err(|error| failure(name, &error))
+    }
+
+    /// What runs for a chunk.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when there is no kernel for it, and none can be made; says why.
+    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<Program, Failure> {
+        let merge = match code {
+            Code::Add => Merge::Add,
+            Code::Sum => Merge::Scale,
+            Code::Rule(rule) => return self.rule(rule, element_type),
+        };
+        let numbers = if element_type.is_float() { Numbers::Scale(merge) } else { Numbers::None(merge) };
+        Ok(Program { entry: self.sum(element_type)?, numbers })
+    }
+
+    fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<Program, Failure> {
+        let known = |(other, other_type, _): &&(Arc<Lowered>, ElementType, Program)| {
+            Arc::ptr_eq(other, rule) && *other_type == element_type
+        };
+        if let Some((_, _, program)) = self.known.iter().find(known) {
+            return Ok(program.clone());
+        }
+        if !matches!(element_type, ElementType::Float32 | ElementType::Float64) {
+            return Err(Failure::call(format!("a rule for {element_type}; expected float32 or float64")));
+        }
+        let emitted = Emitted::of(rule);
+        let name = emitted.update_entry(element_type);
+        let entry = match self.shipped.entry(&name) {
+            Ok(entry) => entry,
+            Err(_) => self.compiled(&emitted, element_type)?.entry(&name).map_err(|error| failure(&name, &error))?,
+        };
+        let program = Program { entry, numbers: Numbers::Scalars(Arc::new(emitted)) };
+        self.known.push((Arc::clone(rule), element_type, program.clone()));
+        Ok(program)
+    }
+
+    /// A module for a rule that is not shipped: kept from an earlier run, or compiled now.
+    fn compiled(&self, emitted: &Emitted, element_type: ElementType) -> Result<Arc<Module>, Failure> {
+        let refused = |why: String| {
+            Failure::call(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}"))
+        };
+        let compiler = Compiler::find().map_err(refused)?;
+        let text = source::Module::new([emitted], [], &[element_type]);
+        let (major, minor) = self.context.properties().capability;
+        let architecture = format!("sm_{major}{minor}");
+        let options = [format!("--gpu-architecture={architecture}"), "--fmad=false".into(), "--std=c++17".into()];
+        let (nvrtc_major, nvrtc_minor) = compiler.version();
+        let name = format!("{}-{architecture}-nvrtc{nvrtc_major}.{nvrtc_minor}.cubin", text.digest());
+        let load = |image: &[u8]| Module::load(&self.context, image);
+        if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
+            match load(&image) {
+                Ok(module) => return Ok(module),
+                Err(error) => tracing::warn!(%error, name, "a compiled rule that was kept cannot be loaded"),
+            }
+        }
+        let image = compiler.compile(text.text(), &options).map_err(refused)?;
+        let module = load(&image).map_err(|error| failure(&name, &error))?;
+        if let Some(cache) = &self.cache {
+            cache.put(&name, &image);
+        }
+        Ok(module)
+    }
+}
+
+fn failure(name: &str, error: &Refused) -> Failure {
+    Failure::call(format!("kernel {name}: {error}"))
+}
+
+/// The committed kernels: those for the device itself, or those that the driver compiles.
+fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
+    if context.properties().capability.0 == 9 {
+        match Module::load(context, shipped::CUBIN) {
+            Ok(module) => return Ok(module),
+            Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
+        }
+    }
+    Module::load(context, shipped::PTX)
+}

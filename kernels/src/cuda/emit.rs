@@ -1,0 +1,252 @@
+//! A rule as CUDA C++: its straight-line code, one operation a line.
+//!
+//! The text is a structure that is a template over the parameter's type, so that binary32 and binary64 have one text.
+//! Its constructor reads the scalars that the rule uses, and `run` computes one element. Numbers are scalars, so rules
+//! that differ only in numbers have one text, and its digest, the key, says which kernel computes them.
+
+use std::fmt::Write;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::limits::STATES_MAX;
+use pserver_core::rule::ssa::{Binary, Comparison, Function, Lowered, Op, ScalarId, Unary, ValueId, round_to_binary32};
+use pserver_core::rule::uses::{Tensor, Uses, outputs};
+
+use super::arguments::Kind;
+
+/// The digits of a key.
+const KEY_DIGITS: usize = 16;
+/// What stands for the structure's name where the key is not known yet.
+const NAMELESS: &str = "Rule";
+
+/// A rule's text, and what a launch of it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emitted {
+    key: String,
+    text: String,
+    used: Vec<ScalarId>,
+}
+
+impl Emitted {
+    /// Of this code.
+    #[must_use]
+    pub fn of(code: &Lowered) -> Self {
+        let uses = Uses::of(code);
+        let used = used_scalars(code, &uses);
+        let nameless = structure(code, &uses, &used);
+        let key = blake3::hash(nameless.as_bytes()).to_hex()[..KEY_DIGITS].to_owned();
+        let text = nameless.replace(NAMELESS, &structure_name(&key));
+        Self { key, text, used }
+    }
+
+    /// Names what is computed: rules with one key differ only in the values of their scalars.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The structure.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The scalars that a launch is handed, in order.
+    #[must_use]
+    pub fn used(&self) -> &[ScalarId] {
+        &self.used
+    }
+
+    /// The name of the kernel that updates a tensor of this type.
+    ///
+    /// # Panics
+    /// When the type is not f32 or f64.
+    #[must_use]
+    pub fn update_entry(&self, element_type: ElementType) -> String {
+        format!("pserver_update_{}_{}", float_suffix(element_type), self.key)
+    }
+
+    /// The name of the kernel that updates rows of this type.
+    ///
+    /// # Panics
+    /// When the type is not f32 or f64.
+    #[must_use]
+    pub fn rows_entry(&self, element_type: ElementType) -> String {
+        format!("pserver_rows_{}_{}", float_suffix(element_type), self.key)
+    }
+
+    /// Writes the used ones of one update's scalars as a launch is handed them, in place of what `into` held. `scalars`
+    /// is what [`Lowered::evaluate`] gave.
+    ///
+    /// # Panics
+    /// When the type is not f32 or f64, or the scalars are another rule's.
+    pub fn pack(&self, element_type: ElementType, scalars: &[f64], into: &mut Vec<u8>) {
+        into.clear();
+        let used = self.used.iter().map(|scalar| scalars[scalar.index()]);
+        match element_type {
+            ElementType::Float32 => used.for_each(|scalar| into.extend(round_to_binary32(scalar).to_le_bytes())),
+            ElementType::Float64 => used.for_each(|scalar| into.extend(scalar.to_le_bytes())),
+            other => panic!("a rule was let through for {other}; expected float32 or float64"),
+        }
+    }
+
+    /// The kernel that updates a tensor of one type.
+    pub(super) fn update_kernel(&self, element_type: ElementType) -> String {
+        self.kernel(element_type, &self.update_entry(element_type), "UpdateArguments", "update_all")
+    }
+
+    /// The kernel that updates rows of one type.
+    pub(super) fn rows_kernel(&self, element_type: ElementType) -> String {
+        self.kernel(element_type, &self.rows_entry(element_type), "RowsArguments", "rows_all")
+    }
+
+    /// Two blocks of 256 threads at least, so that a thread may have 128 registers and spills none.
+    fn kernel(&self, element_type: ElementType, name: &str, arguments: &str, body: &str) -> String {
+        let real = if element_type == ElementType::Float32 { "float" } else { "double" };
+        let rule = format!("{}<{real}>", structure_name(&self.key));
+        format!(
+            "extern \"C\" __global__ void __launch_bounds__(256, 2)\n\
+             {name}(const __grid_constant__ {arguments} a) {{\n    {body}<{rule}>(a);\n}}\n"
+        )
+    }
+}
+
+fn structure_name(key: &str) -> String {
+    format!("{NAMELESS}_{key}")
+}
+
+fn float_suffix(element_type: ElementType) -> &'static str {
+    assert!(
+        matches!(element_type, ElementType::Float32 | ElementType::Float64),
+        "a rule was let through for {element_type}; expected float32 or float64"
+    );
+    Kind::of(element_type).suffix().expect("a float of this size is a parameter's type")
+}
+
+/// The scalars that operations on elements use, once each, in the order in which code finds them.
+fn used_scalars(code: &Lowered, uses: &Uses) -> Vec<ScalarId> {
+    let mut used = Vec::new();
+    for (place, op) in code.ops().iter().enumerate() {
+        if let Op::Scalar(scalar) = op
+            && !uses.is_unused(place)
+            && !used.contains(scalar)
+        {
+            used.push(*scalar);
+        }
+    }
+    used
+}
+
+fn structure(code: &Lowered, uses: &Uses, used: &[ScalarId]) -> String {
+    let mut text = format!("template <typename Real> struct {NAMELESS} {{\n    typedef Real T;\n");
+    let written = outputs(code).fold(0_u32, |bits, output| bits | 1 << tensor_bit(output.tensor));
+    line(&mut text, 1, format_args!("enum {{ STATES = {}, WRITTEN = {written} }};", code.states().len()));
+    for place in 0..used.len() {
+        line(&mut text, 1, format_args!("Real c{place};"));
+    }
+    line(&mut text, 1, format_args!("__device__ __forceinline__ explicit {NAMELESS}(const Real* scalars) {{"));
+    for place in 0..used.len() {
+        line(&mut text, 2, format_args!("c{place} = scalars[{place}];"));
+    }
+    line(&mut text, 1, format_args!("}}"));
+    line(&mut text, 1, format_args!("__device__ __forceinline__ void run(Real& w, Real* s, Real g) const {{"));
+    for (place, op) in code.ops().iter().enumerate().filter(|(place, _)| !uses.is_unused(*place)) {
+        let (defined, expression) = (ValueName(place), expression(*op, used));
+        let kind = if op.is_mask() { "bool" } else { "Real" };
+        line(&mut text, 2, format_args!("const {kind} {defined} = {expression};"));
+    }
+    for output in outputs(code) {
+        let value = ValueName(output.value.index());
+        match output.tensor {
+            Tensor::State(state) => line(&mut text, 2, format_args!("s[{state}] = {value};")),
+            Tensor::Weight => line(&mut text, 2, format_args!("w = {value};")),
+        }
+    }
+    text.push_str("    }\n};\n");
+    text
+}
+
+fn line(text: &mut String, depth: usize, content: std::fmt::Arguments<'_>) {
+    writeln!(text, "{:1$}{content}", "", depth * 4).expect("a string takes everything");
+}
+
+const fn tensor_bit(tensor: Tensor) -> usize {
+    match tensor {
+        Tensor::State(state) => state,
+        Tensor::Weight => STATES_MAX,
+    }
+}
+
+/// A value's name in the text.
+struct ValueName(usize);
+
+impl std::fmt::Display for ValueName {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "v{}", self.0)
+    }
+}
+
+fn expression(op: Op, used: &[ScalarId]) -> String {
+    let name = |value: ValueId| ValueName(value.index());
+    match op {
+        Op::Weight => "w".to_owned(),
+        Op::Gradient => "g".to_owned(),
+        Op::State(state) => format!("s[{}]", state.index()),
+        Op::Scalar(scalar) => {
+            let place = used.iter().position(|known| *known == scalar).expect("what is used was collected");
+            format!("c{place}")
+        }
+        Op::Unary(unary, operand) => unary_call(unary, &name(operand)),
+        Op::Binary(binary, left, right) => format!("{}({}, {})", binary_name(binary), name(left), name(right)),
+        Op::Compare(comparison, left, right) => format!("{} {} {}", name(left), relation(comparison), name(right)),
+        Op::Not(operand) => format!("!{}", name(operand)),
+        Op::And(left, right) => format!("{} && {}", name(left), name(right)),
+        Op::Or(left, right) => format!("{} || {}", name(left), name(right)),
+        Op::Select { mask, then, otherwise } => format!("{} ? {} : {}", name(mask), name(then), name(otherwise)),
+        Op::Call(function, operand) => {
+            format!("Nearest<Real>::of({}(wide({})))", function_name(function), name(operand))
+        }
+        Op::Power(base, exponent) => {
+            format!("Nearest<Real>::of(power(wide({}), wide({})))", name(base), name(exponent))
+        }
+    }
+}
+
+fn unary_call(unary: Unary, operand: &ValueName) -> String {
+    match unary {
+        Unary::Negate => format!("-{operand}"),
+        Unary::Absolute => format!("absolute({operand})"),
+        Unary::SquareRoot => format!("root({operand})"),
+        Unary::Sign => format!("sign({operand})"),
+        Unary::Floor => format!("floored({operand})"),
+    }
+}
+
+const fn binary_name(binary: Binary) -> &'static str {
+    match binary {
+        Binary::Add => "plus",
+        Binary::Subtract => "minus",
+        Binary::Multiply => "times",
+        Binary::Divide => "divided",
+        Binary::Minimum => "minimum",
+        Binary::Maximum => "maximum",
+        Binary::CopySign => "copy_sign",
+    }
+}
+
+const fn relation(comparison: Comparison) -> &'static str {
+    match comparison {
+        Comparison::Less => "<",
+        Comparison::LessOrEqual => "<=",
+        Comparison::Equal => "==",
+    }
+}
+
+const fn function_name(function: Function) -> &'static str {
+    match function {
+        Function::Exponential => "exponential",
+        Function::ExponentialMinusOne => "exponential_minus_one",
+        Function::Logarithm => "logarithm",
+        Function::LogarithmOnePlus => "logarithm_one_plus",
+        Function::HyperbolicTangent => "hyperbolic_tangent",
+    }
+}

@@ -1,0 +1,42 @@
+//! CUDA: the texts of the kernels, their entry points and what they are handed (`docs/CUDA.md` has it at length), and
+//! the driver that loads and runs them.
+//!
+//! Not here: how rows, chunks and steps use the kernels; the reference for every bit
+//! ([`pserver_core::rule::reference`], [`pserver_core::optim`], [`pserver_core::rows::Merge`]).
+//!
+//! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device.
+//!
+//! Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes a text), [`source`] (texts become a
+//! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed). Then the
+//! driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is in these three),
+//! `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece of work becomes copies and kernels),
+//! [`Cuda`] (the accelerator).
+
+mod accelerator;
+pub mod arguments;
+mod beside;
+mod cache;
+mod checked;
+mod code;
+pub mod emit;
+mod gathering;
+mod locked;
+mod probe;
+mod room;
+mod safe;
+pub mod scalars;
+mod settings;
+pub mod shipped;
+pub mod source;
+mod submission;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub use accelerator::Cuda;
+pub use beside::Beside;
+pub use emit::Emitted;
+pub use gathering::Gathering;
+pub use probe::{Probe, Timed, Way};
+pub use settings::Settings;
+pub use source::Module;

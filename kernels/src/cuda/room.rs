@@ -1,0 +1,106 @@
+//! The device's memory for chunks: taken in blocks while chunks are adopted, for reasons that are counted.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pserver_core::error::Failure;
+
+use super::gathering::aligned;
+use super::safe::{Context, Memory, Part};
+
+/// Memory is taken from the driver so much at a time, because it gives whole pages of two MiB, and few allocations are
+/// few registrations for a network card.
+const BLOCK_BYTES: u64 = 64 << 20;
+
+/// Why there is memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reasons {
+    pub(super) parameters: u64,
+    pub(super) states: u64,
+    /// Gradients on their way, a sum, and numbers.
+    pub(super) gradients: u64,
+}
+
+/// Memory that is handed out from its beginning to its end, and given back as a whole.
+pub(super) struct Room {
+    context: Arc<Context>,
+    limit: Option<u64>,
+    blocks: Vec<Arc<Memory>>,
+    /// What is left of the last block.
+    left: Option<Part>,
+    /// Bytes of all blocks.
+    taken: u64,
+    reasons: Reasons,
+}
+
+impl fmt::Display for Reasons {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parameters, states, gradients } = self;
+        write!(formatter, "parameters {parameters}, states {states}, gradients and sums {gradients}")
+    }
+}
+
+impl Room {
+    /// Room for at most `limit` bytes, beside what was taken before for gradients.
+    pub(super) fn new(context: &Arc<Context>, limit: Option<u64>, gradients: u64) -> Self {
+        let reasons = Reasons { gradients, ..Reasons::default() };
+        Self { context: Arc::clone(context), limit, blocks: Vec::new(), left: None, taken: 0, reasons }
+    }
+
+    /// Bytes that can still be handed out, as far as anybody knows.
+    pub(super) fn free(&self) -> u64 {
+        let left = self.left.as_ref().map_or(0, Part::bytes);
+        let free = self.context.memory().map_or(0, |(free, _)| free);
+        left + self.limit.map_or(free, |limit| free.min(limit.saturating_sub(self.taken)))
+    }
+
+    /// A chunk's parameter and its states, each `bytes` long.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when there is not as much; names the bytes that were asked for and those that are free.
+    pub(super) fn take(&mut self, bytes: u64, states: u64) -> Result<Vec<Part>, Failure> {
+        let each = aligned(bytes);
+        let needed = each * (1 + states);
+        if self.left.as_ref().is_none_or(|left| left.bytes() < needed) {
+            self.grow(needed)?;
+        }
+        let left = self.left.as_ref().expect("it was made large enough");
+        let parts = (0..=states).map(|index| left.part(index * each..index * each + bytes)).collect();
+        self.left = Some(left.part(needed..left.bytes()));
+        self.reasons.parameters += each;
+        self.reasons.states += each * states;
+        Ok(parts)
+    }
+
+    /// Gives everything back.
+    pub(super) fn clear(&mut self) {
+        self.left = None;
+        self.blocks.clear();
+        self.taken = 0;
+        self.reasons = Reasons { gradients: self.reasons.gradients, ..Reasons::default() };
+    }
+
+    fn grow(&mut self, needed: u64) -> Result<(), Failure> {
+        let allowed = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken));
+        // A whole block, or as much as is needed when that is all there is.
+        let found = [needed.max(BLOCK_BYTES), needed].into_iter().filter(|bytes| *bytes <= allowed).find_map(|bytes| {
+            let memory = Memory::new(&self.context, bytes).ok()?;
+            Some((memory, bytes))
+        });
+        let Some((memory, bytes)) = found else { return Err(self.exhausted(needed)) };
+        self.left = Some(memory.part(0..bytes));
+        self.blocks.push(memory);
+        self.taken += bytes;
+        Ok(())
+    }
+
+    fn exhausted(&self, needed: u64) -> Failure {
+        let (free, total) = self.context.memory().unwrap_or((0, 0));
+        let limit = self.limit.map_or_else(String::new, |limit| format!(", {limit} are allowed for chunks"));
+        Failure::call(format!(
+            "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for {}",
+            self.context.properties().ordinal,
+            self.reasons
+        ))
+    }
+}

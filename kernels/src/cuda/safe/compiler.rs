@@ -1,0 +1,109 @@
+//! NVRTC, where the host has it.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::cuda::sys::{self, Code, Compiler as Library, nvrtcProgram};
+
+/// What NVRTC calls success.
+const SUCCESS: Code = 0;
+
+/// The compiler's library.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Compiler {
+    library: Library,
+    version: (u32, u32),
+}
+
+/// A program of the compiler, destroyed when this is dropped.
+struct Program {
+    library: Library,
+    handle: nvrtcProgram,
+}
+
+impl Compiler {
+    /// The compiler, looked for once; or why there is none.
+    pub(in crate::cuda) fn find() -> Result<Self, String> {
+        static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
+        COMPILER.get_or_init(load).clone()
+    }
+
+    /// Its version.
+    pub(in crate::cuda) fn version(self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The cubin of a text; or what the compiler had to say.
+    pub(in crate::cuda) fn compile(self, text: &str, options: &[String]) -> Result<Vec<u8>, String> {
+        let library = self.library;
+        let source = CString::new(text).map_err(|_| "the text has a zero in it".to_owned())?;
+        let mut handle = ptr::null_mut();
+        let (none, no_names) = (ptr::null(), ptr::null());
+        // SAFETY: `handle` is there to be written, the text ends with a zero, and there are no headers.
+        let code = unsafe {
+            (library.nvrtcCreateProgram)(&raw mut handle, source.as_ptr(), c"rule.cu".as_ptr(), 0, none, no_names)
+        };
+        called("nvrtcCreateProgram", code)?;
+        let program = Program { library, handle };
+        let options = options.iter().map(|option| CString::new(option.as_str()));
+        let options: Vec<CString> = options.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let count = i32::try_from(pointers.len()).expect("there are a few options");
+        // SAFETY: the program is there, and so are as many options.
+        let code = unsafe { (library.nvrtcCompileProgram)(handle, count, pointers.as_ptr()) };
+        called("nvrtcCompileProgram", code).map_err(|error| format!("{error}: {}", program.log()))?;
+        program.image()
+    }
+}
+
+impl Program {
+    fn image(&self) -> Result<Vec<u8>, String> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is there to be written, and the program was compiled.
+        called("nvrtcGetCUBINSize", unsafe { (self.library.nvrtcGetCUBINSize)(self.handle, &raw mut bytes) })?;
+        let mut image = vec![0_u8; bytes];
+        // SAFETY: as many bytes are there to be written as the library has.
+        let code = unsafe { (self.library.nvrtcGetCUBIN)(self.handle, image.as_mut_ptr().cast::<c_char>()) };
+        called("nvrtcGetCUBIN", code)?;
+        Ok(image)
+    }
+
+    /// What the compiler wrote, as far as it can be had.
+    fn log(&self) -> String {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is there to be written, and the program is there.
+        let code = unsafe { (self.library.nvrtcGetProgramLogSize)(self.handle, &raw mut bytes) };
+        let mut log = vec![0_u8; bytes];
+        if code == SUCCESS {
+            // SAFETY: as many bytes are there to be written as the library has.
+            let _ = unsafe { (self.library.nvrtcGetProgramLog)(self.handle, log.as_mut_ptr().cast::<c_char>()) };
+        }
+        String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program was created once, and this is its owner.
+        let _ = unsafe { (self.library.nvrtcDestroyProgram)(&raw mut self.handle) };
+    }
+}
+
+fn load() -> Result<Compiler, String> {
+    if !sys::has_compiler() {
+        return Err(
+            "libnvrtc was not found (libnvrtc.so or libnvrtc.so.12), which compiles rules for the device".to_owned()
+        );
+    }
+    let library = Library::load().map_err(|symbol| format!("libnvrtc is too old: it has no {symbol}"))?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are there to be written.
+    called("nvrtcVersion", unsafe { (library.nvrtcVersion)(&raw mut major, &raw mut minor) })?;
+    let version = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
+    Ok(Compiler { library, version })
+}
+
+fn called(call: &str, code: Code) -> Result<(), String> {
+    if code == SUCCESS { Ok(()) } else { Err(format!("{call}: error {code}")) }
+}

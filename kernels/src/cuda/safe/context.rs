@@ -1,0 +1,174 @@
+//! The library, a device and its primary context.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use crate::cuda::checked::{Refused, called};
+use crate::cuda::sys::{self, CUDA_ERROR_NO_DEVICE, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver};
+
+/// The oldest driver: 12.4, because the committed PTX is of that version. As the driver writes it.
+const DRIVER_MIN: c_int = 12_040;
+
+/// What is known of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cuda) struct Properties {
+    pub(in crate::cuda) ordinal: u32,
+    pub(in crate::cuda) name: String,
+    /// What its code is compiled for: (9, 0) is `sm_90`.
+    pub(in crate::cuda) capability: (u32, u32),
+    pub(in crate::cuda) multiprocessors: u32,
+    /// The driver's CUDA version: (12, 4).
+    pub(in crate::cuda) driver: (u32, u32),
+}
+
+/// A device's primary context, retained as long as this lives.
+pub(in crate::cuda) struct Context {
+    pub(super) driver: Driver,
+    device: CUdevice,
+    handle: CUcontext,
+    properties: Properties,
+}
+
+// SAFETY: the driver's functions may be called from any thread, and a context is no thread's own.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context of device `ordinal`. Every reason why there is none is a text of its own.
+    pub(in crate::cuda) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
+        let driver = driver()?;
+        let refused = |error: Refused| error.to_string();
+        // SAFETY: it takes a number, which must be zero.
+        let begun = called(&driver, "cuInit", unsafe { (driver.cuInit)(0) });
+        begun.map_err(|error| match error.code {
+            CUDA_ERROR_NO_DEVICE => "no CUDA device: the driver is there and finds none".to_owned(),
+            _ => error.to_string(),
+        })?;
+        let count = count(&driver).map_err(refused)?;
+        if count == 0 {
+            return Err("no CUDA device: the driver is there and finds none".to_owned());
+        }
+        let wanted = c_int::try_from(ordinal).ok().filter(|wanted| *wanted < count).ok_or_else(|| {
+            format!("CUDA device {ordinal} does not exist: there are {count}, numbered 0 to {}", count - 1)
+        })?;
+        let mut device = 0;
+        // SAFETY: `device` is there to be written.
+        called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, wanted) }).map_err(refused)?;
+        let properties = properties(&driver, device, ordinal).map_err(refused)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is there to be written, and the device is one that `cuDeviceGet` gave.
+        let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
+        called(&driver, "cuDevicePrimaryCtxRetain", code).map_err(refused)?;
+        Ok(Arc::new(Self { driver, device, handle, properties }))
+    }
+
+    /// What is known of the device.
+    pub(in crate::cuda) fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Makes this the calling thread's context. Whoever calls the driver on a thread does this first.
+    pub(in crate::cuda) fn enter(&self) -> Result<(), Refused> {
+        // SAFETY: the handle was retained by `open` and is released by `drop`.
+        self.called("cuCtxSetCurrent", unsafe { (self.driver.cuCtxSetCurrent)(self.handle) })
+    }
+
+    /// Bytes of the device's memory that are free, and all.
+    pub(in crate::cuda) fn memory(&self) -> Result<(u64, u64), Refused> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are there to be written.
+        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.called("cuMemGetInfo", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    pub(super) fn called(&self, call: &'static str, code: sys::Code) -> Result<(), Refused> {
+        called(&self.driver, call, code)
+    }
+
+    /// What a destructor does with a refusal: it is said, and nothing more.
+    pub(super) fn dropped(&self, call: &'static str, code: sys::Code) {
+        if let Err(error) = self.called(call, code) {
+            tracing::warn!(%error, "an object of the CUDA driver was not given back");
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: `open` retained it once; every object of it keeps it, so none is left.
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        self.dropped("cuDevicePrimaryCtxRelease", code);
+    }
+}
+
+/// The library's functions, looked for once.
+fn driver() -> Result<Driver, String> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(load).clone()
+}
+
+fn load() -> Result<Driver, String> {
+    if !sys::has_driver() {
+        return Err(
+            "libcuda.so.1 not found: the NVIDIA driver is not installed, or not in the loader's path".to_owned()
+        );
+    }
+    let least = version_text(DRIVER_MIN);
+    let driver = Driver::load().map_err(|symbol| {
+        format!("the NVIDIA driver is too old: it has no {symbol}; expected one of CUDA {least} or newer")
+    })?;
+    let found = version(&driver).map_err(|error| error.to_string())?;
+    if found < DRIVER_MIN {
+        let found = version_text(found);
+        return Err(format!("the NVIDIA driver is too old: it is of CUDA {found}; expected {least} or newer"));
+    }
+    Ok(driver)
+}
+
+fn version(driver: &Driver) -> Result<c_int, Refused> {
+    let mut version = 0;
+    // SAFETY: `version` is there to be written.
+    called(driver, "cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&raw mut version) })?;
+    Ok(version)
+}
+
+fn version_text(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn count(driver: &Driver) -> Result<c_int, Refused> {
+    let mut count = 0;
+    // SAFETY: `count` is there to be written.
+    called(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
+    Ok(count)
+}
+
+fn properties(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Properties, Refused> {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: `value` is there to be written, and the device is one that `cuDeviceGet` gave.
+        let code = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, which, device) };
+        called(driver, "cuDeviceGetAttribute", code)?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    };
+    let mut name = [0; 128];
+    // SAFETY: the driver writes at most as many bytes as it is told there are.
+    let code = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 128, device) };
+    called(driver, "cuDeviceGetName", code)?;
+    let name = CStr::from_bytes_until_nul(&name).map_or_else(|_| String::new(), |name| name.to_string_lossy().into());
+    let version = u32::try_from(version(driver)?).unwrap_or(0);
+    Ok(Properties {
+        ordinal,
+        name,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        driver: (version / 1000, version % 1000 / 10),
+    })
+}

@@ -1,0 +1,184 @@
+//! Memory of the device, and memory of the host that the device reaches.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use pserver_core::memory::Arena;
+
+use super::Context;
+use crate::cuda::checked::Refused;
+use crate::cuda::sys::{CUdeviceptr, PORTABLE};
+
+/// One allocation of the device's memory. It is plain memory, not of a pool, so that a network card can register it.
+pub(in crate::cuda) struct Memory {
+    context: Arc<Context>,
+    address: CUdeviceptr,
+    bytes: u64,
+}
+
+/// A range of an allocation; it keeps the allocation.
+#[derive(Clone)]
+pub(in crate::cuda) struct Part {
+    memory: Arc<Memory>,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Memory of the host that the driver gave: pages that stay, and cached like any other (not write-combined), because
+/// the processor reads it too.
+pub(in crate::cuda) struct Pinned {
+    context: Arc<Context>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+/// A range of pinned memory that has one owner. It keeps the memory.
+pub(in crate::cuda) struct Piece {
+    memory: Arc<Pinned>,
+    offset: usize,
+    bytes: usize,
+}
+
+/// A range of an arena whose pages the driver holds in place. It keeps the arena.
+pub(in crate::cuda) struct Registered {
+    context: Arc<Context>,
+    start: *mut c_void,
+    arena: Arena,
+}
+
+// SAFETY: pinned memory is ordinary memory, freed by whichever thread drops it; its bytes are reached through pieces.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; a shared reference reaches no bytes.
+unsafe impl Sync for Pinned {}
+
+impl Memory {
+    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: u64) -> Result<Arc<Self>, Refused> {
+        context.enter()?;
+        let length = usize::try_from(bytes).expect("an address has 64 bits");
+        let mut address = 0;
+        // SAFETY: `address` is there to be written.
+        let code = unsafe { (context.driver.cuMemAlloc_v2)(&raw mut address, length) };
+        context.called("cuMemAlloc", code)?;
+        Ok(Arc::new(Self { context: Arc::clone(context), address, bytes }))
+    }
+
+    /// # Panics
+    /// When the range is not inside.
+    pub(in crate::cuda) fn part(self: &Arc<Self>, range: Range<u64>) -> Part {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        Part { memory: Arc::clone(self), offset: range.start, bytes: range.end - range.start }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return; // the device is gone, and its memory with it
+        }
+        // SAFETY: `new` allocated it, and this is its one owner; the driver waits for what works on it.
+        let code = unsafe { (self.context.driver.cuMemFree_v2)(self.address) };
+        self.context.dropped("cuMemFree", code);
+    }
+}
+
+impl Part {
+    /// Where it begins, as the device counts.
+    pub(in crate::cuda) fn address(&self) -> u64 {
+        self.memory.address + self.offset
+    }
+
+    pub(in crate::cuda) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// # Panics
+    /// When the range is not inside.
+    pub(in crate::cuda) fn part(&self, range: Range<u64>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        let offset = self.offset + range.start;
+        Self { memory: Arc::clone(&self.memory), offset, bytes: range.end - range.start }
+    }
+}
+
+impl Pinned {
+    /// Memory of zeros.
+    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: usize) -> Result<Arc<Self>, Refused> {
+        context.enter()?;
+        let mut start = ptr::null_mut();
+        // SAFETY: `start` is there to be written.
+        let code = unsafe { (context.driver.cuMemHostAlloc)(&raw mut start, bytes, PORTABLE) };
+        context.called("cuMemHostAlloc", code)?;
+        let start = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
+        // SAFETY: the driver gave `bytes` bytes from `start` on, and nobody else has them yet.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Arc::new(Self { context: Arc::clone(context), start, bytes }))
+    }
+
+    /// The memory in pieces of one size, each with one owner; what is left over belongs to nobody.
+    pub(in crate::cuda) fn pieces(self: Arc<Self>, bytes: usize) -> Vec<Piece> {
+        let count = self.bytes / bytes;
+        (0..count).map(|index| Piece { memory: Arc::clone(&self), offset: index * bytes, bytes }).collect()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return; // the device is gone, and may still write: the pages stay
+        }
+        // SAFETY: `new` got it from the driver, and no piece is left.
+        let code = unsafe { (self.context.driver.cuMemFreeHost)(self.start.as_ptr().cast::<c_void>()) };
+        self.context.dropped("cuMemFreeHost", code);
+    }
+}
+
+impl Piece {
+    pub(in crate::cuda) fn bytes(&self) -> &[u8] {
+        // SAFETY: `pieces` cut the range out of the memory, which is kept.
+        let start = unsafe { self.memory.start.add(self.offset) };
+        // SAFETY: the range is inside the memory, was zeroed, and has this one owner, whose `&self` keeps writers away.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.bytes) }
+    }
+
+    pub(in crate::cuda) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `pieces` cut the range out of the memory, which is kept.
+        let start = unsafe { self.memory.start.add(self.offset) };
+        // SAFETY: the range is inside the memory, was zeroed, and has this one owner, borrowed here alone.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.bytes) }
+    }
+}
+
+// SAFETY: the address is handed back to the driver and never followed.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    /// Holds a range of the arena in place, in bytes from where it begins. No byte is touched.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub(in crate::cuda) fn new(context: &Arc<Context>, arena: &Arena, range: Range<usize>) -> Result<Self, Refused> {
+        context.enter()?;
+        let mapping = arena.mapping();
+        assert!(range.start < range.end && range.end <= mapping.len(), "{range:?} of {} bytes", mapping.len());
+        let start = mapping.as_ptr().cast::<u8>().wrapping_add(range.start).cast::<c_void>();
+        // SAFETY: the range is inside the arena's mapping, which is kept until it is unregistered; no byte changes.
+        let code = unsafe { (context.driver.cuMemHostRegister_v2)(start, range.len(), PORTABLE) };
+        context.called("cuMemHostRegister", code)?;
+        Ok(Self { context: Arc::clone(context), start, arena: arena.clone() })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            // The device is gone, and may still write: the pages stay.
+            std::mem::forget(self.arena.clone());
+            return;
+        }
+        // SAFETY: `new` registered this address, once, and the arena is still mapped.
+        let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.start) };
+        self.context.dropped("cuMemHostUnregister", code);
+    }
+}

@@ -1,0 +1,82 @@
+//! Code on the device.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::Context;
+use crate::cuda::checked::Refused;
+use crate::cuda::sys::{CUfunction, CUmodule};
+
+/// A module that is loaded.
+pub(in crate::cuda) struct Module {
+    context: Arc<Context>,
+    handle: CUmodule,
+}
+
+/// A kernel of a module; it keeps the module.
+#[derive(Clone)]
+pub(in crate::cuda) struct Entry {
+    _module: Arc<Module>,
+    pub(super) handle: CUfunction,
+}
+
+/// How many blocks of how many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cuda) struct Grid {
+    /// Across, and high.
+    pub(in crate::cuda) blocks: (u32, u32),
+    pub(in crate::cuda) threads: u32,
+    /// Bytes of shared memory that a launch adds.
+    pub(in crate::cuda) shared: u32,
+}
+
+// SAFETY: a handle that the driver lets every thread use.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+// SAFETY: as above.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+impl Module {
+    /// Loads a cubin, or PTX, which the driver compiles. PTX is a text; a zero is put behind it.
+    pub(in crate::cuda) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Self>, Refused> {
+        context.enter()?;
+        // A cubin says how long it is; a text ends at the zero. Eight-byte words, because a cubin is read as such.
+        let mut words = vec![0_u64; image.len() / 8 + 1];
+        for (word, bytes) in words.iter_mut().zip(image.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(whole);
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is there to be written; the image is whole, aligned and ends with a zero.
+        let code = unsafe { (context.driver.cuModuleLoadData)(&raw mut handle, words.as_ptr().cast::<c_void>()) };
+        context.called("cuModuleLoadData", code)?;
+        Ok(Arc::new(Self { context: Arc::clone(context), handle }))
+    }
+
+    /// The kernel of this name.
+    pub(in crate::cuda) fn entry(self: &Arc<Self>, name: &str) -> Result<Entry, Refused> {
+        self.context.enter()?;
+        let text = CString::new(name).expect("the names of kernels are ours");
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is there to be written, the name ends with a zero, and the module is loaded.
+        let code = unsafe { (self.context.driver.cuModuleGetFunction)(&raw mut handle, self.handle, text.as_ptr()) };
+        self.context.called("cuModuleGetFunction", code)?;
+        Ok(Entry { _module: Arc::clone(self), handle })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return; // the device is gone, and its code with it
+        }
+        // SAFETY: `load` loaded it, and no entry is left.
+        let code = unsafe { (self.context.driver.cuModuleUnload)(self.handle) };
+        self.context.dropped("cuModuleUnload", code);
+    }
+}

@@ -1,0 +1,65 @@
+//! A rule's scalars as `pserver_scalars` reads them.
+
+use pserver_core::rule::ssa::{Binary, Comparison, Function, Lowered, ScalarInput, ScalarOp, Unary};
+
+use super::arguments::ScalarCode;
+
+/// The scalars' list, one operation after the other. It lies in device memory as it is; numbers are the host's, little
+/// endian.
+#[must_use]
+pub fn scalar_code(code: &Lowered) -> Vec<ScalarCode> {
+    code.scalars().iter().map(|scalar| operation(*scalar)).collect()
+}
+
+fn operation(scalar: ScalarOp) -> ScalarCode {
+    let mut operands = [0; 3];
+    operands.iter_mut().zip(scalar.operands()).for_each(|(into, id)| *into = id.0.into());
+    // `kernels/cu/scalars.cu` has the same numbers.
+    let (operation, value) = match scalar {
+        ScalarOp::Constant(value) => (0, value),
+        ScalarOp::Input(ScalarInput::Rate) => (1, 0.0),
+        ScalarOp::Input(ScalarInput::Count) => (2, 0.0),
+        ScalarOp::Input(ScalarInput::GradientScale) => (3, 0.0),
+        ScalarOp::Unary(unary, _) => (unary_number(unary), 0.0),
+        ScalarOp::Binary(binary, ..) => (binary_number(binary), 0.0),
+        ScalarOp::Compare(Comparison::Less, ..) => (16, 0.0),
+        ScalarOp::Compare(Comparison::LessOrEqual, ..) => (17, 0.0),
+        ScalarOp::Compare(Comparison::Equal, ..) => (18, 0.0),
+        ScalarOp::Select { .. } => (19, 0.0),
+        ScalarOp::Call(function, _) => (function_number(function), 0.0),
+        ScalarOp::Power(..) => (25, 0.0),
+    };
+    ScalarCode { operation, operands, value }
+}
+
+const fn unary_number(unary: Unary) -> u32 {
+    match unary {
+        Unary::Negate => 4,
+        Unary::Absolute => 5,
+        Unary::SquareRoot => 6,
+        Unary::Sign => 7,
+        Unary::Floor => 8,
+    }
+}
+
+const fn binary_number(binary: Binary) -> u32 {
+    match binary {
+        Binary::Add => 9,
+        Binary::Subtract => 10,
+        Binary::Multiply => 11,
+        Binary::Divide => 12,
+        Binary::Minimum => 13,
+        Binary::Maximum => 14,
+        Binary::CopySign => 15,
+    }
+}
+
+const fn function_number(function: Function) -> u32 {
+    match function {
+        Function::Exponential => 20,
+        Function::ExponentialMinusOne => 21,
+        Function::Logarithm => 22,
+        Function::LogarithmOnePlus => 23,
+        Function::HyperbolicTangent => 24,
+    }
+}

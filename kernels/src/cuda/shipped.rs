@@ -1,0 +1,138 @@
+//! The module that is shipped: which rules it has, and the committed artifacts of its text.
+//!
+//! `cargo ci kernels` makes the artifacts. A rule that is not among these is compiled from its text where there is a
+//! compiler at run time, or it is not run on the device.
+
+use std::sync::Arc;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::{Algorithm, Formula, Prepared, Regularizer, Rule, Step};
+use pserver_core::rule::ssa::Lowered;
+use pserver_core::rule::{Settings, Written};
+
+use super::{Emitted, Module};
+
+/// For devices of compute capability 9.
+pub const CUBIN: &[u8] = include_bytes!("../../gen/pserver.sm_90.cubin");
+/// For every device from compute capability 8 on, whose driver compiles it. It ends with a zero, as drivers want it.
+pub const PTX: &[u8] = include_bytes!("../../gen/pserver.compute_80.ptx");
+/// What the artifacts were made of: a word and its values a line.
+pub const MANIFEST: &str = include_str!("../../gen/manifest.txt");
+
+/// The types that rules are shipped for.
+pub const ELEMENT_TYPES: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
+
+/// Whether the artifacts have a kernel of this name.
+#[must_use]
+pub fn has(entry: &str) -> bool {
+    MANIFEST.lines().any(|line| line.strip_prefix("entry ").and_then(|rest| rest.split(' ').next()) == Some(entry))
+}
+
+/// The rules that are shipped, each with a name for the manifest. Their numbers do not matter, but for those that make
+/// another rule of one: zero, and FTRL's power of one half.
+///
+/// # Panics
+/// When the project's own texts are no rules.
+#[must_use]
+pub fn rules() -> Vec<(String, Emitted)> {
+    let mut rules = Vec::new();
+    for (name, algorithm) in algorithms() {
+        let bare = Rule { algorithm, ..Rule::default() };
+        rules.push((name.to_owned(), bare.clone()));
+        if !matches!(name, "sgd" | "momentum" | "adam") {
+            continue;
+        }
+        for (word, regularizer) in [
+            ("proximal", Regularizer::Proximal),
+            ("coupled", Regularizer::Coupled),
+            ("decoupled", Regularizer::Decoupled),
+        ] {
+            rules.push((format!("{name} {word} l2"), Rule { l2: 0.5, regularizer, ..bare.clone() }));
+        }
+        rules.push((format!("{name} clip_value"), Rule { clip_value: Some(0.5), ..bare }));
+    }
+    let emitted = |rule| Emitted::of(&code_of(rule));
+    rules.into_iter().map(|(name, rule)| (name, emitted(rule))).collect()
+}
+
+/// The whole module: every rule for tensors, and those for rows that stand alone.
+#[must_use]
+pub fn module() -> Module {
+    let rules = rules();
+    let is_alone = |name: &str| algorithms().iter().any(|(known, _)| *known == name);
+    let rows = rules.iter().filter(|(name, _)| is_alone(name));
+    Module::new(rules.iter().map(|(_, emitted)| emitted), rows.map(|(_, emitted)| emitted), &ELEMENT_TYPES)
+}
+
+/// What the manifest of artifacts made now says.
+#[must_use]
+pub fn manifest(cubin: &[u8], ptx: &[u8]) -> String {
+    let module = module();
+    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let mut text = format!(
+        "source {}\nsm_90 pserver.sm_90.cubin {} {}\ncompute_80 pserver.compute_80.ptx {} {}\n",
+        module.digest(),
+        cubin.len(),
+        digest(cubin),
+        ptx.len(),
+        digest(ptx)
+    );
+    for (name, emitted) in rules() {
+        text.push_str(&format!("rule {} {name}\n", emitted.key()));
+    }
+    for entry in module.entries() {
+        text.push_str(&format!("entry {entry}\n"));
+    }
+    text
+}
+
+fn code_of(rule: Rule) -> Arc<Lowered> {
+    let prepared = Prepared::new(rule).expect("it is a rule");
+    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    match prepared.formula(&step, &mut Vec::new()) {
+        Formula::Rule { code, .. } => Arc::clone(code),
+        Formula::Add { .. } | Formula::Sum { .. } => unreachable!("what is exact has kernels of its own"),
+    }
+}
+
+fn algorithms() -> [(&'static str, Algorithm); 11] {
+    let lion = Written::new(include_str!("../../../core/rules/lion.rule"), &Settings::new()).expect("it is a rule");
+    [
+        ("sgd", Algorithm::Sgd),
+        ("momentum", Algorithm::Momentum { momentum: 0.9, nesterov: false }),
+        ("nesterov", Algorithm::Momentum { momentum: 0.9, nesterov: true }),
+        ("adagrad", Algorithm::Adagrad { epsilon: 1e-6 }),
+        ("adadelta", Algorithm::Adadelta { rho: 0.95, epsilon: 1e-6 }),
+        ("rmsprop", Algorithm::RmsProp { rho: 0.9, epsilon: 1e-8, momentum: 0.0 }),
+        ("rmsprop momentum", Algorithm::RmsProp { rho: 0.9, epsilon: 1e-8, momentum: 0.5 }),
+        ("adam", Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
+        ("ftrl", Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 }),
+        ("ftrl power", Algorithm::Ftrl { learning_rate_power: -0.3, beta: 1.0 }),
+        ("lion", Algorithm::Written(Arc::new(lion))),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_artifacts_are_those_of_the_text_that_the_code_makes_now() {
+        let made = manifest(CUBIN, PTX);
+        assert!(made == MANIFEST, "kernels or rules changed: run `cargo ci kernels`; the manifest would be\n{made}");
+    }
+
+    /// Numbers are scalars: a rule with others is the same kernel.
+    #[test]
+    fn a_rule_with_other_numbers_is_shipped_too() {
+        let adam = Algorithm::AdamW { beta1: 0.8, beta2: 0.99, epsilon: 1e-7 };
+        let rule = Rule { algorithm: adam, l2: 0.01, clip_norm: Some(3.0), ..Rule::default() };
+        assert!(has(&Emitted::of(&code_of_clipped(rule)).update_entry(ElementType::Float32)));
+        assert!(!has("pserver_update_f32_0000000000000000"));
+    }
+
+    fn code_of_clipped(rule: Rule) -> Arc<Lowered> {
+        code_of(Rule { clip_norm: None, ..rule })
+    }
+}

@@ -1,0 +1,159 @@
+//! The functions of libcuda and libnvrtc that are called here, found when they are asked for.
+//!
+//! Types and the search for the libraries are cudarc's. Its functions are not called: they panic when a symbol is
+//! missing, and they read a result into an enumeration that the codes of a newer driver do not fit. That ours take
+//! what cudarc's take is checked when this is compiled.
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+
+use cudarc::driver::sys as cuda;
+pub(super) use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmodule, CUstream,
+    CUstream_flags,
+};
+use cudarc::nvrtc::sys as nvrtc;
+pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
+
+/// What a call returns: zero, or why not.
+pub(super) type Code = c_uint;
+
+pub(super) const CUDA_SUCCESS: Code = cuda::CUresult::CUDA_SUCCESS as Code;
+pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Code = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
+pub(super) const CUDA_ERROR_NO_DEVICE: Code = cuda::CUresult::CUDA_ERROR_NO_DEVICE as Code;
+pub(super) const CUDA_ERROR_NOT_READY: Code = cuda::CUresult::CUDA_ERROR_NOT_READY as Code;
+/// What a driver answers that is well and cannot do what it was asked.
+pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
+    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    cuda::CUresult::CUDA_ERROR_INVALID_IMAGE as Code,
+    cuda::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as Code,
+    cuda::CUresult::CUDA_ERROR_INVALID_PTX as Code,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as Code,
+    cuda::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as Code,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED as Code,
+    cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code,
+    cuda::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES as Code,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as Code,
+    cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
+];
+pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
+const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
+
+/// Whether the driver's library can be loaded.
+pub(super) fn has_driver() -> bool {
+    // SAFETY: it loads libcuda, whose initialisers are the vendor's, and unloads it.
+    unsafe { cuda::is_culib_present() }
+}
+
+/// Whether the compiler's library can be loaded.
+pub(super) fn has_compiler() -> bool {
+    // SAFETY: it loads libnvrtc, whose initialisers are the vendor's, and unloads it.
+    unsafe { nvrtc::is_culib_present() }
+}
+
+/// A library's functions, all found or none.
+macro_rules! functions {
+    ($(#[$about:meta])* $table:ident from $library:ident, which returns $result:ident {
+        $($name:ident($($argument:ty),*);)*
+    } and with numbers for enumerations {
+        $($other:ident($($other_argument:ty),*);)*
+    }) => {
+        $(#[$about])*
+        #[expect(non_snake_case, reason = "the names are the library's")]
+        #[derive(Clone, Copy)]
+        pub(super) struct $table {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+            $(pub(super) $other: unsafe extern "C" fn($($other_argument),*) -> Code,)*
+        }
+
+        impl $table {
+            /// All functions, or the name of one that the library lacks. To be called when the library is there.
+            pub(super) fn load() -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($name: {
+                        type Function = unsafe extern "C" fn($($argument),*) -> Code;
+                        // SAFETY: whoever calls `load` has seen that the library can be loaded.
+                        let library = unsafe { $library::culib() };
+                        // SAFETY: the signature is that of cudarc's binding for this name, compared below.
+                        let found = unsafe { library.get::<Function>(stringify!($name).as_bytes()) };
+                        *found.map_err(|_| stringify!($name))?
+                    },)*
+                    $($other: {
+                        type Function = unsafe extern "C" fn($($other_argument),*) -> Code;
+                        // SAFETY: whoever calls `load` has seen that the library can be loaded.
+                        let library = unsafe { $library::culib() };
+                        // SAFETY: the signature is that of cudarc's binding, with a number of the same size in place
+                        // of an enumeration.
+                        let found = unsafe { library.get::<Function>(stringify!($other).as_bytes()) };
+                        *found.map_err(|_| stringify!($other))?
+                    },)*
+                })
+            }
+        }
+
+        $(const _: unsafe fn($($argument),*) -> $library::$result = $library::$name;)*
+        const _: () = assert!(size_of::<$library::$result>() == size_of::<Code>(), "a result is read as a number");
+    };
+}
+
+functions! {
+    /// The driver.
+    Driver from cuda, which returns CUresult {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuCtxSetCurrent(CUcontext);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventQuery(CUevent);
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        cuModuleLoadData(*mut CUmodule, *const c_void);
+        cuModuleUnload(CUmodule);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
+            *mut *mut c_void
+        );
+    } and with numbers for enumerations {
+        cuGetErrorName(Code, *mut *const c_char);
+    }
+}
+
+functions! {
+    /// The compiler.
+    Compiler from nvrtc, which returns nvrtcResult {
+        nvrtcVersion(*mut c_int, *mut c_int);
+        nvrtcCreateProgram(
+            *mut nvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+        );
+        nvrtcCompileProgram(nvrtcProgram, c_int, *const *const c_char);
+        nvrtcDestroyProgram(*mut nvrtcProgram);
+        nvrtcGetCUBINSize(nvrtcProgram, *mut usize);
+        nvrtcGetCUBIN(nvrtcProgram, *mut c_char);
+        nvrtcGetProgramLogSize(nvrtcProgram, *mut usize);
+        nvrtcGetProgramLog(nvrtcProgram, *mut c_char);
+    } and with numbers for enumerations {
+    }
+}

@@ -1,0 +1,218 @@
+//! The accelerator over the stand-in driver and the kernels that the shim made.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::memory::{Arena, Budget, Value};
+use pserver_core::optim::{Formula, Prepared, Rule, Step};
+use pserver_core::port::{Accelerator, Code, Plain, Resident, Simulated, Work};
+
+use super::job::{self, CHUNK_BYTES, Fate};
+use super::standin::{each, each_seed, kernels};
+use crate::conformance;
+use crate::cuda::{Beside, Cuda, Emitted, Module, Settings};
+
+const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
+
+/// Banks that hold one large chunk's gradient, so that many are streamed.
+fn settings() -> Settings {
+    Settings { gradient_bytes: 4 * u64::from(CHUNK_BYTES), chunk_bytes: CHUNK_BYTES, ..Settings::of(0) }
+}
+
+fn open() -> Cuda {
+    Cuda::open(settings()).expect("the stand-in is there")
+}
+
+/// Some of the suite's rules, all of them when asked for, and their kernels.
+fn some_rules() -> Vec<Rule> {
+    let step = if std::env::var("PSERVER_FULL").is_ok_and(|text| text == "1") { 1 } else { 11 };
+    conformance::rules().into_iter().step_by(step).collect()
+}
+
+fn library(module: &Module) -> Option<String> {
+    Some(kernels(module)?.display().to_string())
+}
+
+fn library_of(rules: Vec<Rule>) -> Option<String> {
+    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
+    let emitted = |rule| {
+        let prepared = Prepared::new(rule).expect("it is a rule");
+        let mut scalars = Vec::new();
+        let Formula::Rule { code, .. } = prepared.formula(&step, &mut scalars) else { return None };
+        Some(Emitted::of(code))
+    };
+    let emitted: Vec<_> = rules.into_iter().filter_map(emitted).collect();
+    library(&Module::new(&emitted, [], &FLOATS))
+}
+
+#[test]
+fn every_update_on_the_device_has_the_bits_of_the_plain_form() {
+    let Some(library) = library_of(some_rules()) else { return };
+    each(&[&[("PSERVER_STANDIN_KERNELS", &library)]], || {
+        let settings = Settings { gradient_bytes: 4 << 20, chunk_bytes: 1 << 20, ..Settings::of(0) };
+        let device = Cuda::open(settings).expect("the stand-in is there");
+        let worst = conformance::worst_of(&mut Beside::new(device, 64 << 10, 32), some_rules());
+        assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
+    });
+}
+
+#[test]
+fn a_job_has_the_bits_of_the_plain_form_in_every_order() {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(8, &[("PSERVER_STANDIN_KERNELS", &library)], || assert_eq!(job::run(&mut open()), Fate::default()));
+}
+
+#[test]
+fn the_job_itself_is_right() {
+    assert_eq!(job::run(&mut Simulated::new(Plain, 1 << 20, 3)), Fate::default());
+    assert_eq!(job::digest(), job::DIGEST);
+}
+
+#[test]
+fn a_device_whose_lanes_do_not_wait_is_noticed() {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_NO_WAITS", "1")], || {
+        let found = std::panic::catch_unwind(|| job::run(&mut open()));
+        let panic = found.expect_err("a wait that is missing shows");
+        let text = panic.downcast_ref::<String>().expect("it says what differs");
+        assert!(text.contains("the parameter of"), "{text}");
+    });
+}
+
+#[test]
+fn a_device_that_is_dropped_in_the_middle_keeps_what_it_works_on() {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library)], || {
+        let mut budget = Budget::new();
+        budget.line("test", CHUNK_BYTES, 8);
+        let arena = Arena::new(&budget).expect("there is memory");
+        let mut device = open();
+        device.pin(&arena).expect("it can be pinned");
+        let slot = device.adopt(&Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add });
+        let slot = slot.expect("there is room");
+        let parameter = Arc::new(Value::new(arena.take_zeroed(CHUNK_BYTES).expect("it is free"), CHUNK_BYTES));
+        device.submit(&mut VecDeque::from([Work::Load { slot, parameter, states: Vec::new() }])).expect("it is well");
+        drop(device);
+        assert_eq!(arena.usage().slots_in_use, 1);
+    });
+}
+
+/// One failing call; what is to become of the job.
+fn check_failure(failing: &str, expected: impl Fn(&Fate) -> bool) {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(2, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_FAIL", failing)], || {
+        let mut device = open();
+        let fate = job::run(&mut device);
+        assert!(expected(&fate), "{failing}: {fate:?}");
+        if fate.lost.is_some() {
+            assert!(device.adopt(&Resident { element_type: FLOATS[0], bytes: 4, code: Code::Add }).is_err());
+        }
+    });
+}
+
+fn refused(fate: &Fate) -> bool {
+    (fate.refused, fate.broken, &fate.lost, fate.kept) == (1, 0, &None, 0)
+}
+
+fn broken(fate: &Fate) -> bool {
+    (fate.refused, fate.broken, &fate.lost, fate.kept) == (0, 1, &None, 0)
+}
+
+#[test]
+fn a_copy_that_is_refused_before_the_kernel_leaves_the_slot_as_it_was() {
+    check_failure("cuMemcpyHtoDAsync_v2:30:1", refused);
+}
+
+#[test]
+fn a_kernel_that_cannot_be_launched_leaves_the_slot_as_it_was() {
+    check_failure("cuLaunchKernel:5:701", refused);
+}
+
+#[test]
+fn a_wait_that_is_refused_before_the_kernel_leaves_the_slot_as_it_was() {
+    check_failure("cuStreamWaitEvent:4:1", refused);
+}
+
+#[test]
+fn a_copy_that_is_refused_after_the_kernel_breaks_the_slot_and_no_other() {
+    check_failure("cuMemcpyDtoHAsync_v2:3:1", broken);
+}
+
+#[test]
+fn states_that_are_loaded_by_half_break_the_slot_and_no_other() {
+    check_failure("cuMemcpyHtoDAsync_v2:2:1", broken);
+}
+
+#[test]
+fn what_streams_cannot_do_loses_the_device_and_what_it_may_write() {
+    check_failure("execute:100:719", |fate| {
+        let Fate { refused, broken, lost, kept } = fate;
+        let why = lost.as_ref().is_some_and(|why| why.contains("CUDA_ERROR_LAUNCH_FAILED (719)"));
+        (*refused, *broken) == (0, 0) && why && 0 < *kept
+    });
+}
+
+#[test]
+fn a_question_that_is_not_answered_loses_the_device() {
+    check_failure("cuEventQuery:50:214", |fate| {
+        fate.lost.as_ref().is_some_and(|why| why.contains("cuEventQuery: CUDA_ERROR_ECC_UNCORRECTABLE (214)"))
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_copied_all_the_same() {
+    check_failure("cuMemHostRegister_v2:1:2", |fate| *fate == Fate::default());
+}
+
+#[test]
+fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
+    let Some(library) = library(&job::module()) else { return };
+    each(&[&[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_MEMORY", "1000000")]], || {
+        let refused = Cuda::open(Settings::of(0)).map(|_| ()).expect_err("there is less");
+        let text = refused.to_string();
+        assert!(
+            text.contains("285343744 bytes were asked for") && text.contains("1000000 of 1000000 are free"),
+            "{text}"
+        );
+
+        let mut device = open();
+        let resident = Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add };
+        let mut count = 0;
+        let text = loop {
+            match device.adopt(&resident) {
+                Ok(slot) => assert_eq!(slot.0, count),
+                Err(refused) => break refused.to_string(),
+            }
+            count += 1;
+        };
+        assert!(text.starts_with("memory of CUDA device 0: 16384 bytes were asked for, "), "{text}");
+        assert!(text.contains(&format!("taken for parameters {}", count * CHUNK_BYTES)), "{text}");
+        assert!(30 < count, "{count} chunks found room");
+        device.clear();
+        assert_eq!(device.adopt(&resident).map(|slot| slot.0), Ok(0));
+        let limited = Settings { memory_bytes: Some(40_000), ..settings() };
+        let mut device = {
+            drop(device);
+            Cuda::open(limited).expect("there is as much")
+        };
+        assert!(device.capabilities().bytes_free <= 40_000);
+        assert_eq!((0..9).filter(|_| device.adopt(&resident).is_ok()).count(), 2);
+    });
+}
+
+#[test]
+fn what_a_device_does_not_take_is_refused_by_name() {
+    each(&[&[]], || {
+        let mut device = open();
+        let mut check = |element_type, bytes, code: Code, words: &str| {
+            let refused = device.adopt(&Resident { element_type, bytes, code }).expect_err("it is not taken");
+            assert!(matches!(&refused, pserver_core::error::Failure::Call(text) if text.contains(words)), "{refused}");
+        };
+        check(FLOATS[0], CHUNK_BYTES + 4, Code::Add, "16388 bytes; this device was opened for 16384");
+        check(ElementType::Float16, 4, Code::Add, "float16");
+        // Nothing is compiled here, and the stand-in knows no kernels but its own.
+        check(FLOATS[0], 4, Code::Add, "kernel pserver_sum_f32: cuModuleGetFunction: CUDA_ERROR_NOT_FOUND (500)");
+    });
+}

@@ -1,0 +1,290 @@
+//! A small job on an accelerator, and the same in plain code beside it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pserver_core::dtype::ElementType::{self, Bfloat16, Float16, Float32, Float64, Int64, Uint32};
+use pserver_core::error::Failure;
+use pserver_core::ids::Version;
+use pserver_core::memory::{Arena, Budget, Lease, Value};
+use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Schedule, Step};
+use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
+
+use crate::cuda::{Emitted, Module};
+
+/// Bytes of the largest chunk.
+pub(super) const CHUNK_BYTES: u32 = 16 << 10;
+const LEASES: u64 = 256;
+const ROUNDS: u64 = 5;
+
+/// A chunk in plain code, and its place on the device.
+struct Chunk {
+    code: Code,
+    element_type: ElementType,
+    gradient_type: ElementType,
+    gradients: usize,
+    parameter: Vec<u8>,
+    states: Vec<Vec<u8>>,
+    slot: DeviceSlot,
+    rule: Option<Prepared>,
+    /// Its slot broke, and nobody looks at it any more.
+    is_broken: bool,
+}
+
+/// What became of a job.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Fate {
+    /// Work that did not happen.
+    pub(super) refused: usize,
+    /// Slots that broke.
+    pub(super) broken: usize,
+    /// Why the device was lost.
+    pub(super) lost: Option<String>,
+    /// Leases that did not come back.
+    pub(super) kept: u64,
+}
+
+/// A job's chunks: every type, rules with and without states, lengths that fit nothing, many gradients and none.
+const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 8] = [
+    ("adam", Float32, Bfloat16, 4, 4096),
+    ("adam", Float32, Float32, 1, 1003),
+    ("nesterov", Float64, Float16, 3, 777),
+    ("sum", Int64, Int64, 2, 500),
+    ("add", Uint32, Uint32, 17, 33),
+    ("add", Float32, Bfloat16, 70, 129),
+    ("sgd", Float64, Float64, 9, 2048),
+    // None of them in every other round, when the moments go on alone.
+    ("adam", Float32, Float16, 0, 64),
+];
+
+pub(super) fn rule(name: &str) -> Option<Prepared> {
+    let algorithm = match name {
+        "adam" => Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+        "nesterov" => Algorithm::Momentum { momentum: 0.9, nesterov: true },
+        "sgd" => Algorithm::Sgd,
+        _ => return None,
+    };
+    let rule = Rule { algorithm, schedule: Schedule::Const { rate: 0.01 }, ..Rule::default() };
+    Some(Prepared::new(rule).expect("it is a rule"))
+}
+
+/// The kernels of these rules.
+pub(super) fn module() -> Module {
+    let emitted: Vec<_> = ["adam", "nesterov", "sgd"].map(|name| emitted(&rule(name).expect("it is one"))).into();
+    Module::new(&emitted, [], &[Float32, Float64])
+}
+
+pub(super) fn emitted(rule: &Prepared) -> Emitted {
+    let mut scalars = Vec::new();
+    let Formula::Rule { code, .. } = rule.formula(&step(1), &mut scalars) else { panic!("it has code") };
+    Emitted::of(code)
+}
+
+pub(super) fn step(version: u64) -> Step {
+    // Another rate in every round, so that numbers of the round before are wrong ones.
+    Step { version: Version(version), rate: Some(version as f64 / 128.0), norm: None, scale: 0.5 }
+}
+
+/// Numbers that differ with the seed, none of them special.
+fn values(element_type: ElementType, elements: usize, seed: u64) -> Vec<u8> {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::new();
+    for _ in 0..elements {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let value = half::bf16::from_f64((random >> 40) as f64 / f64::from(1 << 24) * 4.0 - 2.0);
+        match element_type {
+            Float32 => bytes.extend(value.to_f32().to_le_bytes()),
+            Float64 => bytes.extend(value.to_f64().to_le_bytes()),
+            Float16 => bytes.extend(half::f16::from_f32(value.to_f32()).to_le_bytes()),
+            Bfloat16 => bytes.extend(value.to_le_bytes()),
+            other => bytes.extend(&random.to_le_bytes()[..usize::try_from(other.bytes()).expect("it is eight")]),
+        }
+    }
+    bytes
+}
+
+/// The digest of what the job leaves in plain code, which is that of every device.
+pub(super) const DIGEST: &str = "80591ed75e4f30fb2252627e1b4781cb7c3a3d15824ce4c3f07f8f252530bedf";
+
+/// The job in plain code alone.
+pub(super) fn digest() -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (index, chunk) in CHUNKS.iter().enumerate() {
+        let slot = DeviceSlot(u32::try_from(index).expect("there are eight"));
+        let mut chunk = Chunk::new(chunk, index as u64, slot);
+        (1..=ROUNDS).for_each(|round| chunk.update(round));
+        hasher.update(&chunk.parameter);
+        for state in &chunk.states {
+            hasher.update(state);
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Runs the job, and compares everything that comes back with the plain form.
+pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
+    let mut budget = Budget::new();
+    budget.line("test", CHUNK_BYTES, LEASES);
+    let arena = Arena::new(&budget).expect("there is memory");
+    let mut fate = Fate::default();
+    // Some leases are of memory that is not pinned, and none is when it cannot be.
+    let _ = device.pin(&arena);
+    if let Err(failure) = play(device, &arena, &mut fate) {
+        fate.lost = Some(failure.to_string());
+    }
+    device.clear();
+    fate.kept = arena.usage().slots_in_use;
+    fate
+}
+
+fn play(device: &mut dyn Accelerator, arena: &Arena, fate: &mut Fate) -> Result<(), Failure> {
+    let mut chunks = Vec::new();
+    for (index, chunk) in CHUNKS.iter().enumerate() {
+        chunks.push(Chunk::adopt(device, chunk, index as u64)?);
+    }
+    let loads = chunks.iter().map(|chunk| chunk.load(arena)).collect();
+    finish(device, loads, &mut chunks, fate, |_, _| ())?;
+    for round in 1..=ROUNDS {
+        let begun = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.begin(arena, round)).collect();
+        finish(device, begun, &mut chunks, fate, |chunk, work| {
+            chunk.update(round);
+            let Work::Update { into, .. } = work else { panic!("an update comes back as an update") };
+            assert!(into.bytes() == chunk.parameter, "the parameter of {} in round {round}", chunk.slot);
+        })?;
+    }
+    let stores = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.store(arena)).collect();
+    finish(device, stores, &mut chunks, fate, |chunk, work| {
+        let Work::Store { states, .. } = work else { panic!("a store comes back as a store") };
+        for (place, (found, state)) in states.iter().zip(&chunk.states).enumerate() {
+            assert!(found.bytes() == state, "state {place} of {}", chunk.slot);
+        }
+    })
+}
+
+/// Runs work to its end, whatever that is; `happened` sees what has happened.
+fn finish(
+    device: &mut dyn Accelerator,
+    mut queue: VecDeque<Work>,
+    chunks: &mut [Chunk],
+    fate: &mut Fate,
+    mut happened: impl FnMut(&mut Chunk, &Work),
+) -> Result<(), Failure> {
+    let mut left = queue.len();
+    let mut done = Vec::new();
+    while 0 < left {
+        device.submit(&mut queue)?;
+        device.wait(Duration::from_secs(1));
+        device.poll(&mut done)?;
+        left -= done.len();
+        for one in done.drain(..) {
+            let chunk = &mut chunks[one.work.slot().0 as usize];
+            match one.outcome {
+                Ok(()) => happened(chunk, &one.work),
+                // A slot that was not loaded takes nothing.
+                Err(Failure::Call(_)) if matches!(one.work, Work::Load { .. }) => {
+                    fate.refused += 1;
+                    chunk.is_broken = true;
+                }
+                Err(Failure::Call(_)) => fate.refused += 1,
+                Err(Failure::Device(_)) => {
+                    fate.broken += 1;
+                    chunk.is_broken = true;
+                }
+                Err(other) => panic!("{other:?} is no outcome of work"),
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Chunk {
+    fn adopt(
+        device: &mut dyn Accelerator,
+        chunk: &(&str, ElementType, ElementType, usize, usize),
+        seed: u64,
+    ) -> Result<Self, Failure> {
+        let mut chunk = Self::new(chunk, seed, DeviceSlot(0));
+        let bytes = u32::try_from(chunk.parameter.len()).expect("it is short");
+        let resident = Resident { element_type: chunk.element_type, bytes, code: chunk.code.clone() };
+        chunk.slot = device.adopt(&resident)?;
+        Ok(chunk)
+    }
+
+    fn new(
+        &(name, element_type, gradient_type, gradients, elements): &(&str, ElementType, ElementType, usize, usize),
+        seed: u64,
+        slot: DeviceSlot,
+    ) -> Self {
+        let rule = rule(name);
+        let code = match &rule {
+            None if name == "sum" => Code::Sum,
+            None => Code::Add,
+            Some(rule) => {
+                let mut scalars = Vec::new();
+                let Formula::Rule { code, .. } = rule.formula(&step(1), &mut scalars) else { panic!("it has code") };
+                Code::Rule(Arc::clone(code))
+            }
+        };
+        let parameter = values(element_type, elements, seed);
+        let states = vec![vec![0; parameter.len()]; code.states()];
+        let is_broken = false;
+        Self { code, element_type, gradient_type, gradients, parameter, states, slot, rule, is_broken }
+    }
+
+    fn load(&self, arena: &Arena) -> Work {
+        let bytes = u32::try_from(self.parameter.len()).expect("it is short");
+        let parameter = Arc::new(Value::new(lease(arena, &self.parameter), bytes));
+        let states = self.states.iter().map(|state| lease(arena, state)).collect();
+        Work::Load { slot: self.slot, parameter, states }
+    }
+
+    fn numbers(&self, round: u64) -> Vec<f64> {
+        let mut scalars = vec![0.5];
+        if let Some(rule) = &self.rule {
+            let _ = rule.formula(&step(round), &mut scalars);
+        }
+        scalars
+    }
+
+    fn gradients(&self, round: u64) -> Vec<Vec<u8>> {
+        let elements = self.parameter.len() / usize::try_from(self.element_type.bytes()).expect("it is eight");
+        let seed = |trainer| round * 1000 + u64::from(self.slot.0) * 100 + trainer;
+        let count = if self.gradients == 0 { round % 2 } else { self.gradients as u64 };
+        (0..count).map(|trainer| values(self.gradient_type, elements, seed(trainer))).collect()
+    }
+
+    fn begin(&self, arena: &Arena, round: u64) -> Work {
+        let gradient = |bytes: Vec<u8>| {
+            let lease = lease(arena, &bytes);
+            GradientLease { bytes: lease.len(), lease, element_type: self.gradient_type }
+        };
+        let gradients = self.gradients(round).into_iter().map(gradient).collect();
+        let into = lease(arena, &vec![0x5a; self.parameter.len()]);
+        Work::Update { slot: self.slot, numbers: self.numbers(round), gradients, into }
+    }
+
+    fn store(&self, arena: &Arena) -> Work {
+        let states = self.states.iter().map(|state| lease(arena, &vec![0x5a; state.len()])).collect();
+        Work::Store { slot: self.slot, states }
+    }
+
+    /// The same in plain code.
+    fn update(&mut self, round: u64) {
+        let (numbers, gradients) = (self.numbers(round), self.gradients(round));
+        let of = |bytes| Gradient { bytes, element_type: self.gradient_type };
+        Plain.update(Update {
+            formula: self.code.formula(&numbers),
+            element_type: self.element_type,
+            parameter: &mut self.parameter,
+            states: &mut self.states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+            gradients: &gradients.iter().map(|bytes| of(bytes.as_slice())).collect::<Vec<_>>(),
+        });
+    }
+}
+
+fn lease(arena: &Arena, bytes: &[u8]) -> Lease {
+    let mut lease = arena.take(u32::try_from(bytes.len()).expect("it is short")).expect("there is a lease");
+    lease.bytes_mut().copy_from_slice(bytes);
+    lease
+}

@@ -1,0 +1,9 @@
+//! Tests of the driver side over a driver without a device (`kernels/cu/standin`).
+
+mod accelerator;
+mod device;
+mod job;
+mod lanes;
+mod open;
+mod rules;
+mod standin;

@@ -1,0 +1,103 @@
+//! Rules that are not shipped: compiled where there is a compiler, kept, and refused with the reason where there is none.
+
+use std::fs;
+use std::path::Path;
+
+use pserver_core::dtype::ElementType::Float32;
+use pserver_core::error::Failure;
+use pserver_core::optim::Formula;
+use pserver_core::port::{Accelerator, Code, Resident};
+
+use super::job::{self, CHUNK_BYTES, Fate};
+use super::standin::{compiler, each, is_inside, kernels, skip};
+use crate::cuda::safe::Compiler;
+use crate::cuda::{Cuda, Module, Settings, sys};
+
+fn open(cache: Option<&str>) -> Cuda {
+    let gradient_bytes = 4 * u64::from(CHUNK_BYTES);
+    let cache = cache.map(Into::into);
+    let settings = Settings { gradient_bytes, chunk_bytes: CHUNK_BYTES, cache, ..Settings::of(0) };
+    Cuda::open(settings).expect("the stand-in is there")
+}
+
+/// The kernels that every module has, and none for a rule.
+fn fixed() -> Option<String> {
+    Some(kernels(&Module::new([], [], &[]))?.display().to_string())
+}
+
+#[test]
+fn a_rule_is_compiled_once_and_kept() {
+    let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (cache, compiled) = (path("cache"), path("compiled"));
+    let mut settings = vec![("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_COMPILED", &compiled)];
+    settings.extend(compiler.iter().map(|(name, value)| (*name, value.as_str())));
+    settings.push(("PSERVER_TEST_CACHE", &cache));
+    let check = |expected| {
+        each(&[&settings], || {
+            let cache = std::env::var("PSERVER_TEST_CACHE").expect("it was set");
+            assert_eq!(job::run(&mut open(Some(&cache))), Fate::default());
+        });
+        if !is_inside() {
+            let lines = fs::read_to_string(&compiled).expect("something was compiled").lines().count();
+            assert_eq!(lines, expected, "compilations so far");
+        }
+    };
+    // Adam for f32, descent and momentum for f64.
+    check(3);
+    check(3);
+    if is_inside() {
+        return;
+    }
+    damage(Path::new(&cache));
+    check(6);
+    check(6);
+}
+
+/// One byte of every file.
+fn damage(folder: &Path) {
+    for entry in fs::read_dir(folder).expect("rules were kept") {
+        let path = entry.expect("it can be listed").path();
+        let mut bytes = fs::read(&path).expect("it is there");
+        *bytes.last_mut().expect("it is not empty") ^= 1;
+        fs::write(&path, bytes).expect("it can be written");
+    }
+}
+
+#[test]
+fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
+    let Some(library) = fixed() else { return };
+    if sys::has_compiler() && !is_inside() {
+        return skip("a host without libnvrtc", "this one has it");
+    }
+    each(&[&[("PSERVER_STANDIN_KERNELS", &library)]], || {
+        let mut device = open(None);
+        let rule = job::rule("adam").expect("it is a rule");
+        let mut scalars = Vec::new();
+        let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
+        let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code });
+        let refused = adopt(Code::Rule(code.clone())).expect_err("nobody can compile it");
+        let expected = "the rule is not one of the kernels that are shipped, and cannot be compiled: \
+            libnvrtc was not found (libnvrtc.so or libnvrtc.so.12), which compiles rules for the device";
+        assert_eq!(refused, Failure::call(expected));
+        assert!(adopt(Code::Add).is_ok(), "chunks without a rule go on");
+    });
+}
+
+#[test]
+fn a_rule_becomes_a_cubin_where_there_is_a_compiler() {
+    if is_inside() {
+        return;
+    }
+    let compiler = match Compiler::find() {
+        Ok(compiler) => compiler,
+        Err(why) => return skip("nvrtc", &why),
+    };
+    let text = Module::new([&job::emitted(&job::rule("adam").expect("it is a rule"))], [], &[Float32]);
+    let options = ["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"].map(String::from);
+    let image = compiler.compile(text.text(), &options).expect("it compiles");
+    assert!(image.starts_with(b"\x7fELF"), "a cubin is an ELF file");
+    let refused = compiler.compile("what is this", &options).expect_err("it is no text");
+    assert!(refused.contains("rule.cu(1)"), "{refused}");
+}

@@ -1,0 +1,279 @@
+//! Norms, what is finite, casts, and scalars reckoned on the device.
+
+use std::mem::offset_of;
+
+use bytemuck::{Zeroable, bytes_of, cast_slice};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::{Prepared, Rule, Step, square_sum, square_sums};
+use pserver_core::rule::ssa::ScalarInputs;
+use pserver_core::rule::{Settings, Written};
+use pserver_kernels::conformance::{self, values};
+use pserver_kernels::cuda::arguments::{
+    CastArguments, FiniteArguments, Kind, ScalarValues, ScalarsArguments, SquaresArguments, TotalArguments,
+};
+use pserver_kernels::cuda::scalars::scalar_code;
+use pserver_kernels::cuda::{Emitted, Module};
+
+use crate::child::{Address, BufferId, Shim};
+use crate::launches::{FLOATS, assert_same, code_of, floats, module, size};
+use crate::updates::nearest_half;
+
+fn at(offset: usize, buffer: BufferId) -> Address {
+    Address { offset, buffer, within: 0 }
+}
+
+#[test]
+fn a_norm_is_summed_in_the_promised_order() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    for (element_type, length) in FLOATS.into_iter().flat_map(|each| [1, 511, 1024, 1025, 9999].map(|n| (each, n))) {
+        for (misaligned, blocks, order) in [(0, 1, 0), (1, 3, 1), (0, 2, 7)] {
+            shim.order(order);
+            let bytes = finite(element_type, length);
+            let mut expected = Vec::new();
+            square_sums(element_type, &bytes, &mut |sum| expected.push(sum));
+            let held = shim.buffer(&bytes, misaligned * size(element_type));
+            let squares = shim.buffer(&vec![0xff; expected.len() * 8], 0);
+            let total = shim.buffer(&0.0_f64.to_le_bytes(), 8);
+            let mut arguments = SquaresArguments::zeroed();
+            arguments.elements = length as u64;
+            let addresses =
+                [at(offset_of!(SquaresArguments, values), held), at(offset_of!(SquaresArguments, squares), squares)];
+            let suffix = Kind::of(element_type).suffix().expect("a float");
+            shim.launch(&format!("pserver_squares_{suffix}"), [blocks, 1], bytes_of(&arguments), &addresses);
+            assert_eq!(
+                shim.read(squares, expected.len() * 8),
+                cast_slice::<f64, u8>(&expected),
+                "{element_type} {length}"
+            );
+            let mut arguments = TotalArguments::zeroed();
+            arguments.count = expected.len() as u64;
+            let addresses =
+                [at(offset_of!(TotalArguments, squares), squares), at(offset_of!(TotalArguments, total), total)];
+            shim.launch("pserver_total", [2, 1], bytes_of(&arguments), &addresses);
+            let whole = square_sum(element_type, &bytes);
+            assert_eq!(shim.read(total, 8), whole.to_le_bytes(), "{element_type} {length}");
+            shim.release();
+        }
+    }
+}
+
+fn finite(element_type: ElementType, length: usize) -> Vec<u8> {
+    let mut bytes = values(element_type, length, 4, 4);
+    let numbers = floats(element_type, &bytes);
+    for (element, number) in bytes.chunks_mut(size(element_type)).zip(numbers) {
+        if !number.is_finite() {
+            element.fill(0);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn one_element_that_is_not_finite_is_found_wherever_it_is() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let types = [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16];
+    for (element_type, length) in types.into_iter().flat_map(|each| [1, 7, 40].map(|length| (each, length))) {
+        let fine = finite(element_type, length);
+        let exponent: &[u8] = match element_type {
+            ElementType::Float16 => &[0, 0x7c],
+            ElementType::Float32 => &[1, 0, 0x80, 0xff],
+            ElementType::Float64 => &[0, 0, 0, 0, 1, 0, 0xf0, 0x7f],
+            _ => &[0x80, 0x7f],
+        };
+        for (place, misaligned) in (0..=length).flat_map(|place| [0, 1].map(|misaligned| (place, misaligned))) {
+            let mut spoiled = fine.clone();
+            if place < length {
+                spoiled[place * exponent.len()..][..exponent.len()].copy_from_slice(exponent);
+            }
+            let align = misaligned * size(element_type);
+            let gradients = [shim.buffer(&fine, align), shim.buffer(&spoiled, align)];
+            let flag = shim.buffer(&[0; 4], 0);
+            let mut arguments = FiniteArguments::zeroed();
+            (arguments.elements, arguments.count) = (length as u64, 2);
+            arguments.kind = Kind::of(element_type).code();
+            let mut addresses = vec![at(offset_of!(FiniteArguments, flag), flag)];
+            for (index, gradient) in gradients.into_iter().enumerate() {
+                addresses.push(at(offset_of!(FiniteArguments, gradients) + 8 * index, gradient));
+            }
+            shim.launch("pserver_finite", [1, 1], bytes_of(&arguments), &addresses);
+            let found = shim.read(flag, 4);
+            assert_eq!(found, [u8::from(place < length), 0, 0, 0], "{element_type} {length} at {place}");
+            shim.release();
+        }
+    }
+}
+
+/// Halves at the edges of their ranges, and what lies beside a middle between two of them.
+fn edges(element_type: ElementType) -> Vec<u8> {
+    let mut numbers: Vec<f64> = (0..=u16::MAX).step_by(97).map(|bits| half::f16::from_bits(bits).into()).collect();
+    numbers.extend((0..=u16::MAX).step_by(89).map(|bits| f64::from(half::bf16::from_bits(bits))));
+    numbers.extend([
+        65504.0,
+        65519.9,
+        65520.0,
+        65536.0,
+        6e-8,
+        2.98e-8,
+        2.980_232_238_769_532e-8,
+        6.1e-5,
+        1e-300,
+        1e300,
+    ]);
+    let middles: Vec<f64> =
+        numbers.iter().flat_map(|one| [1.0, 1.0 + 1e-7, 1.0 - 1e-15].map(|by| one * by * 1.0004883)).collect();
+    numbers.extend(middles);
+    match element_type {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding makes the inputs")]
+        ElementType::Float32 => numbers.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect(),
+        ElementType::Float64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        _ => (0..=u16::MAX).step_by(7).flat_map(u16::to_le_bytes).collect(),
+    }
+}
+
+#[test]
+fn a_cast_rounds_once_to_nearest_even() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let types = [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16];
+    for (from, into, misaligned) in
+        types.into_iter().flat_map(|from| types.into_iter().flat_map(move |into| [(from, into, 0), (from, into, 1)]))
+    {
+        let bytes = edges(from);
+        let numbers = floats(from, &bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is what is asked for")]
+        let expected: Vec<u8> = match into {
+            ElementType::Float32 => numbers.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect(),
+            ElementType::Float64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+            half => numbers.iter().flat_map(|number| nearest_half(*number, half)).collect(),
+        };
+        let (held, left) = (shim.buffer(&bytes, misaligned * size(from)), shim.buffer(&vec![0x22; expected.len()], 0));
+        let mut arguments = CastArguments::zeroed();
+        arguments.elements = numbers.len() as u64;
+        (arguments.from_kind, arguments.into_kind) = (Kind::of(from).code(), Kind::of(into).code());
+        let addresses = [at(offset_of!(CastArguments, from), held), at(offset_of!(CastArguments, into), left)];
+        shim.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
+        assert_same(into, &shim.read(left, expected.len()), &expected, &format!("{from} to {into}"));
+        shim.release();
+    }
+}
+
+/// A rule that has every function and every operation of scalars.
+const STRANGE: &str = "param a in (-inf, inf) = 0.5; \
+    let x = exp(lr) + expm1(lr) + log(n) + log1p(n) + tanh(lr - 1) + pow(n, a) + pow(lr, 3); \
+    let y = select(lr < n and not (n <= 2), min(lr, n), max(-lr, floor(n * 0.7))); \
+    let z = copysign(sqrt(abs(x)), sign(y)) + select(n == 3, 1, 0); \
+    w -= lr * (x * g + y / z) + exp(g) + log(abs(g)) + tanh(w) + pow(abs(w), a) + expm1(w) + log1p(abs(g))";
+
+fn strange() -> Prepared {
+    let written = Written::new(STRANGE, &Settings::new()).expect("it is a rule");
+    let algorithm = pserver_core::optim::Algorithm::Written(std::sync::Arc::new(written));
+    Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule")
+}
+
+#[test]
+fn scalars_reckoned_on_the_device_are_those_of_the_host() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let rules = conformance::rules().into_iter().map(|rule| Prepared::new(rule).expect("it is a rule"));
+    for (prepared, element_type) in
+        rules.chain([strange()]).flat_map(|rule| FLOATS.map(|element_type| (rule.clone(), element_type)))
+    {
+        let Some(code) = code_of(&prepared) else { continue };
+        let emitted = Emitted::of(&code);
+        let clip_norm = prepared.rule().clip_norm;
+        for (count, total, skip) in [(1_u32, 0.0_f64, 0_u32), (3, 2.5, 0), (700, f64::NAN, 1)] {
+            let scale: f64 = 0.25;
+            let step = Step { version: Version(count.into()), rate: None, norm: Some(total.sqrt() * scale), scale };
+            let inputs = prepared.rule().inputs(&step);
+            let (mut values, mut expected) = (Vec::new(), Vec::new());
+            code.evaluate(&ScalarInputs { ..inputs }, &mut values);
+            emitted.pack(element_type, &values, &mut expected);
+            let given = ScalarValues {
+                rate: inputs.rate,
+                count: count.into(),
+                scale,
+                clip_norm: clip_norm.unwrap_or(f64::INFINITY),
+            };
+            let places: Vec<u32> = emitted.used().iter().map(|scalar| scalar.0.into()).collect();
+            let program = scalar_code(&code);
+            let mut arguments = ScalarsArguments::zeroed();
+            (arguments.operations, arguments.used) =
+                (u32::try_from(program.len()).expect("few"), u32::try_from(places.len()).expect("few"));
+            (arguments.kind, arguments.advances) = (Kind::of(element_type).code(), 1);
+            let held = shim.buffer(bytes_of(&given), 0);
+            let left = shim.buffer(&vec![0xee; expected.len()], 0);
+            let mut addresses = vec![
+                at(offset_of!(ScalarsArguments, values), held),
+                at(offset_of!(ScalarsArguments, scalars), left),
+                at(offset_of!(ScalarsArguments, skip), shim.buffer(&skip.to_le_bytes(), 0)),
+                at(offset_of!(ScalarsArguments, code), shim.buffer(cast_slice(&program), 0)),
+                at(offset_of!(ScalarsArguments, places), shim.buffer(cast_slice(&places), 0)),
+            ];
+            if clip_norm.is_some() {
+                addresses.push(at(offset_of!(ScalarsArguments, total), shim.buffer(&total.to_le_bytes(), 0)));
+            }
+            shim.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
+            assert_same(element_type, &shim.read(left, expected.len()), &expected, prepared.rule().algorithm.name());
+            let counted = shim.read(held, size_of::<ScalarValues>());
+            let counted = f64::from_le_bytes(counted[8..16].try_into().expect("eight bytes"));
+            assert_eq!(counted, f64::from(count) + f64::from(1 - skip), "the count");
+            shim.release();
+        }
+    }
+}
+
+/// The functions of `elementary.cu` are those of `core::rule`, on numbers of every size.
+#[test]
+fn every_function_gives_the_processors_bits() {
+    use pserver_core::optim::Gradient;
+    use pserver_core::port::{Kernels, Plain, Update};
+
+    let texts = ["exp(g)", "expm1(g)", "log(g)", "log1p(g)", "tanh(g)", "pow(w, g)", "floor(g)", "sign(g)"];
+    let rules = texts.map(|text| {
+        let written = Written::new(&format!("w = {text}"), &Settings::new()).expect("it is a rule");
+        let algorithm = pserver_core::optim::Algorithm::Written(std::sync::Arc::new(written));
+        Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule")
+    });
+    let emitted: Vec<Emitted> = rules.iter().map(|rule| Emitted::of(&code_of(rule).expect("a rule"))).collect();
+    let Some(shim) = Shim::new(&Module::new(&emitted, [], &FLOATS)) else { return };
+    let mut on_shim = crate::launches::OnShim::new(shim);
+    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    for (element_type, stretch) in FLOATS.into_iter().flat_map(|each| [(each, 0), (each, 1), (each, 2)]) {
+        let (weights, gradients) = (numbers(element_type, stretch, 11), numbers(element_type, stretch, 12));
+        for rule in &rules {
+            let run = |kernels: &mut dyn Kernels| {
+                let mut weights = weights.clone();
+                kernels.update(Update {
+                    formula: rule.formula(&step, &mut Vec::new()),
+                    element_type,
+                    parameter: &mut weights,
+                    states: &mut [],
+                    gradients: &[Gradient { bytes: &gradients, element_type }],
+                });
+                weights
+            };
+            assert_same(element_type, &run(&mut on_shim), &run(&mut Plain), &format!("{:?}", rule.rule().algorithm));
+        }
+    }
+}
+
+/// Ordinary numbers, numbers between -800 and 800, and any bits at all.
+fn numbers(element_type: ElementType, stretch: usize, seed: u64) -> Vec<u8> {
+    const COUNT: usize = 20_000;
+    match (stretch, element_type) {
+        (0, _) => values(element_type, COUNT, seed, 0),
+        (1, ElementType::Float32) => {
+            #[expect(clippy::cast_possible_truncation, reason = "rounding makes the inputs")]
+            let wide = |number: &f64| (number * 400.0) as f32;
+            floats(element_type, &values(element_type, COUNT, seed, 0))
+                .iter()
+                .flat_map(|n| wide(n).to_le_bytes())
+                .collect()
+        }
+        (1, _) => floats(element_type, &values(element_type, COUNT, seed, 0))
+            .iter()
+            .flat_map(|number| (number * 400.0).to_le_bytes())
+            .collect(),
+        (_, ElementType::Float32) => values(ElementType::Uint32, COUNT, seed, 0),
+        _ => values(ElementType::Uint64, COUNT, seed, 0),
+    }
+}

@@ -1,0 +1,295 @@
+//! Updates and sums of whole tensors.
+
+use std::mem::{offset_of, size_of};
+
+use bytemuck::{Zeroable, bytes_of};
+use half::{bf16, f16};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::Version;
+use pserver_core::optim::{self, Formula, Gradient, Prepared, Rule, Step};
+use pserver_core::port::{Kernels, Plain, Update};
+use pserver_kernels::conformance::{self, values};
+use pserver_kernels::cuda::Emitted;
+use pserver_kernels::cuda::arguments::{Kind, Merge, UpdateArguments};
+
+use crate::child::{Address, Shim};
+use crate::launches::{FLOATS, Launch, Left, OnShim, assert_same, floats, module, plain, size};
+
+#[test]
+fn the_kernels_keep_every_promise_of_the_port() {
+    let Some(shim) = Shim::new(&module()) else { return };
+    let worst = conformance::worst(&mut OnShim::new(shim));
+    assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
+}
+
+/// The tensors of one update, its rule's kernel, and what the plain form makes of them.
+struct Case {
+    entry: String,
+    scalars: Vec<u8>,
+    element_type: ElementType,
+    weights: Vec<u8>,
+    states: Vec<Vec<u8>>,
+    gradient_type: ElementType,
+    gradients: Vec<Vec<u8>>,
+    expected: Left,
+}
+
+impl Case {
+    fn new(rule: &Rule, element_type: ElementType, gradient_type: ElementType, count: usize, length: usize) -> Self {
+        let prepared = Prepared::new(rule.clone()).expect("it is a rule");
+        let step = Step { version: Version(3), rate: None, norm: rule.clip_norm, scale: 1.0 / count.max(1) as f64 };
+        let weights = values(element_type, length, 1, 3);
+        let states: Vec<Vec<u8>> =
+            (0..prepared.states().len()).map(|state| values(element_type, length, 2, state as u64)).collect();
+        let gradients: Vec<Vec<u8>> =
+            (0..count).map(|gradient| values(gradient_type, length, 3 + gradient as u64, 1)).collect();
+        let mut scalars = Vec::new();
+        let mut entry = String::new();
+        let mut values = Vec::new();
+        if let Formula::Rule { code, scalars: values } = prepared.formula(&step, &mut values) {
+            let emitted = Emitted::of(code);
+            emitted.pack(element_type, values, &mut scalars);
+            entry = emitted.update_entry(element_type);
+        }
+        let mut left = Left { weights: weights.clone(), states: states.clone(), copy: Vec::new() };
+        Plain.update(Update {
+            formula: prepared.formula(&step, &mut values),
+            element_type,
+            parameter: &mut left.weights,
+            states: &mut left.states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+            gradients: &views(&gradients, gradient_type),
+        });
+        Self { entry, scalars, element_type, weights, states, gradient_type, gradients, expected: left }
+    }
+
+    fn run(&self, shim: &mut Shim, change: impl Fn(&mut Launch<'_>)) -> Left {
+        let states: Vec<&[u8]> = self.states.iter().map(Vec::as_slice).collect();
+        let gradients = views(&self.gradients, self.gradient_type);
+        let mut launch = Launch {
+            entry: &self.entry,
+            element_type: self.element_type,
+            weights: &self.weights,
+            states: &states,
+            gradients: &gradients,
+            scalars: &self.scalars,
+            ..plain()
+        };
+        change(&mut launch);
+        launch.run(shim)
+    }
+
+    fn assert(&self, left: &Left, case: &str) {
+        assert_same(self.element_type, &left.weights, &self.expected.weights, case);
+        for (found, expected) in left.states.iter().zip(&self.expected.states) {
+            assert_same(self.element_type, found, expected, case);
+        }
+    }
+}
+
+fn views(held: &[Vec<u8>], element_type: ElementType) -> Vec<Gradient<'_>> {
+    held.iter().map(|bytes| Gradient { bytes, element_type }).collect()
+}
+
+/// Every algorithm bare, and one rule with everything around it.
+fn some_rules() -> Vec<Rule> {
+    let all = conformance::rules();
+    let mut some = all[..12].to_vec();
+    some.extend(all.into_iter().filter(|rule| rule.clip_norm.is_some()).take(2));
+    some
+}
+
+/// The table: also what the digests are of.
+fn table() -> impl Iterator<Item = (String, Case)> {
+    some_rules().into_iter().enumerate().flat_map(|(index, rule)| {
+        FLOATS.into_iter().flat_map(move |element_type| {
+            let rule = rule.clone();
+            [0, 1, 2, 4, 8, 16, 64].into_iter().enumerate().map(move |(place, count)| {
+                let kinds = [element_type, ElementType::Float16, ElementType::Bfloat16];
+                let gradient_type = kinds[(index + place) % 3];
+                let length = [1, 3, 67, 1021, 2053][(index + place) % 5];
+                let name = format!("rule {index} {element_type} {count} {gradient_type} {length}");
+                (name, Case::new(&rule, element_type, gradient_type, count, length))
+            })
+        })
+    })
+}
+
+#[test]
+fn any_number_of_gradients_in_any_order_of_threads_gives_the_plain_forms_bits() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let mut digests = String::new();
+    for (index, (name, case)) in table().enumerate() {
+        for (order, misaligned, blocks) in [(0, 0, 1), (1, 1, 3), (index as u64 + 2, index % 4, 2)] {
+            shim.order(order);
+            let left = case.run(&mut shim, |launch| (launch.misaligned, launch.blocks) = (misaligned, blocks));
+            case.assert(&left, &format!("{name}, order {order}, misaligned {misaligned}, {blocks} blocks"));
+        }
+        digests.push_str(&format!("{} {name}\n", digest(&case)));
+    }
+    let committed = include_str!("../../cu/conformance.digests");
+    assert!(digests == committed, "kernels/cu/conformance.digests would be\n{digests}");
+}
+
+/// Of a case's results, with one pattern for what is not a number.
+fn digest(case: &Case) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for tensor in std::iter::once(&case.expected.weights).chain(&case.expected.states) {
+        for (bytes, value) in tensor.chunks(size(case.element_type)).zip(floats(case.element_type, tensor)) {
+            hasher.update(if value.is_nan() { &[0xff] } else { bytes });
+        }
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+#[test]
+fn a_sum_so_far_stands_in_front_and_may_be_all_there_is() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    for element_type in FLOATS {
+        let case = Case::new(&some_rules()[7], element_type, element_type, 5, 131);
+        for cut in 1..=5 {
+            let mut sum = vec![0; case.weights.len()];
+            optim::sum(element_type, &mut sum, &views(&case.gradients[..cut], element_type));
+            let rest = views(&case.gradients[cut..], element_type);
+            let states: Vec<&[u8]> = case.states.iter().map(Vec::as_slice).collect();
+            let launch = Launch {
+                entry: &case.entry,
+                element_type,
+                weights: &case.weights,
+                states: &states,
+                sum: Some(&sum),
+                gradients: &rest,
+                scalars: &case.scalars,
+                ..plain()
+            };
+            case.assert(&launch.run(&mut shim), &format!("{cut} of 5 summed before"));
+        }
+    }
+}
+
+#[test]
+fn a_step_that_is_skipped_changes_nothing() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let case = Case::new(&some_rules()[7], ElementType::Float32, ElementType::Float16, 3, 67);
+    case.assert(&case.run(&mut shim, |launch| launch.skip = Some(0)), "not skipped");
+    let left = case.run(&mut shim, |launch| (launch.skip, launch.copy) = (Some(1), Some(ElementType::Bfloat16)));
+    assert_eq!(left.weights, case.weights);
+    assert_eq!(left.states, case.states);
+    assert!(left.copy.iter().all(|byte| *byte == 0x11), "no copy either");
+}
+
+#[test]
+fn a_copy_is_the_new_weights_rounded_once() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    for (element_type, copy) in FLOATS
+        .into_iter()
+        .flat_map(|element_type| [ElementType::Float16, ElementType::Bfloat16].map(|copy| (element_type, copy)))
+    {
+        for misaligned in 0..2 {
+            let case = Case::new(&some_rules()[0], element_type, element_type, 1, 515);
+            let left = case.run(&mut shim, |launch| (launch.copy, launch.misaligned) = (Some(copy), misaligned));
+            let weights = floats(element_type, &case.expected.weights);
+            let expected: Vec<u8> = weights.iter().flat_map(|weight| nearest_half(*weight, copy)).collect();
+            assert_same(copy, &left.copy, &expected, &format!("{element_type} as {copy}"));
+        }
+    }
+}
+
+/// Through a binary32 whose last bit says that something was lost, so that there is one rounding.
+pub(crate) fn nearest_half(value: f64, into: ElementType) -> [u8; 2] {
+    #[expect(clippy::cast_possible_truncation, reason = "what is lost is put into the last bit")]
+    let near = value as f32;
+    let odd = if f64::from(near) == value || value.is_nan() || near.is_infinite() && value.is_infinite() {
+        near
+    } else {
+        let towards_zero = if f64::from(near).abs() > value.abs() { near.abs().next_down() } else { near.abs() };
+        f32::from_bits(towards_zero.to_bits() | 1).copysign(near)
+    };
+    match into {
+        ElementType::Float16 => f16::from_f32(odd).to_le_bytes(),
+        _ => bf16::from_f32(odd).to_le_bytes(),
+    }
+}
+
+#[test]
+fn a_table_of_tensors_is_updated_by_one_launch() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    let cases = [1, 67, 300, 5]
+        .map(|length| Case::new(&some_rules()[1], ElementType::Float32, ElementType::Float32, 2, length));
+    let mut table = Vec::new();
+    let mut relocations = Vec::new();
+    for (row, case) in cases.iter().enumerate() {
+        let mut arguments = UpdateArguments::zeroed();
+        arguments.elements = (case.weights.len() / 4) as u64;
+        arguments.count = 2;
+        arguments.gradient_kind = Kind::Float32.code();
+        let mut place = |offset: usize, buffer| {
+            let offset = row * size_of::<UpdateArguments>() + offset;
+            relocations.push(Address { offset, buffer, within: 0 });
+            buffer
+        };
+        let weights = place(offset_of!(UpdateArguments, weights), shim.buffer(&case.weights, 0));
+        let state = place(offset_of!(UpdateArguments, states), shim.buffer(&case.states[0], 0));
+        place(offset_of!(UpdateArguments, scalars), shim.buffer(&case.scalars, 0));
+        for (index, gradient) in case.gradients.iter().enumerate() {
+            place(offset_of!(UpdateArguments, gradients) + 8 * index, shim.buffer(gradient, 0));
+        }
+        table.push((arguments, weights, state));
+    }
+    let bytes: Vec<u8> = table.iter().flat_map(|(arguments, ..)| bytes_of(arguments).to_vec()).collect();
+    let on_device = shim.buffer(&bytes, 0);
+    relocations.into_iter().for_each(|address| shim.relocate(on_device, address));
+    let top = Address { offset: offset_of!(UpdateArguments, table), buffer: on_device, within: 0 };
+    shim.launch(&cases[0].entry, [2, 4], bytes_of(&UpdateArguments::zeroed()), &[top]);
+    for (case, (_, weights, state)) in cases.iter().zip(table) {
+        assert_same(ElementType::Float32, &shim.read(weights, case.weights.len()), &case.expected.weights, "weights");
+        assert_same(ElementType::Float32, &shim.read(state, case.weights.len()), &case.expected.states[0], "state");
+    }
+    shim.release();
+}
+
+/// `w += g` where it stands: what streams in is accumulated.
+#[test]
+fn a_sum_in_place_adds_to_what_is_there() {
+    let Some(mut shim) = Shim::new(&module()) else { return };
+    for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
+        let held = values(element_type, 333, 5, 0);
+        let gradient = values(element_type, 333, 6, 0);
+        let mut expected = vec![0; held.len()];
+        optim::sum(element_type, &mut expected, &views(&[held.clone(), gradient.clone()], element_type));
+        let mut arguments = UpdateArguments::zeroed();
+        (arguments.elements, arguments.count, arguments.merge) = (333, 1, Merge::Sum as u32);
+        arguments.gradient_kind = Kind::of(element_type).code();
+        let (held, gradient) = (shim.buffer(&held, 0), shim.buffer(&gradient, 0));
+        let addresses = [
+            (offset_of!(UpdateArguments, weights), held),
+            (offset_of!(UpdateArguments, sum), held),
+            (offset_of!(UpdateArguments, gradients), gradient),
+        ]
+        .map(|(offset, buffer)| Address { offset, buffer, within: 0 });
+        let entry = pserver_kernels::cuda::arguments::sum_entry(element_type).expect("a parameter's type");
+        shim.launch(entry, [2, 1], bytes_of(&arguments), &addresses);
+        assert_same(element_type, &shim.read(held, expected.len()), &expected, entry);
+        shim.release();
+    }
+}
+
+/// The guard works: a launch that says one element too many ends the process.
+#[test]
+fn a_kernel_that_leaves_its_buffers_is_caught() {
+    let case = Case::new(&some_rules()[0], ElementType::Float32, ElementType::Float32, 1, 64);
+    for (more, is_caught) in [(0, false), (1, true), (4, true), (4096, true)] {
+        let Some(mut shim) = Shim::new(&module()) else { return };
+        let mut arguments = UpdateArguments::zeroed();
+        (arguments.elements, arguments.count) = (64 + more, 1);
+        let buffers = [&case.weights, &case.gradients[0], &case.scalars].map(|bytes| shim.buffer(bytes, 0));
+        let offsets = [
+            offset_of!(UpdateArguments, weights),
+            offset_of!(UpdateArguments, gradients),
+            offset_of!(UpdateArguments, scalars),
+        ];
+        let addresses = [0, 1, 2].map(|k| Address { offset: offsets[k], buffer: buffers[k], within: 0 });
+        shim.launch(&case.entry, [1, 1], bytes_of(&arguments), &addresses);
+        shim.release();
+        assert_eq!(!shim.end().success(), is_caught, "{more} elements too many");
+    }
+}

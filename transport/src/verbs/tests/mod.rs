@@ -1,0 +1,7 @@
+//! What verbs promise beyond what every transport does, over the device in process and, where there is one, over a real
+//! one.
+
+mod failures;
+mod foe;
+mod real;
+mod stage;
