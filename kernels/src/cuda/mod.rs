@@ -10,8 +10,8 @@
 //! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed).
 //!
 //! Then the driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is
-//! in these three), `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece of
-//! work becomes copies and kernels), [`Cuda`] (the accelerator).
+//! in these three), `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece
+//! of work becomes copies and kernels), [`Cuda`] (the accelerator).
 
 use pserver_core::error::Failure;
 
