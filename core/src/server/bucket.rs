@@ -403,8 +403,8 @@ impl Bucket {
     }
 
     /// Whether a part is of a call that was given up, of which earlier parts are gone. The first part begins it anew.
-    pub(super) fn is_given_up(&self, part: RowsPart, one: &Contribution) -> bool {
-        0 < part.index && self.given_up.contains(&(one.trainer, one.sending.call))
+    pub(super) fn is_given_up(&self, part: RowsPart, trainer: TrainerId, call: Mark) -> bool {
+        0 < part.index && self.given_up.contains(&(trainer, call))
     }
 
     /// Since when parts are missing.

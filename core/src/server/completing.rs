@@ -30,8 +30,12 @@ impl Serving {
             None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
                 Doing::Updated(_) => true,
-                // A value that waits for this update keeps the chunk from being written.
-                Doing::Nothing => (!seat.is_held || !seat.sets.is_empty()) && self.is_complete(pace, place),
+                // A value that waits for this update keeps the chunk from being written; one that came before it goes
+                // first.
+                Doing::Nothing => {
+                    let waits = seat.sets.first().is_some_and(|set| self.table.chunks[place].version < set.after);
+                    (waits || !seat.is_held && seat.sets.is_empty()) && self.is_complete(pace, place)
+                }
                 _ => false,
             },
         }
@@ -89,6 +93,7 @@ impl Serving {
         if chunk.seat.as_ref().is_some_and(|seat| seat.leaves && matches!(seat.doing, Doing::Nothing)) {
             self.leave_device(cx, place);
         }
+        self.set_late(cx, place);
         self.run(cx, place, None);
         self.set_late(cx, place);
         self.store_held(cx.device(), place);
@@ -269,6 +274,11 @@ impl Serving {
     /// Why states could not be taken, if there are such.
     pub(super) fn not_stored(&mut self) -> Option<String> {
         self.table.chunks.iter_mut().find_map(|chunk| chunk.seat.as_mut()?.not_stored.take())
+    }
+
+    /// What an earlier checkpoint could not take is asked for anew.
+    pub(super) fn forget_not_stored(&mut self) {
+        self.table.chunks.iter_mut().filter_map(|chunk| chunk.seat.as_mut()).for_each(|seat| seat.not_stored = None);
     }
 
     /// Lets every chunk go that a checkpoint holds.

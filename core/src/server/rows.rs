@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom, Wish};
-use super::chunk::{Chunk, Content, Waiter};
+use super::chunk::{Chunk, Content, Mark, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Context, Serving, Verdict, version_entry};
@@ -57,8 +57,25 @@ impl Serving {
                 _ => Ok(()),
             };
             checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
+            if frame.head.kind == Kind::Push {
+                self.check_given_up(place, frame, entry, payload)?;
+            }
         }
         Ok(())
+    }
+
+    /// What follows parts that were dropped is refused before it is in the journal: a restart, which has not dropped
+    /// them, would put all together.
+    fn check_given_up(&self, place: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
+        let bucket = self.table.chunks[place].bucket().expect("it is of rows");
+        let (part, _) = RowsPart::decode(payload).expect("the payload was checked");
+        if !bucket.is_given_up(part, frame.head.trainer, Mark::of(&frame.head))
+            || !matches!(self.verdict(place, &frame.head, entry), Ok(Verdict::New))
+        {
+            return Ok(());
+        }
+        let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
+        Err(Refusal::new(ErrorCode::Deadline, text))
     }
 
     /// A push of rows is not answered with a value: which rows would that be?
@@ -194,11 +211,6 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let answer = version_entry(chunk);
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
-        if bucket.is_given_up(part, &one) {
-            let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
-            cx.replies.error(one.sending.peer, &one.sending.head, &Refusal::new(ErrorCode::Deadline, text));
-            return;
-        }
         if one.is_early_part {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);
         }

@@ -155,7 +155,9 @@ impl Instances<'_, '_> {
     fn receive(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            member.given = member.next(self.serving, self.pace, self.group);
+            // What enters before the round is closed would be closed with it.
+            let may_receive = !member.is_updated;
+            member.given = may_receive.then(|| member.next(self.serving, self.pace, self.group)).flatten();
             is_any |= member.given.is_some();
         }
         is_any

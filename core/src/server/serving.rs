@@ -206,7 +206,11 @@ impl Serving {
         let mark = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
-            let Some(lease) = self.keep_set(cx, place, frame, lease) else { continue };
+            let Some(lease) = self.keep_set(cx, place, frame, lease) else {
+                // An update that a checkpoint holds up may begin: the value waits for it.
+                self.run(cx, place, None);
+                continue;
+            };
             let chunk = &mut self.table.chunks[place];
             let heard = chunk.heard_mut(frame.head.trainer);
             let is_new = !heard.set.covers(mark);
@@ -558,7 +562,8 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
-        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+        let is_idle = chunk.waiters.is_empty() && chunk.round.is_bare() && chunk.bucket().is_none();
+        if chunk.noted.is_none() && is_idle {
             return;
         }
         let (before, after) = (chunk.noted, chunk.waits_since());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::script::Script;
-use super::stage::{Parcel, Plan, Stage};
+use super::stage::{Parcel, Plan, Stage, TIMEOUT};
 use crate::checkpoint::storage::InMemory;
 use crate::checkpoint::{Storage, inspect};
 use crate::config::{Merge, Mode};
@@ -17,6 +17,8 @@ use crate::port::{Plain, Simulated};
 use crate::wire::{Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
+/// A frame is refused for want of a device at most so often: once for each chunk that a checkpoint holds.
+const TRIES: usize = 64;
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
 const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2: 0.01 \
@@ -273,11 +275,15 @@ impl Pair {
             self.restart();
         } else {
             self.trouble.deliver(trainer, &parcel);
-            if self.trouble.errors() != self.peace.errors() {
-                // Its accelerator is behind: who is refused for that tries again.
+            for _ in 0..TRIES {
+                if self.trouble.errors() == self.peace.errors() {
+                    break;
+                }
+                // Its accelerator is behind, or a checkpoint holds a chunk: who is refused for that tries again.
                 self.note_answers();
                 self.trouble.answers.clear();
                 self.trouble.finish_work();
+                self.save(u64::MAX);
                 self.trouble.deliver(trainer, &parcel);
             }
         }
@@ -310,6 +316,10 @@ impl Pair {
 
     fn save_a_little(&mut self) {
         let bytes = 1 + self.luck.below(6000);
+        self.save(bytes);
+    }
+
+    fn save(&mut self, bytes: u64) {
         if let Some(writer) = self.trouble.shard.continue_checkpoint(bytes).expect("the disk is well") {
             writer.finish().expect("the disk is well");
             self.trouble.shard.retain_journal(&self.storage, DIRECTORY).expect("the disk is well");
@@ -416,6 +426,61 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
         report.is_sound() && text.contains("state/m/0/0 F32 [2]") && text.contains("state/k/0/0 F32 [2]"),
         "{text}"
     );
+}
+
+/// A value that came while a slot had something to do, and gradients after it.
+#[test]
+fn what_waits_for_a_slot_goes_in_the_order_of_arrival() {
+    let (sync, kills) = (false, 0);
+    let async_mode = Course {
+        mode: Mode::Async,
+        trainers: 3,
+        moves: 22,
+        seed: 4_238_276_128_320_826_734,
+        kills,
+        checkpoints: 2,
+        changes: 0,
+        sync,
+        polls: 5,
+    };
+    let sync_mode = Course {
+        mode: Mode::Sync,
+        trainers: 2,
+        moves: 24,
+        seed: 4_678_073_339_432_507_064,
+        kills,
+        checkpoints: 24,
+        changes: 15,
+        sync,
+        polls: 3,
+    };
+    Pair::new(async_mode).run();
+    Pair::new(sync_mode).run();
+}
+
+#[test]
+fn a_part_that_was_refused_is_not_in_the_journal() {
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 1).with("s", Float32, 3, ROWS);
+    let (storage, id) = (InMemory::new(), plan.chunks()[0].0);
+    let mut stage = Stage::empty(plan.clone());
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let mut luck = Luck(1);
+    let mut parts = [0, 1, 2].map(|index| rows(&mut luck, &plan, id, RowsPart { index, count: 3 }));
+    let first = stage.push(0, vec![(id, 1, std::mem::take(&mut parts[0]))], false);
+    let [second, third] = [1, 2].map(|index: usize| {
+        let payload = std::mem::take(&mut parts[index]);
+        Parcel::new(first.frame.head, vec![(id, 1, Float32, payload)])
+    });
+    stage.deliver(0, &first);
+    stage.deliver(0, &third);
+    stage.wait(TIMEOUT);
+    stage.answers.clear();
+    stage.deliver(0, &second);
+    assert!(stage.errors()[0].contains("push them anew"), "{:?}", stage.errors());
+    let mut again = Stage::empty(plan);
+    restore(&mut again, &storage, false);
+    assert_eq!(again.contents(), stage.contents(), "nothing was put together");
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
