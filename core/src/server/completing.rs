@@ -84,13 +84,15 @@ impl Serving {
         }
     }
 
-    fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
+    /// Goes on with a chunk whose slot may have nothing to do.
+    pub(super) fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         if chunk.seat.as_ref().is_some_and(|seat| seat.leaves && matches!(seat.doing, Doing::Nothing)) {
             self.leave_device(cx, place);
         }
-        self.run(cx, place, None);
+        // A value that came before the open round was complete goes first.
         self.set_late(cx, place);
+        self.run(cx, place, None);
         self.store_held(cx.device(), place);
     }
 

@@ -136,6 +136,10 @@ impl Member {
     /// by arrival where nothing keeps a gradient from its turn.
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
+        if self.is_updated {
+            // The round that is over has not been closed.
+            return None;
+        }
         if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
             return Some(Given::Arrived);
         }

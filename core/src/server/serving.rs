@@ -206,7 +206,10 @@ impl Serving {
         let mark = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
-            let Some(lease) = self.keep_set(cx, place, frame, lease) else { continue };
+            let Some(lease) = self.keep_set(cx, place, frame, lease) else {
+                self.go_on(cx, place);
+                continue;
+            };
             let chunk = &mut self.table.chunks[place];
             let heard = chunk.heard_mut(frame.head.trainer);
             let is_new = !heard.set.covers(mark);
