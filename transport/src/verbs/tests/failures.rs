@@ -185,3 +185,22 @@ fn an_answer_of_more_than_there_is_room_for_arrives_whole() {
         }
     }
 }
+
+#[test]
+fn the_memory_of_connections_that_are_over_is_not_registered_any_more() {
+    let plain = Arc::new(Plain::new());
+    let mut world = world(&Rough::new(Arc::clone(&plain) as Arc<_>));
+    let mut most = 0;
+    for number in 0..50 {
+        let (near, far) = world.connect();
+        traffic(&mut world.near, near);
+        traffic(&mut world.far, far);
+        world.until("the parcels are back", |world| outstanding(world) == 0);
+        world.near.transport().close(near);
+        world.until("it is over", |world| world.near.gone(near).is_some() && world.far.gone(far).is_some());
+        let regions = plain.regions().len();
+        // The first connections register the chunks that later ones use again.
+        most = if number < 10 { regions.max(most) } else { most };
+        assert!(regions <= most, "{regions} regions after {number} connections, {most} at most after the first ten");
+    }
+}

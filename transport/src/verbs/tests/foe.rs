@@ -23,8 +23,9 @@ use crate::verbs::{Device, Devices, SLOT_BYTES};
 struct Foe {
     stream: TcpStream,
     pair: Box<dyn Pair>,
-    lease: Lease,
+    /// Before the memory that it is of.
     region: Box<dyn Region>,
+    lease: Lease,
     _domain: Arc<dyn Domain>,
     _station: Arc<dyn Station>,
 }
@@ -48,7 +49,7 @@ impl Foe {
         let mut hello = hello(0);
         OfferMessage::add(&mut hello.control, Letter::Yes(pair.here()).encode().to_vec());
         stream.write_all(&hello.encode()).expect("the server reads");
-        Self { stream, pair, lease, region, _domain: domain, _station: station }
+        Self { stream, pair, region, lease, _domain: domain, _station: station }
     }
 
     /// Reads the answer and connects.
