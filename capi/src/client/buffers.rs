@@ -190,6 +190,8 @@ impl Buffers {
 
 #[cfg(test)]
 mod tests {
+    use pserver_core::memory::lend;
+
     use super::*;
 
     fn check<T>(outcome: Result<T, Failure>, expected: &str) {
@@ -238,5 +240,23 @@ mod tests {
         known.free(buffer).expect("nobody uses it");
         drop(beside);
         assert_eq!(known.path(address), None);
+    }
+
+    #[test]
+    fn a_buffer_that_a_device_knows_is_freed_when_no_call_uses_it() {
+        let known = Buffers::default();
+        let buffer = Buffer::new(100).expect("a page");
+        let address = buffer.start().addr();
+        known.add(address, 4096, Some(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
+        let registered = lend(|book| {
+            let loan = book.read(&buffer).within(buffer.mapping());
+            let (memory, _) = loan.mapped().expect("it lies in a buffer");
+            memory
+        });
+        assert!(!registered.is_last(), "the buffer is there");
+        known.free(buffer).expect("no call uses it");
+        assert_eq!(known.path(address), None);
+        assert_eq!((registered.address(), registered.len()), (address, 4096), "it stays mapped for the device");
+        assert!(registered.is_last(), "and for nobody else");
     }
 }

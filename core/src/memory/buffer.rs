@@ -39,7 +39,8 @@ pub struct Buffer {
 /// The memory of a [`Buffer`], as those know it who lend it.
 #[derive(Debug)]
 pub struct Mapping {
-    map: MmapRaw,
+    /// Devices that it is registered with keep it, too; they use nothing of it that nobody lends.
+    map: Arc<MmapRaw>,
     file: Arc<File>,
     state: AtomicU8,
 }
@@ -55,6 +56,7 @@ impl Buffer {
             length.and_then(|length| u64::try_from(length).ok()).filter(|length| i64::try_from(*length).is_ok());
         let length = length.ok_or_else(|| Failure::call(format!("a buffer of {bytes} bytes; expected 1 or more")))?;
         let (file, map) = File::for_readers(length)?;
+        let map = Arc::new(map);
         let mapping = Mapping { map, file: Arc::new(file), state: AtomicU8::new(IN_PLACE) };
         Ok(Self { mapping: Arc::new(mapping), bytes })
     }
@@ -105,9 +107,9 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Where it begins.
-    pub(super) fn start(&self) -> *mut u8 {
-        self.map.as_mut_ptr()
+    /// Its pages, for those who keep them mapped and lend nothing of them.
+    pub(super) fn map(&self) -> &Arc<MmapRaw> {
+        &self.map
     }
 
     /// Whether others may read it where it is.

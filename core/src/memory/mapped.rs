@@ -3,18 +3,21 @@
 use std::fmt;
 use std::sync::Arc;
 
+use memmap2::MmapRaw;
+
 use super::Mapping;
 use super::arena::Slab;
 
 /// A whole mapping of this process, which stays as long as this does. Who registers memory with a device registers
-/// pieces of a mapping, and keeps one of these.
+/// pieces of a mapping, and keeps one of these. A [`Buffer`](super::Buffer)'s pages stay mapped with it, and nobody is
+/// said to use the buffer for that.
 #[derive(Clone)]
 pub struct Mapped(Kind);
 
 #[derive(Clone)]
 enum Kind {
     Slab(Arc<Slab>),
-    Buffer(Arc<Mapping>),
+    Buffer(Arc<MmapRaw>),
 }
 
 impl Mapped {
@@ -23,7 +26,7 @@ impl Mapped {
     }
 
     pub(super) fn buffer(mapping: &Arc<Mapping>) -> Self {
-        Self(Kind::Buffer(Arc::clone(mapping)))
+        Self(Kind::Buffer(Arc::clone(mapping.map())))
     }
 
     /// Where it begins, as a number: a multiple of a page.
@@ -31,7 +34,7 @@ impl Mapped {
     pub fn address(&self) -> usize {
         match &self.0 {
             Kind::Slab(slab) => slab.map().as_mut_ptr().expose_provenance(),
-            Kind::Buffer(mapping) => mapping.start().expose_provenance(),
+            Kind::Buffer(map) => map.as_mut_ptr().expose_provenance(),
         }
     }
 
@@ -41,7 +44,7 @@ impl Mapped {
     pub fn len(&self) -> usize {
         match &self.0 {
             Kind::Slab(slab) => slab.map().len(),
-            Kind::Buffer(mapping) => mapping.len(),
+            Kind::Buffer(map) => map.len(),
         }
     }
 
@@ -50,7 +53,7 @@ impl Mapped {
     pub fn is_last(&self) -> bool {
         match &self.0 {
             Kind::Slab(slab) => Arc::strong_count(slab) == 1,
-            Kind::Buffer(mapping) => Arc::strong_count(mapping) == 1,
+            Kind::Buffer(map) => Arc::strong_count(map) == 1,
         }
     }
 }

@@ -77,7 +77,6 @@ struct Domained(Arc<CardDomain>);
 struct CardRegion {
     region: NonNull<ibv_mr>,
     domain: Arc<CardDomain>,
-    _memory: Mapped,
 }
 
 struct CardPair {
@@ -306,7 +305,7 @@ impl Domain for Domained {
         let registered =
             checked::register(self.0.station.verbs(), self.0.domain, (memory.address() + begin, bytes), access);
         let region = registered.map_err(|error| unregistered(bytes, &error))?;
-        Ok(Box::new(CardRegion { region, domain: Arc::clone(&self.0), _memory: memory.clone() }))
+        Ok(Box::new(CardRegion { region, domain: Arc::clone(&self.0) }))
     }
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {

@@ -199,11 +199,12 @@ impl Inward {
             }
             State::Held(_) => Ok(None),
             State::Payload(landing) => {
-                if self.side == Side::Connecting && landing.granted < landing.long {
-                    landing.grant(mail, &mut self.staging)?;
-                }
                 if landing.place < landing.places.len() {
                     return landing.step(self.side, mail, &mut self.staging, &self.counters);
+                }
+                // The other side has offered a frame once all of it that travels in messages has left.
+                if self.side == Side::Connecting && landing.granted < landing.long {
+                    landing.grant(mail, &mut self.staging)?;
                 }
                 if landing.missing > 0 {
                     return Ok(None);

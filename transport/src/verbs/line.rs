@@ -214,14 +214,14 @@ impl Line {
                     if prefix.matter == Matter::Grant {
                         self.outward.granted(&note.slot.bytes()[PREFIX_BYTES..note.bytes])?;
                     }
-                    self.mail.read_note(note.slot);
+                    self.mail.read_note(note.slot)?;
                 }
             }
             Outcome::Number(number, slot) => {
                 if self.side == Side::Accepting {
                     return Err(Ended::Broken(format!("number {number} came with a write, which nobody asked for")));
                 }
-                self.mail.read_note(slot);
+                self.mail.read_note(slot)?;
                 self.inward.written(number)?;
             }
             Outcome::Retired(Flight::Message(slot)) => self.mail.sent_from(slot),

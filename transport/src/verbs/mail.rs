@@ -194,7 +194,8 @@ impl Mail {
         if prefix.matter != Matter::Bulk {
             return Ok((prefix, Some(Message { slot, bytes })));
         }
-        if self.arrived.len() == usize::from(BULK_SLOTS) {
+        // Of what was read, the other side has room for no more before it is given back.
+        if usize::from(self.bulk_owed) + self.arrived.len() == usize::from(BULK_SLOTS) {
             return Err(Ended::Broken(format!("more than {BULK_SLOTS} messages that were not asked for")));
         }
         self.arrived_bytes += bytes - PREFIX_BYTES;
@@ -203,9 +204,13 @@ impl Mail {
     }
 
     /// A note was read, or a number: its slot takes another message.
-    pub(super) fn read_note(&mut self, slot: Lease) {
+    pub(super) fn read_note(&mut self, slot: Lease) -> Result<(), Ended> {
+        if self.note_owed == NOTE_SLOTS {
+            return Err(Ended::Broken(format!("more than {NOTE_SLOTS} notes that were not asked for")));
+        }
         self.flights.receive(slot);
         self.note_owed += 1;
+        Ok(())
     }
 
     /// Bytes of frames that are there.

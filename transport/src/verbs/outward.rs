@@ -281,7 +281,7 @@ impl Shipment {
         counters: &Counters,
     ) -> Result<Option<usize>, Ended> {
         if self.slice > 0 && self.body[self.slice - 1].len() > INLINE_BYTES_MAX {
-            return self.refer(side, mail, staging, counters);
+            return self.refer(mail, staging, counters);
         }
         let bytes = match self.slice {
             0 => &self.head,
@@ -294,44 +294,47 @@ impl Shipment {
         }
         if self.offset == whole {
             (self.slice, self.offset) = (self.slice + 1, 0);
+            if side == Side::Accepting {
+                self.pass_long();
+            }
             return Ok(Some(moved));
         }
         Ok((moved > 0).then_some(moved))
     }
 
-    /// A payload that does not travel in messages.
-    fn refer(
-        &mut self,
-        side: Side,
-        mail: &mut Mail,
-        staging: &mut Staging,
-        counters: &Counters,
-    ) -> Result<Option<usize>, Ended> {
-        let mut moved = 0;
-        if side == Side::Connecting {
-            if !mail.has_room(PLACE_BYTES) {
-                return Ok(None);
-            }
-            let payload = &self.body[self.slice - 1];
-            let buffer = if let Outgoing::Loan(loan) = payload { loan.mapped() } else { None };
-            let (address, key) = match buffer {
-                Some((memory, offset)) => {
-                    let address = memory.address() + offset;
-                    (address, staging.registry().far_key_within(memory)?)
-                }
-                None => {
-                    let Some(lease) = staged(payload, staging, counters)? else { return Ok(None) };
-                    moved = payload.len() as usize;
-                    let key = staging.registry().far_key_of(&lease)?;
-                    let address = lease.bytes().as_ptr().expose_provenance();
-                    self.staged.push(lease);
-                    (address, key)
-                }
-            };
-            let place = Place { far: FarPlace { address: address as u64, key }, bytes: payload.len() };
-            let put = mail.put(&place.encode());
-            assert_eq!(put, PLACE_BYTES, "there was room for it");
+    /// The accepting side puts nothing where long payloads stand. They leave with what is before them: the other side
+    /// knows from the last message of a frame that the frame is offered.
+    fn pass_long(&mut self) {
+        while self.body.get(self.slice - 1).is_some_and(|payload| payload.len() > INLINE_BYTES_MAX) {
+            (self.long, self.slice) = (self.long + 1, self.slice + 1);
         }
+    }
+
+    /// Where the connecting side has a payload that does not travel in messages.
+    fn refer(&mut self, mail: &mut Mail, staging: &mut Staging, counters: &Counters) -> Result<Option<usize>, Ended> {
+        let mut moved = 0;
+        if !mail.has_room(PLACE_BYTES) {
+            return Ok(None);
+        }
+        let payload = &self.body[self.slice - 1];
+        let buffer = if let Outgoing::Loan(loan) = payload { loan.mapped() } else { None };
+        let (address, key) = match buffer {
+            Some((memory, offset)) => {
+                let address = memory.address() + offset;
+                (address, staging.registry().far_key_within(memory)?)
+            }
+            None => {
+                let Some(lease) = staged(payload, staging, counters)? else { return Ok(None) };
+                moved = payload.len() as usize;
+                let key = staging.registry().far_key_of(&lease)?;
+                let address = lease.bytes().as_ptr().expose_provenance();
+                self.staged.push(lease);
+                (address, key)
+            }
+        };
+        let place = Place { far: FarPlace { address: address as u64, key }, bytes: payload.len() };
+        let put = mail.put(&place.encode());
+        assert_eq!(put, PLACE_BYTES, "there was room for it");
         self.long += 1;
         self.slice += 1;
         Ok(Some(moved))

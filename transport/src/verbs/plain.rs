@@ -77,8 +77,6 @@ struct PlainDomain {
 struct PlainRegion {
     fabric: Arc<Fabric>,
     key: u32,
-    /// A card pins the pages; here the mapping is kept.
-    _memory: Mapped,
 }
 
 struct PlainPair {
@@ -157,7 +155,7 @@ impl Domain for PlainDomain {
         let address = (memory.address() + begin) as u64;
         let region = Registered { domain: self.number, address, bytes: bytes as u64, access };
         self.fabric.lock().regions.insert(key, region);
-        Ok(Box::new(PlainRegion { fabric: Arc::clone(&self.fabric), key, _memory: memory.clone() }))
+        Ok(Box::new(PlainRegion { fabric: Arc::clone(&self.fabric), key }))
     }
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
@@ -380,9 +378,9 @@ fn copy(from: u64, to: u64, bytes: u32) {
     }
     let from = ptr::with_exposed_provenance::<u8>(address(from));
     let to = ptr::with_exposed_provenance_mut::<u8>(address(to));
-    // SAFETY: both ranges were just found inside regions, which keep their mappings. What this side named is a span,
-    // whose memory `flights` holds by value until the work has completed; what the other side opened it does not touch
-    // until it is told that it was read or written. So nobody reads what is written here, or writes what is read. The
-    // two may overlap only if somebody connects to themselves, which `copy` allows.
+    // SAFETY: both ranges were just found inside regions, whose mappings those who registered them keep as long. What
+    // this side named is a span, whose memory `flights` holds by value until the work has completed; what the other
+    // side opened it does not touch until it is told that it was read or written. So nobody reads what is written here,
+    // or writes what is read. The two may overlap only if somebody connects to themselves, which `copy` allows.
     unsafe { ptr::copy(from, to, bytes as usize) }
 }

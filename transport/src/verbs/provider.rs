@@ -75,7 +75,7 @@ pub(crate) enum Access {
 
 /// A protection domain.
 pub(crate) trait Domain: Send + Sync {
-    /// Registers a piece of a mapping, which the region keeps.
+    /// Registers a piece of a mapping, which whoever registers keeps as long as the region: the region does not.
     fn register(&self, memory: &Mapped, piece: (usize, usize), access: Access) -> Result<Box<dyn Region>, Fault>;
 
     /// A pair that is not connected.

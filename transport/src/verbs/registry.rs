@@ -59,7 +59,7 @@ struct Registered {
 
 struct Known {
     address: usize,
-    /// Before the memory, which they are regions of.
+    /// Before the memory, which they are regions of and do not keep.
     pieces: Vec<Option<Box<dyn Region>>>,
     memory: Mapped,
 }

@@ -1,5 +1,6 @@
 //! What is copied, and what is registered: nothing, once everything has been used once.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pserver_core::memory::{Buffer, lend};
@@ -50,6 +51,9 @@ fn between_a_buffer_and_leases_nothing_is_copied() {
         assert!(round < 2 || now == registered, "round {round} registers memory");
         registered = now;
     }
+    drop((from, to));
+    let uses = [&gradient, &parameter].map(|buffer| Arc::strong_count(buffer.mapping()));
+    assert_eq!(uses, [1, 1], "nobody uses the buffers, so they can be freed, though they are registered");
     assert_eq!(count(|side| side.copied_bytes.load(Relaxed)), 0, "the device moves it all");
     assert_eq!(count(|side| side.moved_bytes.load(Relaxed)), 40 * LENGTH as u64);
     assert_eq!(count(|side| side.connections.load(Relaxed)), 2, "both sides count it");

@@ -8,7 +8,7 @@ use crate::network::{NetworkOptions, Poll};
 use crate::verbs::plain::Plain;
 use crate::verbs::rough::{Mischief, Plot, Rough};
 use crate::verbs::status::Status;
-use crate::verbs::{Device, Devices};
+use crate::verbs::{Device, Devices, INLINE_BYTES_MAX};
 use pserver_core::ids::PeerId;
 use pserver_core::port::Outgoing;
 
@@ -152,4 +152,55 @@ fn there_is_always_room_for_a_message() {
     }
     world.until("the parcels are back", |world| outstanding(world) == 0);
     assert_eq!(plain.crowded(), 0, "credits see to it");
+}
+
+/// The answer's places are asked for when all its messages are there; nobody is cut for asking while some are missing.
+#[test]
+fn an_answer_of_more_than_there_is_room_for_arrives_whole() {
+    const SHORT: usize = INLINE_BYTES_MAX as usize;
+    let mut world = world(&Rough::new(Arc::new(Plain::new())));
+    let (near, far) = world.connect();
+    let shapes: [&[(usize, usize)]; 5] = [
+        &[(28, SHORT), (1, 2 * SHORT)],
+        &[(1, 2 * SHORT), (28, SHORT)],
+        &[(14, SHORT), (3, 2 * SHORT), (40, SHORT)],
+        // More places than one grant says, and payloads that end where messages do.
+        &[(28, SHORT - 16), (600, 2 * SHORT)],
+        &[(1, 2 * SHORT), (200, 1000), (1, 2 * SHORT)],
+    ];
+    for round in 0..20 {
+        for shape in shapes {
+            let lengths = shape.iter().flat_map(|(count, length)| std::iter::repeat_n(*length, *count));
+            let payloads: Vec<_> = lengths.filter(|length| *length > 0).map(|length| bytes(length, round)).collect();
+            let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+            let body = payloads.iter().map(|payload| Outgoing::Value(world.far.lease(payload))).collect();
+            world.far.send(far, &push(round, &slices), body);
+            world.until("it landed, or the connection is gone", |world| {
+                outstanding(world) == 0 && world.near.landed().count() > 0 || world.near.gone(near).is_some()
+            });
+            assert_eq!((world.near.gone(near), world.far.gone(far)), (None, None), "{shape:?}, round {round}");
+            let landed = world.near.landed().next().map(|(_, _, body)| body.clone());
+            assert!(landed == Some(payloads), "{shape:?}, round {round}: what landed is what was sent");
+            world.near.seen.clear();
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_connections_that_are_over_is_not_registered_any_more() {
+    let plain = Arc::new(Plain::new());
+    let mut world = world(&Rough::new(Arc::clone(&plain) as Arc<_>));
+    let mut most = 0;
+    for number in 0..50 {
+        let (near, far) = world.connect();
+        traffic(&mut world.near, near);
+        traffic(&mut world.far, far);
+        world.until("the parcels are back", |world| outstanding(world) == 0);
+        world.near.transport().close(near);
+        world.until("it is over", |world| world.near.gone(near).is_some() && world.far.gone(far).is_some());
+        let regions = plain.regions().len();
+        // The first connections register the chunks that later ones use again.
+        most = if number < 10 { regions.max(most) } else { most };
+        assert!(regions <= most, "{regions} regions after {number} connections, {most} at most after the first ten");
+    }
 }

@@ -10,21 +10,23 @@ use pserver_core::wire::{Address, OfferMessage};
 use super::stage::ends;
 use crate::conformance::world::{World, hello};
 use crate::network::{NetworkOptions, Poll};
-use crate::verbs::flights::Span;
+use crate::verbs::flights::{Flights, Message, Span};
 use crate::verbs::letters::{LETTER_BYTES, Letter, Matter, PREFIX_BYTES, Prefix};
+use crate::verbs::mail::{Mail, slots};
 use crate::verbs::plain::Plain;
 use crate::verbs::provider::{
     Access, Act, Domain, Done, FarPlace, Pair, Plan, Provider, Receive, Region, Station, Work,
 };
 use crate::verbs::status::Status;
-use crate::verbs::{Device, Devices, SLOT_BYTES};
+use crate::verbs::{BULK_SLOTS, Device, Devices, Ended, NOTE_SLOTS, SLOT_BYTES};
 
 /// A hand-made client.
 struct Foe {
     stream: TcpStream,
     pair: Box<dyn Pair>,
-    lease: Lease,
+    /// Before the memory that it is of.
     region: Box<dyn Region>,
+    lease: Lease,
     _domain: Arc<dyn Domain>,
     _station: Arc<dyn Station>,
 }
@@ -48,7 +50,7 @@ impl Foe {
         let mut hello = hello(0);
         OfferMessage::add(&mut hello.control, Letter::Yes(pair.here()).encode().to_vec());
         stream.write_all(&hello.encode()).expect("the server reads");
-        Self { stream, pair, lease, region, _domain: domain, _station: station }
+        Self { stream, pair, region, lease, _domain: domain, _station: station }
     }
 
     /// Reads the answer and connects.
@@ -134,6 +136,40 @@ fn who_breaks_the_protocol_is_cut_by_name() {
     let mut room = message(Matter::Bare, 0, &[]);
     room[8] = 1;
     check(&room, "1 and 0 slots were given back, which were not all in use");
+}
+
+/// Messages are let in one at a time, and none of the room that they took is given back.
+#[test]
+fn who_sends_more_than_there_is_room_for_is_cut() {
+    let plain = Plain::new();
+    let domain = plain.station().expect("a station").domain().expect("a domain");
+    let mut budget = Budget::new();
+    budget.line("messages that arrive", SLOT_BYTES, 64);
+    let arriving = Arena::new(&budget).expect("an arena");
+    let slot = || arriving.take(SLOT_BYTES).expect("a slot");
+    let mail = || {
+        let flights = Flights::new(domain.pair(&PLAN).expect("a pair"), 0);
+        Mail::new(flights, &Arena::new(&slots()).expect("an arena")).expect("slots")
+    };
+    let (mut notes, mut bulk) = (mail(), mail());
+    let mut deliver = |number: u32| {
+        let bytes = message(Matter::Bulk, number, &[1; 8]);
+        let mut slot = slot();
+        slot.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        bulk.arrive(Message { slot, bytes: bytes.len() })?;
+        bulk.take(&mut [0; 8]);
+        Ok::<_, Ended>(())
+    };
+    for number in 0..BULK_SLOTS.into() {
+        deliver(number).expect("there is room");
+    }
+    let reason = deliver(BULK_SLOTS.into()).expect_err("there is no room").to_string();
+    assert_eq!(reason, "more than 24 messages that were not asked for");
+    for _ in 0..NOTE_SLOTS {
+        notes.read_note(slot()).expect("there is room");
+    }
+    let reason = notes.read_note(slot()).expect_err("there is no room").to_string();
+    assert_eq!(reason, "more than 8 notes that were not asked for");
 }
 
 #[test]
