@@ -104,9 +104,14 @@ pub(super) fn kernels(module: &Module) -> Option<PathBuf> {
     build(&source, &source.with_extension("so"), &["-ffp-contract=off", "-fno-strict-aliasing", "-w"])
 }
 
+/// A file or folder beside the tests' program, which is in the build's own folder.
+pub(super) fn beside_the_program(name: &str) -> PathBuf {
+    env::current_exe().expect("a process knows its program").with_file_name(name)
+}
+
 /// Where what the tests build is.
 fn folder() -> PathBuf {
-    let folder = env::current_exe().expect("a process knows its program").with_file_name("standin");
+    let folder = beside_the_program("standin");
     fs::create_dir_all(&folder).expect("the folder of the tests can be written");
     folder
 }
