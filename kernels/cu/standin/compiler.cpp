@@ -1,5 +1,5 @@
 // A compiler of CUDA texts without CUDA, for tests: the functions of libnvrtc that `kernels::cuda` calls. Built as
-// `libnvrtc.so.12`. What it makes of a text is the path of a library that g++ made of the same text and the shim, in a
+// `libnvrtc.so`. What it makes of a text is the path of a library that g++ made of the same text and the shim, in a
 // form that the stand-in driver loads. The environment:
 //
 //   PSERVER_STANDIN_SHIM=/folder    where shim.h and launch.h are

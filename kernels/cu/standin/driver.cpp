@@ -1,5 +1,5 @@
 // A CUDA driver without a device, for tests: the functions of libcuda that `kernels::cuda` calls, over the memory of
-// the host. Built as `libcuda.so.1`.
+// the host. Built as `libcuda.so`, and `libcuda.so.1` is a link to it.
 //
 // Streams are lists of what was submitted. Nothing in them happens when it is submitted; it happens when somebody asks
 // (an event or a stream is queried or waited for), one operation after another, and which stream goes next is drawn

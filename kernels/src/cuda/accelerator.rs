@@ -247,7 +247,9 @@ impl Accelerator for Cuda {
 
     fn clear(&mut self) {
         if self.lost.is_none() {
-            let emptied = self.lanes.synchronize().and_then(|()| {
+            // After a restore this is a thread's first call of the driver.
+            let waited = self.context.enter().and_then(|()| self.lanes.synchronize());
+            let emptied = waited.and_then(|()| {
                 self.lanes.empty(|job, end| {
                     self.free.push(Seat { desk: job.desk, numbers: job.numbers, end });
                 })

@@ -1,10 +1,11 @@
 //! The functions of libcuda and libnvrtc that are called here, found when they are asked for.
 //!
-//! Types and the search for the libraries are cudarc's. Its functions are not called: they panic when a symbol is
-//! missing, and they read a result into an enumeration that the codes of a newer driver do not fit. That ours take
-//! what cudarc's take is checked when this is compiled.
+//! Types are cudarc's. Its functions are not called: they panic when a symbol is missing, and they read a result into
+//! an enumeration that the codes of a newer driver do not fit. That ours take what cudarc's take is checked when this
+//! is compiled. Nor is its search for the libraries used, which knows no compiler of CUDA 13.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
 pub(super) use cudarc::driver::sys::{
@@ -13,6 +14,7 @@ pub(super) use cudarc::driver::sys::{
 };
 use cudarc::nvrtc::sys as nvrtc;
 pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
+use libloading::Library;
 
 /// What a call returns: zero, or why not.
 pub(super) type Code = c_uint;
@@ -40,16 +42,26 @@ pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
-/// Whether the driver's library can be loaded.
-pub(super) fn has_driver() -> bool {
-    // SAFETY: it loads libcuda, whose initialisers are the vendor's, and unloads it.
-    unsafe { cuda::is_culib_present() }
+/// What the driver's library is called, in the order in which it is looked for. The second may be a stub for linkers.
+pub(super) const DRIVER_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// As above, of the compiler's.
+pub(super) const COMPILER_NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
+
+/// The driver's library, looked for once and never unloaded.
+pub(super) fn driver() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(|| first(&DRIVER_NAMES)).as_ref()
 }
 
-/// Whether the compiler's library can be loaded.
-pub(super) fn has_compiler() -> bool {
-    // SAFETY: it loads libnvrtc, whose initialisers are the vendor's, and unloads it.
-    unsafe { nvrtc::is_culib_present() }
+/// The compiler's library, looked for once and never unloaded.
+pub(super) fn compiler() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(|| first(&COMPILER_NAMES)).as_ref()
+}
+
+fn first(names: &[&str]) -> Option<Library> {
+    // SAFETY: it loads a library of these names, whose initialisers are the vendor's.
+    names.iter().find_map(|name| unsafe { Library::new(name) }.ok())
 }
 
 /// A library's functions, all found or none.
@@ -68,21 +80,17 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// All functions, or the name of one that the library lacks. To be called when the library is there.
-            pub(super) fn load() -> Result<Self, &'static str> {
+            /// All functions, or the name of one that the library lacks.
+            pub(super) fn load(library: &'static Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($argument),*) -> Code;
-                        // SAFETY: whoever calls `load` has seen that the library can be loaded.
-                        let library = unsafe { $library::culib() };
-                        // SAFETY: the signature is that of cudarc's binding for this name, compared below.
+                        // SAFETY: the signature is that of cudarc's binding for this name, compared below; nobody unloads it.
                         let found = unsafe { library.get::<Function>(stringify!($name).as_bytes()) };
                         *found.map_err(|_| stringify!($name))?
                     },)*
                     $($other: {
                         type Function = unsafe extern "C" fn($($other_argument),*) -> Code;
-                        // SAFETY: whoever calls `load` has seen that the library can be loaded.
-                        let library = unsafe { $library::culib() };
                         // SAFETY: the signature is that of cudarc's binding, with a number of the same size in place
                         // of an enumeration.
                         let found = unsafe { library.get::<Function>(stringify!($other).as_bytes()) };

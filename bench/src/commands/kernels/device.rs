@@ -105,15 +105,17 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// The same bytes, moved and nothing else.
+/// The same bytes, moved and nothing else: within the device a tensor of the kernels' length, over the link one of a
+/// step's.
 fn ceilings(probe: &mut Probe, args: &Args) -> Result<Ceilings> {
-    let bytes = args.elements.min(STEP_ELEMENTS_MAX) * 4;
-    let mut rate = |way, each: u64| -> Result<f64> {
+    let mut rate = |way, elements: u64, each: u64| -> Result<f64> {
+        let bytes = elements * PARAMETER.bytes();
         // The first one touches memory that nobody has touched.
         let seconds = probe.copies(way, bytes, args.iterations + 1)?;
         Ok((bytes * each) as f64 / median(&seconds[1..]))
     };
-    Ok(Ceilings { within: rate(Way::Within, 2)?, into: rate(Way::In, 1)?, out: rate(Way::Out, 1)? })
+    let (within, step) = (args.elements, args.elements.min(STEP_ELEMENTS_MAX));
+    Ok(Ceilings { within: rate(Way::Within, within, 2)?, into: rate(Way::In, step, 1)?, out: rate(Way::Out, step, 1)? })
 }
 
 fn moved(name: &str, rate: f64) -> Outcome {

@@ -91,12 +91,11 @@ impl Drop for Program {
 }
 
 fn load() -> Result<Compiler, String> {
-    if !sys::has_compiler() {
-        return Err(
-            "libnvrtc was not found (libnvrtc.so or libnvrtc.so.12), which compiles rules for the device".to_owned()
-        );
-    }
-    let library = Library::load().map_err(|symbol| format!("libnvrtc is too old: it has no {symbol}"))?;
+    let library = sys::compiler().ok_or_else(|| {
+        let names = sys::COMPILER_NAMES.join(", ");
+        format!("libnvrtc, which compiles rules for the device, was not found; looked for {names}")
+    })?;
+    let library = Library::load(library).map_err(|symbol| format!("libnvrtc is too old: it has no {symbol}"))?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are there to be written.
     called("nvrtcVersion", unsafe { (library.nvrtcVersion)(&raw mut major, &raw mut minor) })?;

@@ -112,13 +112,12 @@ fn driver() -> Result<Driver, String> {
 }
 
 fn load() -> Result<Driver, String> {
-    if !sys::has_driver() {
-        return Err(
-            "libcuda.so.1 not found: the NVIDIA driver is not installed, or not in the loader's path".to_owned()
-        );
-    }
+    let library = sys::driver().ok_or_else(|| {
+        let [name, _] = sys::DRIVER_NAMES;
+        format!("{name} not found: the NVIDIA driver is not installed, or not in the loader's path")
+    })?;
     let least = version_text(DRIVER_MIN);
-    let driver = Driver::load().map_err(|symbol| {
+    let driver = Driver::load(library).map_err(|symbol| {
         format!("the NVIDIA driver is too old: it has no {symbol}; expected one of CUDA {least} or newer")
     })?;
     let found = version(&driver).map_err(|error| error.to_string())?;

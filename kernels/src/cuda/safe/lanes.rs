@@ -100,6 +100,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return; // the device is gone, and its events with it
+        }
         // SAFETY: `new` made it, once; the driver keeps what streams still need of it.
         let code = unsafe { (self.context.driver.cuEventDestroy_v2)(self.handle) };
         self.context.dropped("cuEventDestroy", code);
@@ -118,6 +121,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return; // the device is gone, and its streams with it
+        }
         // SAFETY: `new` made it, once; the driver lets it end what it has begun.
         let code = unsafe { (self.context.driver.cuStreamDestroy_v2)(self.handle) };
         self.context.dropped("cuStreamDestroy", code);

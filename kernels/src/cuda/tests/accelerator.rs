@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
@@ -111,6 +112,23 @@ fn a_device_that_is_dropped_in_the_middle_keeps_what_it_works_on() {
         device.submit(&mut VecDeque::from([Work::Load { slot, parameter, states: Vec::new() }])).expect("it is well");
         drop(device);
         assert_eq!(arena.usage().slots_in_use, 1);
+    });
+}
+
+#[test]
+fn a_device_goes_from_thread_to_thread() {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(2, &[("PSERVER_STANDIN_KERNELS", &library)], || {
+        let mut device = open();
+        assert_eq!(job::run(&mut device), Fate::default());
+        let moved = thread::spawn(move || {
+            device.clear();
+            assert_eq!(job::run(&mut device), Fate::default());
+            device
+        });
+        let device = moved.join().expect("it is well on a new thread");
+        // Had something not been given back there, the stand-in would not let go of the context.
+        thread::spawn(move || drop(device)).join().expect("it is well on one more");
     });
 }
 

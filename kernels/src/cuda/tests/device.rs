@@ -1,16 +1,58 @@
 //! The same suite and the same job on a device, where there is one.
 
+use pserver_core::ids::Version;
+use pserver_core::optim::{Formula, Prepared, Rule, Step};
 use pserver_core::port::Accelerator;
 
 use super::job::{self, Fate};
-use super::standin::skip;
+use super::standin::{beside_the_program, skip};
 use crate::conformance;
-use crate::cuda::{Beside, Cuda, open};
+use crate::cuda::safe::Compiler;
+use crate::cuda::{Beside, Cuda, Emitted, Settings, shipped};
+
+/// With rules that are compiled kept between runs.
+fn settings() -> Settings {
+    Settings { cache: Some(beside_the_program("rules")), ..Settings::of(0) }
+}
 
 /// The first device, or a skip that says why there is none.
 fn device() -> Option<Cuda> {
-    let opened = open(0);
+    let opened = Cuda::open(settings());
     opened.map_err(|why| skip("cuda", &why.to_string())).ok()
+}
+
+/// Those that are not shipped must be compiled.
+fn is_shipped(rule: &Rule) -> bool {
+    let prepared = Prepared::new(rule.clone()).expect("it is a rule");
+    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
+    let mut scalars = Vec::new();
+    let Formula::Rule { code, .. } = prepared.formula(&step, &mut scalars) else { return true };
+    let emitted = Emitted::of(code);
+    shipped::ELEMENT_TYPES.iter().all(|element_type| shipped::has(&emitted.update_entry(*element_type)))
+}
+
+/// The suite's rules that can run here: all where there is a compiler, else those that are shipped.
+fn rules() -> Vec<Rule> {
+    let all = conformance::rules();
+    let Err(why) = Compiler::find() else { return all };
+    let count = all.len();
+    let kept: Vec<_> = all.into_iter().filter(is_shipped).collect();
+    println!("{} of {count} rules are left out, because they are not shipped: {why}", count - kept.len());
+    kept
+}
+
+/// Some of them, for the suite of accelerators, which takes none with a norm.
+fn some(rules: Vec<Rule>) -> Vec<Rule> {
+    let step = rules.len().div_ceil(16);
+    rules.into_iter().filter(|rule| rule.clip_norm.is_none()).step_by(step).collect()
+}
+
+#[test]
+fn rules_of_the_suite_are_left_where_there_is_no_compiler() {
+    let (shipped, others): (Vec<_>, Vec<_>) = conformance::rules().into_iter().partition(is_shipped);
+    let names = shipped.iter().map(|rule| rule.algorithm.name()).collect::<std::collections::BTreeSet<_>>();
+    assert!(8 <= names.len() && !others.is_empty(), "shipped: {names:?}, others: {}", others.len());
+    assert!(4 <= some(shipped).len());
 }
 
 #[test]
@@ -24,9 +66,10 @@ fn a_job_on_the_device_has_the_committed_digest() {
 #[test]
 fn the_device_keeps_every_promise_of_the_suite() {
     let Some(device) = device() else { return };
-    let some: Vec<_> = conformance::rules().into_iter().filter(|rule| rule.clip_norm.is_none()).step_by(13).collect();
-    conformance::device::check(|| Box::new(open(0).expect("it was there")), &some);
-    let worst = conformance::worst(&mut Beside::new(device, 64 << 10, 32));
+    let rules = rules();
+    let open = || -> Box<dyn Accelerator> { Box::new(Cuda::open(settings()).expect("it was there")) };
+    conformance::device::check(open, &some(rules.clone()));
+    let worst = conformance::worst_of(&mut Beside::new(device, 64 << 10, 32), rules);
     println!("the farthest from the oracle: {worst:?}");
     assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
 }
