@@ -85,7 +85,8 @@ macro_rules! functions {
                 Ok(Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($argument),*) -> Code;
-                        // SAFETY: the signature is that of cudarc's binding for this name, compared below; nobody unloads it.
+                        // SAFETY: the signature is that of cudarc's binding for this name, compared below; nobody
+                        // unloads it.
                         let found = unsafe { library.get::<Function>(stringify!($name).as_bytes()) };
                         *found.map_err(|_| stringify!($name))?
                     },)*
