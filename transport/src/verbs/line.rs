@@ -199,7 +199,13 @@ impl Line {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         // What completed before a failure completed.
         let collected = self.mail.flights.collect(&mut outcomes);
-        let noted = outcomes.drain(..).try_for_each(|outcome| self.note(peer, outcome, events));
+        let mut noted = Ok(());
+        for outcome in outcomes.drain(..) {
+            // Behind what ends the connection, memory still comes back.
+            if noted.is_ok() || matches!(outcome, Outcome::Retired(_)) {
+                noted = noted.and(self.note(peer, outcome, events));
+            }
+        }
         self.outcomes = outcomes;
         noted.and(collected)
     }
