@@ -199,7 +199,13 @@ impl Line {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         // What completed before a failure completed.
         let collected = self.mail.flights.collect(&mut outcomes);
-        let noted = outcomes.drain(..).try_for_each(|outcome| self.note(peer, outcome, events));
+        let mut noted = Ok(());
+        for outcome in outcomes.drain(..) {
+            // Behind what ends the connection, memory still comes back.
+            if noted.is_ok() || matches!(outcome, Outcome::Retired(_)) {
+                noted = noted.and(self.note(peer, outcome, events));
+            }
+        }
         self.outcomes = outcomes;
         noted.and(collected)
     }
@@ -318,5 +324,56 @@ impl Socket {
         let frame = prefix.finish(rest)?;
         self.bytes.clear();
         Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pserver_core::memory::{Arena, Budget};
+
+    use super::super::flights::Flights;
+    use super::super::mail::slots;
+    use super::super::plain::Plain;
+    use super::super::provider::{Access, Provider};
+    use super::super::{INLINE_BYTES_MAX, SLOT_BYTES};
+    use super::*;
+    use crate::conformance::world::push;
+    use crate::verbs::flights::Message;
+    use crate::verbs::letters::Prefix as Before;
+
+    #[test]
+    fn a_place_that_was_filled_behind_a_failure_comes_back() {
+        let bytes = INLINE_BYTES_MAX + 1;
+        let mut budget = Budget::new();
+        budget.line("places and messages", bytes.max(SLOT_BYTES), 4);
+        let arena = Arena::new(&budget).expect("an arena");
+        let domain = Plain::new().station().expect("a station").domain().expect("a domain");
+        let counters = Arc::default();
+        let near = Registry::new(&domain, Access::Near, &counters);
+        let pair = domain.pair(&Flights::plan(false)).expect("a pair");
+        let mut mail = Mail::new(Flights::new(pair, 0), &Arena::new(&slots()).expect("an arena")).expect("slots");
+        let mut slot = arena.take(SLOT_BYTES).expect("a slot");
+        let frame = push(0, &[&vec![0; bytes as usize]]).encode();
+        Before { matter: Matter::Bulk, taken: 0, number: 0, bulk: 0, note: 0 }.encode(slot.bytes_mut());
+        slot.bytes_mut()[PREFIX_BYTES..PREFIX_BYTES + frame.len()].copy_from_slice(&frame);
+        mail.arrive(Message { slot, bytes: PREFIX_BYTES + frame.len() }).expect("there is room");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+        let _inside = runtime.enter();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let stream = std::net::TcpStream::connect(listener.local_addr().expect("a port")).expect("it listens");
+        stream.set_nonblocking(true).expect("a socket");
+        let socket = Socket::new(TcpStream::from_std(stream).expect("a socket"));
+        let (outward, inward) = (Staging::new(near.clone()), Staging::new(near.clone()));
+        let parts = Parts { mail, near, side: Side::Accepting, outward, inward, counters, is_checked: false };
+        let mut line = Line::new(socket, parts);
+        let (peer, mut events) = (PeerId(1), Vec::new());
+        assert!(line.inward.turn(peer, &mut line.mail, (1 << 20, 8), &mut events).expect("a head") == Read::Held);
+        line.land(vec![Incoming::Discard { bytes }]);
+        let place = Incoming::Chunk { lease: arena.take(bytes).expect("a slot"), bytes };
+        let number = Outcome::Number(0, arena.take(SLOT_BYTES).expect("a slot"));
+        line.outcomes = vec![number, Outcome::Retired(Flight::Read { index: 0, place, staged: None })];
+        line.collect(peer, &mut events).expect_err("nobody asked for a number");
+        let (_, places) = line.into_parcels();
+        assert!(matches!(places[..], [Incoming::Chunk { .. }]), "the place itself, and not what stands for it");
     }
 }
