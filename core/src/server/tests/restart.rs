@@ -293,11 +293,14 @@ impl Pair {
         } else {
             self.trouble.deliver(trainer, &parcel);
             if self.trouble.errors() != self.peace.errors() {
-                // Its accelerator is behind: who is refused for that tries again.
+                // Its accelerator is behind, or a checkpoint holds a chunk: who is refused for that tries again.
                 self.note_answers();
                 self.trouble.answers.clear();
-                self.trouble.finish_work();
+                self.trouble.settle();
+                self.note_answers();
+                self.trouble.answers.clear();
                 self.trouble.deliver(trainer, &parcel);
+                assert_eq!(self.trouble.errors(), self.peace.errors(), "nothing is left to wait for");
             }
         }
         self.note_answers();
