@@ -17,8 +17,6 @@ use crate::port::{Plain, Simulated};
 use crate::wire::{Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
-/// A frame is refused for want of a device at most so often: once for each chunk that a checkpoint holds.
-const TRIES: usize = 64;
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_rate: 0.1 }";
 const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2: 0.01 \
@@ -275,16 +273,15 @@ impl Pair {
             self.restart();
         } else {
             self.trouble.deliver(trainer, &parcel);
-            for _ in 0..TRIES {
-                if self.trouble.errors() == self.peace.errors() {
-                    break;
-                }
+            if self.trouble.errors() != self.peace.errors() {
                 // Its accelerator is behind, or a checkpoint holds a chunk: who is refused for that tries again.
                 self.note_answers();
                 self.trouble.answers.clear();
-                self.trouble.finish_work();
-                self.save(u64::MAX);
+                self.trouble.settle();
+                self.note_answers();
+                self.trouble.answers.clear();
                 self.trouble.deliver(trainer, &parcel);
+                assert_eq!(self.trouble.errors(), self.peace.errors(), "nothing is left to wait for");
             }
         }
         self.note_answers();
