@@ -237,7 +237,8 @@ impl Idle {
     fn new() -> Self {
         let config = ParameterConfig { rule: sgd(), sparse: None }.to_text();
         let text = format!(
-            "block 0 {{\n  parameter w: float32[256]\n  state w@count: int64[]\n  communication loop_forever(block=1)\n}}\n\
+            "block 0 {{\n  parameter w: float32[256]\n  state w@count: int64[]\n  \
+             communication loop_forever(block=1)\n}}\n\
              block 1 in 0 {{\n  temporary w@gradient: float32[256]\n  \
              communication w@gradient, w@sender = recv(channel=\"w\")\n  \
              communication w@merged = gradient_accumulator(w@gradient, w@sender, count=1, staleness=0)\n  \
@@ -326,6 +327,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         shape: vec![u64::from(bytes) / 4],
         whole: false,
         buckets: None,
+        home: None,
         config: ParameterConfig { rule, sparse: None }.encode(),
     }
 }

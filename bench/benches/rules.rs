@@ -1,9 +1,11 @@
 //! Rules beside loops that were written for one optimizer each, on arrays larger than the cache and on short ones.
 //!
 //! Criterion's own lines are times. Then follow the ratios, measured in turns in this process: above one, the rule is
-//! faster. `cargo bench -p pserver-bench --bench rules`
+//! faster. Last comes a user's `lion.rule` beside the built-in momentum, which moves as many bytes: above one, the
+//! user's rule is faster. `cargo bench -p pserver-bench --bench rules`
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -12,8 +14,9 @@ use nix::time::{ClockId, clock_gettime};
 use pserver_bench::Fused;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Gradient, Prepared, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
+use pserver_core::rule::{Settings, Written};
 use pserver_kernels::cpu::{Cpu, Form};
 
 /// Elements beyond every cache, in a chunk of 4 KiB, and in a row of an embedding.
@@ -34,7 +37,20 @@ struct Bench {
 
 impl Bench {
     fn new(fused: Fused, length: usize) -> Self {
-        let rule = Prepared::new(fused.rule().expect("its text is right")).expect("it is a rule");
+        Self::with(fused, fused.rule().expect("its text is right"), length)
+    }
+
+    /// Lion as the quick start runs it: `--rule lion.rule --set lr=0.001,b1=0.9,b2=0.99,wd=0`.
+    fn of_a_user(length: usize) -> Self {
+        let settings = [("b1", 0.9), ("b2", 0.99), ("wd", 0.0)].map(|(name, value)| (name.to_owned(), value));
+        let text = include_str!("../../core/rules/lion.rule");
+        let written = Written::new(text, &Settings::from(settings)).expect("its text is right");
+        let algorithm = Algorithm::Written(Arc::new(written));
+        Self::with(Fused::Lion, Rule { algorithm, ..Fused::Lion.rule().expect("its text is right") }, length)
+    }
+
+    fn with(fused: Fused, rule: Rule, length: usize) -> Self {
+        let rule = Prepared::new(rule).expect("it is a rule");
         let memory = (0..rule.states().len() + 2).map(|tensor| vec![1.0 + tensor as f32; length + 1024]).collect();
         Self { fused, rule, memory, length, scalars: Vec::new(), count: 1 }
     }
@@ -114,6 +130,19 @@ fn ratios(fused: Fused, length: usize) {
     }
 }
 
+/// A user's rule and the built-in momentum, in turns.
+fn beside_momentum(length: usize) {
+    let (mut user, mut momentum) = (Bench::of_a_user(length), Bench::new(Fused::Momentum, length));
+    let times = (WORK / length).max(1);
+    for form in Form::here() {
+        let mut kernels = Cpu::with(form);
+        let mut run = |bench: &mut Bench| seconds(|| bench.by_rule(&mut kernels, times));
+        let measured = (0..=REPETITIONS).map(|_| run(&mut momentum) / run(&mut user)).skip(1);
+        let [low, ratio, high] = quartiles(measured.collect());
+        println!("lion.rule {length:9} elements, {form:?}: {ratio:.3} of momentum's speed ({low:.3} to {high:.3})");
+    }
+}
+
 fn rules(criterion: &mut Criterion) {
     let lengths: &[usize] = if is_measured() { &LENGTHS } else { &[100] };
     for &length in lengths {
@@ -131,6 +160,7 @@ fn rules(criterion: &mut Criterion) {
     }
     for &length in lengths.iter().filter(|_| is_measured()) {
         Fused::ALL.into_iter().for_each(|fused| ratios(fused, length));
+        beside_momentum(length);
     }
 }
 

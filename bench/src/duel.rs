@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::child::{Ask, Cores, Member, Ran, Usage};
-use crate::job::{Job, ModeName, Poll, RuleName, Transport};
+use crate::job::{Job, ModeName, Poll, RuleName};
 use crate::ours;
 use crate::statistics::median;
 use crate::straight::shm;
@@ -189,7 +189,6 @@ fn barrier(job: &Job) -> Result<Vec<(Region, String)>> {
 }
 
 fn start_trainers(job: &Job, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
-    ensure!(job.transport != Transport::Verbs, "verbs are not in this build");
     let text = serde_json::to_string(job)?;
     let start = |trainer: u32| {
         let mut arguments = vec![command.to_owned(), "--job".to_owned(), text.clone()];

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use pserver_core::dtype::ElementType;
+use pserver_transport::verbs::{Device, Devices};
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
@@ -48,6 +49,21 @@ pub(crate) enum ModeName {
     Sync,
     /// One update per gradient.
     Async,
+    /// One update per gradient, and nobody more than `--staleness` rounds ahead.
+    Bounded,
+    /// Differences are added, and nothing else is done to them.
+    Delta,
+}
+
+/// Which payloads over TCP carry checksums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Checks {
+    /// Those that leave their host, so none here.
+    #[default]
+    BetweenHosts,
+    /// All.
+    Always,
 }
 
 /// The type of gradients; values have it too, or are f32 where it is a half.
@@ -100,6 +116,9 @@ pub(crate) struct Job {
     pub(crate) parameters: u32,
     pub(crate) chunk_bytes: u64,
     pub(crate) mode: ModeName,
+    /// How many rounds one trainer may be ahead of the slowest in bounded mode.
+    pub(crate) staleness: u32,
+    pub(crate) checks: Checks,
     pub(crate) dtype: Dtype,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,
@@ -152,21 +171,30 @@ impl Job {
         ensure!(self.trainers <= TRAINERS_MAX, "--trainers {}: expected at most {TRAINERS_MAX}", self.trainers);
         ensure!(self.trainers > 0 && self.servers > 0 && self.shards > 0, "expected at least one of everybody");
         ensure!(
-            self.mode == ModeName::Sync || self.rule == RuleName::Sgd || self.trainers == 1,
-            "--mode async with --trainers {}: what comes of it depends on who is first; expected --rule sgd",
+            matches!(self.mode, ModeName::Sync | ModeName::Delta) || self.rule == RuleName::Sgd || self.trainers == 1,
+            "--mode {} with --trainers {}: what comes of it depends on who is first; expected --rule sgd",
+            word(self.mode),
             self.trainers
         );
         ensure!(
-            self.rule != RuleName::None || self.trainers == 1,
-            "--rule none sets values, which only one trainer can do; found --trainers {}",
-            self.trainers
+            self.rule != RuleName::None || self.trainers == 1 && self.mode != ModeName::Delta,
+            "--rule none sets values, which only one trainer can do, and not by differences; found --trainers {} and \
+             --mode {}",
+            self.trainers,
+            word(self.mode)
         );
         ensure!(
             self.buffers == Buffers::Ordinary || self.rule != RuleName::None && self.mode == ModeName::Sync,
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
+        ensure!(
+            self.checks == Checks::BetweenHosts || self.transport == Transport::Tcp,
+            "--checks always is about payloads over TCP; found --transport {}",
+            word(self.transport)
+        );
         if self.transport == Transport::Verbs {
-            bail!("--transport verbs is not in this build; expected tcp or shm");
+            let found = Device::find(&Devices::Best);
+            found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         if self.transport == Transport::Loopback {
             bail!(
@@ -175,6 +203,11 @@ impl Job {
             );
         }
         Ok(())
+    }
+
+    /// The optimizer message that the servers get, or what they do with differences.
+    pub(crate) fn optimizer(&self) -> &'static str {
+        if self.mode == ModeName::Delta { "algorithm: \"add\"" } else { self.rule.text() }
     }
 
     pub(crate) fn elements(&self) -> u64 {

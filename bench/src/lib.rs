@@ -52,6 +52,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             whole: false,
             config: Vec::new(),
             buckets: None,
+            home: None,
         })?;
     }
     Ok(catalogue)

@@ -28,10 +28,14 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
         ("--chunk-bytes", job.chunk_bytes.to_string()),
         ("--mode", word(job.mode)),
         ("--merge", "sum".to_owned()),
-        ("--optimizer", job.rule.text().to_owned()),
+        ("--optimizer", job.optimizer().to_owned()),
+        ("--checks", word(job.checks)),
         ("--bind", at(job.transport, "127.0.0.1:0")),
         ("--log-level", "warn".to_owned()),
     ];
+    if job.mode == ModeName::Bounded {
+        all.push(("--staleness", job.staleness.to_string()));
+    }
     if has_option("poll") {
         all.push(("--poll", word(job.poll)));
     } else if job.poll != Poll::Block {
@@ -76,8 +80,12 @@ pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier
 
 /// A trainer's options, found as the C library finds them.
 fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
-    let poll = |name: &str| (name == "PSERVER_POLL").then(|| word(job.poll));
-    let surroundings = Surroundings { variable: &poll, file: &|_| unreachable!("no file is named") };
+    let variable = |name: &str| match name {
+        "PSERVER_POLL" => Some(word(job.poll)),
+        "PSERVER_CHECKS" => Some(word(job.checks)),
+        _ => None,
+    };
+    let surroundings = Surroundings { variable: &variable, file: &|_| unreachable!("no file is named") };
     Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
 }
 
@@ -137,7 +145,7 @@ impl Trainer {
 
     /// Parameters of zeros, from whichever trainer is chosen.
     fn initialise(&self) -> Result<()> {
-        let settings = OptimizerSettings::from_text(self.job.rule.text())?;
+        let settings = OptimizerSettings::from_text(self.job.optimizer())?;
         if !self.client.begin_init(&OptimizerSettings::default())? {
             let facts = self.client.describe(&self.names[0])?;
             let expected = self.places[0].1.len();
@@ -201,7 +209,7 @@ impl Exchange for Trainer {
     }
 
     fn settle(&mut self) -> Result<()> {
-        ensure!(self.job.mode == ModeName::Async, "only without rounds there is something to settle");
+        ensure!(self.job.mode != ModeName::Sync, "only without rounds there is something to settle");
         let mut rest = self.value.as_mut_slice();
         let mut wanted = Vec::with_capacity(self.names.len());
         for (name, (_, place)) in self.names.iter().zip(&self.places) {

@@ -16,7 +16,7 @@ use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::{self, Cpu};
 
-use crate::job::{Dtype, Job, RuleName};
+use crate::job::{Dtype, Job, ModeName, RuleName};
 
 /// Elements of a period; a prime.
 const PERIOD: usize = 1021;
@@ -65,9 +65,9 @@ impl Expected {
     pub(crate) fn new(job: &Job) -> Result<Self> {
         let pattern = Pattern::of(job);
         let rule = match job.rule {
-            RuleName::None | RuleName::Sum => None,
-            RuleName::Sgd | RuleName::Adam => {
-                let rule = OptimizerSettings::from_text(job.rule.text())?.rule.context("the message names a rule")?;
+            RuleName::None | RuleName::Sum if job.mode != ModeName::Delta => None,
+            _ => {
+                let rule = OptimizerSettings::from_text(job.optimizer())?.rule.context("the message names a rule")?;
                 Some(Prepared::new(rule)?)
             }
         };
@@ -152,7 +152,7 @@ impl FromF64 for f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Buffers, ModeName, Poll, Transport};
+    use crate::job::{Buffers, Checks, Poll, Transport};
     use crate::sizes::length;
 
     fn job(rule: RuleName) -> Job {
@@ -165,6 +165,8 @@ mod tests {
             parameters: 1,
             chunk_bytes: 4096,
             mode: ModeName::Sync,
+            staleness: 0,
+            checks: Checks::BetweenHosts,
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,
@@ -226,8 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn two_rounds_of_descent_come_back_to_where_they_began() {
-        let expected = expected(&job(RuleName::Sgd), 8);
-        assert_eq!(expected.wrong(&vec![0; 64 << 10]), 0);
+    fn two_rounds_of_descent_or_of_differences_come_back_to_where_they_began() {
+        let differences = Job { mode: ModeName::Delta, ..job(RuleName::Sum) };
+        for job in [job(RuleName::Sgd), differences] {
+            assert_eq!(expected(&job, 8).wrong(&vec![0; 64 << 10]), 0);
+            assert_ne!(expected(&job, 7).wrong(&vec![0; 64 << 10]), 0);
+        }
     }
 }

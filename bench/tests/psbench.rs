@@ -47,6 +47,9 @@ fn pushpull_measures_every_rule_mode_and_type() {
     check(&["pushpull", "-s", "64k", "-n", "18", "--rule", "none"], 1);
     check(&["pushpull", "-s", "64k", "-n", "18", "--buffers", "registered", "--trainers", "2"], 1);
     check(&["pushpull", "-s", "64k", "-n", "18", "--mode", "async", "--rule", "sgd", "--trainers", "2"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--mode", "bounded", "--rule", "sgd", "--trainers", "2"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "18", "--mode", "delta", "--trainers", "2"], 1);
+    check(&["pushpull", "-s", "64k", "-n", "9", "--mode", "delta", "--checks", "always"], 1);
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f16", "--trainers", "2", "--chunk", "16k"], 1);
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "bf16"], 1);
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f64", "--servers", "2", "--shards", "2"], 1);

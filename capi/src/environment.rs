@@ -22,7 +22,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
-use pserver_transport::tcp::{CHECKS_EXPECTED, POLL_EXPECTED};
+use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED};
 
 use crate::client::ClientOptions;
 

@@ -1,6 +1,6 @@
-//! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a
-//! chunk, on no way that the bytes take, on no device that updates, and on no order of arrival. `PSERVER_FULL=1` tries every optimizer on every
-//! layout.
+//! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a chunk, on
+//! no way that the bytes take, on no device that updates, and on no order of arrival. `PSERVER_FULL=1` tries every
+//! optimizer on every layout.
 
 mod cluster;
 

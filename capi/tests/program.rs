@@ -209,12 +209,13 @@ fn ready_fd_gets_one_line_and_is_closed() {
     assert!(server.end().status.success());
 }
 
-fn accuracy(mode: &str) -> f64 {
+fn accuracy(mode: &str, seed: u32) -> f64 {
     let folder = TempDir::new().unwrap();
     let mut command = pserver("quickstart");
     // A setting for another job, which alone would be refused.
     command.env("PSERVER_JOURNAL", "on");
-    let ended = run(command.args(["--json", "--mode", mode, "--model-dir"]).arg(folder.path()));
+    let ended =
+        run(command.args(["--json", "--mode", mode, "--seed", &seed.to_string(), "--model-dir"]).arg(folder.path()));
     assert!(ended.status.success(), "{mode}: {ended:?}");
     assert_eq!(ended.errors, "", "there is no progress for those who are no terminal");
     let summary: serde_json::Value = serde_json::from_str(&ended.output).expect("one JSON object alone");
@@ -226,13 +227,18 @@ fn accuracy(mode: &str) -> f64 {
     summary["accuracy"].as_f64().unwrap()
 }
 
+/// Without rounds the order in which trainers push is luck, and one run differs from the next by half a point (nine
+/// runs: 0.9765 on average, deviation 0.0047). The mean of three seeds differs by a quarter of one, so the bound is
+/// more than four deviations away.
 #[test]
 fn the_quickstart_learns_in_every_mode() {
-    let sync = accuracy("sync");
-    assert!(sync >= 0.96, "sync: {sync}");
+    let of = |mode| [1, 2, 3].map(|seed| accuracy(mode, seed));
+    let mean = |all: [f64; 3]| all.iter().sum::<f64>() / 3.0;
+    let sync = of("sync");
+    assert!(sync.iter().all(|one| *one >= 0.96), "sync: {sync:?}");
     for mode in ["async", "delta"] {
-        let found = accuracy(mode);
-        assert!(found >= sync - 0.01, "{mode}: {found}, sync: {sync}");
+        let found = of(mode);
+        assert!(mean(found) >= mean(sync) - 0.01, "{mode}: {found:?}, sync: {sync:?}");
     }
 }
 

@@ -6,15 +6,17 @@ mod cluster;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cluster::job::{Job, Local, client};
+use cluster::job::{Job, Local, client, folder};
 use cluster::luck::Luck;
+use paddle_pserver::client::{Client, Wanted};
 use paddle_pserver::program::{Trainer, initialise};
 use paddle_pserver::quickstart::digits::Digits;
 use paddle_pserver::quickstart::network;
+use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::program::transpile::{Cluster, CostModel, Machine, ParameterServer, Part, Transpiler};
 use pserver_core::program::{
-    Builder, Dim, Elements, Graph, PlainRun, Purpose, Tensor, append_backward, append_optimizer,
+    Builder, Dim, Elements, Graph, Peer, PlainRun, Purpose, Tensor, append_backward, append_optimizer,
 };
 use pserver_core::rows::Initializer;
 use pserver_kernels::cpu::Cpu;
@@ -62,6 +64,18 @@ fn run(own: &mut Trainer<'_>, data: &[Data]) {
             own.feed(name, tensor.clone()).expect("it fits");
         }
         own.step().expect("a step succeeds");
+    }
+}
+
+/// What the part of a server keeps is on that server, and nowhere else.
+fn check_homes(client: &Client, parts: &[Part]) {
+    for part in parts {
+        let Peer::Server(server) = part.peers[0] else { continue };
+        let kept = part.graph.variables().iter().filter(|known| known.purpose == Purpose::Parameter);
+        for name in kept.map(|known| &known.name) {
+            let found = client.servers_of(name).expect("it is declared");
+            assert_eq!(found.into_iter().map(u32::from).collect::<Vec<_>>(), [server], "{name:?}");
+        }
     }
 }
 
@@ -141,6 +155,7 @@ impl Case {
             let client = client(&coordinator, trainer);
             initialise(&client, &parts).expect("somebody initialises");
             let mut own = Trainer::new(&client, &parts).expect("the part can run");
+            check_homes(&client, &parts);
             let before = client.moved();
             run(&mut own, data);
             let after = client.moved();
@@ -209,4 +224,50 @@ fn tables_end_as_in_one_process() {
 fn tables_of_four_trainers_end_the_same_whatever_servers_and_shards() {
     let case = Case::tables(4, TABLE_OPTIMIZERS[0]);
     case.check(&case.distributed(1, 1));
+}
+
+#[test]
+fn a_home_is_kept_when_the_servers_come_back() {
+    let folder = folder();
+    let job = Job { shards: 2, chunk_bytes: CHUNK_BYTES, ..Job::new(3, 1) }.with_checkpoints(folder.path());
+    let value: Vec<u8> = (0..5 * 4096_u32).flat_map(u32::to_le_bytes).collect();
+    let names = ["everywhere", "zero", "one", "two"];
+    let homes = [vec![0, 1, 2], vec![0], vec![1], vec![2]];
+    let check = |client: &Client| {
+        for (name, home) in names.iter().zip(&homes) {
+            assert_eq!(client.servers_of(name).as_ref(), Ok(home), "{name}");
+            let mut found = vec![0; value.len()];
+            client.pull(&mut [Wanted { name, content: &mut found }]).expect("it is there");
+            assert!(found == value, "{name} has another value");
+        }
+    };
+    let running = Local::start(&job);
+    let first = client(&running.coordinator(), 0);
+    assert_eq!(first.begin_init(&OptimizerSettings::default()), Ok(true));
+    for (name, wish) in names.iter().zip(["", "home: 0", "home: 1", "home: 2"]) {
+        let settings = OptimizerSettings::from_text(wish).expect("it is a setting");
+        first.init_param(name, Float32, &[5 * 4096], &value, &settings).expect("it fits");
+    }
+    first.finish_init().expect("all is there");
+    check(&first);
+    drop(first);
+    running.stop();
+    let running = Local::start(&job);
+    check(&client(&running.coordinator(), 0));
+    running.stop();
+}
+
+#[test]
+fn a_home_is_said_of_one_parameter_and_is_a_server_of_the_job() {
+    let wish = OptimizerSettings::from_text("home: 1").expect("it is a setting");
+    let running = Local::start(&Job::new(1, 1));
+    let chosen = client(&running.coordinator(), 0);
+    assert_eq!(chosen.begin_init(&OptimizerSettings::default()), Ok(true));
+    let text = chosen.init_param("w", Float32, &[1], &[0; 4], &wish).unwrap_err().to_string();
+    assert!(text.contains("parameter \"w\": its home is server 1; expected one below 1"), "{text}");
+    running.stop();
+    let running = Local::start(&Job::new(2, 1));
+    let text = client(&running.coordinator(), 0).begin_init(&wish).unwrap_err().to_string();
+    assert!(text.contains("home is said of one parameter"), "{text}");
+    running.stop();
 }

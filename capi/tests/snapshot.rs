@@ -106,6 +106,7 @@ impl World {
             whole: !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: None }.encode(),
             buckets: None,
+            home: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };

@@ -2,46 +2,51 @@
 //!
 //! Not here: the tests themselves. Each package holds its own; this program runs them, counts them and checks what a
 //! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
-//! [`workspace`] (how a task runs a program).
+//! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
+//! maintainers; [`debian`] has the packages that it reads.
 
+mod debian;
 mod kernels;
+mod soft_roce;
 mod tasks;
 mod tidy;
+mod verbs_bindings;
 mod workspace;
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, Command};
+use clap::Command;
 
-use crate::tasks::{TASKS, Task};
+use crate::tasks::{TASKS, TOOLS};
 use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
+    if soft_roce::guest::is_first_process() {
+        return soft_roce::guest::live();
+    }
     let chosen = arguments().get_matches();
-    let name = chosen.subcommand_name().expect("clap requires a task");
+    let (name, given) = chosen.subcommand().expect("clap requires a task");
     let workspace = Workspace::of_this_program();
-    let wanted: Vec<_> = TASKS.iter().filter(|task| matches!(name, "test" | "all") || task.name == name).collect();
-    let writes = name == "kernels" && !chosen.subcommand_matches(name).is_some_and(|given| given.get_flag("check"));
-    let tally = tasks::run(&workspace, if writes { &[&tasks::MAKE_KERNELS] } else { &wanted });
+    let tally = match TOOLS.iter().find(|tool| tool.name == name) {
+        Some(tool) => tasks::use_tool(&workspace, tool, given),
+        None => {
+            let all = matches!(name, "test" | "all");
+            let wanted: Vec<_> = TASKS.iter().filter(|task| all || task.name == name).collect();
+            tasks::run(&workspace, &wanted)
+        }
+    };
     println!("{tally}");
     if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn arguments() -> Command {
+    let tools = TOOLS.iter().map(|tool| (tool.arguments)(Command::new(tool.name).about(tool.about)));
     Command::new("cargo ci")
         .about("Checks and tests of the whole workspace")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(TASKS.iter().map(subcommand))
+        .subcommands(TASKS.iter().map(|task| Command::new(task.name).about(task.about)))
         .subcommand(Command::new("test").about("Every task above, and one closing line"))
         .subcommand(Command::new("all").about("The same as test: what robots run is what you run"))
-}
-
-fn subcommand(task: &Task) -> Command {
-    let command = Command::new(task.name).about(task.about);
-    if task.name != tasks::MAKE_KERNELS.name {
-        return command;
-    }
-    let check = Arg::new("check").long("check").action(ArgAction::SetTrue).help("Compare, and write nothing");
-    command.about("Make the committed CUDA artifacts anew, or check them").arg(check)
+        .subcommands(tools)
 }

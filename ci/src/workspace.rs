@@ -85,11 +85,18 @@ impl Workspace {
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
     }
 
-    /// Reports a skip of a task itself, as tests report theirs.
+    /// Reports, as a test would, that something was not looked at.
     pub(crate) fn skip(&self, what: &str, why: &str) -> Result<()> {
-        let mut report = fs::OpenOptions::new().create(true).append(true).open(&self.skip_report)?;
-        let why = why.replace('\n', " ");
-        writeln!(report, "SKIPPED: {what}: {why}").context("report a skip")
+        let report = fs::OpenOptions::new().append(true).create(true).open(&self.skip_report);
+        let written = report.and_then(|mut report| writeln!(report, "SKIPPED: {what}: {why}"));
+        written.context("cannot report a skip")
+    }
+
+    /// Takes back what was skipped for want of `what`, because it has been run elsewhere since; how many lines.
+    pub(crate) fn make_up_for(&self, what: &str) -> Result<usize> {
+        let (made_up, left) = parted(self.skips(), what);
+        fs::write(&self.skip_report, left).context("cannot write the skip report")?;
+        Ok(made_up)
     }
 
     /// The lines that tests wrote to the skip report, which is then gone.
@@ -113,7 +120,7 @@ impl Tally {
     }
 
     /// What a line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` says; nothing for any other line.
-    fn of_result_line(line: &str) -> Self {
+    pub(crate) fn of_result_line(line: &str) -> Self {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return Self::default();
         };
@@ -151,6 +158,13 @@ impl Display for Tally {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         write!(out, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
+}
+
+/// How many lines are for want of `what`, and the text of the others.
+fn parted(lines: Vec<String>, what: &str) -> (usize, String) {
+    let start = format!("SKIPPED: {what}:");
+    let (wanted, left): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.starts_with(&start));
+    (wanted.len(), left.into_iter().map(|line| line + "\n").collect())
 }
 
 fn skip_lines(report: &str) -> Vec<String> {
@@ -197,6 +211,15 @@ mod tests {
     fn a_test_that_skipped_did_not_pass() {
         let tally = Tally { passed: 5, failed: 1, skipped: 0 };
         assert_eq!(tally.without(2).to_string(), "3 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn what_was_run_elsewhere_was_not_skipped() {
+        let lines =
+            skip_lines("SKIPPED: rdma: none\nSKIPPED: rdma-core: old\nSKIPPED: rdma: none\nSKIPPED: cuda: no\n");
+        let left = "SKIPPED: rdma-core: old\nSKIPPED: cuda: no\n".to_owned();
+        assert_eq!(parted(lines, "rdma"), (2, left));
+        assert_eq!(parted(Vec::new(), "rdma"), (0, String::new()));
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! door, [`checkpoint::storage`]. Transports fill [`port::Transport`] and kernels fill [`port::Kernels`]; both
 //! live in packages of their own.
 //!
-//! Read in this order: [`ids`], [`dtype`], [`error`] (values); [`partition`] (which chunk lives where); [`wire`] (what
-//! a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do); [`rows`] (tables
-//! of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
+//! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (which chunk lives where);
+//! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do);
+//! [`rows`] (tables of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
 
 pub mod checkpoint;
 pub mod checksum;
@@ -16,6 +16,7 @@ pub mod dtype;
 pub mod error;
 pub mod ids;
 pub mod limits;
+pub mod luck;
 pub mod memory;
 pub mod optim;
 pub mod partition;
@@ -24,5 +25,6 @@ pub mod program;
 pub mod rows;
 pub mod rule;
 pub mod server;
+pub mod text;
 pub mod time;
 pub mod wire;

@@ -31,6 +31,9 @@ pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
 pub const ROW_BYTES_MAX: u32 = 64 * 1024;
 /// Buckets of a sparse parameter: each costs an entry in every push of every trainer.
 pub const BUCKETS_MAX: u32 = 64 * 1024;
+/// Ids of rows in the answer to one question after those that are there: 256 KiB, which a shard gathers and sorts in a
+/// turn of its loop without keeping others waiting.
+pub const LISTED_IDS_MAX: u32 = 32 * 1024;
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.

@@ -55,66 +55,65 @@ __device__ __forceinline__ Two product_of(double a, double b) {
     return two;
 }
 
-// Without the last term, one half.
-__device__ __forceinline__ double exponential_series_above(double x) {
-    double sum = 1.0 / 87178291200.0;
-    sum = add(mul(sum, x), 1.0 / 6227020800.0);
-    sum = add(mul(sum, x), 1.0 / 479001600.0);
-    sum = add(mul(sum, x), 1.0 / 39916800.0);
-    sum = add(mul(sum, x), 1.0 / 3628800.0);
-    sum = add(mul(sum, x), 1.0 / 362880.0);
-    sum = add(mul(sum, x), 1.0 / 40320.0);
-    sum = add(mul(sum, x), 1.0 / 5040.0);
-    sum = add(mul(sum, x), 1.0 / 720.0);
-    sum = add(mul(sum, x), 1.0 / 120.0);
-    sum = add(mul(sum, x), 1.0 / 24.0);
-    return add(mul(sum, x), 1.0 / 6.0);
-}
-
-__device__ __forceinline__ double exponential_series(double x) {
-    return add(mul(exponential_series_above(x), x), 1.0 / 2.0);
+__device__ __forceinline__ double exponential_series(double x, double square) {
+    double even = 1.0 / 6227020800.0;
+    even = add(mul(even, square), 1.0 / 39916800.0);
+    even = add(mul(even, square), 1.0 / 362880.0);
+    even = add(mul(even, square), 1.0 / 5040.0);
+    even = add(mul(even, square), 1.0 / 120.0);
+    even = add(mul(even, square), 1.0 / 6.0);
+    double odd = 1.0 / 87178291200.0;
+    odd = add(mul(odd, square), 1.0 / 479001600.0);
+    odd = add(mul(odd, square), 1.0 / 3628800.0);
+    odd = add(mul(odd, square), 1.0 / 40320.0);
+    odd = add(mul(odd, square), 1.0 / 720.0);
+    odd = add(mul(odd, square), 1.0 / 24.0);
+    return add(even, mul(x, odd));
 }
 
 __device__ __forceinline__ double logarithm_series(double x) {
-    double sum = 2.0 / 25.0;
-    sum = add(mul(sum, x), 2.0 / 23.0);
-    sum = add(mul(sum, x), 2.0 / 21.0);
-    sum = add(mul(sum, x), 2.0 / 19.0);
-    sum = add(mul(sum, x), 2.0 / 17.0);
-    sum = add(mul(sum, x), 2.0 / 15.0);
-    sum = add(mul(sum, x), 2.0 / 13.0);
-    sum = add(mul(sum, x), 2.0 / 11.0);
-    sum = add(mul(sum, x), 2.0 / 9.0);
-    sum = add(mul(sum, x), 2.0 / 7.0);
-    return add(mul(sum, x), 2.0 / 5.0);
+    double square = mul(x, x);
+    double even = 2.0 / 25.0;
+    even = add(mul(even, square), 2.0 / 21.0);
+    even = add(mul(even, square), 2.0 / 17.0);
+    even = add(mul(even, square), 2.0 / 13.0);
+    even = add(mul(even, square), 2.0 / 9.0);
+    even = add(mul(even, square), 2.0 / 5.0);
+    double odd = 2.0 / 23.0;
+    odd = add(mul(odd, square), 2.0 / 19.0);
+    odd = add(mul(odd, square), 2.0 / 15.0);
+    odd = add(mul(odd, square), 2.0 / 11.0);
+    odd = add(mul(odd, square), 2.0 / 7.0);
+    return add(even, mul(x, odd));
 }
 
-__device__ __forceinline__ double power_of_two(double exponent) {
-    return of_bits((u64)add(exponent, 1023.0) << 52);
+__device__ __forceinline__ double power_of_two(long long exponent) {
+    return of_bits((u64)(exponent + 1023) << 52);
 }
 
-__device__ __forceinline__ double scaled(double x, double exponent) {
-    if (1023.0 < exponent) {
-        return mul(mul(x, power_of_two(1023.0)), power_of_two(sub(exponent, 1023.0)));
+__device__ __forceinline__ double scaled(double x, long long exponent) {
+    if (-1022 <= exponent && exponent <= 1023) {
+        return mul(x, power_of_two(exponent));
     }
-    if (exponent < -1022.0) {
-        return mul(mul(x, power_of_two(add(exponent, 1000.0))), power_of_two(-1000.0));
-    }
-    return mul(x, power_of_two(exponent));
+    long long half = exponent >> 1;
+    return mul(mul(x, power_of_two(half)), power_of_two(exponent - half));
 }
 
 struct Reduced {
-    double exponent, rest, lost;
+    long long exponent;
+    double rest, lost;
 };
 
 __device__ __forceinline__ Reduced reduced(double x, double low) {
     Reduced reduced;
-    double exponent = floor(add(mul(x, INVERSE_LOG_2), 0.5));
-    double high = sub(x, mul(exponent, LOG_2_HIGH));
-    low = sub(mul(exponent, LOG_2_LOW), low);
-    double rest = sub(high, low);
-    reduced.exponent = exponent, reduced.rest = rest;
-    reduced.lost = sub(sub(high, rest), low);
+    const double whole_bits = 6755399441055744.0;
+    double moved = add(mul(x, INVERSE_LOG_2), whole_bits);
+    double whole = sub(moved, whole_bits);
+    double high = sub(x, mul(whole, LOG_2_HIGH));
+    low = sub(mul(whole, LOG_2_LOW), low);
+    reduced.exponent = __double_as_longlong(moved) - __double_as_longlong(whole_bits);
+    reduced.rest = sub(high, low);
+    reduced.lost = sub(sub(high, reduced.rest), low);
     return reduced;
 }
 
@@ -129,7 +128,7 @@ __device__ __forceinline__ double exponential_of(double x, double low) {
     Two square = product_of(r.rest, r.rest);
     Two sum = larger_plus(1.0, r.rest);
     Two total = larger_plus(sum.high, mul(0.5, square.high));
-    double cube = mul(mul(r.rest, square.high), exponential_series_above(r.rest));
+    double cube = mul(mul(r.rest, square.high), exponential_series(r.rest, square.high));
     double small = add(add(total.low, sum.low), add(add(mul(0.5, square.low), r.lost), cube));
     return scaled(add(total.high, small), r.exponent);
 }
@@ -149,11 +148,13 @@ __device__ __noinline__ double exponential_minus_one(double x) {
         return -1.0;
     }
     Reduced r = reduced(x, 0.0);
-    double above_one = add(r.rest, add(mul(mul(r.rest, r.rest), exponential_series(r.rest)), r.lost));
-    if (r.exponent == 0.0) {
+    double square = mul(r.rest, r.rest);
+    double factor = add(0.5, mul(r.rest, exponential_series(r.rest, square)));
+    double above_one = add(r.rest, add(mul(square, factor), r.lost));
+    if (r.exponent == 0) {
         return above_one;
     }
-    double one = 60.0 < r.exponent ? 1.0 : sub(1.0, power_of_two(-r.exponent));
+    double one = 60 < r.exponent ? 1.0 : sub(1.0, power_of_two(-r.exponent));
     return scaled(add(one, above_one), r.exponent);
 }
 
@@ -161,7 +162,7 @@ __device__ __noinline__ double exponential_minus_one(double x) {
 __device__ __forceinline__ Two parts(double x) {
     const u64 root_of_half = 0x3fe6a09e667f3bcdull, one = 0x3ff0000000000000ull;
     bool is_small = x < of_bits(0x0010000000000000ull);
-    u64 bits = (u64)__double_as_longlong(is_small ? mul(x, power_of_two(54.0)) : x) + (one - root_of_half);
+    u64 bits = (u64)__double_as_longlong(is_small ? mul(x, power_of_two(54)) : x) + (one - root_of_half);
     Two two;
     two.high = sub((double)(bits >> 52), is_small ? 1077.0 : 1023.0);
     two.low = sub(of_bits((bits & 0x000fffffffffffffull) + root_of_half), 1.0);
@@ -173,9 +174,10 @@ __device__ __forceinline__ Two logarithm_in_two(double x) {
     double exponent = split.high, fraction = split.low;
     double divisor = add(2.0, fraction);
     double divisor_low = sub(fraction, sub(divisor, 2.0));
-    double share = quotient(fraction, divisor);
+    double inverse = quotient(1.0, divisor);
+    double share = mul(fraction, inverse);
     Two t = product_of(share, divisor);
-    double share_low = quotient(sub(sub(sub(fraction, t.high), t.low), mul(share, divisor_low)), divisor);
+    double share_low = mul(sub(sub(sub(fraction, t.high), t.low), mul(share, divisor_low)), inverse);
     Two square = product_of(share, share);
     square.low = add(square.low, mul(mul(2.0, share), share_low));
     Two factor = larger_plus(2.0 / 3.0, mul(square.high, logarithm_series(square.high)));

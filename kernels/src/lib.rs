@@ -1,7 +1,7 @@
 //! The arithmetic of a shard: sums of gradients and updates of parameters, as fast as memory allows.
 //!
 //! Not here: what the right answer is ([`pserver_core::optim`] and [`pserver_core::rule`] are the oracles, one plain
-//! element after another); CUDA; threads (a shard is one core, and what a kernel keeps is its own).
+//! element after another); threads (a shard is one core, and what a kernel keeps is its own).
 //!
 //! Sums are loops, and which vector instructions a machine has is found at run time by the crate `multiversion`: its
 //! macro compiles the same loops once for AVX-512, once for AVX2 and once for the plain target. Rules are code that
@@ -10,7 +10,8 @@
 //! `native::x86::raw`.
 //!
 //! Read in this order: [`cpu`], then `native` and `tiles` (how a rule is run), then [`conformance`] (what every kernel
-//! must keep), then [`Faulty`] (one that does not); [`graph`], the arithmetic of programs, stands by itself.
+//! must keep), then [`Faulty`] (one that does not); [`graph`], the arithmetic of programs, stands by
+//! itself, and so does [`cuda`], the texts of kernels for devices.
 
 pub mod conformance;
 pub mod cpu;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
+use pserver_core::luck::Luck;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::Address;
 
@@ -50,26 +51,6 @@ pub struct Fault {
     cut: BTreeSet<PeerId>,
 }
 
-/// A small generator: splitmix64.
-struct Luck(u64);
-
-impl Luck {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// True with this probability. Luck is drawn also when there is none, so that plans can be compared.
-    fn strikes(&mut self, probability: f64) -> bool {
-        const STEPS: f64 = (1_u64 << 32) as f64;
-        let drawn = u32::try_from(self.next() >> 32).expect("the upper half has 32 bits");
-        f64::from(drawn) < probability * STEPS
-    }
-}
-
 impl Fault {
     /// `inner`, misbehaving as `plan` says; the same `seed` and the same work give the same faults. The seed is
     /// printed, so that a failed test can be run again.
@@ -95,6 +76,12 @@ impl Fault {
         self.seed
     }
 
+    /// True with this probability. Luck is drawn also when there is none, so that plans can be compared.
+    fn strikes(&mut self, probability: f64) -> bool {
+        const STEPS: f64 = (1_u64 << 32) as f64;
+        f64::from(self.luck.number()) < probability * STEPS
+    }
+
     fn is_delayed(&self, peer: PeerId) -> bool {
         self.delayed.iter().any(|(_, work)| work.peer() == peer)
     }
@@ -113,19 +100,19 @@ impl Fault {
             self.events.push(returned(work));
             return Ok(None);
         }
-        if self.luck.strikes(self.plan.cut_before_frame) {
+        if self.strikes(self.plan.cut_before_frame) {
             self.cut_now(peer);
             self.events.push(returned(work));
             return Ok(None);
         }
-        if self.luck.strikes(self.plan.delay_frame) || self.is_delayed(peer) {
+        if self.strikes(self.plan.delay_frame) || self.is_delayed(peer) {
             if self.delayed.len() >= DELAYED_MAX {
                 return Ok(Some(work));
             }
             self.delayed.push_back((self.polls + u64::from(self.plan.delay_polls), work));
             return Ok(None);
         }
-        if self.luck.strikes(self.plan.change_checksum)
+        if self.strikes(self.plan.change_checksum)
             && let Submit::Send { frame, .. } = &mut work
             && let Some(entry) = frame.entries.iter_mut().find(|entry| entry.bytes > 0)
         {
@@ -133,7 +120,7 @@ impl Fault {
             entry.checksum = 0x0bad_5eed;
         }
         let left = self.pass(work)?;
-        if left.is_none() && self.luck.strikes(self.plan.cut_after_frame) {
+        if left.is_none() && self.strikes(self.plan.cut_after_frame) {
             self.cut_now(peer);
         }
         Ok(left)
@@ -167,7 +154,7 @@ impl Transport for Fault {
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
-        if !self.luck.strikes(self.plan.refuse_connect) {
+        if !self.strikes(self.plan.refuse_connect) {
             return self.inner.connect(address);
         }
         let peer = PeerId(u64::MAX - self.refused);

@@ -3,15 +3,17 @@
 //! Not here: what a frame means (`pserver_core::wire`), who talks to whom (`pserver_core::server` and `client`),
 //! and any decision about placement. A transport neither copies a payload it need not copy nor looks into one.
 //!
-//! Read in this order: [`loopback`] (the simplest one, in process), [`tcp`] (always there; within a machine its
-//! connections go through the memory of `shm`), [`fault`] and
-//! [`trace`] (wrappers that are transports themselves), [`conformance`] (what all of them promise).
+//! Read in this order: [`loopback`] (the simplest one, in process), [`network`] (what owns connections: over
+//! TCP, through the memory of one machine, `shm`, or over [`verbs`]), [`fault`] and [`trace`] (wrappers that are
+//! transports themselves), [`conformance`] (what all of them promise).
 
 pub mod conformance;
 pub mod fault;
 pub mod loopback;
+pub mod network;
 mod payload;
 mod refusal;
+mod share;
 mod shm;
-pub mod tcp;
 pub mod trace;
+pub mod verbs;

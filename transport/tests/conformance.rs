@@ -5,7 +5,8 @@ use std::thread;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
-use pserver_transport::tcp::{Checks, Listener, Poll, Stop, TcpOptions, TcpTransport};
+use pserver_transport::network::{Checks, Listener, Network, NetworkOptions, Poll, Stop};
+use pserver_transport::verbs::{Device, Devices};
 
 /// Ends a listener and waits for its thread.
 struct Listening(Stop, Option<thread::JoinHandle<()>>);
@@ -19,14 +20,14 @@ impl Drop for Listening {
     }
 }
 
-fn tcp(host: &str, options: &TcpOptions) -> Ends {
+fn tcp(host: &str, options: &NetworkOptions) -> Ends {
     ends(&format!("tcp://{host}:0"), options)
 }
 
-fn ends(address: &str, options: &TcpOptions) -> Ends {
+fn ends(address: &str, options: &NetworkOptions) -> Ends {
     let address = Address::parse(address).expect("an address");
-    let near = TcpTransport::new(options.clone()).expect("a transport");
-    let far = TcpTransport::new(options.clone()).expect("a transport");
+    let near = Network::new(options.clone()).expect("a transport");
+    let far = Network::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
     let address = Address { port: listener.local_address().port, ..address };
     let (stop, lanes) = (Stop::new(), vec![Some(far.adopter())]);
@@ -48,38 +49,54 @@ fn loopback_keeps_every_promise() {
 
 #[test]
 fn tcp_keeps_every_promise() {
-    conformance::check(|| tcp("127.0.0.1", &TcpOptions::default()));
+    conformance::check(|| tcp("127.0.0.1", &NetworkOptions::default()));
 }
 
 #[test]
 fn tcp_keeps_every_promise_by_name_and_with_checksums() {
-    let options = TcpOptions { checks: Checks::Always, ..TcpOptions::default() };
+    let options = NetworkOptions { checks: Checks::Always, ..NetworkOptions::default() };
     conformance::check(|| tcp("localhost", &options));
 }
 
 #[test]
 fn tcp_keeps_every_promise_with_small_buffers() {
     let small = Some(16 * 1024);
-    let options = TcpOptions {
+    let options = NetworkOptions {
         send_buffer_bytes: small,
         receive_buffer_bytes: small,
         checks: Checks::Always,
-        ..TcpOptions::default()
+        ..NetworkOptions::default()
     };
     conformance::check(|| tcp("[::1]", &options));
 }
 
 #[test]
 fn shared_memory_keeps_every_promise() {
-    conformance::check(|| ends("shm://127.0.0.1:0", &TcpOptions::default()));
+    conformance::check(|| ends("shm://127.0.0.1:0", &NetworkOptions::default()));
 }
 
 #[test]
 fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
-    conformance::check(|| ends("localhost:0", &TcpOptions { poll: Poll::Block, ..TcpOptions::default() }));
+    conformance::check(|| ends("localhost:0", &NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() }));
 }
 
 #[test]
 fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
-    conformance::check(|| ends("shm://[::]:0", &TcpOptions { poll: Poll::Busy, ..TcpOptions::default() }));
+    conformance::check(|| ends("shm://[::]:0", &NetworkOptions { poll: Poll::Busy, ..NetworkOptions::default() }));
+}
+
+/// Verbs over a device in process.
+fn verbs(address: &str, options: NetworkOptions) -> Ends {
+    ends(address, &NetworkOptions { devices: Devices::This(Device::in_process()), ..options })
+}
+
+#[test]
+fn verbs_keep_every_promise() {
+    conformance::check(|| verbs("verbs://127.0.0.1:0", NetworkOptions::default()));
+}
+
+#[test]
+fn verbs_keep_every_promise_with_checksums() {
+    let options = || NetworkOptions { checks: Checks::Always, poll: Poll::Block, ..NetworkOptions::default() };
+    conformance::check(|| verbs("verbs://[::1]:0", options()));
 }

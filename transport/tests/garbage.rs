@@ -9,11 +9,11 @@ use std::time::Duration;
 use prost::Message;
 use pserver_core::checksum::checksum;
 use pserver_core::wire::{Address, ErrorMessage, Flags, Frame, HEADER_BYTES, Kind, Prefix};
-use pserver_transport::tcp::{Checks, Listener, TcpOptions};
+use pserver_transport::network::{Checks, Listener, NetworkOptions};
 
 use server::{Server, hello, push};
 
-fn start(options: TcpOptions) -> Server {
+fn start(options: NetworkOptions) -> Server {
     Server::start("tcp://127.0.0.1:0", options)
 }
 
@@ -95,7 +95,7 @@ fn spoiled(frame: &Frame, at: usize) -> Vec<u8> {
 
 #[test]
 fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = start(TcpOptions::default());
+    let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.connect();
@@ -117,7 +117,7 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
 
 #[test]
 fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = start(TcpOptions::default());
+    let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
         let mut raw = server.greeted();
@@ -143,11 +143,11 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
     frame.head.flags = Flags::UNCHECKED;
     frame.entries[0].checksum = 0;
     let bytes = [frame.encode(), vec![7; 1000]].concat();
-    let strict = start(TcpOptions { checks: Checks::Always, ..TcpOptions::default() });
+    let strict = start(NetworkOptions { checks: Checks::Always, ..NetworkOptions::default() });
     let mut raw = strict.greeted();
     raw.send(&bytes);
     raw.must_be_refused("payloads without checksums; this side checks always");
-    let server = start(TcpOptions::default());
+    let server = start(NetworkOptions::default());
     let mut raw = server.greeted();
     raw.send(&bytes);
     assert_eq!(raw.frame().map(|frame| frame.head.kind), Some(Kind::Done), "elsewhere they are taken");
@@ -155,7 +155,7 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
 
 #[test]
 fn a_peer_that_goes_in_the_middle_harms_nobody() {
-    let server = start(TcpOptions::default());
+    let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
     for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
@@ -170,7 +170,7 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 #[test]
 fn who_says_nothing_is_refused_in_time() {
     let hello_timeout = Duration::from_millis(20);
-    let server = start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    let server = start(NetworkOptions { hello_timeout, ..NetworkOptions::default() });
     server.connect().must_be_refused("no hello within 20ms");
     let mut slow = server.connect();
     slow.send(&hello(1).encode()[..HEADER_BYTES + 3]);
@@ -184,7 +184,7 @@ fn who_says_nothing_is_refused_in_time() {
 #[test]
 fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
     let hello_timeout = Duration::from_secs(60);
-    let server = start(TcpOptions { hello_timeout, ..TcpOptions::default() });
+    let server = start(NetworkOptions { hello_timeout, ..NetworkOptions::default() });
     let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();
     server.greeted().works();
     assert!(crowd[0].frame().is_none(), "the oldest made room");
@@ -192,11 +192,11 @@ fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
 
 #[test]
 fn a_port_in_use_is_named_with_who_to_look_for() {
-    let server = start(TcpOptions::default());
-    let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
+    let server = start(NetworkOptions::default());
+    let error = Listener::bind(&server.address, NetworkOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
     assert!(error.contains(&format!("ss -ltnp 'sport = :{}'", server.address.port)), "{error}");
     let foreign = Address::parse("tcp://192.0.2.1:0").expect("an address");
-    let error = Listener::bind(&foreign, TcpOptions::default()).err().expect("not ours").to_string();
+    let error = Listener::bind(&foreign, NetworkOptions::default()).err().expect("not ours").to_string();
     assert!(error.contains("this machine does not have that address"), "{error}");
 }

@@ -21,7 +21,7 @@ use pserver_core::memory::shared::{Board, Counters};
 use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
 use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
-use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A transport that is connected to, with its listener's thread.
 struct Far {
-    transport: TcpTransport,
+    transport: Network,
     address: Address,
     stop: Stop,
     thread: Option<thread::JoinHandle<()>>,
@@ -39,9 +39,9 @@ struct Far {
 
 impl Far {
     fn listen(address: &str) -> Self {
-        let transport = TcpTransport::new(TcpOptions::default()).expect("a transport");
+        let transport = Network::new(NetworkOptions::default()).expect("a transport");
         let address = Address::parse(address).expect("an address");
-        let listener = Listener::bind(&address, TcpOptions::default()).expect("a free port");
+        let listener = Listener::bind(&address, NetworkOptions::default()).expect("a free port");
         let (address, lanes, stop) = (listener.local_address(), vec![Some(transport.adopter())], Stop::new());
         let ends = stop.clone();
         let thread = Some(thread::spawn(move || listener.run(lanes, ends).expect("the listener runs")));
@@ -59,14 +59,14 @@ impl Drop for Far {
 }
 
 /// A transport that has said hello.
-fn near(address: &Address) -> (TcpTransport, PeerId) {
-    let mut transport = TcpTransport::new(TcpOptions::default()).expect("a transport");
+fn near(address: &Address) -> (Network, PeerId) {
+    let mut transport = Network::new(NetworkOptions::default()).expect("a transport");
     let peer = transport.connect(address).expect("an address of this transport");
     submit(&mut transport, [send(peer, hello(0), Vec::new())]);
     (transport, peer)
 }
 
-fn submit(transport: &mut TcpTransport, work: impl IntoIterator<Item = Submit>) {
+fn submit(transport: &mut Network, work: impl IntoIterator<Item = Submit>) {
     let mut queue: VecDeque<Submit> = work.into_iter().collect();
     transport.submit(&mut queue).expect("the device works");
     assert!(queue.is_empty(), "it takes so little at once");
@@ -76,7 +76,7 @@ fn send(peer: PeerId, frame: Frame, body: Vec<Outgoing>) -> Submit {
     Submit::Send { peer, ticket: Ticket(1), frame, body }
 }
 
-fn poll(transport: &mut TcpTransport) -> Vec<Event> {
+fn poll(transport: &mut Network) -> Vec<Event> {
     let mut events = Vec::new();
     transport.wait(Duration::from_millis(1));
     transport.poll(&mut events).expect("the device works");
@@ -84,7 +84,7 @@ fn poll(transport: &mut TcpTransport) -> Vec<Event> {
 }
 
 /// Polls both until `wanted` finds what it looks for in an event of the first.
-fn until<T>(one: &mut TcpTransport, other: &mut TcpTransport, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
+fn until<T>(one: &mut Network, other: &mut Network, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         poll(other);
@@ -123,7 +123,7 @@ fn place(arena: &Arena, frame: &Frame) -> Vec<Incoming> {
 }
 
 /// Lands one frame of `kind` with a payload of 100,000 bytes at `far`; its lease, and the sender.
-fn landed(far: &mut Far, kind: Kind) -> (Lease, TcpTransport) {
+fn landed(far: &mut Far, kind: Kind) -> (Lease, Network) {
     let (mut near, peer) = near(&far.address);
     let own = Arena::new(&arena(128 * 1024, 2)).expect("a small arena");
     let payload = chunk(&own, 100_000, 7);
@@ -414,7 +414,7 @@ fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
 
 #[test]
 fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = Raw::greeted(&server);
     let mut check = |setup: &[u8], descriptor: Option<OwnedFd>, expected: &str| {
         let mut socket = Raw::connect(&server.address);
@@ -443,7 +443,7 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
 
 #[test]
 fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = Raw::greeted(&server);
     let mut check = |breaks: &dyn Fn(&mut Raw), expected: &str| {
         let mut raw = Raw::greeted(&server);
@@ -487,7 +487,7 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
 
 #[test]
 fn a_peer_that_goes_in_the_middle_harms_nobody() {
-    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
+    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = Raw::greeted(&server);
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
     for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
@@ -500,8 +500,8 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 
 #[test]
 fn a_name_in_use_is_refused() {
-    let server = Server::start("shm://127.0.0.1:0", TcpOptions::default());
-    let error = Listener::bind(&server.address, TcpOptions::default()).err().expect("in use").to_string();
+    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
+    let error = Listener::bind(&server.address, NetworkOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
 }
 
@@ -520,7 +520,7 @@ fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
         let loan = book.read(payload).within(buffer.mapping());
         submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)])]);
         let mut seen = Vec::new();
-        let mut note = |transport: &mut TcpTransport| {
+        let mut note = |transport: &mut Network| {
             seen.extend(poll(transport).iter().filter_map(|event| match event {
                 Event::Left { .. } => Some("left"),
                 Event::Sent { body, .. } if !body.is_empty() => Some("sent"),
@@ -616,7 +616,7 @@ fn a_buffer_of_which_nothing_is_lent_stays_in_place() {
 
 /// Sends values that fill a shared arena to a transport that keeps them; the number by which the system knows the
 /// arena's memory, and the leases that came.
-fn kept(far: &mut Far, near: &mut TcpTransport) -> (u64, Vec<Lease>) {
+fn kept(far: &mut Far, near: &mut Network) -> (u64, Vec<Lease>) {
     let peer = until(&mut far.transport, near, |event| match event {
         Event::Landed { peer, .. } => Some(peer),
         _ => None,

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::duel::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
-use crate::job::{Buffers, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes::{self, length};
 use crate::statistics::{median, percentile};
@@ -98,6 +98,8 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         parameters: 1,
         chunk_bytes: bytes,
         mode: ModeName::Sync,
+        staleness: 0,
+        checks: Checks::BetweenHosts,
         dtype: Dtype::F32,
         rule: RuleName::Sum,
         poll,

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::kernels::Kernel;
 use crate::duel::{BLOCKS_MIN, Block, Pace, Team};
-use crate::job::{Buffers, Dtype, Job, ModeName, Poll, Transport, word};
+use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, Transport, word};
 use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes::{self, length};
@@ -218,6 +218,8 @@ impl Course<'_> {
             parameters: 1,
             chunk_bytes: 1 << 20,
             mode: ModeName::Sync,
+            staleness: 0,
+            checks: Checks::BetweenHosts,
             dtype: Dtype::F32,
             rule: peer.rule,
             poll: self.args.poll,

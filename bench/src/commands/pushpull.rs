@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::contest::{Terms, measure};
 use crate::duel::Pace;
-use crate::job::{Buffers, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -33,6 +33,12 @@ pub(crate) struct Work {
     /// How trainers share parameters.
     #[arg(long, value_enum, default_value_t = ModeName::Sync)]
     pub(crate) mode: ModeName,
+    /// How many rounds one trainer may be ahead of the slowest, with --mode bounded.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) staleness: u32,
+    /// Which payloads over TCP carry checksums, ours only: the straight server has none.
+    #[arg(long, value_enum, default_value_t = Checks::BetweenHosts)]
+    pub(crate) checks: Checks,
     /// The type of gradients.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
@@ -101,6 +107,8 @@ impl Work {
             parameters: self.params,
             chunk_bytes: self.chunk,
             mode: self.mode,
+            staleness: self.staleness,
+            checks: self.checks,
             dtype: self.dtype,
             rule: self.rule,
             poll: self.poll,

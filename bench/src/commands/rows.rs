@@ -158,11 +158,7 @@ fn over_network(args: &Args) -> Result<Report> {
         "distributions": distributions, "exponent": args.exponent, "iterations": args.iterations, "dtype": "f32" });
     ensure!(args.rows > 0 && args.batch > 0 && args.iterations > 0, "expected rows, a batch and iterations");
     ensure!(args.trainers > 0 && args.servers > 0 && args.shards > 0, "expected at least one of everybody");
-    ensure!(
-        matches!(args.transport, Transport::Tcp | Transport::Shm),
-        "--transport {}: expected tcp or shm",
-        word(args.transport)
-    );
+    ensure!(args.transport != Transport::Loopback, "--transport loopback: expected tcp, shm or verbs");
     let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
     report.carried_by(&word(args.transport));
     for distribution in &args.distribution {

@@ -1,6 +1,7 @@
 //! Which rows a batch asks for.
 
 use clap::ValueEnum;
+use pserver_core::luck::Luck;
 
 /// How often rows are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -16,7 +17,7 @@ pub(crate) struct Draw {
     rows: u64,
     /// The share of all draws up to a rank; empty when all are alike.
     shares: Vec<f64>,
-    state: u64,
+    luck: Luck,
 }
 
 impl Draw {
@@ -30,7 +31,7 @@ impl Draw {
             }));
             shares.iter_mut().for_each(|share| *share /= sum);
         }
-        Self { rows, shares, state: seed }
+        Self { rows, shares, luck: Luck(seed) }
     }
 
     /// Some rows.
@@ -41,7 +42,7 @@ impl Draw {
     fn row(&mut self) -> u64 {
         let share = self.fraction();
         if self.shares.is_empty() {
-            return self.next() % self.rows;
+            return self.luck.below(self.rows);
         }
         let rank = self.shares.partition_point(|bound| *bound <= share) as u64;
         // Rows that are wanted alike often do not lie beside each other: the factor is a prime, and no divisor of any
@@ -51,20 +52,12 @@ impl Draw {
 
     /// From zero up to, but without, one.
     fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / 2.0_f64.powi(53)
+        (self.luck.next() >> 11) as f64 / 2.0_f64.powi(53)
     }
 
     /// As [`fraction`](Self::fraction), coarser.
     pub(crate) fn single(&mut self) -> f32 {
-        f32::from(u16::try_from(self.next() >> 48).expect("16 bits")) / 65_536.0
-    }
-
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        f32::from(u16::try_from(self.luck.next() >> 48).expect("16 bits")) / 65_536.0
     }
 }
 

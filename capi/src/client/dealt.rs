@@ -1,14 +1,29 @@
 //! Rows dealt to buckets, in memory of their own.
 
+use std::ops::Range;
+
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::ChunkIndex;
+use pserver_core::memory::prefetch;
 use pserver_core::partition::Buckets;
-use pserver_core::rows::{Merge, RowLayout, RowsView};
+use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
 use pserver_core::wire::RowsPart;
 
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
+/// Rows of an answer that are asked for ahead.
+const ROWS_AHEAD: usize = 16;
+/// Buffers that are kept from one call to the next.
+const KEPT_MAX: usize = 16;
+
+/// What calls with rows work in, kept from one call to the next: pages that the system has just given cost as much as
+/// what is done in them. It is as large as the largest calls were.
+#[derive(Debug, Default)]
+pub(super) struct RowsRoom {
+    pub(super) merge: Merge,
+    kept: Vec<Vec<u8>>,
+}
 
 /// How the rows of one parameter are dealt.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +37,7 @@ pub(super) struct Dealt {
 #[derive(Debug)]
 pub(super) struct Stack {
     pub(super) element_type: ElementType,
+    /// At least as long as the parts.
     bytes: Vec<u8>,
     /// The bucket of each part and where the part ends; a bucket without rows has one part without bytes.
     ends: Vec<(ChunkIndex, usize)>,
@@ -51,86 +67,129 @@ impl Dealt {
     ///
     /// # Errors
     /// When there are too many rows.
-    pub(super) fn stack(self, layout: RowLayout, rows: RowsView<'_>, merge: &mut Merge) -> Result<Stack, Failure> {
+    pub(super) fn stack(self, layout: RowLayout, rows: RowsView<'_>, room: &mut RowsRoom) -> Result<Stack, Failure> {
+        let bytes = room.take();
         let given = [rows];
-        let merged = merge.unite(layout, &given)?;
+        let merged = room.merge.deal(layout, &given, self.buckets)?;
         if merged.len() == rows.len() {
-            let row = |place: usize, into: &mut [u8]| into.copy_from_slice(rows.row(merged.first_row(place)));
-            return Ok(self.stack_by(rows.layout(), merged.ids(), row));
+            return Ok(self.stack_by(rows.layout(), bytes, merged.ids(), |some, into| merged.copy(some, into)));
         }
-        Ok(self.stack_by(layout, merged.ids(), |place, into| merged.sum(place..place + 1, into)))
+        Ok(self.stack_by(layout, bytes, merged.ids(), |some, into| merged.sum(some, into)))
     }
 
     /// Stacks the rows of a whole matrix.
-    pub(super) fn stack_all(self, layout: RowLayout, values: &[u8]) -> Stack {
-        let bytes = layout.row_bytes();
-        let rows = values.len() / bytes;
-        self.stack_by(layout, (0..rows).map(|id| id as u64), |place, into| {
-            into.copy_from_slice(&values[place * bytes..][..bytes]);
-        })
+    ///
+    /// # Errors
+    /// When there are too many rows.
+    pub(super) fn stack_all(self, layout: RowLayout, values: &[u8]) -> Result<Stack, Failure> {
+        let ids: Vec<u64> = (0..).take(values.len() / layout.row_bytes()).collect();
+        let mut room = RowsRoom::default();
+        let rows = [RowsView::new(layout, &ids, values)?];
+        let merged = room.merge.deal(layout, &rows, self.buckets)?;
+        Ok(self.stack_by(layout, Vec::new(), merged.ids(), |some, into| merged.copy(some, into)))
     }
 
     /// What to ask for these rows.
-    pub(super) fn question(self, layout: RowLayout, ids: &[u64]) -> Question {
+    ///
+    /// # Errors
+    /// When there are too many rows.
+    pub(super) fn question(self, layout: RowLayout, ids: Ids<'_>, merge: &mut Merge) -> Result<Question, Failure> {
         let row_bytes = layout.row_bytes();
-        let mut wanted: Vec<(u32, u64, u32)> =
-            (0..).zip(ids).map(|(place, id)| (self.buckets.of(*id), *id, place)).collect();
-        wanted.sort_unstable();
-        let each = (self.bytes_max as usize / row_bytes.max(ID_BYTES)).max(1);
+        let unique = merge.deal_ids(ids, self.buckets)?;
         let mut question = Question { ids: Vec::new(), ends: Vec::new(), row_bytes, places: vec![0; ids.len()] };
-        let (mut before, mut count, mut rows) = (None, 0_u32, 0);
-        for (bucket, id, place) in wanted {
-            if before != Some((bucket, id)) {
-                let is_full = rows == each || before.is_none_or(|(last, _)| last != bucket);
-                if is_full {
-                    question.ends.push((ChunkIndex(bucket.into()), 0, 0));
-                    rows = 0;
-                }
-                (before, count, rows) = (Some((bucket, id)), count + 1, rows + 1);
-                question.ids.extend_from_slice(&id.to_le_bytes());
-                let end = question.ids.len();
-                let (_, last_end, answer) = question.ends.last_mut().expect("a piece was begun");
-                (*last_end, *answer) = (end, rows * row_bytes);
+        unique.number_rows(&mut question.places);
+        question.ids.extend(unique.ids().flat_map(u64::to_le_bytes));
+        let each = (self.bytes_max as usize / row_bytes.max(ID_BYTES)).max(1);
+        for (bucket, rows) in self.runs(unique.ids()) {
+            for start in rows.clone().step_by(each) {
+                let end = rows.end.min(start + each);
+                question.ends.push((bucket, end * ID_BYTES, (end - start) * row_bytes));
             }
-            question.places[place as usize] = count - 1;
         }
-        question
+        Ok(question)
     }
 
+    /// Stacks rows that stand by bucket; `write` writes some of them.
     fn stack_by(
         self,
         layout: RowLayout,
+        bytes: Vec<u8>,
         ids: impl ExactSizeIterator<Item = u64> + Clone,
-        row: impl Fn(usize, &mut [u8]),
+        write: impl Fn(Range<usize>, &mut [u8]),
     ) -> Stack {
-        let count = self.buckets.count as usize;
-        let bucket = |id: u64| self.buckets.of(id) as usize;
-        let mut starts = vec![0_usize; count + 1];
-        ids.clone().for_each(|id| starts[bucket(id) + 1] += 1);
-        (1..=count).for_each(|at| starts[at] += starts[at - 1]);
-        let mut order = vec![(0_usize, 0_u64); ids.len()];
-        let mut nexts = starts.clone();
-        for (place, id) in ids.enumerate() {
-            let next = &mut nexts[bucket(id)];
-            order[*next] = (place, id);
-            *next += 1;
-        }
         let row_bytes = layout.row_bytes();
         let each = ((self.bytes_max as usize).saturating_sub(RowsPart::BYTES) / (ID_BYTES + row_bytes)).max(1);
-        let headers = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(each)).sum::<usize>();
-        let bytes = Vec::with_capacity(order.len() * (ID_BYTES + row_bytes) + headers * RowsPart::BYTES);
+        let parts = ids.len() / each + self.buckets.count as usize;
+        let most = ids.len() * (ID_BYTES + row_bytes) + parts * RowsPart::BYTES;
         let mut stack = Stack { element_type: layout.element_type(), bytes, ends: Vec::new() };
-        for (bucket, pair) in (0..).map(ChunkIndex).zip(starts.windows(2)) {
-            stack.add_bucket(bucket, &order[pair[0]..pair[1]], each, row_bytes, &row);
+        stack.bytes.resize(stack.bytes.len().max(most), 0);
+        let mut rest = ids.clone();
+        let mut runs = self.runs(ids).peekable();
+        for bucket in (0..u64::from(self.buckets.count)).map(ChunkIndex) {
+            let rows = runs.next_if(|(next, _)| *next == bucket).map_or(0..0, |(_, rows)| rows);
+            if rows.is_empty() {
+                stack.ends.push((bucket, stack.len()));
+            }
+            let count = u32::try_from(rows.len().div_ceil(each)).expect("rows are fewer than 2^32");
+            for (index, start) in (0..count).zip(rows.clone().step_by(each)) {
+                let some = start..rows.end.min(start + each);
+                let into = stack.add_part(bucket, RowsPart { index, count }, (&mut rest).take(some.len()), row_bytes);
+                write(some, into);
+            }
         }
         stack
+    }
+
+    /// The buckets of ids that stand by bucket, and which of them each has.
+    fn runs(self, ids: impl Iterator<Item = u64>) -> impl Iterator<Item = (ChunkIndex, Range<usize>)> {
+        let mut buckets = ids.map(move |id| ChunkIndex(self.buckets.of(id).into())).peekable();
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let bucket = buckets.next()?;
+            let mut end = start + 1;
+            while buckets.next_if_eq(&bucket).is_some() {
+                end += 1;
+            }
+            let run = start..end;
+            start = end;
+            Some((bucket, run))
+        })
+    }
+}
+
+impl RowsRoom {
+    /// A buffer, of whatever length and with whatever in it.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.kept.pop().unwrap_or_default()
+    }
+
+    /// A buffer of at least so many bytes, with whatever in it.
+    pub(super) fn take_of(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.take();
+        buffer.resize(buffer.len().max(bytes), 0);
+        buffer
+    }
+
+    /// Takes buffers back.
+    pub(super) fn keep(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
+        let room = KEPT_MAX.saturating_sub(self.kept.len());
+        self.kept.extend(buffers.into_iter().take(room));
     }
 }
 
 impl Stack {
     /// Payload bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        self.len() as u64
+    }
+
+    /// Its memory.
+    pub(super) fn into_buffer(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    fn len(&self) -> usize {
+        self.ends.last().map_or(0, |(_, end)| *end)
     }
 
     /// Every bucket with each of its parts; at least one, which has no bytes where no rows go.
@@ -143,29 +202,23 @@ impl Stack {
         })
     }
 
-    fn add_bucket(
+    /// Adds a part and its ids, and gives the place of their rows.
+    fn add_part(
         &mut self,
         bucket: ChunkIndex,
-        rows: &[(usize, u64)],
-        each: usize,
+        part: RowsPart,
+        ids: impl ExactSizeIterator<Item = u64>,
         row_bytes: usize,
-        row: &impl Fn(usize, &mut [u8]),
-    ) {
-        if rows.is_empty() {
-            self.ends.push((bucket, self.bytes.len()));
-            return;
-        }
-        let count = u32::try_from(rows.len().div_ceil(each)).expect("rows are fewer than 2^32");
-        for (index, part) in (0..).zip(rows.chunks(each)) {
-            self.bytes.extend_from_slice(&RowsPart { index, count }.encode());
-            part.iter().for_each(|(_, id)| self.bytes.extend_from_slice(&id.to_le_bytes()));
-            let start = self.bytes.len();
-            self.bytes.resize(start + part.len() * row_bytes, 0);
-            for ((place, _), into) in part.iter().zip(self.bytes[start..].chunks_exact_mut(row_bytes)) {
-                row(*place, into);
-            }
-            self.ends.push((bucket, self.bytes.len()));
-        }
+    ) -> &mut [u8] {
+        let start = self.len();
+        let rows_at = start + RowsPart::BYTES + ids.len() * ID_BYTES;
+        let end = rows_at + ids.len() * row_bytes;
+        self.ends.push((bucket, end));
+        let (head, rows) = self.bytes[start..end].split_at_mut(rows_at - start);
+        let (header, places) = head.split_at_mut(RowsPart::BYTES);
+        header.copy_from_slice(&part.encode());
+        places.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(place, id)| *place = id.to_le_bytes());
+        rows
     }
 }
 
@@ -204,7 +257,10 @@ impl Question {
     /// Puts every row where its id stands.
     pub(super) fn deal_out(&self, answer: &[u8], into: &mut [u8]) {
         let bytes = self.row_bytes;
-        for (place, row) in self.places.iter().zip(into.chunks_exact_mut(bytes)) {
+        for (at, (place, row)) in self.places.iter().zip(into.chunks_exact_mut(bytes)).enumerate() {
+            if let Some(ahead) = self.places.get(at + ROWS_AHEAD) {
+                prefetch(&answer[*ahead as usize * bytes..][..bytes]);
+            }
             row.copy_from_slice(&answer[*place as usize * bytes..][..bytes]);
         }
     }

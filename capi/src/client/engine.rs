@@ -10,7 +10,7 @@ use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
-use pserver_transport::tcp::{TcpOptions, TcpTransport};
+use pserver_transport::network::{Network, NetworkOptions};
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ pub(crate) struct Engine {
     /// None after it broke and no other could be made, until one can.
     transport: Option<Box<dyn Transport>>,
     /// How it was made, and is made anew when it breaks.
-    options: TcpOptions,
+    options: NetworkOptions,
     origin: Instant,
     /// How whoever made it wants servers to be reached.
     scheme: Scheme,
@@ -40,13 +40,13 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(coordinator: &Address, role: Role, options: TcpOptions) -> Result<Self, Failure> {
+    pub(crate) fn new(coordinator: &Address, role: Role, options: NetworkOptions) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
         Ok(Self {
             requests,
-            transport: Some(Box::new(TcpTransport::new(options.clone())?)),
+            transport: Some(Box::new(Network::new(options.clone())?)),
             options,
             origin: Instant::now(),
             scheme: coordinator.scheme,
@@ -216,7 +216,7 @@ impl Engine {
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
         let transport = match self.transport.take() {
             Some(transport) => transport,
-            None => Box::new(TcpTransport::new(self.options.clone())?),
+            None => Box::new(Network::new(self.options.clone())?),
         };
         self.transport.insert(transport).connect(address)
     }

@@ -175,6 +175,9 @@ impl State {
         if settings.sparse.is_some() {
             return Err(Failure::call("sparse is said of one parameter; expected it with init_param, not for all"));
         }
+        if settings.home.is_some() {
+            return Err(Failure::call("home is said of one parameter; expected it with init_param, not for all"));
+        }
         let job = self.job.as_mut().expect("it was joined");
         let mut message = job.settings;
         if let Some(mode) = settings.mode {
@@ -218,6 +221,7 @@ impl State {
         if let Some(sparse) = settings.sparse {
             let name = Name::new(name.as_bytes())?;
             let declared = sparse_declaration(&draft.catalogue, name, element_type, shape, rule, sparse);
+            let declared = declared.map(|declared| Declaration { home: settings.home, ..declared });
             return declared.and_then(|declared| check_content(declared, content)).map_err(named);
         }
         Ok(Declaration {
@@ -228,6 +232,7 @@ impl State {
             whole: !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: None }.encode(),
             buckets: None,
+            home: settings.home,
         })
     }
 
@@ -341,7 +346,7 @@ fn init_frames<'env>(
 fn stack_of(parameter: &Parameter, content: &[u8], bytes_max: u32) -> Result<Option<Stack>, Failure> {
     let Some(layout) = row_layout(parameter.declaration())? else { return Ok(None) };
     let buckets = parameter.declaration().buckets.expect("a parameter of rows has buckets");
-    Ok(Some(Dealt { buckets, bytes_max }.stack_all(layout, content)))
+    Dealt { buckets, bytes_max }.stack_all(layout, content).map(Some)
 }
 
 /// The frames that make the buckets of a parameter, with what rows there are: those of one shard share frames.
@@ -424,6 +429,7 @@ fn sparse_declaration(
         whole: false,
         config: ParameterConfig { rule, sparse: Some(sparse) }.encode(),
         buckets: Some(buckets),
+        home: None,
     })
 }
 

@@ -31,12 +31,13 @@ use std::time::Duration;
 use pserver_core::client::{Finished, Refused};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::Ticket;
+use pserver_core::ids::{Place, Ticket};
 use pserver_core::wire::{Address, Role};
-use pserver_transport::tcp::{Checks, Poll, TcpOptions};
+use pserver_transport::network::{Checks, NetworkOptions, Poll};
 
 use buffers::Buffers;
 use calls::Call;
+use dealt::RowsRoom;
 use job::Job;
 use turns::{Entered, Shared};
 use views::Room;
@@ -175,6 +176,7 @@ struct State {
     /// Shared with [`Client`], which does not wait for its turn to look there.
     buffers: Arc<Buffers>,
     room: Room,
+    rows_room: RowsRoom,
     /// Calls whose results nobody has taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
@@ -191,7 +193,7 @@ impl Client {
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let transport = TcpOptions { poll: options.poll, checks: options.checks, ..TcpOptions::default() };
+        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
         let engine = Engine::new(&options.coordinator, role, transport)?;
         let buffers = Arc::new(Buffers::default());
         let state = State {
@@ -201,6 +203,7 @@ impl Client {
             moved: Moved::default(),
             buffers: Arc::clone(&buffers),
             room: Room::default(),
+            rows_room: RowsRoom::default(),
             calls: Vec::new(),
             last_call: 0,
             has_news: false,
@@ -239,6 +242,21 @@ impl Client {
         let mut state = self.enter()?;
         state.ready()?;
         state.facts(name)
+    }
+
+    /// The servers that keep a parameter, in order; waits until the parameters are initialised.
+    ///
+    /// # Errors
+    /// As [`describe`](Self::describe).
+    pub fn servers_of(&self, name: &str) -> Result<Vec<u16>, Failure> {
+        let mut state = self.enter()?;
+        let catalogue = state.ready()?.catalogue();
+        let found = catalogue.find(name).and_then(|index| catalogue.parameter(index));
+        let found = found.ok_or_else(|| Failure::call(format!("found no parameter {name:?}")))?;
+        let keeps = |place: &Place| found.chunks_on(*place).next().is_some();
+        let mut servers: Vec<u16> = catalogue.topology().places().filter(keeps).map(|place| place.server.0).collect();
+        servers.dedup();
+        Ok(servers)
     }
 
     /// The names of all parameters in the order of declaration; waits until they are initialised.

@@ -8,22 +8,19 @@ use pserver_core::client::LaneId;
 use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
+use pserver_core::limits::LISTED_IDS_MAX;
 use pserver_core::memory::{LoanBook, lend};
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
 use super::calls::CallNumber;
-use super::dealt::{Dealt, Question, Stack};
+use super::dealt::{Dealt, Question, RowsRoom, Stack};
 use super::job::Job;
 use super::packer::{Packer, Piece};
 use super::transfer::check_rate;
 use super::{Client, Extent, GivenRows, State, WantedRows};
 
-/// Ids that the first question after a bucket's rows is answered with, and every further one at most: a server sorts
-/// all of the bucket's for each.
-const LISTED_FIRST: usize = 32 * 1024;
-const LISTED_NEXT: usize = 512 * 1024;
 /// Ids that the answers of all buckets have room for together, as long as each has room for some.
 const LISTED_TOGETHER: usize = 8 * 1024 * 1024;
 /// Ids that each bucket's answer has room for, however many buckets there are.
@@ -43,10 +40,12 @@ impl Client {
         state.ready()?;
         check_rate(rate)?;
         let (chosen, stacks) = state.stack(gradients)?;
-        lend(|book| {
+        let pushed = lend(|book| {
             let call = state.start_push_rows(&chosen, &stacks, rate, book)?;
             state.finish(call)
-        })
+        });
+        state.rows_room.keep(stacks.into_iter().map(Stack::into_buffer));
+        pushed
     }
 
     /// Fetches rows by their ids, which may repeat, each where its id stands. A row that nobody has pushed to is as it
@@ -60,7 +59,8 @@ impl Client {
         let mut state = self.enter()?;
         state.ready()?;
         let (chosen, questions) = state.questions(into)?;
-        let mut answers: Vec<Vec<u8>> = questions.iter().map(|one| vec![0; one.answer_bytes()]).collect();
+        let mut answers: Vec<Vec<u8>> =
+            questions.iter().map(|one| state.rows_room.take_of(one.answer_bytes())).collect();
         lend(|book| {
             let call = state.start_pull_rows(&chosen, &questions, &mut answers, Flags::default(), book)?;
             state.finish(call)
@@ -68,11 +68,12 @@ impl Client {
         for ((wanted, question), answer) in into.iter_mut().zip(&questions).zip(&answers) {
             question.deal_out(answer, wanted.values);
         }
+        state.rows_room.keep(answers);
         Ok(())
     }
 
-    /// The ids of a sparse parameter's rows that somebody has pushed to, ascending; each bucket's as of some moment of
-    /// the call.
+    /// The ids of a sparse parameter's rows that somebody has pushed to, ascending: all that were there when the call
+    /// began, and perhaps some that came to be meanwhile.
     ///
     /// # Errors
     /// When there is no such parameter, when it is not sparse, or who did not answer before the deadline.
@@ -84,9 +85,8 @@ impl Client {
         let buckets = state.ready_job().chosen(index).chunk_count();
         let mut open: Vec<(ChunkIndex, u64)> = (0..buckets).map(|bucket| (ChunkIndex(bucket), 0)).collect();
         let mut found = Vec::new();
-        let mut most = LISTED_FIRST;
         while !open.is_empty() {
-            let each = most.min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
+            let each = (LISTED_IDS_MAX as usize).min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
             let question = Question::after_ids(&open, each);
             let mut answers = vec![vec![0; question.answer_bytes()]];
             lend(|book| {
@@ -95,7 +95,6 @@ impl Client {
                 state.finish(call)
             })?;
             open = question.take_ids(&answers[0], &mut found);
-            most = LISTED_NEXT;
         }
         found.sort_unstable();
         Ok(found)
@@ -105,9 +104,19 @@ impl Client {
 impl State {
     /// Checks rows of gradients, and deals them to buckets.
     fn stack(&mut self, gradients: &[GivenRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<Stack>), Failure> {
+        let mut room = std::mem::take(&mut self.rows_room);
+        let stacked = self.stack_in(gradients, &mut room);
+        self.rows_room = room;
+        stacked
+    }
+
+    fn stack_in(
+        &mut self,
+        gradients: &[GivenRows<'_>],
+        room: &mut RowsRoom,
+    ) -> Result<(Vec<ParameterIndex>, Vec<Stack>), Failure> {
         let job = self.ready_job();
         let (mut chosen, mut stacks, mut last) = (Vec::new(), Vec::new(), None);
-        let mut merge = Merge::default();
         for given in gradients {
             let index = job.parameter(given.name, &mut last)?;
             let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", given.name));
@@ -120,7 +129,7 @@ impl State {
             let view = RowsView::new(sent, given.ids, given.values).map_err(named)?;
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
             let dealt = Dealt { buckets, bytes_max: job.chunk_bytes() };
-            stacks.push(dealt.stack(layout, view, &mut merge).map_err(named)?);
+            stacks.push(dealt.stack(layout, view, room).map_err(named)?);
             chosen.push(index);
         }
         job.check_once(&chosen)?;
@@ -129,13 +138,24 @@ impl State {
 
     /// Checks what rows are wanted, and deals the questions after them to buckets.
     fn questions(&mut self, into: &[WantedRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<Question>), Failure> {
+        let mut room = std::mem::take(&mut self.rows_room);
+        let asked = self.questions_in(into, &mut room.merge);
+        self.rows_room = room;
+        asked
+    }
+
+    fn questions_in(
+        &mut self,
+        into: &[WantedRows<'_>],
+        merge: &mut Merge,
+    ) -> Result<(Vec<ParameterIndex>, Vec<Question>), Failure> {
         let job = self.ready_job();
         let (mut chosen, mut questions, mut last) = (Vec::new(), Vec::new(), None);
         for wanted in into {
             let index = job.parameter(wanted.name, &mut last)?;
             let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", wanted.name));
             let layout = layout_of(job, index)?;
-            Ids::new(layout, wanted.ids).map_err(named)?;
+            let ids = Ids::new(layout, wanted.ids).map_err(named)?;
             let expected = wanted.ids.len().saturating_mul(layout.row_bytes());
             if wanted.values.len() != expected {
                 let found = wanted.values.len();
@@ -144,7 +164,7 @@ impl State {
             }
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
             let dealt = Dealt { buckets, bytes_max: Packer::shared_bytes_max(job.chunk_bytes()) };
-            questions.push(dealt.question(layout, wanted.ids));
+            questions.push(dealt.question(layout, ids, merge).map_err(named)?);
             chosen.push(index);
         }
         job.check_once(&chosen)?;
@@ -186,7 +206,7 @@ impl State {
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let counts_rounds = self.ready_job().counts_rounds();
-        let received = answers.iter().map(|answer| answer.len() as u64).sum();
+        let received = questions.iter().map(|question| question.answer_bytes() as u64).sum();
         let sent = questions.iter().map(Question::bytes).sum();
         self.open(Kind::Pull, chosen, (sent, received))?;
         let mut packer = self.packer(Kind::Pull, chosen).with(flags, Vec::new());

@@ -7,7 +7,7 @@ use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
-use pserver_core::memory::{Lease, LoanBook, LoanOut, Mapping, lend};
+use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping, lend};
 use pserver_core::partition::Parameter;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
@@ -209,7 +209,11 @@ impl State {
             if let Some(buffer) = &within {
                 self.uses(buffer);
             }
-            let mut cut = Cut::new(order, within, book);
+            let back = match &order.place {
+                Some(Place::Caller(all)) => self.buffers.around(all),
+                _ => None,
+            };
+            let mut cut = Cut::new(order, (within, back), book);
             for chunk in (0..count).map(ChunkIndex) {
                 let job = self.job.as_ref().expect("the job is ready");
                 let parameter = job.chosen(cut.index);
@@ -286,17 +290,24 @@ struct Cut<'book, 'env> {
     content: &'env [u8],
     /// The buffer that the content lies in.
     within: Option<Arc<Mapping>>,
+    /// The buffer that the place lies in.
+    back: Option<Arc<Mapping>>,
     place: Option<Place<'env>>,
     book: &'book LoanBook<'env>,
 }
 
 impl<'book, 'env> Cut<'book, 'env> {
-    fn new(order: Order<'env>, within: Option<Arc<Mapping>>, book: &'book LoanBook<'env>) -> Self {
+    fn new(
+        order: Order<'env>,
+        (within, back): (Option<Arc<Mapping>>, Option<Arc<Mapping>>),
+        book: &'book LoanBook<'env>,
+    ) -> Self {
         Self {
             index: order.index,
             element_type: order.given.map(|given| given.element_type),
             content: order.given.map_or(&[], |given| given.content),
             within,
+            back,
             place: order.place,
             book,
         }
@@ -327,7 +338,8 @@ impl<'book, 'env> Cut<'book, 'env> {
             Place::Caller(all) => {
                 let (one, after) = all.split_at_mut(bytes as usize);
                 self.place = Some(Place::Caller(after));
-                Some(Incoming::Loan(self.book.write(one)))
+                let loan = self.book.write(one);
+                Some(Incoming::Loan(self.back.iter().fold(loan, LoanIn::within)))
             }
             Place::Kept(mut leases) => {
                 let lease = leases.next().expect("there is one for each chunk");

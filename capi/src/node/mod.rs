@@ -24,7 +24,7 @@ use pserver_core::ids::Epoch;
 use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, ServerEntry};
-use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
 
 use coordinating::CoordinatorNode;
 use registration::Registered;
@@ -61,7 +61,7 @@ impl Server {
     /// # Errors
     /// When the address cannot be had, the disk cannot be read, or server 0 does not answer.
     pub fn start(settings: Settings) -> Result<Self, Failure> {
-        let listener = Listener::bind(&settings.bind, TcpOptions::default())?;
+        let listener = Listener::bind(&settings.bind, NetworkOptions::default())?;
         let address = advertised(&settings, &listener.local_address());
         let storage = open_storage(&settings)?;
         let shares_memory = listener.shares_memory();
@@ -70,7 +70,7 @@ impl Server {
         let mut lanes = Vec::new();
         let stop = Stop::new();
         let (epoch, registered) = if start.settings.index == 0 {
-            let transport = TcpTransport::new(TcpOptions::default())?;
+            let transport = Network::new(NetworkOptions::default())?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
             let node = CoordinatorNode::new(&start, control.clone())?;
@@ -84,9 +84,12 @@ impl Server {
         };
         let first_shard = sessions.len();
         for shard in 0..start.settings.shards {
-            let options =
-                TcpOptions { poll: start.settings.poll, checks: start.settings.checks, ..TcpOptions::default() };
-            let transport = TcpTransport::new(options)?;
+            let options = NetworkOptions {
+                poll: start.settings.poll,
+                checks: start.settings.checks,
+                ..NetworkOptions::default()
+            };
+            let transport = Network::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
             let node = ShardNode::new(&start, shard, epoch)?;

@@ -9,7 +9,7 @@ use pserver_core::ids::Epoch;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{RegisterRequest, Role};
-use pserver_transport::tcp::{Poll, TcpOptions};
+use pserver_transport::network::{NetworkOptions, Poll};
 
 use super::Start;
 use crate::client::Engine;
@@ -29,7 +29,8 @@ pub(super) fn register(start: &Start) -> Result<(Epoch, Registered), Failure> {
     let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
-    let mut engine = Engine::new(coordinator, Role::Server, TcpOptions { poll: Poll::Block, ..TcpOptions::default() })?;
+    let mut engine =
+        Engine::new(coordinator, Role::Server, NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() })?;
     let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let epoch = report(&mut engine, &register, DEADLINE)?;
     let (until, stopped) = bounded(0);

@@ -1,10 +1,11 @@
 //! What the parts of servers say: parameters, where they live, and how they begin and change.
 
-use pserver_core::config::OptimizerSettings;
+use pserver_core::config::{OptimizerSettings, SparseSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::ids::ServerIndex;
 use pserver_core::program::transpile::Part;
-use pserver_core::program::{Dim, Facts, Graph, Node, OpKind, Peer, Role, VariableIndex};
+use pserver_core::program::{Dim, Facts, Graph, Node, OpKind, Peer, Role, Tensor, VariableIndex};
 use pserver_core::rows::{Height, RowLayout};
 
 /// A parameter, or some rows of one, that a server keeps.
@@ -29,28 +30,40 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// How a client declares it.
-    pub(super) fn settings(&self) -> Result<OptimizerSettings, Failure> {
-        let mut text = self.config.clone();
-        if let Some(layout) = self.layout {
-            let (height, width) = (layout.height().bound(), layout.width());
-            let beginning = match self.beginning {
-                OpKind::Uniform { low, high, seed, first } => {
-                    format!("seed: {seed} first: {first} uniform {{ low: {low:?} high: {high:?} }}")
-                }
-                OpKind::Gaussian { mean, deviation, seed, first } => {
-                    format!("seed: {seed} first: {first} gaussian {{ mean: {mean:?} deviation: {deviation:?} }}")
-                }
-                OpKind::Fill { value } => format!("constant {{ value: {value:?} }}"),
-                _ => return Err(self.refuse("found another beginning than fill, uniform or gaussian")),
-            };
-            text += &format!(" sparse {{ height: {height} width: {width} {beginning} }}");
-        }
-        OptimizerSettings::from_text(&text)
+    /// Memory for its value.
+    pub(super) fn zeros(&self) -> Tensor {
+        Tensor::zeros(self.element_type, &self.shape)
     }
 
-    fn refuse(&self, reason: &str) -> Failure {
-        Failure::call(format!("server {}, parameter {:?}: {reason}", self.server, self.name))
+    /// How a client declares it.
+    pub(super) fn settings(&self) -> Result<OptimizerSettings, Failure> {
+        let mut settings = OptimizerSettings::from_text(&self.config)?;
+        let home = u16::try_from(self.server).map(ServerIndex);
+        settings.home = Some(home.map_err(|_| Failure::call(format!("found server {}; expected fewer", self.server)))?);
+        if let Some(layout) = self.layout {
+            settings.sparse = Some(self.sparse(layout)?);
+        }
+        Ok(settings)
+    }
+
+    fn sparse(&self, layout: RowLayout) -> Result<SparseSettings, Failure> {
+        let refuse = || {
+            let Self { server, name, .. } = self;
+            let reason = "found another beginning than fill, uniform or gaussian";
+            Failure::call(format!("server {server}, parameter {name:?}: {reason}"))
+        };
+        let (seed, first) = match self.beginning {
+            OpKind::Uniform { seed, first, .. } | OpKind::Gaussian { seed, first, .. } => (seed, first),
+            _ => (0, 0),
+        };
+        Ok(SparseSettings {
+            height: Some(layout.height().bound()),
+            width: Some(layout.width()),
+            seed,
+            first,
+            initializer: self.beginning.initializer().ok_or_else(refuse)?,
+            ..SparseSettings::default()
+        })
     }
 }
 

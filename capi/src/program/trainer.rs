@@ -8,7 +8,7 @@ use pserver_core::error::Failure;
 use pserver_core::port::Arithmetic;
 use pserver_core::program::executor::{Executor, Link, Parts, Standing};
 use pserver_core::program::transpile::Part;
-use pserver_core::program::{Elements, Graph, Node, OpKind, Peer, Tensor, Value, VariableIndex};
+use pserver_core::program::{Elements, Facts, Graph, Node, OpKind, Peer, Role, Tensor, Value, VariableIndex};
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::graph::CpuArithmetic;
 
@@ -21,8 +21,11 @@ pub struct Trainer<'c> {
     client: &'c Client,
     executor: Executor,
     kept: Vec<Kept>,
-    /// By what is kept: the value that came last.
-    values: Vec<Tensor>,
+    /// By what is kept: the variable that it comes into, if the part receives it.
+    received: Vec<Option<VariableIndex>>,
+    /// By what is kept: memory for the next value; none while the executor has it. A dense value has two, so that the
+    /// next one can come while this one is read; of a table there is one, whose rows are brought up to date.
+    values: Vec<Option<Tensor>>,
     tables: Vec<Table>,
     graph: Arc<Graph>,
     /// Ids that were fed, by variable.
@@ -58,23 +61,29 @@ pub fn initialise(client: &Client, parts: &[Part]) -> Result<(), Failure> {
         return Ok(());
     }
     for part in parts.iter().filter(|part| matches!(part.peers[0], Peer::Server(_))) {
-        let begun = Executor::new(Arc::new(part.graph.clone()), machine())?;
-        let own = kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server)));
-        for one in own {
-            let value = begun.value(&one.name);
-            let tensor =
-                value.ok_or_else(|| Failure::call(format!("parameter {:?}: found no beginning", one.name)))?.tensor();
-            let content = if one.layout.is_some() { &[] } else { tensor.bytes() };
-            client.init_param(
-                &one.name,
-                tensor.elements().element_type(),
-                tensor.shape(),
-                content,
-                &one.settings()?,
-            )?;
+        for one in kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server))) {
+            // Rows begin on the server, when somebody touches them.
+            let begun = if one.layout.is_some() { None } else { Some(beginning(&part.graph, &one.name)?) };
+            let content = begun.as_ref().map_or(&[][..], |value| value.tensor().bytes());
+            client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
         }
     }
     client.finish_init()
+}
+
+/// What the ops of the initialisation give a variable; no others are run for it.
+fn beginning(graph: &Graph, name: &str) -> Result<Value, Failure> {
+    let nodes = || graph.scopes().iter().flat_map(|scope| &scope.nodes);
+    let index = graph.find(name);
+    let writer =
+        nodes().find(|node| node.role == Role::Initialise && node.outputs.iter().any(|one| index == Some(*one)));
+    let writer = writer.ok_or_else(|| Failure::call(format!("parameter {name:?}: found no beginning")))?;
+    let inputs = writer.inputs.iter().map(|input| beginning(graph, &graph.variable(*input).name));
+    let inputs = inputs.collect::<Result<Vec<Value>, Failure>>()?;
+    let facts: Vec<&Facts> = writer.outputs.iter().map(|output| &graph.variable(*output).facts).collect();
+    let outputs = CpuArithmetic::default().run(writer, &inputs.iter().collect::<Vec<_>>(), &facts)?;
+    let place = writer.outputs.iter().position(|one| index == Some(*one)).expect("it writes this one");
+    Ok(outputs.into_iter().nth(place).expect("an op gives as many values as it has outputs"))
 }
 
 impl<'c> Trainer<'c> {
@@ -87,12 +96,14 @@ impl<'c> Trainer<'c> {
         let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
         let graph = Arc::new(own.graph.clone());
         let kept = kept(parts)?;
-        let values = kept.iter().map(|one| Tensor::zeros(one.element_type, &one.shape)).collect();
-        let received = (0..).zip(&kept).filter(|(_, one)| one.layout.is_some());
-        let pieces = received.filter_map(|(place, one)| Some((place, receiver(&graph, &one.name)?)));
+        let values = kept.iter().map(|_| None).collect();
+        let received: Vec<_> = kept.iter().map(|one| receiver(&graph, &one.name)).collect();
+        let sparse = (0..).zip(&kept).zip(&received).filter(|((_, one), _)| one.layout.is_some());
+        let pieces = sparse.filter_map(|((place, _), variable)| Some((place, (*variable)?)));
         let tables = tables(&graph, &pieces.collect::<Vec<_>>())?;
         let executor = Executor::new(Arc::clone(&graph), machine())?;
-        Ok(Self { client, executor, kept, values, tables, graph, ids: BTreeMap::new(), is_fresh: false })
+        let ids = BTreeMap::new();
+        Ok(Self { client, executor, kept, received, values, tables, graph, ids, is_fresh: false })
     }
 
     /// Sets data for the next step.
@@ -121,7 +132,7 @@ impl<'c> Trainer<'c> {
         let mut height = 0;
         let pieces = self.pieces(name)?;
         for one in &pieces {
-            let mut piece = Tensor::zeros(one.element_type, &one.shape);
+            let mut piece = one.zeros();
             if one.layout.is_some() {
                 let ids: Vec<u64> = (0..one.shape[0]).collect();
                 self.client.pull_rows(&mut [WantedRows { name: &one.name, ids: &ids, values: piece.bytes_mut() }])?;
@@ -170,21 +181,31 @@ impl<'c> Trainer<'c> {
     }
 
     fn receive(&mut self) -> Result<(), Failure> {
+        for ((one, value), variable) in self.kept.iter().zip(&mut self.values).zip(&self.received) {
+            if value.is_none() {
+                *value = variable.and_then(|variable| taken(&mut self.executor, variable));
+            }
+            value.get_or_insert_with(|| one.zeros());
+        }
         if !self.is_fresh {
             let all = self.kept.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none());
+            let wanted = all.filter_map(|(one, value)| Some((one, value.as_mut()?)));
             let mut wanted: Vec<Wanted<'_>> =
-                all.map(|(one, value)| Wanted { name: &one.name, content: value.bytes_mut() }).collect();
+                wanted.map(|(one, value)| Wanted { name: &one.name, content: value.bytes_mut() }).collect();
             if !wanted.is_empty() {
                 self.client.pull(&mut wanted)?;
             }
         }
         self.is_fresh = false;
         self.receive_rows()?;
-        for (one, value) in self.kept.iter().zip(&self.values) {
-            if receiver(&self.graph, &one.name).is_some() {
-                let refused = self.executor.arrive(&one.name, Peer::Server(one.server), value.clone().into())?;
-                assert!(refused.is_none(), "the step before took what arrived");
+        for ((one, value), variable) in self.kept.iter().zip(&mut self.values).zip(&self.received) {
+            let Some(variable) = *variable else { continue };
+            let arrived = value.take().expect("it came above");
+            if one.layout.is_none() {
+                *value = taken(&mut self.executor, variable);
             }
+            let refused = self.executor.arrive(&one.name, Peer::Server(one.server), arrived.into())?;
+            assert!(refused.is_none(), "the step before took what arrived");
         }
         Ok(())
     }
@@ -207,7 +228,7 @@ impl<'c> Trainer<'c> {
             self.client.pull_rows(&mut wanted)?;
         }
         for (place, row_bytes, ids, values) in &fetched {
-            let whole = self.values[*place].bytes_mut();
+            let whole = self.values[*place].as_mut().expect("there is memory for what comes").bytes_mut();
             for (id, row) in ids.iter().zip(values.chunks_exact(*row_bytes)) {
                 let start = usize::try_from(*id).expect("the table is in memory") * row_bytes;
                 whole[start..start + row_bytes].copy_from_slice(row);
@@ -232,6 +253,7 @@ impl<'c> Trainer<'c> {
             if let Some(Value::Dense(gradient)) = sent.get(&one.gradient) {
                 let element_type = gradient.elements().element_type();
                 dense.push(Given { name: &one.name, element_type, content: gradient.bytes() });
+                let value = value.get_or_insert_with(|| one.zeros());
                 wanted.push(Wanted { name: &one.name, content: value.bytes_mut() });
             }
         }
@@ -243,6 +265,14 @@ impl<'c> Trainer<'c> {
             self.is_fresh = dense.len() == self.kept.iter().filter(|one| one.layout.is_none()).count();
         }
         Ok(())
+    }
+}
+
+/// A dense value of the executor's, taken away.
+fn taken(executor: &mut Executor, variable: VariableIndex) -> Option<Tensor> {
+    match executor.take(variable)? {
+        Value::Dense(tensor) => Some(tensor),
+        Value::SelectedRows(_) | Value::Strings(_) => None,
     }
 }
 

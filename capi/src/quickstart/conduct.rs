@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::family::{Event, Family, Member};
-use super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
+use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text};
 use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
 
@@ -40,6 +41,9 @@ pub struct Args {
     /// Shards on each server: cores that hold parameters.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub shards: u16,
+    /// How trainers reach servers.
+    #[arg(long, value_enum, default_value_t)]
+    pub transport: Way,
     /// Passes over the training digits; as many as the mode needs when not given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: Option<u32>,
@@ -106,6 +110,7 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
         shards: args.shards,
         trainers: args.trainers,
         mode: args.mode,
+        transport: args.transport,
         optimizer: &optimizer,
         model_dir: Some(&args.model_dir),
     };
@@ -123,6 +128,7 @@ pub(super) struct Servers<'a> {
     pub(super) shards: u16,
     pub(super) trainers: u32,
     pub(super) mode: Sharing,
+    pub(super) transport: Way,
     /// What happens to a gradient of a parameter that says nothing itself, as configuration.
     pub(super) optimizer: &'a str,
     /// The folder in which models are saved, if any is.
@@ -135,7 +141,8 @@ pub(super) fn start_servers(family: &mut Family, job: &Servers<'_>, program: &Pa
     for index in 0..job.servers {
         let mut command = unconfigured(program);
         command
-            .args(["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--until-stdin-closes"])
+            .args(["serve", "--bind", &format!("{}://127.0.0.1:0", name(job.transport)), "--merge", "mean"])
+            .arg("--until-stdin-closes")
             .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
             .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
             .args(["--mode", &name(job.mode), "--optimizer", job.optimizer]);
@@ -199,9 +206,19 @@ fn start_trainers(
     (0..args.trainers).map(start).collect()
 }
 
-/// Follows the trainers to their end. When all but the first are gone, the first may measure and save.
 fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) -> Result<Summary> {
     let mut progress = Progress::new(u64::from(epochs) * u64::from(args.trainers), args.json, trainers.len());
+    follow(family, trainers, |report| progress.take(report))?;
+    progress.summary()
+}
+
+/// Follows the trainers to their end, and hands on what they report as lines of JSON. When all but the first are gone,
+/// the first may finish what is left.
+pub(super) fn follow<R: DeserializeOwned>(
+    family: &mut Family,
+    trainers: &[Member],
+    mut take: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
     let mut running = trainers.len();
     if running == 1 {
         family.tell(trainers[0], FINISH)?;
@@ -212,10 +229,10 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
                 let report = serde_json::from_str(&line);
                 let report = report
                     .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", family.name(member)))?;
-                progress.take(report)?;
+                take(report)?;
             }
             Event::Line(..) => {}
-            Event::Left(member) if member == trainers[0] && running == 1 => return progress.summary(),
+            Event::Left(member) if member == trainers[0] && running == 1 => return Ok(()),
             Event::Left(member) if member != trainers[0] && trainers.contains(&member) => {
                 running -= 1;
                 if running == 1 {
@@ -227,9 +244,15 @@ fn listen(family: &mut Family, args: &Args, epochs: u32, trainers: &[Member]) ->
     }
 }
 
-pub(super) fn left_early(family: &Family, member: Member) -> anyhow::Error {
+fn left_early(family: &Family, member: Member) -> anyhow::Error {
     let (name, words) = (family.name(member), family.last_words(member));
     anyhow::anyhow!("{name} left before the training was over: exit status: 0{words}")
+}
+
+/// What is known of a trainer that reports.
+pub(super) fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
+    let known = usize::try_from(trainer).ok().and_then(|index| all.get_mut(index));
+    known.with_context(|| format!("a report of trainer {trainer}, which was not started"))
 }
 
 /// The reports so far.
@@ -251,9 +274,7 @@ impl Progress {
     fn take(&mut self, report: Report) -> Result<()> {
         match report {
             Report::Epoch { trainer, loss, bytes, seconds, .. } => {
-                let known = usize::try_from(trainer).ok().and_then(|index| self.moved.get_mut(index));
-                *known.with_context(|| format!("a report of trainer {trainer}, which was not started"))? =
-                    (bytes, seconds);
+                *of_trainer(&mut self.moved, trainer)? = (bytes, seconds);
                 self.bar.set_message(format!("loss {loss:.4}"));
                 self.bar.inc(1);
             }

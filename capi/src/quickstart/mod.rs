@@ -27,6 +27,6 @@ pub mod words;
 mod tests;
 
 pub use conduct::{Args, run};
-pub use plan::{Optimizer, Sharing};
+pub use plan::{Optimizer, Sharing, Way};
 pub use rule::RuleArgs;
 pub use word_conduct::{Args as WordArgs, run as run_words};

@@ -21,6 +21,18 @@ pub enum Sharing {
     Delta,
 }
 
+/// How trainers reach servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// Sockets, which are everywhere.
+    #[default]
+    Tcp,
+    /// Memory that the processes share.
+    Shm,
+    /// An RDMA device of this machine.
+    Verbs,
+}
+
 /// The optimizer that the servers run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Optimizer {

@@ -7,15 +7,14 @@
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::DecimalBytes;
 use serde::Serialize;
 
-use super::conduct::{CHILDREN_MAX, Servers, left_early, start_servers, unconfigured};
-use super::family::{Event, Family, Member};
-use super::plan::{Sharing, name};
+use super::conduct::{CHILDREN_MAX, Servers, follow, of_trainer, start_servers, unconfigured};
+use super::family::{Family, Member};
+use super::plan::{Sharing, Way, name};
 use super::skip_gram::WIDTH;
-use super::trainer::FINISH;
 use super::word_trainer::{BATCH, OPTIMIZER, WordReport};
 use super::words::{EPOCH_PAIRS, VOCABULARY};
 
@@ -75,6 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
         shards: args.shards,
         trainers: args.trainers,
         mode: args.mode,
+        transport: Way::Tcp,
         optimizer: OPTIMIZER,
         model_dir: None,
     };
@@ -135,45 +135,19 @@ fn start_trainers(
     (0..args.trainers).map(start).collect()
 }
 
-/// Follows the trainers to their end. When all but the first are gone, the first may show what was learned.
 fn listen(family: &mut Family, args: &Args, trainers: &[Member]) -> Result<Summary> {
     let mut summary = Summary::default();
     let mut moved = vec![0; trainers.len()];
-    let mut running = trainers.len();
-    if running == 1 {
-        family.tell(trainers[0], FINISH)?;
-    }
-    loop {
-        match family.next(None)? {
-            Event::Line(member, line) if trainers.contains(&member) => {
-                let report = serde_json::from_str(&line);
-                let report = report
-                    .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", family.name(member)))?;
-                summary.take(report, &mut moved, args.json)?;
-            }
-            Event::Line(..) => {}
-            Event::Left(member) if member == trainers[0] && running == 1 => {
-                ensure!(!summary.neighbours.is_empty(), "trainer 0 ended well and did not say what it learned");
-                return Ok(Summary { bytes: moved.iter().sum(), ..summary });
-            }
-            Event::Left(member) if member != trainers[0] && trainers.contains(&member) => {
-                running -= 1;
-                if running == 1 {
-                    family.tell(trainers[0], FINISH)?;
-                }
-            }
-            Event::Left(member) => return Err(left_early(family, member)),
-        }
-    }
+    follow(family, trainers, |report| summary.take(report, &mut moved, args.json))?;
+    ensure!(!summary.neighbours.is_empty(), "trainer 0 ended well and did not say what it learned");
+    Ok(Summary { bytes: moved.iter().sum(), ..summary })
 }
 
 impl Summary {
     fn take(&mut self, report: WordReport, moved: &mut [u64], quiet: bool) -> Result<()> {
         match report {
             WordReport::Steps { trainer, steps, loss, bytes, seconds } => {
-                let known = usize::try_from(trainer).ok().and_then(|index| moved.get_mut(index));
-                let Some(known) = known else { bail!("a report of trainer {trainer}, which was not started") };
-                *known = bytes;
+                *of_trainer(moved, trainer)? = bytes;
                 self.seconds = self.seconds.max(seconds);
                 if trainer == 0 {
                     self.losses.push(loss);

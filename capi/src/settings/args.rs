@@ -85,8 +85,8 @@ pub struct ServeArgs {
     /// proxy [default: between-hosts].
     #[arg(long, value_name = "WHERE")]
     pub checks: Option<String>,
-    /// What updates parameters: cpu, cuda:N (the device of that number), or auto, which is the first device of CUDA where
-    /// there is one [default: auto].
+    /// What updates parameters: cpu, cuda:N (the device of that number), or auto, which is the first device of CUDA
+    /// where there is one [default: auto].
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].

@@ -22,7 +22,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
-use pserver_transport::tcp::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
+use pserver_transport::network::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
 
 pub use args::ServeArgs;
 use sources::Sources;

@@ -1,8 +1,10 @@
 //! Luck that can be repeated: a test prints its seed, and `PSERVER_SEED` sets it.
 
-/// A generator of numbers that depend on the seed alone (SplitMix64).
+use pserver_core::luck;
+
+/// A generator of numbers that depend on the seed alone.
 #[derive(Clone, Debug)]
-pub(crate) struct Luck(u64);
+pub(crate) struct Luck(luck::Luck);
 
 impl Luck {
     /// The luck of one test; the seed is printed, so that a failure can be repeated.
@@ -10,24 +12,20 @@ impl Luck {
         let given = std::env::var("PSERVER_SEED").ok().and_then(|text| text.parse().ok());
         let seed = given.unwrap_or_else(fresh);
         println!("{test}: PSERVER_SEED={seed}");
-        Self(seed)
+        Self(luck::Luck(seed))
     }
 
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(luck::Luck(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next()
     }
 
     /// A number below `end`, which is above zero.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        let end = u64::try_from(end).expect("a length has 64 bits");
-        usize::try_from(self.next() % end).expect("it is below a length")
+        self.0.index(end)
     }
 
     pub(crate) fn shuffle<T>(&mut self, all: &mut [T]) {

@@ -1,8 +1,7 @@
 //! `cargo ci kernels`: the committed CUDA artifacts, made with a pinned compiler and compared with what is committed.
 //!
-//! The compilers come from PyPI into virtual environments under `target/`: NVRTC 13.0 for the cubin, because its PTX would
-//! be too new for drivers that are in use, and NVRTC 12.4 for the PTX, which every driver from 550 on compiles. A machine
-//! that cannot have them skips, which is counted.
+//! The compilers come from PyPI into virtual environments under `target/`: NVRTC 13.0 for the cubin, and NVRTC 12.4 for
+//! the PTX, because every driver from 550 on compiles that. A machine that cannot have them skips, which is counted.
 
 mod disassembly;
 

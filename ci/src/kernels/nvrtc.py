@@ -45,6 +45,6 @@ artifact = text("CUBIN" if is_cubin else "PTX", program)
 if not is_cubin:
     # Without comments and indentation, which are a tenth of it; the zero at the end stays.
     lines = (b" ".join(line.split(b"//")[0].split()) for line in artifact.split(b"\n"))
-    artifact = b"\n".join(line for line in lines if line) + b"\n"
+    artifact = b"\n".join(line for line in lines if line)
 with open(into, "wb") as file:
     file.write(artifact)

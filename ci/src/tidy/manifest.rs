@@ -10,7 +10,27 @@ pub(super) fn manifest(file: &SourceFile, report: &mut Report<'_>) {
             report.refuse(1, format!("the package `{member}` has no floor; give it one in ci/src/tidy/floors.rs"));
         }
     } else if let Some(folder) = file.path.strip_suffix("/Cargo.toml") {
-        package(folder, &file.text, report);
+        match file.text.lines().any(|line| line.trim() == "[workspace]") {
+            true => apart(&file.text, report),
+            false => package(folder, &file.text, report),
+        }
+    }
+}
+
+/// A package that is a workspace of its own inherits nothing, so it pins what it needs.
+fn apart(text: &str, report: &mut Report<'_>) {
+    let mut is_dependency = false;
+    for (index, line) in text.lines().enumerate() {
+        if line.starts_with('[') {
+            is_dependency = line.trim().trim_matches(['[', ']']).ends_with("dependencies");
+        } else if is_dependency
+            && let Some((key, value)) = line.split_once('=')
+            && !key.starts_with('#')
+            && !value.trim().starts_with("\"=")
+            && !value.contains("path =")
+        {
+            report.refuse(index + 1, format!("`{}` is not pinned; write \"=1.2.3\"", key.trim()));
+        }
     }
 }
 

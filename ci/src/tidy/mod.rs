@@ -46,6 +46,7 @@ const RULES: &[Rule] = &[
     Rule { name: "unsafe", look: reach::unsafety },
     Rule { name: "function-length", look: shape::function_length },
     Rule { name: "layout", look: shape::layout },
+    Rule { name: "prose", look: shape::prose },
     Rule { name: "names", look: shape::names },
     Rule { name: "ignored-test", look: shape::ignored_tests },
     Rule { name: "unfinished", look: shape::unfinished },
@@ -101,12 +102,13 @@ fn inspect(files: &[SourceFile], rules: &[Rule]) -> Vec<Finding> {
     findings
 }
 
-/// The manifests and Rust sources of the root and of every package, ordered by path.
+/// The manifests and Rust sources of the root and of every package, and what is written about them, ordered by path.
 fn read(root: &Path) -> Result<Vec<SourceFile>> {
-    let mut files = vec![read_file(root, "Cargo.toml")?];
+    let mut files = vec![read_file(root, "Cargo.toml")?, read_file(root, "README.md")?];
     for member in manifest::members(&files[0].text) {
         read_folder(root, &member, &mut files)?;
     }
+    read_folder(root, "docs", &mut files)?;
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
 }
@@ -121,7 +123,9 @@ fn read_folder(root: &Path, folder: &str, files: &mut Vec<SourceFile>) -> Result
             if name != "target" && !name.starts_with('.') {
                 read_folder(root, &path, files)?;
             }
-        } else if name == "Cargo.toml" || Path::new(&name).extension().is_some_and(|extension| extension == "rs") {
+        } else if name == "Cargo.toml"
+            || Path::new(&name).extension().is_some_and(|extension| extension == "rs" || extension == "md")
+        {
             files.push(read_file(root, &path)?);
         }
     }

@@ -15,6 +15,9 @@ const ALLOW_SLEEP: &str = "// tidy: allow sleep:";
 
 /// The rule: a function has at most 70 lines, from the line of `{` to the line of `}`.
 pub(super) fn function_length(file: &SourceFile, report: &mut Report<'_>) {
+    if file.is_generated() {
+        return;
+    }
     for at in 0..file.tokens.len() {
         // After `fn` stands a name, in a macro `$name`, in a type `(`.
         if file.token(at) != "fn" || file.token(at + 1) == "(" {
@@ -31,7 +34,7 @@ pub(super) fn function_length(file: &SourceFile, report: &mut Report<'_>) {
 
 /// The rule: no long line, no tab, no space at the end.
 pub(super) fn layout(file: &SourceFile, report: &mut Report<'_>) {
-    if !file.is_rust() {
+    if !file.is_rust() || file.is_generated() {
         return;
     }
     for (index, text) in file.text.split('\n').enumerate() {
@@ -44,6 +47,24 @@ pub(super) fn layout(file: &SourceFile, report: &mut Report<'_>) {
         }
         if text.ends_with(char::is_whitespace) {
             report.refuse(index + 1, "white space at the end of the line");
+        }
+    }
+}
+
+/// The rule: what is written for people has lines as long as code has. Tables, code, and what has no space to break at
+/// are as long as they are.
+pub(super) fn prose(file: &SourceFile, report: &mut Report<'_>) {
+    if !file.is_prose() {
+        return;
+    }
+    let mut is_code = false;
+    for (index, text) in file.text.lines().enumerate() {
+        let is_fence = text.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        let may_be_long = is_fence || is_code || text.starts_with("    ") || text.starts_with('|');
+        let columns = text.chars().count();
+        if columns > LINE_COLUMNS_MAX && !may_be_long && text.trim().contains(' ') {
+            report.refuse(index + 1, format!("{columns} columns, at most {LINE_COLUMNS_MAX} fit; wrap it"));
         }
     }
 }

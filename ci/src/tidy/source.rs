@@ -49,6 +49,17 @@ impl SourceFile {
         self.path.ends_with(".rs")
     }
 
+    /// Whether a program wrote it: it is called `bindings.rs`, and its first line says so. How its code looks and how
+    /// it argues is that program's affair; where it may stand is not.
+    pub(super) fn is_generated(&self) -> bool {
+        self.path.ends_with("/bindings.rs") && self.text.starts_with("// @generated ")
+    }
+
+    /// Whether it is a page for people.
+    pub(super) fn is_prose(&self) -> bool {
+        self.path.ends_with(".md")
+    }
+
     /// Whether the line, counted from 1, belongs to a test.
     pub(super) fn is_test(&self, line: usize) -> bool {
         self.tests.get(line - 1).copied().unwrap_or(false)

@@ -65,6 +65,9 @@ pub(super) struct OptimizerConfig {
     pub(super) rule_file: Option<String>,
     #[prost(message, repeated, tag = "1017")]
     pub(super) rule_set: Vec<RuleSetting>,
+    /// The server that keeps the parameter.
+    #[prost(uint32, optional, tag = "1018")]
+    pub(super) home: Option<u32>,
     #[prost(message, optional, tag = "1100")]
     pub(super) sparse: Option<SparseConfig>,
 }

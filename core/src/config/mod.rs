@@ -47,6 +47,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
 
 use crate::error::Failure;
+use crate::ids::ServerIndex;
 use crate::optim::Rule;
 
 pub use sparse::{SparseSettings, row_layout};
@@ -100,6 +101,8 @@ pub struct OptimizerSettings {
     pub merge: Option<Merge>,
     /// What makes the parameter sparse, if it is.
     pub sparse: Option<SparseSettings>,
+    /// The server that keeps all of the parameter, if somebody wishes for one.
+    pub home: Option<ServerIndex>,
 }
 
 impl OptimizerSettings {

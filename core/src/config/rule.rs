@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::Failure;
+use crate::ids::ServerIndex;
+use crate::limits::SERVERS_MAX;
 use crate::optim::{Algorithm, Prepared, Range, Regularizer, Rule, Schedule, library};
 use crate::rule::{Settings, Written};
 
@@ -19,6 +21,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         staleness_bound: message.staleness_bound,
         merge: message.merge,
         sparse: message.sparse,
+        home: message.home,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
@@ -27,7 +30,16 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         MergeKind::Sum => Merge::Sum,
     });
     let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse })
+    let home = message.home.map(home).transpose()?;
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, home })
+}
+
+/// A server's number; whether there is such a server, the catalogue says.
+fn home(number: u32) -> Result<ServerIndex, Failure> {
+    let narrow = u16::try_from(number).ok().filter(|number| *number < SERVERS_MAX);
+    narrow
+        .map(ServerIndex)
+        .ok_or_else(|| Failure::call(format!("home is {number}; expected a server below {SERVERS_MAX}")))
 }
 
 /// The message that [`settings`] reads as this rule, with every value written out.

@@ -76,6 +76,7 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         field("rule", 1015, Kind::Text),
         field("rule_file", 1016, Kind::Text),
         repeated("rule_set", 1017, Kind::Message(&RULE_SETTING)),
+        field("home", 1018, Kind::Uint32),
         field("sparse", 1100, Kind::Message(&SPARSE)),
     ],
 };

@@ -4,6 +4,7 @@ use super::schema::{Field, Kind, Schema};
 use super::*;
 use std::sync::Arc;
 
+use crate::ids::ServerIndex;
 use crate::limits::{PARAMETER_CONFIG_BYTES_MAX, RULE_TEXT_BYTES_MAX};
 use crate::optim::{Algorithm, Regularizer, Schedule};
 use crate::rows::Initializer;
@@ -92,6 +93,7 @@ fn nothing_said_is_told_apart_from_a_rule() {
     );
     let staleness = Some(Mode::Staleness { bound: 3 });
     check("mode: Staleness; staleness_bound: 3;", OptimizerSettings { mode: staleness, ..nothing.clone() });
+    check("home: 4095", OptimizerSettings { home: Some(ServerIndex(4095)), ..nothing.clone() });
     check("optimizer: SGD", OptimizerSettings { rule: Some(Rule::default()), ..nothing });
     assert_eq!(OptimizerSettings::from_bytes(&[]).unwrap(), OptimizerSettings::default());
     assert_eq!(OptimizerSettings::from_bytes(&[0; 8]).unwrap(), OptimizerSettings::default());
@@ -275,6 +277,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     check_refused("optimizer: SGD algorithm: 'add'", &["\"add\"", "expected one of the two"]);
     check_refused("algorithm: 'lamb'", &["algorithm \"lamb\" is not known", "add, sum, rmsprop, adamw, ftrl"]);
     check_refused("mode: Staleness", &["staleness_bound is not given"]);
+    check_refused("home: 4096", &["home is 4096; expected a server below 4096"]);
     check_refused("mode: Async staleness_bound: 3", &["staleness_bound is 3; expected mode: Staleness"]);
     check_refused("staleness_bound: 0", &["staleness_bound is 0; expected mode: Staleness"]);
 }

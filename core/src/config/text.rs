@@ -6,20 +6,14 @@
 use std::fmt::{self, Display};
 
 use crate::error::Failure;
+use crate::text::{Cursor, Position};
 
 use super::schema::{Field, Kind, Schema, enumerators};
 
 /// Reads a whole message and gives its binary form.
 pub(super) fn to_binary(schema: &'static Schema, text: &str) -> Result<Vec<u8>, Failure> {
-    let mut parser = Parser { rest: text, line: 1, column: 1 };
+    let mut parser = Parser { text: Cursor::new(text) };
     parser.message(schema, None)
-}
-
-/// A place in the text, counted from one; columns count characters.
-#[derive(Clone, Copy)]
-struct Position {
-    line: u32,
-    column: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,9 +27,7 @@ enum Token<'a> {
 }
 
 struct Parser<'a> {
-    rest: &'a str,
-    line: u32,
-    column: u32,
+    text: Cursor<'a>,
 }
 
 impl<'a> Parser<'a> {
@@ -133,12 +125,8 @@ impl<'a> Parser<'a> {
 
     /// Takes the next character that is not blank when it is this one.
     fn take_symbol(&mut self, symbol: char) -> bool {
-        self.skip_blank();
-        let found = self.rest.starts_with(symbol);
-        if found {
-            self.advance();
-        }
-        found
+        self.text.skip_blank();
+        self.text.accept(symbol)
     }
 
     fn take_quote(&mut self) -> Option<char> {
@@ -146,19 +134,16 @@ impl<'a> Parser<'a> {
     }
 
     fn token(&mut self) -> Result<(Position, Token<'a>), Failure> {
-        self.skip_blank();
-        let position = Position { line: self.line, column: self.column };
+        self.text.skip_blank();
+        let position = self.text.position();
         if let Some(quote) = self.take_quote() {
             let mut bytes = Vec::new();
             self.string(quote, position, &mut bytes)?;
             return Ok((position, Token::Quoted(bytes)));
         }
-        let plain = &self.rest[..plain_length(self.rest)];
+        let plain = self.text.take(plain_length(self.text.rest()));
         if plain.is_empty() {
-            return Ok((position, self.advance().map_or(Token::End, Token::Symbol)));
-        }
-        for _ in plain.chars() {
-            self.advance();
+            return Ok((position, self.text.advance().map_or(Token::End, Token::Symbol)));
         }
         Ok((position, Token::Plain(plain)))
     }
@@ -166,7 +151,7 @@ impl<'a> Parser<'a> {
     /// The inside of a string whose quote has been taken, and the closing quote.
     fn string(&mut self, quote: char, start: Position, bytes: &mut Vec<u8>) -> Result<(), Failure> {
         loop {
-            match self.advance() {
+            match self.text.advance() {
                 None | Some('\n') => return Err(start.refuse("a string has no closing quote on its line")),
                 Some(character) if character == quote => return Ok(()),
                 Some('\\') => bytes.extend(self.escape()?),
@@ -177,22 +162,20 @@ impl<'a> Parser<'a> {
 
     /// What stands after a backslash: a letter, up to three octal digits, or `x` and up to two hexadecimal ones.
     fn escape(&mut self) -> Result<Vec<u8>, Failure> {
-        let position = Position { line: self.line, column: self.column };
+        let position = self.text.position();
         let digits = |length: usize, radix: u32, rest: &str| -> String {
             rest.chars().take(length).take_while(|digit| digit.is_digit(radix)).collect()
         };
-        let octal = digits(3, 8, self.rest);
-        let (text, radix) = match self.rest.strip_prefix(['x', 'X']) {
+        let octal = digits(3, 8, self.text.rest());
+        let (text, radix) = match self.text.rest().strip_prefix(['x', 'X']) {
             Some(rest) => (digits(2, 16, rest), 16),
             None => (octal, 8),
         };
         if let Ok(byte) = u8::from_str_radix(&text, radix) {
-            for _ in 0..text.len() + usize::from(radix == 16) {
-                self.advance();
-            }
+            self.text.take(text.len() + usize::from(radix == 16));
             return Ok(vec![byte]);
         }
-        let byte = match self.advance() {
+        let byte = match self.text.advance() {
             Some('a') => 0x07,
             Some('b') => 0x08,
             Some('f') => 0x0c,
@@ -209,37 +192,6 @@ impl<'a> Parser<'a> {
             }
         };
         Ok(vec![byte])
-    }
-
-    fn skip_blank(&mut self) {
-        while let Some(character) = self.rest.chars().next() {
-            if character == '#' {
-                while self.advance().is_some_and(|character| character != '\n') {}
-            } else if character.is_whitespace() {
-                self.advance();
-            } else {
-                return;
-            }
-        }
-    }
-
-    fn advance(&mut self) -> Option<char> {
-        let mut characters = self.rest.chars();
-        let character = characters.next()?;
-        self.rest = characters.as_str();
-        if character == '\n' {
-            self.line += 1;
-            self.column = 1;
-        } else {
-            self.column += 1;
-        }
-        Some(character)
-    }
-}
-
-impl Position {
-    fn refuse(self, reason: impl Display) -> Failure {
-        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
     }
 }
 

@@ -10,6 +10,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
 use super::free::{FreeSlots, SLOTS_MAX};
+use super::mapped::Mapped;
 use super::shared::{File, GiveBack, ReadOnly};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
@@ -75,7 +76,7 @@ pub struct Usage {
 }
 
 /// The mapping and the free slots of each class.
-struct Slab {
+pub(super) struct Slab {
     map: MmapRaw,
     /// What other processes map, when the arena is shared.
     file: Option<Arc<File>>,
@@ -251,6 +252,24 @@ impl Lease {
         }
     }
 
+    /// The mapping that it is a slot of, to register with a device; nothing for a view of another process's memory.
+    #[must_use]
+    pub fn mapped(&self) -> Option<Mapped> {
+        match &self.place {
+            Place::Slot { slab, .. } => Some(Mapped::slab(slab)),
+            Place::View(_) => None,
+        }
+    }
+
+    /// Where that mapping begins, and where in it the slot does. No slot lies across a multiple of [`CHUNK_BYTES_MAX`].
+    #[must_use]
+    pub fn position(&self) -> Option<(usize, usize)> {
+        match &self.place {
+            Place::Slot { slab, slot, class } => Some((slab.map.as_mut_ptr().addr(), slab.offset(*class, *slot))),
+            Place::View(_) => None,
+        }
+    }
+
     /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64.
     #[must_use]
     #[inline]
@@ -314,6 +333,10 @@ impl fmt::Debug for Lease {
 }
 
 impl Slab {
+    pub(super) fn map(&self) -> &MmapRaw {
+        &self.map
+    }
+
     #[inline]
     fn start(&self, class: u8, slot: u32) -> *mut u8 {
         let offset = self.offset(class, slot);

@@ -105,6 +105,11 @@ impl Mapping {
         self.map.len()
     }
 
+    /// Where it begins.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
     /// Whether others may read it where it is.
     #[must_use]
     pub fn is_in_place(&self) -> bool {

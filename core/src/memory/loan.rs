@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::{Mapping, SharedPlace};
+use super::{Mapped, Mapping, SharedPlace};
 
 /// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
 /// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
@@ -89,6 +89,8 @@ pub struct LoanIn {
     // A pointer and not a reference, as in `LoanOut`.
     start: *mut u8,
     bytes: u32,
+    /// The buffer that it lies in, and where.
+    within: Option<(Arc<Mapping>, usize)>,
     _line: Arc<()>,
 }
 
@@ -121,7 +123,7 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
-        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), _line: Arc::clone(&self.line) }
+        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), within: None, _line: Arc::clone(&self.line) }
     }
 }
 
@@ -137,6 +139,12 @@ impl LoanOut {
     #[must_use]
     pub fn shared(&self) -> Option<SharedPlace<'_>> {
         self.within.as_ref().and_then(|(mapping, offset)| mapping.place(*offset))
+    }
+
+    /// The buffer that it lies in, to register with a device, and where in it: while the buffer is in place.
+    #[must_use]
+    pub fn mapped(&self) -> Option<(Mapped, usize)> {
+        mapped(self.within.as_ref())
     }
 
     /// Says that another process was shown where it is, and has not said that it is done.
@@ -168,6 +176,19 @@ impl LoanOut {
 }
 
 impl LoanIn {
+    /// The same loan, of memory that is known to lie in a buffer; as it was when it does not.
+    #[must_use]
+    pub fn within(self, mapping: &Arc<Mapping>) -> Self {
+        let within = mapping.offset_of(self.bytes()).map(|offset| (Arc::clone(mapping), offset));
+        Self { within, ..self }
+    }
+
+    /// The buffer that it lies in, to register with a device, and where in it: while the buffer is in place.
+    #[must_use]
+    pub fn mapped(&self) -> Option<(Mapped, usize)> {
+        mapped(self.within.as_ref())
+    }
+
     /// The length of the slice in bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -227,6 +248,11 @@ impl fmt::Debug for LoanIn {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "LoanIn({} bytes)", self.bytes)
     }
+}
+
+fn mapped(within: Option<&(Arc<Mapping>, usize)>) -> Option<(Mapped, usize)> {
+    let (mapping, offset) = within.filter(|(mapping, _)| mapping.is_in_place())?;
+    Some((Mapped::buffer(mapping), *offset))
 }
 
 fn length(slice: &[u8]) -> u32 {

@@ -24,6 +24,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     whole: false,
 ///     config: Vec::new(),
 ///     buckets: None,
+///     home: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
@@ -92,12 +93,16 @@ impl Catalogue {
         }
         let index = u32::try_from(self.parameters.len()).ok().filter(|index| *index < PARAMETERS_MAX);
         let index = index.ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
+        let servers = self.topology.servers();
+        if let Some(home) = declaration.home.filter(|home| home.0 >= servers) {
+            return Err(refused(format!("its home is server {home}; expected one below {servers}")));
+        }
         let total = self.bytes.checked_add(declaration.bytes);
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
         let size = size(self.chunk_bytes, &declaration);
-        let layout = self.loads.add(size, declaration.whole);
+        let layout = self.loads.add(size, declaration.whole, declaration.home);
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
         self.parameters.push(Parameter { declaration, index, chunk_bytes: size.chunk_bytes, layout });

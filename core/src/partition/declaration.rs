@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::buckets::Buckets;
 use crate::dtype::ElementType;
 use crate::error::Failure;
+use crate::ids::ServerIndex;
 use crate::limits::{BUCKETS_MAX, DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
@@ -31,6 +32,8 @@ pub struct Declaration {
     pub config: Vec<u8>,
     /// How its rows are dealt out, if it is updated by rows; its chunks are then buckets of rows.
     pub buckets: Option<Buckets>,
+    /// The server that keeps every chunk, if somebody wishes for one; there is such a server.
+    pub home: Option<ServerIndex>,
 }
 
 impl Name {

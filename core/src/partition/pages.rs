@@ -37,6 +37,9 @@ pub struct DeclarationMessage {
     /// The rows that may come to be in them.
     #[prost(uint64, tag = "8")]
     pub rows: u64,
+    /// The server that keeps every chunk, where somebody wishes for one.
+    #[prost(uint32, optional, tag = "9")]
+    pub home: Option<u32>,
 }
 
 /// A run of a catalogue's declarations, with what places them. Every page repeats the facts of the whole, so that
@@ -150,6 +153,7 @@ impl From<&Declaration> for DeclarationMessage {
             config: declaration.config.clone(),
             buckets: declaration.buckets.map_or(0, |buckets| buckets.count),
             rows: declaration.buckets.map_or(0, |buckets| buckets.rows),
+            home: declaration.home.map(|home| home.0.into()),
         }
     }
 }
@@ -164,9 +168,15 @@ impl TryFrom<DeclarationMessage> for Declaration {
             let (quoted, found) = (name.quoted(), message.element_type);
             Failure::Call(format!("parameter {quoted}: element type number {found}; expected 0 to 5"))
         })?;
+        let home = message.home.map(|home| {
+            let quoted = name.quoted();
+            let narrow = u16::try_from(home).map(ServerIndex);
+            narrow.map_err(|_| Failure::Call(format!("parameter {quoted}: its home is server {home}; expected fewer")))
+        });
+        let home = home.transpose()?;
         let DeclarationMessage { bytes, shape, whole, config, rows, .. } = message;
         let buckets = (message.buckets > 0).then_some(Buckets { rows, count: message.buckets });
-        Ok(Self { name, element_type, bytes, shape, whole, config, buckets })
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, home })
     }
 }
 

@@ -3,10 +3,10 @@
 //! A parameter of `n` chunks over `S` servers: the servers are ordered by (bytes held, index), and chunk `i` goes to
 //! the server at `i mod S` of that order. Within a server, the parameter's chunk number `j = i div S` goes to shard
 //! `(start + j) mod K`, where `start` is the server's least loaded shard. A whole parameter goes to the least loaded
-//! shard of the least loaded server.
+//! shard of the least loaded server. A parameter with a home is placed as if its home were the only server.
 //!
-//! *Promise.* With chunks of `C` bytes and no whole parameter, the fullest server holds at most `C` bytes more than
-//! the emptiest, hence at most one chunk above the mean.
+//! *Promise.* With chunks of `C` bytes, no whole parameter and no home, the fullest server holds at most `C` bytes more
+//! than the emptiest, hence at most one chunk above the mean.
 //!
 //! *Proof.* Let the loads before be `l_0 <= .. <= l_{S-1}` with `l_{S-1} - l_0 <= G`, where `G >= C`. Every full turn
 //! adds `C` to each server and changes no difference. What is left adds `C` to the servers `0 .. k` and the tail
@@ -16,6 +16,8 @@
 //! it by at most `l_k + t - l_{k+1} <= t`. So the gap is still at most `G`; it starts at 0, and `G = C` will do.
 //! A whole parameter of `W` bytes is a tail of `W` bytes, and the same argument gives `G = max(C, largest W)`: the
 //! promise excludes whole parameters, but neither do they unbalance anything by more than their own size.
+//! A home may unbalance as much as whoever wishes for it likes. It makes `G` what the gap is then, and the argument
+//! goes on: a parameter without a home leaves the gap at most as large as it was, or at most `C`.
 
 use std::collections::BTreeSet;
 
@@ -139,14 +141,15 @@ impl Loads {
         &self.servers[usize::from(server.0)].shards
     }
 
-    /// Places one more parameter.
-    pub(super) fn add(&mut self, size: Size, whole: bool) -> Layout {
+    /// Places one more parameter; its home is one of the servers.
+    pub(super) fn add(&mut self, size: Size, whole: bool, home: Option<ServerIndex>) -> Layout {
+        let lane = home.map(|home| self.servers[usize::from(home.0)].lane(home));
         if whole || size.chunks == 1 {
-            let lane = self.lanes(1)[0];
+            let lane = lane.unwrap_or_else(|| self.lanes(1)[0]);
             self.fill(lane, size.bytes, &mut |_, shards| shards[usize::from(lane.start.shard.0)] += size.bytes);
             return Layout::Together(lane.start);
         }
-        let lanes = self.lanes(size.chunks);
+        let lanes = lane.map_or_else(|| self.lanes(size.chunks), |lane| vec![lane]);
         for (index, lane) in (0..).zip(&lanes) {
             self.deal(*lane, index, lanes.len() as u64, size);
         }

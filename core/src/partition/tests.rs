@@ -12,7 +12,8 @@ use crate::limits::{FRAME_CONTROL_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONF
 /// Declares parameters as a script says, and compares where their chunks are.
 ///
 /// The first step is the topology (`shards 2,1 chunk 4096`), each other one a parameter (`w float32 100` in bytes, with
-/// `whole` after it or not). The answer is `name=server.shard,server.shard` in chunk order, then the bytes by server.
+/// `whole` or `home=1` after it or not). The answer is `name=server.shard,server.shard` in chunk order, then the bytes
+/// by server.
 fn check(script: &str, expected: &str) {
     let mut steps = script.split("; ");
     let cluster: Vec<&str> = steps.next().expect("the topology").split(' ').collect();
@@ -23,7 +24,9 @@ fn check(script: &str, expected: &str) {
         let element_type = ElementType::ALL.into_iter().find(|kind| kind.name() == words[1]).expect("a type");
         let bytes = words[2].parse().expect("bytes");
         let whole = words.get(3) == Some(&"whole");
-        let declared = Declaration { element_type, whole, ..declaration(words[0], bytes) };
+        let home = words.get(3).and_then(|word| word.strip_prefix("home="));
+        let home = home.map(|home| ServerIndex(home.parse().expect("a server")));
+        let declared = Declaration { element_type, whole, home, ..declaration(words[0], bytes) };
         catalogue.declare(declared).expect("the script is legal");
     }
     let mut said: Vec<String> = catalogue.iter().map(places_said).collect();
@@ -68,6 +71,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         whole: false,
         config: Vec::new(),
         buckets: None,
+        home: None,
     }
 }
 
@@ -106,6 +110,40 @@ fn a_whole_parameter_stays_on_the_emptiest_shard() {
         "shards 2,2 chunk 4096; a float32 4; w float32 12288 whole; b float32 8192",
         "a=0.0 w=1.0,1.0,1.0 b=0.1,1.1 4100,16384",
     );
+}
+
+#[test]
+fn a_home_keeps_every_chunk_and_its_shards_take_turns() {
+    check("shards 2,2 chunk 4096; a float32 10000 home=1; b float32 100", "a=1.0,1.1,1.0 b=0.0 100,10000");
+    check(
+        "shards 1,3 chunk 4096; a float32 4 home=1; b float32 8192 home=1; c float32 4",
+        "a=1.0 b=1.1,1.2 c=0.0 4,8196",
+    );
+    check(
+        "shards 1,1 chunk 4096; a float32 8192 home=0; b float32 8192; c float32 4",
+        "a=0.0,0.0 b=1.0,0.0 c=1.0 12288,4100",
+    );
+}
+
+#[test]
+fn a_home_that_is_no_server_is_refused_by_name_and_changes_nothing() {
+    let homely = Declaration { home: Some(ServerIndex(2)), ..declaration("w", 4) };
+    check_refused(homely, "parameter \"w\": its home is server 2; expected one below 2");
+    let page = |home| DeclarationMessage { home, ..DeclarationMessage::from(&declaration("w", 4)) };
+    assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.home), Ok(Some(ServerIndex(3))));
+    let refused = Declaration::try_from(page(Some(1 << 16))).map(|read| read.home);
+    assert_eq!(refused, Err(Failure::call("parameter \"w\": its home is server 65536; expected fewer")));
+}
+
+#[test]
+fn catalogues_that_differ_in_a_home_have_other_digests() {
+    let digest = |home| {
+        let mut catalogue = empty(&[1, 1], 4096);
+        catalogue.declare(Declaration { home, ..declaration("w", 4) }).expect("it is legal");
+        catalogue.digest()
+    };
+    let all = [digest(None), digest(Some(ServerIndex(0))), digest(Some(ServerIndex(1)))];
+    assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
 }
 
 #[test]
@@ -254,6 +292,7 @@ fn a_catalogue_survives_its_pages() {
         element_type: ElementType::Uint64,
         shape: vec![3, 5],
         config: vec![0, 1, 255],
+        home: Some(ServerIndex(1)),
         ..declaration("größe", 120)
     };
     catalogue.declare(rich).expect("it is legal");
@@ -328,6 +367,27 @@ proptest! {
             prop_assert!(most - least <= u64::from(chunk_bytes), "{most} and {least}");
             let mean = catalogue.bytes().div_ceil(u64::from(catalogue.topology().servers()));
             prop_assert!(most <= mean + u64::from(chunk_bytes));
+        }
+    }
+
+    #[test]
+    fn what_has_no_home_unbalances_nothing_that_has_one(
+        shards in prop::collection::vec(1..5_u16, 1..9),
+        sizes in prop::collection::vec((bytes(), prop::option::of(0..9_u16)), 1..60),
+    ) {
+        let mut catalogue = empty(&shards, 4096);
+        for (index, (bytes, home)) in sizes.into_iter().enumerate() {
+            let home = home.map(|home| ServerIndex(home % catalogue.topology().servers()));
+            let (most, least) = extremes(&catalogue);
+            let on_home = home.map(|home| (home, catalogue.bytes_on(home)));
+            catalogue.declare(Declaration { home, ..declaration(&format!("p{index}"), bytes) }).expect("it is legal");
+            match on_home {
+                Some((home, before)) => prop_assert_eq!(catalogue.bytes_on(home), before + bytes),
+                None => {
+                    let (most_now, least_now) = extremes(&catalogue);
+                    prop_assert!(most_now - least_now <= (most - least).max(4096), "{most_now} and {least_now}");
+                }
+            }
         }
     }
 

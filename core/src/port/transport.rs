@@ -232,7 +232,7 @@ pub enum Event {
 /// What a transport can do, asked once and true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its name: `tcp`, `loopback`.
+    /// Its name: `network`, `loopback`.
     pub name: &'static str,
     /// Whether payload checksums are computed and checked.
     pub checks_payload: bool,

@@ -24,6 +24,7 @@ mod plain;
 mod tests;
 mod text;
 pub mod transpile;
+mod turn;
 mod value;
 mod variable;
 
@@ -35,5 +36,6 @@ pub use op::{Destination, Op, OpKind, Peer, Role};
 pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
 pub use plain::{PlainArithmetic, PlainRun, apply_update};
+pub(crate) use turn::{Arrival, Terms, turns};
 pub use value::{Elements, Tensor, Value};
 pub use variable::{Dim, Facts, Purpose, Variable};

@@ -6,6 +6,7 @@
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
+pub(super) use crate::luck::mix;
 
 use super::layout::{RowLayout, element_bytes};
 
@@ -133,15 +134,6 @@ fn write(element_type: ElementType, value: f64, element: &mut [u8]) {
 /// 64 bits for an element, as good as independent of those of any other.
 fn random(seed: u64, id: u64, place: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(id)).wrapping_add(place))
-}
-
-/// A one-to-one scattering of 64 bits: the step and the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
-/// splittable pseudorandom number generators", 2014).
-pub(super) const fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
 }
 
 /// A number above zero and below one, from the upper 52 bits; every one of them is as likely as another.

@@ -9,14 +9,14 @@ use std::ops::{Add, Range};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use smallvec::SmallVec;
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::memory::prefetch;
+use crate::partition::Buckets;
 
-use super::layout::{RowLayout, element_bytes};
-use super::selected::{RowsView, SelectedRows};
+use super::layout::RowLayout;
+use super::selected::{Ids, RowsView, SelectedRows};
 
 /// A digit of an id, in bits: the counts of its values stay in the first-level cache.
 const DIGIT_BITS: u32 = 11;
@@ -31,15 +31,10 @@ pub struct Merge {
     spare: Vec<Place>,
     /// Where in `places` each unique id begins, and where the last one ends.
     starts: Vec<u32>,
-    /// The unique ids by the places where they come first, and room to find that out.
-    appearance: Vec<u32>,
-    firsts: Vec<u32>,
 }
 
-/// Rows of one id that are asked for ahead.
-const ROWS_AHEAD: usize = 4;
-/// No unique id.
-const NOBODY: u32 = u32::MAX;
+/// Rows of contributions that are asked for ahead of the one that is summed.
+const ROWS_AHEAD: usize = 16;
 
 /// A row of a contribution.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,9 +50,14 @@ struct Place {
 pub struct Merged<'a> {
     layout: RowLayout,
     contributions: &'a [RowsView<'a>],
+    unique: Unique<'a>,
+}
+
+/// Ids, each once, and which rows have them.
+#[derive(Clone, Copy, Debug)]
+pub struct Unique<'a> {
     places: &'a [Place],
     starts: &'a [u32],
-    appearance: &'a [u32],
 }
 
 impl Merge {
@@ -65,8 +65,7 @@ impl Merge {
     #[must_use]
     pub fn with_capacity(rows: usize) -> Self {
         let starts = Vec::with_capacity(rows.saturating_add(1));
-        let (appearance, firsts) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        Self { places: Vec::with_capacity(rows), spare: Vec::with_capacity(rows), starts, appearance, firsts }
+        Self { places: Vec::with_capacity(rows), spare: Vec::with_capacity(rows), starts }
     }
 
     /// Finds out which rows are the same. `layout` is the parameter's; contributions are in trainer order, with at most
@@ -79,23 +78,67 @@ impl Merge {
         layout: RowLayout,
         contributions: &'a [RowsView<'a>],
     ) -> Result<Merged<'a>, Failure> {
+        self.take(layout, contributions)?;
+        if let [alone] = contributions
+            && is_ascending(alone)
+        {
+            // As trainers send them: there is nothing to sort.
+            self.starts.clear();
+            self.starts.extend((0..=u32::MAX).take(alone.len() + 1));
+        } else {
+            self.sort();
+            self.segment();
+        }
+        let Self { places, starts, .. } = self;
+        Ok(Merged { layout, contributions, unique: Unique { places, starts } })
+    }
+
+    /// As [`unite`](Self::unite), but the rows come by bucket, and within one by ascending ids.
+    ///
+    /// # Errors
+    /// Those of [`unite`](Self::unite).
+    pub fn deal<'a>(
+        &'a mut self,
+        layout: RowLayout,
+        contributions: &'a [RowsView<'a>],
+        buckets: Buckets,
+    ) -> Result<Merged<'a>, Failure> {
+        self.take(layout, contributions)?;
+        self.sort();
+        self.sort_by_bucket(buckets);
+        self.segment();
+        let Self { places, starts, .. } = self;
+        Ok(Merged { layout, contributions, unique: Unique { places, starts } })
+    }
+
+    /// Finds out which ids are the same; they come by bucket, and within one ascending.
+    ///
+    /// # Errors
+    /// When there are 2^32 ids or more.
+    pub fn deal_ids(&mut self, ids: Ids<'_>, buckets: Buckets) -> Result<Unique<'_>, Failure> {
+        check_count(ids.len())?;
+        self.places.clear();
+        self.places.extend((0..).zip(ids.iter()).map(|(row, id)| Place { id, contribution: 0, row }));
+        self.sort();
+        self.sort_by_bucket(buckets);
+        self.segment();
+        Ok(Unique { places: &self.places, starts: &self.starts })
+    }
+}
+
+impl Merge {
+    /// Takes up the rows of contributions that fit the layout.
+    fn take(&mut self, layout: RowLayout, contributions: &[RowsView<'_>]) -> Result<(), Failure> {
         for (index, rows) in contributions.iter().enumerate() {
             check(layout, index, rows.layout())?;
         }
-        let rows = contributions.iter().map(RowsView::len).fold(0, usize::saturating_add);
-        if u32::try_from(rows).is_err() || u32::try_from(contributions.len()).is_err() {
-            return Err(Failure::call(format!("{rows} rows in one merge; expected fewer than 2^32")));
-        }
+        check_count(contributions.iter().map(RowsView::len).fold(contributions.len(), usize::saturating_add))?;
         self.places.clear();
         for (contribution, rows) in (0..).zip(contributions) {
             let places = (0..).zip(rows.ids().iter()).map(|(row, id)| Place { id, contribution, row });
             self.places.extend(places);
         }
-        self.sort();
-        self.segment();
-        self.order(contributions);
-        let Self { places, starts, appearance, .. } = self;
-        Ok(Merged { layout, contributions, places, starts, appearance })
+        Ok(())
     }
 
     /// Sorts by id, digit after digit from the lowest; rows with one id keep their order. A digit that all ids share
@@ -105,11 +148,36 @@ impl Merge {
         let digits = DIGITS.min((u64::BITS - most.leading_zeros()).div_ceil(DIGIT_BITS) as usize);
         self.spare.clear();
         self.spare.resize(self.places.len(), Place::default());
+        let mut nexts = [0; DIGIT_VALUES];
         for shift in (0..digits).map(|digit| digit * DIGIT_BITS as usize) {
-            if scatter(&self.places, &mut self.spare, shift) {
-                std::mem::swap(&mut self.places, &mut self.spare);
-            }
+            let digit = |id: u64| usize::try_from(id >> shift & (DIGIT_VALUES as u64 - 1)).expect("11 bits");
+            self.scatter(&mut nexts, digit);
         }
+    }
+
+    /// Brings sorted rows of a bucket together; they stay sorted.
+    fn sort_by_bucket(&mut self, buckets: Buckets) {
+        self.scatter(&mut vec![0; buckets.count as usize], |id| buckets.of(id) as usize);
+    }
+
+    /// Moves places to where a digit of their ids puts them; nothing is moved when all have the same one. There is room
+    /// in `nexts` for every digit, and in `spare` for all places.
+    fn scatter(&mut self, nexts: &mut [u32], digit: impl Fn(u64) -> usize) {
+        nexts.fill(0);
+        self.places.iter().for_each(|place| nexts[digit(place.id)] += 1);
+        if nexts.iter().any(|count| *count as usize == self.places.len()) {
+            return;
+        }
+        let mut start = 0;
+        for next in nexts.iter_mut() {
+            start += std::mem::replace(next, start);
+        }
+        for place in &self.places {
+            let next = &mut nexts[digit(place.id)];
+            self.spare[*next as usize] = *place;
+            *next += 1;
+        }
+        std::mem::swap(&mut self.places, &mut self.spare);
     }
 
     fn segment(&mut self) {
@@ -125,45 +193,17 @@ impl Merge {
     }
 }
 
-impl Merge {
-    /// Puts the unique ids in the order in which they come first.
-    fn order(&mut self, contributions: &[RowsView<'_>]) {
-        let lengths = contributions.iter().map(RowsView::len);
-        let begins: SmallVec<[usize; 16]> = lengths
-            .scan(0, |end, length| {
-                *end += length;
-                Some(*end - length)
-            })
-            .collect();
-        self.firsts.clear();
-        self.firsts.resize(self.places.len(), NOBODY);
-        for (index, start) in (0..).zip(&self.starts[..self.starts.len() - 1]) {
-            let place = self.places[*start as usize];
-            self.firsts[begins[place.contribution as usize] + place.row as usize] = index;
-        }
-        self.appearance.clear();
-        self.appearance.extend(self.firsts.iter().filter(|index| **index != NOBODY));
-    }
+/// Whether each row's id is above that of the row before.
+fn is_ascending(rows: &RowsView<'_>) -> bool {
+    let ids = rows.ids().iter();
+    ids.clone().zip(ids.skip(1)).all(|(id, next)| id < next)
 }
 
-/// Moves places to where a digit of their ids puts them. False, and nothing was moved, when all have the same digit.
-fn scatter(from: &[Place], to: &mut [Place], shift: usize) -> bool {
-    let digit = |place: &Place| usize::try_from(place.id >> shift & (DIGIT_VALUES as u64 - 1)).expect("11 bits");
-    let mut nexts = [0_u32; DIGIT_VALUES];
-    from.iter().for_each(|place| nexts[digit(place)] += 1);
-    if nexts.iter().any(|count| *count as usize == from.len()) {
-        return false;
+fn check_count(rows: usize) -> Result<(), Failure> {
+    match u32::try_from(rows) {
+        Ok(rows) if rows < u32::MAX => Ok(()),
+        _ => Err(Failure::call(format!("{rows} rows in one merge; expected fewer than 2^32"))),
     }
-    let mut start = 0;
-    for next in &mut nexts {
-        start += std::mem::replace(next, start);
-    }
-    for place in from {
-        let next = &mut nexts[digit(place)];
-        to[*next as usize] = *place;
-        *next += 1;
-    }
-    true
 }
 
 fn check(layout: RowLayout, index: usize, found: RowLayout) -> Result<(), Failure> {
@@ -182,8 +222,8 @@ fn check(layout: RowLayout, index: usize, found: RowLayout) -> Result<(), Failur
     )))
 }
 
-impl Merged<'_> {
-    /// How many unique rows there are.
+impl Unique<'_> {
+    /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len() - 1
@@ -195,15 +235,45 @@ impl Merged<'_> {
         self.len() == 0
     }
 
+    /// The ids, in order.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = u64> + Clone {
+        self.starts[..self.len()].iter().map(|start| self.places[*start as usize].id)
+    }
+
+    /// Writes for each row which of the ids it has, by number.
+    ///
+    /// # Panics
+    /// When `into` is shorter than the rows.
+    pub fn number_rows(&self, into: &mut [u32]) {
+        for (number, run) in (0..).zip(self.starts.windows(2)) {
+            let rows = &self.places[run[0] as usize..run[1] as usize];
+            rows.iter().for_each(|place| into[place.row as usize] = number);
+        }
+    }
+}
+
+impl Merged<'_> {
+    /// How many unique rows there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.unique.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.unique.is_empty()
+    }
+
     /// What the rows have in common; the type is the parameter's.
     #[must_use]
     pub fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The unique ids, ascending.
+    /// The unique ids, in order.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = u64> + Clone {
-        self.starts[..self.len()].iter().map(|start| self.places[*start as usize].id)
+        self.unique.ids()
     }
 
     /// One of the unique ids.
@@ -213,28 +283,23 @@ impl Merged<'_> {
     #[must_use]
     pub fn id(&self, index: usize) -> u64 {
         assert!(index < self.len(), "row {index} of {}", self.len());
-        self.places[self.starts[index] as usize].id
+        self.unique.places[self.unique.starts[index] as usize].id
     }
 
-    /// The unique rows, by number, in the order in which they come first: so contributions are read from their
-    /// beginning to their end, as far as rows do not repeat.
-    pub(super) fn appearance(&self) -> &[u32] {
-        self.appearance
-    }
-
-    /// Asks for some of the rows that a unique one is made of, which will soon be summed; the first is the one that the
-    /// processor sees coming.
-    pub(super) fn prefetch(&self, index: usize) {
-        let repeated = self.starts[index] as usize + 1..self.starts[index + 1] as usize;
-        for place in self.places[repeated].iter().take(ROWS_AHEAD) {
-            prefetch(self.contributions[place.contribution as usize].row(place.row as usize));
+    /// Writes rows of a lone contribution as they came, row after row, in the type in which they came. It is their sum
+    /// where none repeats, but for the sign of zeros.
+    ///
+    /// # Panics
+    /// When `into` is not as long as these rows, and when there are several contributions.
+    pub fn copy(&self, rows: Range<usize>, into: &mut [u8]) {
+        let [alone] = self.contributions else { panic!("{} contributions", self.contributions.len()) };
+        let row_bytes = alone.layout().row_bytes();
+        assert_eq!(into.len(), rows.len() * row_bytes, "as long as its rows");
+        for (index, into) in rows.zip(into.chunks_exact_mut(row_bytes)) {
+            let at = self.unique.starts[index] as usize;
+            self.ask_for(at + ROWS_AHEAD);
+            into.copy_from_slice(self.row(self.unique.places[at]));
         }
-    }
-
-    /// Where in its contribution the first of the rows is that a unique one is made of.
-    #[must_use]
-    pub fn first_row(&self, index: usize) -> usize {
-        self.places[self.starts[index] as usize].row as usize
     }
 
     /// Writes the sums of some of the unique rows, row after row, in the parameter's type.
@@ -243,17 +308,14 @@ impl Merged<'_> {
     /// When `into` is not as long as these rows.
     pub fn sum(&self, rows: Range<usize>, into: &mut [u8]) {
         assert_eq!(into.len(), rows.len() * self.layout.row_bytes(), "as long as its rows");
-        for (index, sum) in rows.zip(into.chunks_exact_mut(self.layout.row_bytes())) {
-            let places = &self.places[self.starts[index] as usize..self.starts[index + 1] as usize];
-            match self.layout.element_type() {
-                ElementType::Int32 => self.sum_row::<i32>(places, sum),
-                ElementType::Uint32 => self.sum_row::<u32>(places, sum),
-                ElementType::Int64 => self.sum_row::<i64>(places, sum),
-                ElementType::Uint64 => self.sum_row::<u64>(places, sum),
-                ElementType::Float32 => self.sum_row::<f32>(places, sum),
-                ElementType::Float64 => self.sum_row::<f64>(places, sum),
-                half @ (ElementType::Float16 | ElementType::Bfloat16) => unreachable!("{half} is for gradients"),
-            }
+        match self.layout.element_type() {
+            ElementType::Int32 => self.sum_rows::<i32>(rows, into),
+            ElementType::Uint32 => self.sum_rows::<u32>(rows, into),
+            ElementType::Int64 => self.sum_rows::<i64>(rows, into),
+            ElementType::Uint64 => self.sum_rows::<u64>(rows, into),
+            ElementType::Float32 => self.sum_rows::<f32>(rows, into),
+            ElementType::Float64 => self.sum_rows::<f64>(rows, into),
+            half @ (ElementType::Float16 | ElementType::Bfloat16) => unreachable!("{half} is for gradients"),
         }
     }
 
@@ -267,85 +329,97 @@ impl Merged<'_> {
     }
 }
 
-/// Elements that are summed at a time: a few vector registers, and small on the stack.
+/// Elements that are widened at a time: a few vector registers, and small on the stack.
 const BLOCK: usize = 64;
 
 impl Merged<'_> {
-    fn sum_row<E: Number>(&self, places: &[Place], into: &mut [u8]) {
-        let width = self.layout.width() as usize;
-        let mut block = [E::ZERO; BLOCK];
-        for start in (0..width).step_by(BLOCK) {
-            let elements = start..width.min(start + BLOCK);
-            let block = &mut block[..elements.len()];
-            self.sum_block(places, elements.clone(), block);
-            for (value, bytes) in block.iter().zip(into[start * E::BYTES..].chunks_exact_mut(E::BYTES)) {
-                // In the dense form there is always a zero that is added: the one that a row is scattered into.
-                value.plus(E::ZERO).write(bytes);
-            }
+    fn sum_rows<E: Number>(&self, rows: Range<usize>, into: &mut [u8]) {
+        let mut own = Vec::new();
+        for (index, sum) in rows.zip(into.chunks_exact_mut(self.layout.row_bytes())) {
+            let [start, end] = [index, index + 1].map(|at| self.unique.starts[at] as usize);
+            self.sum_row::<E>(start..end, sum, &mut own);
         }
     }
 
-    /// Sums each contribution's rows by themselves, and these sums in order.
-    fn sum_block<E: Number>(&self, places: &[Place], elements: Range<usize>, total: &mut [E]) {
-        if let [lone] = places {
-            return self.read(*lone, elements, total);
-        }
-        let mut scratch = [E::ZERO; BLOCK];
-        let scratch = &mut scratch[..elements.len()];
-        let mut own = [E::ZERO; BLOCK];
-        let own = &mut own[..elements.len()];
-        for (index, group) in places.chunk_by(|one, next| one.contribution == next.contribution).enumerate() {
-            for (nth, place) in group.iter().enumerate() {
-                if nth == 0 {
-                    self.read(*place, elements.clone(), own);
-                } else {
-                    self.read(*place, elements.clone(), scratch);
-                    add(own, scratch);
-                }
+    /// Sums each contribution's rows by themselves, and these sums in order; `own` is room for one of them. A sum that
+    /// begins with zero is never a negative zero, so it makes no difference whether what is added to it was begun so.
+    fn sum_row<E: Number>(&self, mut run: Range<usize>, into: &mut [u8], own: &mut Vec<u8>) {
+        self.sum_group::<E>(&mut run, into);
+        while !run.is_empty() {
+            let contribution = |at: usize| self.unique.places[at].contribution;
+            if run.len() == 1 || contribution(run.start) != contribution(run.start + 1) {
+                self.put::<E>(run.start, into, E::add_row);
+                run.start += 1;
+                continue;
             }
-            if index == 0 {
-                total.copy_from_slice(own);
-            } else {
-                add(total, own);
-            }
+            own.resize(into.len(), 0);
+            self.sum_group::<E>(&mut run, own);
+            E::add_row(own, into);
         }
     }
 
-    fn read<E: Number>(&self, place: Place, elements: Range<usize>, into: &mut [E]) {
-        let rows = &self.contributions[place.contribution as usize];
-        let row = rows.row(place.row as usize);
-        let element_type = rows.element_type();
-        let each = element_bytes(element_type);
-        let bytes = &row[elements.start * each..elements.end * each];
-        if matches!(element_type, ElementType::Float16 | ElementType::Bfloat16) {
-            return widen(element_type, bytes, into);
+    /// Sums the rows that one contribution has of those in a run, which must have some, and takes them out of it.
+    fn sum_group<E: Number>(&self, run: &mut Range<usize>, into: &mut [u8]) {
+        let contribution = self.unique.places[run.start].contribution;
+        self.put::<E>(run.start, into, E::begin_row);
+        run.start += 1;
+        while run.start < run.end && self.unique.places[run.start].contribution == contribution {
+            self.put::<E>(run.start, into, E::add_row);
+            run.start += 1;
         }
-        for (value, bytes) in into.iter_mut().zip(bytes.chunks_exact(E::BYTES)) {
-            *value = E::read(bytes);
+    }
+
+    /// Puts a row of a contribution to a sum, and asks for one that will follow.
+    #[inline]
+    fn put<E: Number>(&self, at: usize, into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
+        self.ask_for(at + ROWS_AHEAD);
+        let place = self.unique.places[at];
+        let row = self.row(place);
+        match self.contributions[place.contribution as usize].element_type() {
+            half @ (ElementType::Float16 | ElementType::Bfloat16) => put_halves::<E>(half, row, into, put),
+            _ => put(row, into),
+        }
+    }
+
+    #[inline]
+    fn row(&self, place: Place) -> &[u8] {
+        self.contributions[place.contribution as usize].row(place.row as usize)
+    }
+
+    /// Asks for a row that will soon be summed or copied, if there is one.
+    #[inline]
+    fn ask_for(&self, at: usize) {
+        if let Some(place) = self.unique.places.get(at) {
+            prefetch(self.row(*place));
         }
     }
 }
 
-fn add<E: Number>(into: &mut [E], from: &[E]) {
-    for (value, other) in into.iter_mut().zip(from) {
-        *value = value.plus(*other);
+#[inline(never)]
+fn put_halves<E: Number>(element_type: ElementType, row: &[u8], into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
+    for (from, into) in row.chunks(BLOCK * 2).zip(into.chunks_mut(BLOCK * E::BYTES)) {
+        put(widen::<E>(element_type, from, &mut [0; BLOCK * 8]), into);
     }
 }
 
-/// Reads a block of a gradient in halves. They are converted together, because what the processor can do is asked once
+/// Widens a block of a gradient in halves. They are converted together, because what the processor can do is asked once
 /// for each call.
-fn widen<E: Number>(element_type: ElementType, bytes: &[u8], into: &mut [E]) {
+fn widen<'a, E: Number>(element_type: ElementType, bytes: &[u8], into: &'a mut [u8; BLOCK * 8]) -> &'a [u8] {
+    let count = bytes.len() / 2;
     let mut singles = [0.0; BLOCK];
-    let singles = &mut singles[..into.len()];
+    let singles = &mut singles[..count];
     let bits = bytes.chunks_exact(2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     if element_type == ElementType::Float16 {
         let mut halves = [f16::ZERO; BLOCK];
         halves.iter_mut().zip(bits).for_each(|(half, bits)| *half = f16::from_bits(bits));
-        halves[..into.len()].convert_to_f32_slice(singles);
+        halves[..count].convert_to_f32_slice(singles);
     } else {
         singles.iter_mut().zip(bits).for_each(|(single, bits)| *single = bf16::from_bits(bits).to_f32());
     }
-    into.iter_mut().zip(singles).for_each(|(value, single)| *value = E::widen(*single));
+    let into = &mut into[..count * E::BYTES];
+    let values = into.chunks_exact_mut(E::BYTES).zip(singles);
+    values.for_each(|(bytes, single)| E::widen(*single).write(bytes));
+    into
 }
 
 /// A type that rows are summed in.
@@ -359,6 +433,22 @@ trait Number: Copy {
     fn plus(self, other: Self) -> Self;
     /// The value of a half.
     fn widen(value: f32) -> Self;
+
+    /// A sum of one row: in the dense form there is a zero that it is added to.
+    #[inline(never)]
+    fn begin_row(row: &[u8], into: &mut [u8]) {
+        for (sum, bytes) in into.chunks_exact_mut(Self::BYTES).zip(row.chunks_exact(Self::BYTES)) {
+            Self::ZERO.plus(Self::read(bytes)).write(sum);
+        }
+    }
+
+    /// One row more.
+    #[inline(never)]
+    fn add_row(row: &[u8], into: &mut [u8]) {
+        for (sum, bytes) in into.chunks_exact_mut(Self::BYTES).zip(row.chunks_exact(Self::BYTES)) {
+            Self::read(sum).plus(Self::read(bytes)).write(sum);
+        }
+    }
 }
 
 macro_rules! number {

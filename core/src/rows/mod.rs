@@ -17,6 +17,6 @@ mod tests;
 
 pub use initializer::Initializer;
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};
-pub use merge::{Merge, Merged};
+pub use merge::{Merge, Merged, Unique};
 pub use selected::{Ids, RowsView, SelectedRows};
 pub use table::{CatchUp, Pieces, Rates, Record, RowTable, Sorted, TableSettings, TableUsage, Workspace};

@@ -4,8 +4,7 @@ use std::fmt;
 
 use crate::error::Failure;
 use crate::limits::{RULE_NAME_BYTES_MAX, RULE_TEXT_BYTES_MAX};
-
-use super::syntax::Position;
+use crate::text::{Cursor, Position};
 
 /// A word, with where it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +36,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Failure> {
         let length = text.len();
         return Err(Failure::call(format!("a rule of {length} bytes; expected at most {RULE_TEXT_BYTES_MAX}")));
     }
-    let mut lexer = Lexer { rest: text, position: Position { line: 1, column: 1 } };
+    let mut lexer = Lexer { text: Cursor::new(text) };
     let mut tokens = Vec::new();
     loop {
         let token = lexer.token()?;
@@ -50,18 +49,17 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Failure> {
 }
 
 struct Lexer<'a> {
-    rest: &'a str,
-    position: Position,
+    text: Cursor<'a>,
 }
 
 impl<'a> Lexer<'a> {
     fn token(&mut self) -> Result<Token<'a>, Failure> {
-        self.skip_blank();
-        let position = self.position;
-        let kind = match self.rest.chars().next() {
+        self.text.skip_blank_in_line();
+        let position = self.text.position();
+        let kind = match self.text.peek() {
             None => TokenKind::End,
             Some('\n') => {
-                self.take(1);
+                self.text.advance();
                 TokenKind::Break
             }
             Some(first) if first.is_ascii_alphabetic() || first == '_' => self.word(position)?,
@@ -72,8 +70,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn word(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
-        let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
-        let word = self.take(self.rest.find(|character| !is_part(character)).unwrap_or(self.rest.len()));
+        let word = self.text.take_while(|character| character.is_ascii_alphanumeric() || character == '_');
         if word.len() > RULE_NAME_BYTES_MAX {
             return Err(
                 position.refuse(format!("a name of {} bytes; expected at most {RULE_NAME_BYTES_MAX}", word.len()))
@@ -86,7 +83,7 @@ impl<'a> Lexer<'a> {
     fn number(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
         let mut before = ' ';
         let mut length = 0;
-        for character in self.rest.chars() {
+        for character in self.text.rest().chars() {
             let is_sign = matches!((before, character), ('e' | 'E', '+' | '-'));
             if !is_sign && !character.is_ascii_alphanumeric() && !matches!(character, '.' | '_') {
                 break;
@@ -94,7 +91,7 @@ impl<'a> Lexer<'a> {
             before = character;
             length += character.len_utf8();
         }
-        let text = self.take(length);
+        let text = self.text.take(length);
         // The library reads `1e5` and `.5`, and also `infinity`, which begins with a letter and does not come here.
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() => Ok(TokenKind::Number(value)),
@@ -104,36 +101,11 @@ impl<'a> Lexer<'a> {
     }
 
     fn symbol(&mut self, position: Position, first: char) -> Result<TokenKind<'a>, Failure> {
-        let Some(symbol) = SYMBOLS.into_iter().find(|symbol| self.rest.starts_with(symbol)) else {
+        let Some(symbol) = SYMBOLS.into_iter().find(|symbol| self.text.rest().starts_with(symbol)) else {
             return Err(position.refuse(format!("expected a name, a number or an operator, found {first:?}")));
         };
-        self.take(symbol.len());
+        self.text.take(symbol.len());
         Ok(TokenKind::Symbol(symbol))
-    }
-
-    fn skip_blank(&mut self) {
-        loop {
-            if self.rest.starts_with('#') {
-                self.take(self.rest.find('\n').unwrap_or(self.rest.len()));
-            }
-            match self.rest.chars().next() {
-                Some(character) if character != '\n' && character.is_whitespace() => self.take(character.len_utf8()),
-                _ => return,
-            };
-        }
-    }
-
-    fn take(&mut self, length: usize) -> &'a str {
-        let (taken, rest) = self.rest.split_at(length);
-        for character in taken.chars() {
-            if character == '\n' {
-                self.position = Position { line: self.position.line + 1, column: 1 };
-            } else {
-                self.position.column += 1;
-            }
-        }
-        self.rest = rest;
-        taken
     }
 }
 

@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 
 use crate::error::Failure;
 use crate::limits::STATES_MAX;
+use crate::text::Position;
 
 use super::code::{Code, Operand};
 use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, Interval, Logic, Named, Position, Relation, Statement, StatementKind,
+    Arithmetic, Expression, ExpressionKind, Interval, Logic, Named, Relation, Statement, StatementKind,
 };
 use super::written::Written;
 

@@ -2,10 +2,11 @@
 
 use crate::error::Failure;
 use crate::limits::RULE_DEPTH_MAX;
+use crate::text::Position;
 
 use super::lexer::{Token, TokenKind, tokens};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, Named, Position, Relation, Statement,
+    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, Named, Relation, Statement,
     StatementKind, Syntax,
 };
 

@@ -1,27 +1,8 @@
 //! A rule as its text says it: statements of expressions, each with its place in the text.
 
-use std::fmt;
-
-use crate::error::Failure;
+use crate::text::Position;
 
 use super::ssa::{Comparison, Function};
-
-/// A place in a text, counted from one; columns count characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
-    /// The line.
-    pub line: u32,
-    /// The character in its line.
-    pub column: u32,
-}
-
-impl Position {
-    /// The refusal of what stands here.
-    #[must_use]
-    pub fn refuse(self, reason: impl fmt::Display) -> Failure {
-        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
-    }
-}
 
 /// What was read. [`Syntax::parse`] makes it; it prints as text that reads as the same again.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,11 +3,12 @@ use proptest::prelude::*;
 use super::reference::Machine;
 use super::ssa::{Binary, Lowered, Op, ScalarInputs, round_to_binary32};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, Named, Position, Relation, Statement,
-    StatementKind, Syntax,
+    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, Named, Relation, Statement, StatementKind,
+    Syntax,
 };
 use super::*;
 use crate::limits::{RULE_DEPTH_MAX, RULE_NAME_BYTES_MAX, RULE_OPS_MAX, RULE_TEXT_BYTES_MAX, STATES_MAX};
+use crate::text::Position;
 
 const BUILT_IN: [&str; 14] = [
     include_str!("../../rules/adadelta.rule"),

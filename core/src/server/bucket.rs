@@ -11,7 +11,7 @@ use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
-use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
+use crate::limits::{FRAME_PAYLOAD_BYTES_MAX, LISTED_IDS_MAX};
 use crate::memory::{Arena, Budget, Lease, Value};
 use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
@@ -19,6 +19,7 @@ use crate::port::{Kernels, Plain};
 use crate::rows::{
     CatchUp, Height, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
 };
+use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart};
 
 /// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of
@@ -79,6 +80,18 @@ struct Gathering {
     call: Mark,
     parts: Vec<Option<RowsLease>>,
     closing: Option<(PeerId, Head)>,
+    /// When the last part came.
+    since: Now,
+}
+
+/// A contribution that was dropped because its parts did not come.
+pub(super) struct GivenUp {
+    pub(super) trainer: TrainerId,
+    call: Mark,
+    pub(super) there: usize,
+    pub(super) count: usize,
+    /// Who waits for an answer, if the part with the highest number came.
+    pub(super) closing: Option<(PeerId, Head)>,
 }
 
 /// The rows of one bucket.
@@ -90,6 +103,8 @@ pub(super) struct Bucket {
     rows_max: u64,
     table: RowTable,
     gathering: Vec<Gathering>,
+    /// The last call of a trainer that was given up: what else comes of it is refused, until it comes anew.
+    given_up: Vec<(TrainerId, Mark)>,
 }
 
 /// Room to work in, for all buckets of a shard one after another.
@@ -199,7 +214,7 @@ impl Bucket {
         let is_all = plan.layout.height() == Height::Rows(plan.buckets.rows);
         let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
         let table = RowTable::new(settings, pieces)?;
-        Ok(Self { buckets: plan.buckets, index, rows_max, table, gathering: Vec::new() })
+        Ok(Self { buckets: plan.buckets, index, rows_max, table, gathering: Vec::new(), given_up: Vec::new() })
     }
 
     pub(super) fn element_type(&self) -> ElementType {
@@ -266,14 +281,14 @@ impl Bucket {
 
     /// Checks that a payload is a question after ids.
     pub(super) fn check_list(payload: &[u8]) -> Result<(), Failure> {
-        let most = u64::from(FRAME_PAYLOAD_BYTES_MAX) / ID_BYTES as u64;
+        let most = u64::from(LISTED_IDS_MAX);
         match list_question(payload) {
             Some((_, count)) if (1..=most).contains(&count) => Ok(()),
             Some((_, count)) => Err(Failure::call(format!("a question after {count} ids; expected 1 to {most}"))),
             None => {
                 let found = payload.len();
                 Err(Failure::call(format!(
-                    "a question after ids of {found} bytes; expected 16: the first, and how many"
+                    "a question after ids of {found} bytes; expected 16: one above the last, and how many"
                 )))
             }
         }
@@ -322,14 +337,15 @@ impl Bucket {
         Ok(Some(value))
     }
 
-    /// Ids of rows that are there, ascending from the one that is asked for; where they end the rest is all ones.
+    /// Ids of rows that are there, in the table's order, from behind the one below that which is asked for, or from the
+    /// first on for zero; where they end the rest is all ones.
     pub(super) fn list(&self, pool: &mut Pool, wish: &Wish) -> Result<Option<Value>, Failure> {
         let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
         let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));
         let bytes = bytes.map_err(|_| Failure::call(format!("a question after {count} ids")))?;
         let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
-        let sorted = self.table.sorted();
-        let ids = sorted.ids().skip_while(|id| *id < from).chain(std::iter::repeat(u64::MAX));
+        let ids = self.table.ids_after(from.checked_sub(1), (bytes as usize) / ID_BYTES);
+        let ids = ids.into_iter().chain(std::iter::repeat(u64::MAX));
         for (place, id) in value.bytes_mut().chunks_exact_mut(ID_BYTES).zip(ids) {
             place.copy_from_slice(&id.to_le_bytes());
         }
@@ -339,10 +355,11 @@ impl Bucket {
     /// Takes in a part. One that is there already, and one of an earlier call, changes nothing. Parts of a call come in
     /// order, also when they are sent again: one with other rows than the one in its place replaces it, and the parts
     /// behind it go, because whoever cut the rows otherwise sends them anew. So no two ways are mixed.
-    pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution) -> Gathered {
+    pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution, now: Now) -> Gathered {
+        self.given_up.retain(|(trainer, _)| *trainer != one.trainer);
         let at = self.gathering.iter().position(|gathering| gathering.trainer == one.trainer);
         let at = at.unwrap_or_else(|| {
-            self.gathering.push(Gathering::new(one, part.count));
+            self.gathering.push(Gathering::new(one, part.count, now));
             self.gathering.len() - 1
         });
         let gathering = &mut self.gathering[at];
@@ -350,8 +367,9 @@ impl Bucket {
             return Gathered::Some;
         }
         if gathering.call != one.sending.call || gathering.parts.len() != part.count as usize {
-            *gathering = Gathering::new(one, part.count);
+            *gathering = Gathering::new(one, part.count, now);
         }
+        gathering.since = now;
         if part.index + 1 == part.count {
             gathering.closing = Some((one.sending.peer, one.sending.head));
         }
@@ -371,6 +389,27 @@ impl Bucket {
     /// Forgets the parts of a trainer's calls that are over.
     pub(super) fn forget(&mut self, trainer: TrainerId, is_over: impl Fn(Mark) -> bool) {
         self.gathering.retain(|gathering| gathering.trainer != trainer || !is_over(gathering.call));
+    }
+
+    /// Drops the contributions whose last part came so long ago: the journal would be kept from there on for good.
+    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<GivenUp> {
+        let over: Vec<GivenUp> =
+            self.gathering.extract_if(.., |one| is_overdue(one.since)).map(Gathering::given_up).collect();
+        for one in &over {
+            self.given_up.retain(|(trainer, _)| *trainer != one.trainer);
+            self.given_up.push((one.trainer, one.call));
+        }
+        over
+    }
+
+    /// Whether a part is of a call that was given up, of which earlier parts are gone. The first part begins it anew.
+    pub(super) fn is_given_up(&self, part: RowsPart, trainer: TrainerId, call: Mark) -> bool {
+        0 < part.index && self.given_up.contains(&(trainer, call))
+    }
+
+    /// Since when parts are missing.
+    pub(super) fn waits_since(&self) -> Option<Now> {
+        self.gathering.iter().map(|one| one.since).min()
     }
 
     /// The contributions of which parts are missing.
@@ -488,13 +527,18 @@ impl BucketTensors {
 }
 
 impl Gathering {
-    fn new(one: &Contribution, count: u32) -> Self {
+    fn given_up(self) -> GivenUp {
+        let Self { trainer, call, parts, closing, .. } = self;
+        GivenUp { trainer, call, there: parts.iter().flatten().count(), count: parts.len(), closing }
+    }
+
+    fn new(one: &Contribution, count: u32, since: Now) -> Self {
         let parts = (0..count).map(|_| None).collect();
-        Self { trainer: one.trainer, call: one.sending.call, parts, closing: None }
+        Self { trainer: one.trainer, call: one.sending.call, parts, closing: None, since }
     }
 }
 
-/// The first id and the count of a question after ids.
+/// What a question after ids says: zero, or one above the id that others shall follow; and how many.
 fn list_question(payload: &[u8]) -> Option<(u64, u64)> {
     let [from, count] = payload.as_chunks().0 else { return None };
     (payload.len() == 2 * ID_BYTES).then(|| (u64::from_le_bytes(*from), u64::from_le_bytes(*count)))

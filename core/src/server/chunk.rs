@@ -121,8 +121,8 @@ pub(super) struct Chunk {
     /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
     /// not done: who takes part now does not change who took part then. At most two, the open one and the one ahead.
     pub(super) sealed: u8,
-    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is under
-    /// way.
+    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is
+    /// under way.
     pub(super) states: Vec<Lease>,
     /// What it has on an accelerator, if it lives on one.
     pub(super) seat: Option<Box<Seat>>,
@@ -206,9 +206,10 @@ impl Chunk {
         self.round.oldest_position().into_iter().chain(self.bucket().and_then(Bucket::oldest_position)).min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient for its round.
+    /// Since when somebody waits for a version, or with a gradient for its round, or the rest of a gradient is awaited.
     pub(super) fn waits_since(&self) -> Option<Now> {
-        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).min()
+        let gathered = self.bucket().and_then(Bucket::waits_since);
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(gathered).min()
     }
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of

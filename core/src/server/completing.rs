@@ -1,9 +1,9 @@
 //! Chunks on an accelerator: an update begins, other things happen, and the update is over.
 //!
-//! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of the
-//! round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work comes
-//! back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is one
-//! program for both, and what waits meanwhile waits as it does when it is early:
+//! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of
+//! the round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work
+//! comes back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is
+//! one program for both, and what waits meanwhile waits as it does when it is early:
 //!
 //! - gradients for the next round, or the next gradient of a mode without rounds, are ahead;
 //! - pulls read the value that is published;
@@ -30,8 +30,12 @@ impl Serving {
             None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
                 Doing::Updated(_) => true,
-                // A value that waits for this update keeps the chunk from being written.
-                Doing::Nothing => (!seat.is_held || !seat.sets.is_empty()) && self.is_complete(pace, place),
+                // A value that waits for this update keeps the chunk from being written; one that came before it goes
+                // first.
+                Doing::Nothing => {
+                    let waits = seat.sets.first().is_some_and(|set| self.table.chunks[place].version < set.after);
+                    (waits || !seat.is_held && seat.sets.is_empty()) && self.is_complete(pace, place)
+                }
                 _ => false,
             },
         }
@@ -84,15 +88,14 @@ impl Serving {
         }
     }
 
-    /// Goes on with a chunk whose slot may have nothing to do.
-    pub(super) fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
+    fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         if chunk.seat.as_ref().is_some_and(|seat| seat.leaves && matches!(seat.doing, Doing::Nothing)) {
             self.leave_device(cx, place);
         }
-        // A value that came before the open round was complete goes first.
         self.set_late(cx, place);
         self.run(cx, place, None);
+        self.set_late(cx, place);
         self.store_held(cx.device(), place);
     }
 
@@ -227,9 +230,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Makes the chunks ready that a checkpoint writes next, from `first` on, about `bytes` of them: an update or a value
-    /// that is under way comes to its end, the states are taken, and until it is written no update begins. Whether the
-    /// first is ready.
+    /// Makes the chunks ready that a checkpoint writes next, from `first` on, about `bytes` of them: an update or a
+    /// value that is under way comes to its end, the states are taken, and until it is written no update begins.
+    /// Whether the first is ready.
     ///
     /// # Errors
     /// When its states cannot be taken.
@@ -271,6 +274,11 @@ impl Serving {
     /// Why states could not be taken, if there are such.
     pub(super) fn not_stored(&mut self) -> Option<String> {
         self.table.chunks.iter_mut().find_map(|chunk| chunk.seat.as_mut()?.not_stored.take())
+    }
+
+    /// What an earlier checkpoint could not take is asked for anew.
+    pub(super) fn forget_not_stored(&mut self) {
+        self.table.chunks.iter_mut().filter_map(|chunk| chunk.seat.as_mut()).for_each(|seat| seat.not_stored = None);
     }
 
     /// Lets every chunk go that a checkpoint holds.

@@ -97,8 +97,8 @@ impl Seat {
         !matches!(self.doing, Doing::Nothing | Doing::Updated(_))
     }
 
-    /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not in
-    /// them is a contribution, which the journal has.
+    /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not
+    /// in them is a contribution, which the journal has.
     pub(super) fn is_writable(&self) -> bool {
         let is_at_rest = matches!(self.doing, Doing::Nothing) && self.is_fresh;
         self.sets.is_empty() && (is_at_rest || self.code.states() == 0)

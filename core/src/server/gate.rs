@@ -32,8 +32,8 @@ pub(super) struct Held {
     pub(super) group: Group,
 }
 
-// What a shard keeps of a parameter of one chunk whose lone trainer has pushed, beside its value: this much, and a name,
-// a shape, a configuration and what the allocator adds to ten pieces of memory, together less than 1 KiB.
+// What a shard keeps of a parameter of one chunk whose lone trainer has pushed, beside its value: this much, and a
+// name, a shape, a configuration and what the allocator adds to ten pieces of memory, together less than 1 KiB.
 const _: () = assert!(
     size_of::<Held>()
         + size_of::<Chunk>()

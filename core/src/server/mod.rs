@@ -7,8 +7,8 @@
 //!
 //! Read in this order: [`shard`](Shard) (which frame goes where), `program` (what becomes of a gradient) and `running`
 //! (who runs it), `chunk` (value, version, marks), `round` (what its accumulator holds), `gate` (initialisation and its
-//! fence), `bucket` and `rows` (chunks that are tables of rows), `device` and `completing` (chunks that live on an accelerator),
-//! `coordinator`.
+//! fence), `bucket` and `rows` (chunks that are tables of rows), `device` and `completing` (chunks that live on an
+//! accelerator), `coordinator`.
 
 mod bucket;
 mod chunk;

@@ -24,7 +24,7 @@ use crate::limits::{NAME_BYTES_MAX, PARAMETER_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::optim::{Algorithm, Prepared, Rule};
 use crate::program::executor::{Act, Marking, Pace, Plan};
 use crate::program::{
-    Block, Destination, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Variable, state_name,
+    Arrival, Block, Facts, Graph, Node, Op, OpKind, Program, Purpose, Role, Terms, Variable, state_name, turns,
 };
 use crate::rows::RowLayout;
 
@@ -54,15 +54,9 @@ pub(super) fn program_of(job: &Job, held: &Held) -> Program {
         state(&names.count, Facts::fixed(crate::dtype::ElementType::Int64, &[])),
     ];
     outer.extend(names.states.iter().map(|name| state(name, facts.clone())));
-    let loops = Op {
-        kind: OpKind::LoopForever { block: 1 },
-        inputs: Vec::new(),
-        outputs: Vec::new(),
-        role: Role::Communication,
-    };
     let gradient = Variable { name: names.gradient.clone(), facts: gradient_facts(held), purpose: Purpose::Temporary };
     let body = Block { parent: Some(0), variables: vec![gradient], ops: ops(job, held, &rule, &names) };
-    Program { blocks: vec![Block { parent: None, variables: outer, ops: vec![loops] }, body] }
+    Program { blocks: vec![Block { parent: None, variables: outer, ops: vec![turns(1)] }, body] }
 }
 
 /// The longest name of a parameter that leaves room for what its program's other names have after it, at most a rule's
@@ -121,28 +115,20 @@ fn ops(job: &Job, held: &Held, rule: &Prepared, names: &Names) -> Vec<Op> {
         Op { kind, role, inputs: owned(inputs), outputs: owned(outputs) }
     };
     let name = |what: &str| format!("{}@{what}", names.owner);
-    let (sender, merged, senders, scaled) = (name("sender"), name("merged"), name("senders"), name("scaled"));
+    let arrival = Arrival {
+        channel: names.parameter.clone(),
+        piece: names.gradient.clone(),
+        // A half is widened while it is added.
+        wide: String::new(),
+        sender: name("sender"),
+        merged: name("merged"),
+        senders: name("senders"),
+    };
+    let mut ops = arrival.ops(Terms::of(job.mode, job.merge, job.trainers), held.element_type(), None);
     // What integers add up to is exact, and is not divided.
     let divides = job.merge == Merge::Mean && held.element_type().is_float();
-    let (count, staleness) = match job.mode {
-        Mode::Sync => (job.trainers, Some(0)),
-        Mode::Async | Mode::Delta => (1, None),
-        Mode::Staleness { bound } => (1, Some(bound)),
-    };
-    let merge = if job.mode == Mode::Sync && divides { Merge::Mean } else { Merge::Sum };
-    let channel = names.parameter.clone();
-    let recv = OpKind::Recv { channel: channel.clone() };
-    let mut ops = vec![
-        op(recv, Role::Communication, &[], &[&names.gradient, &sender]),
-        op(
-            OpKind::GradientAccumulator { count, merge, staleness },
-            Role::Communication,
-            &[&names.gradient, &sender],
-            &[&merged],
-        ),
-        op(OpKind::StringAccumulator { count }, Role::Communication, &[&sender], &[&senders]),
-    ];
-    let mut gradient = &merged;
+    let scaled = name("scaled");
+    let mut gradient = &arrival.merged;
     if job.mode == Mode::Delta && divides {
         let factor = 1.0 / f64::from(job.trainers);
         ops.push(op(OpKind::Scale { factor }, Role::Optimize, &[gradient], &[&scaled]));
@@ -153,8 +139,7 @@ fn ops(job: &Job, held: &Held, rule: &Prepared, names: &Names) -> Vec<Op> {
     let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
     let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();
     ops.push(op(OpKind::Update { config }, Role::Optimize, &inputs, &outputs));
-    let send = OpKind::Send { channel, to: Destination::Senders };
-    ops.push(op(send, Role::Communication, &[&names.parameter, &senders], &[]));
+    ops.push(arrival.answer(&names.parameter));
     ops
 }
 

@@ -6,9 +6,10 @@
 //! without parts would be, and so makes a trainer wait that is ahead.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::bucket::{Bucket, Gathered, RowsLease, RowsPlan, RowsRoom, Wish};
-use super::chunk::{Chunk, Content, Waiter};
+use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom, Wish};
+use super::chunk::{Chunk, Content, Mark, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Context, Serving, Verdict, version_entry};
@@ -56,8 +57,25 @@ impl Serving {
                 _ => Ok(()),
             };
             checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
+            if frame.head.kind == Kind::Push {
+                self.check_given_up(place, frame, entry, payload)?;
+            }
         }
         Ok(())
+    }
+
+    /// What follows parts that were dropped is refused before it is in the journal: a restart, which has not dropped
+    /// them, would put all together.
+    fn check_given_up(&self, place: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
+        let bucket = self.table.chunks[place].bucket().expect("it is of rows");
+        let (part, _) = RowsPart::decode(payload).expect("the payload was checked");
+        if !bucket.is_given_up(part, frame.head.trainer, Mark::of(&frame.head))
+            || !matches!(self.verdict(place, &frame.head, entry), Ok(Verdict::New))
+        {
+            return Ok(());
+        }
+        let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
+        Err(Refusal::new(ErrorCode::Deadline, text))
     }
 
     /// A push of rows is not answered with a value: which rows would that be?
@@ -127,6 +145,28 @@ impl Serving {
         }
     }
 
+    /// Drops contributions of which parts have been missing for `limit`, and names whose they are.
+    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, place: usize, limit: Duration) {
+        let Some(bucket) = self.table.chunks[place].bucket_mut() else { return };
+        for GivenUp { trainer, there, count, closing, .. } in bucket.give_up(|since| since + limit <= cx.now) {
+            let text = format!(
+                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they \
+                 were dropped",
+                self.bucket_text(place),
+                limit.as_secs_f64()
+            );
+            tracing::warn!("{text}");
+            if let Some((peer, head)) = closing {
+                cx.replies.error(peer, &head, &Refusal::new(ErrorCode::Deadline, text));
+            }
+        }
+    }
+
+    fn bucket_text(&self, place: usize) -> String {
+        let id = self.table.chunks[place].id;
+        format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
+    }
+
     /// Answers with rows, or with ids of rows that are there.
     pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter, wish: &Wish) {
         let chunk = &mut self.table.chunks[place];
@@ -174,8 +214,8 @@ impl Serving {
         if one.is_early_part {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);
         }
-        match bucket.gather(part, rows, &one) {
-            Gathered::Some => {}
+        match bucket.gather(part, rows, &one, cx.now) {
+            Gathered::Some => self.note_waits(place),
             Gathered::All { parts, closing } => {
                 let sending = Arc::make_mut(&mut one.sending);
                 sending.position = parts.iter().map(|part| part.position).min().unwrap_or(sending.position);

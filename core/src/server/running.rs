@@ -136,10 +136,6 @@ impl Member {
     /// by arrival where nothing keeps a gradient from its turn.
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
-        if self.is_updated {
-            // The round that is over has not been closed.
-            return None;
-        }
         if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
             return Some(Given::Arrived);
         }
@@ -159,7 +155,9 @@ impl Instances<'_, '_> {
     fn receive(&mut self) -> bool {
         let mut is_any = false;
         for member in &mut *self.members {
-            member.given = member.next(self.serving, self.pace, self.group);
+            // What enters before the round is closed would be closed with it.
+            let may_receive = !member.is_updated;
+            member.given = may_receive.then(|| member.next(self.serving, self.pace, self.group)).flatten();
             is_any |= member.given.is_some();
         }
         is_any
@@ -192,8 +190,8 @@ impl Instances<'_, '_> {
         }
     }
 
-    /// Updates who has all pieces. For whom there is no lease, or whose update a device begins, the turn is empty: it is
-    /// tried again when a lease comes back, or the device is done.
+    /// Updates who has all pieces. For whom there is no lease, or whose update a device begins, the turn is empty: it
+    /// is tried again when a lease comes back, or the device is done.
     fn update(&mut self) {
         for member in self.members.iter_mut().filter(|member| member.is_complete) {
             member.is_complete = false;

@@ -207,7 +207,8 @@ impl Serving {
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
             let Some(lease) = self.keep_set(cx, place, frame, lease) else {
-                self.go_on(cx, place);
+                // An update that a checkpoint holds up may begin: the value waits for it.
+                self.run(cx, place, None);
                 continue;
             };
             let chunk = &mut self.table.chunks[place];
@@ -292,6 +293,7 @@ impl Serving {
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
+            self.give_up_gathered(cx, place, limit);
             self.note_waits(place);
             for waiter in expired {
                 let text = self.missing_text(place, &waiter, limit);
@@ -560,7 +562,8 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
-        if chunk.noted.is_none() && chunk.waiters.is_empty() && chunk.round.is_bare() {
+        let is_idle = chunk.waiters.is_empty() && chunk.round.is_bare() && chunk.bucket().is_none();
+        if chunk.noted.is_none() && is_idle {
             return;
         }
         let (before, after) = (chunk.noted, chunk.waits_since());

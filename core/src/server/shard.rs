@@ -215,6 +215,9 @@ impl Shard {
     /// # Errors
     /// As [`Shard::attend`]; and when it was given up, naming the accelerator.
     pub fn settle(&mut self, now: Now, limit: Duration, out: &mut Vec<Output>) -> Result<(), Failure> {
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.forget_not_stored();
+        }
         let mut waited = Duration::ZERO;
         loop {
             if self.attend(now, out)? {

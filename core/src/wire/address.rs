@@ -7,12 +7,14 @@ use crate::error::Failure;
 /// How to reach an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Whatever is fastest: shared memory within a machine, TCP between machines.
+    /// Whatever is fastest: shared memory within a machine, between machines verbs where both have a device, else TCP.
     Auto,
     /// Between machines, always there.
     Tcp,
     /// Memory that processes of one machine share.
     Shm,
+    /// Between machines whose network cards read and write registered memory by themselves.
+    Verbs,
     /// Within one process, for tests.
     Loopback,
 }
@@ -29,13 +31,14 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `host:port`, with `auto://`, `tcp://` or `shm://` before it; nothing before it means `auto://`.
+    /// Reads `host:port`, with `auto://`, `tcp://`, `shm://` or `verbs://` before it; nothing before it means
+    /// `auto://`.
     ///
     /// # Errors
     /// What is wrong with the text, and the form expected.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = |what: &str| {
-            let expected = "host:port, such as 127.0.0.1:7164, or with tcp:// or shm:// before it";
+            let expected = "host:port, such as 127.0.0.1:7164, or with tcp://, shm:// or verbs:// before it";
             Failure::call(format!("address \"{text}\": {what}; expected {expected}"))
         };
         let (scheme, rest) = text.split_once("://").unwrap_or(("auto", text));
@@ -43,6 +46,7 @@ impl Address {
             "auto" => Scheme::Auto,
             "tcp" => Scheme::Tcp,
             "shm" => Scheme::Shm,
+            "verbs" => Scheme::Verbs,
             "loopback" => Scheme::Loopback,
             other => return Err(wrong(&format!("unknown transport \"{other}\""))),
         };
@@ -80,6 +84,7 @@ impl fmt::Display for Address {
             Scheme::Auto => "auto",
             Scheme::Tcp => "tcp",
             Scheme::Shm => "shm",
+            Scheme::Verbs => "verbs",
             Scheme::Loopback => "loopback",
         };
         if self.host.contains(':') {

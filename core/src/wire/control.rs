@@ -32,6 +32,31 @@ pub struct HelloMessage {
     pub process: u32,
 }
 
+/// What a transport adds to the hello of somebody who offers another way than the socket. It is a field of the hello,
+/// but sessions neither write nor see it.
+#[derive(Clone, PartialEq, Message)]
+pub struct OfferMessage {
+    /// The offer, in the transport's own bytes.
+    #[prost(bytes = "vec", tag = "15")]
+    pub offer: Vec<u8>,
+}
+
+impl OfferMessage {
+    /// Adds an offer to an encoded hello.
+    pub fn add(control: &mut Vec<u8>, offer: Vec<u8>) {
+        // Encoded messages that are put together are one message with the fields of both.
+        control.extend(Self { offer }.encode_to_vec());
+    }
+
+    /// Takes the offer out of an encoded hello, if there is one at its end.
+    pub fn take(control: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let offer = Self::decode(control.as_slice()).ok().filter(|message| !message.offer.is_empty())?;
+        let rest = control.strip_suffix(offer.encode_to_vec().as_slice())?.len();
+        control.truncate(rest);
+        Some(offer.offer)
+    }
+}
+
 /// The answer to an accepted hello.
 #[derive(Clone, PartialEq, Message)]
 pub struct WelcomeMessage {

@@ -153,6 +153,7 @@ fn addresses_are_read_or_refused_by_name() {
     good("[::1]:7164", "auto://[::1]:7164", true);
     good("tcp://[fe80::1%eth0]:1", "tcp://[fe80::1%eth0]:1", false);
     good("10.0.0.1:80", "auto://10.0.0.1:80", false);
+    good("verbs://node7:1", "verbs://node7:1", false);
     good("loopback://server:3", "loopback://server:3", true);
     let bad = |text: &str, expected: &str| {
         let error = Address::parse(text).expect_err(text).to_string();
@@ -165,7 +166,7 @@ fn addresses_are_read_or_refused_by_name() {
     bad("node7:http", "port \"http\" is not a number from 0 to 65535");
     bad("node7:65536", "port \"65536\" is not a number from 0 to 65535");
     bad("node7:-1", "port \"-1\" is not a number from 0 to 65535");
-    bad("verbs://node7:1", "unknown transport \"verbs\"");
+    bad("roce://node7:1", "unknown transport \"roce\"");
     bad("://node7:1", "unknown transport \"\"");
     bad("::1:7164", "an IPv6 address stands in brackets");
     bad("[::1:7164", "an IPv6 address stands in brackets");

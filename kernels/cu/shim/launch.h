@@ -55,58 +55,57 @@ static void pserver_shim_permute(unsigned* order, unsigned count, unsigned long 
     }
 }
 
-// Lets go of whoever waits for nobody any more; false when nobody was.
-static bool pserver_shim_release(unsigned threads) {
-    bool has_released = false;
-    unsigned at_barrier = 0;
-    for (unsigned thread = 0; thread < threads; thread++) {
-        at_barrier += pserver_shim_threads[thread].wait == AT_BARRIER;
-    }
-    if (at_barrier == threads) {
-        for (unsigned thread = 0; thread < threads; thread++) {
-            if (pserver_shim_threads[thread].line != pserver_shim_threads[0].line) {
-                pserver_shim_stop("threads of a block wait at different barriers", pserver_shim_threads[0].line);
+// Runs the lanes of a warp until all have ended or wait for the block: no warp waits for another before that.
+static void pserver_shim_warp(unsigned first, unsigned lanes, unsigned long long& random) {
+    unsigned order[32];
+    for (;;) {
+        pserver_shim_permute(order, lanes, random);
+        for (unsigned k = 0; k < lanes; k++) {
+            if (pserver_shim_threads[first + order[k]].wait == RUNS) {
+                pserver_shim_resume(first + order[k]);
             }
-            pserver_shim_threads[thread].wait = RUNS;
         }
-        return true;
-    }
-    for (unsigned first = 0; first < threads; first += 32) {
-        unsigned at_warp = 0;
-        for (unsigned lane = 0; lane < 32 && first + lane < threads; lane++) {
-            const PserverShimThread& thread = pserver_shim_threads[first + lane];
-            at_warp += thread.wait == AT_WARP && thread.line == pserver_shim_threads[first].line;
+        unsigned at_warp = 0, at_one_line = 0;
+        for (unsigned lane = 0; lane < lanes; lane++) {
+            at_warp += pserver_shim_threads[first + lane].wait == AT_WARP;
+            at_one_line += pserver_shim_threads[first + lane].line == pserver_shim_threads[first].line;
         }
-        for (unsigned lane = 0; lane < 32 && at_warp == 32; lane++) {
+        if (at_warp == 0) {
+            return;
+        }
+        if (at_warp != lanes || at_one_line != lanes) {
+            pserver_shim_stop("lanes of a warp go different ways", pserver_shim_threads[first].line);
+        }
+        for (unsigned lane = 0; lane < lanes; lane++) {
             pserver_shim_threads[first + lane].wait = RUNS;
-            has_released = true;
         }
     }
-    return has_released;
 }
 
 static void pserver_shim_block(unsigned threads, unsigned long long& random) {
-    static unsigned order[SHIM_THREADS];
+    unsigned order[SHIM_THREADS / 32];
     memset(__start_pserver_shared, 0xff, (size_t)(__stop_pserver_shared - __start_pserver_shared));
     for (unsigned thread = 0; thread < threads; thread++) {
         pserver_shim_threads[thread].wait = RUNS;
     }
     for (;;) {
-        pserver_shim_permute(order, threads, random);
-        for (unsigned k = 0; k < threads; k++) {
-            if (pserver_shim_threads[order[k]].wait == RUNS) {
-                pserver_shim_resume(order[k]);
-            }
+        pserver_shim_permute(order, threads / 32, random);
+        for (unsigned k = 0; k < threads / 32; k++) {
+            pserver_shim_warp(order[k] * 32, 32, random);
         }
-        unsigned ended = 0;
+        unsigned ended = 0, at_one_line = 0;
         for (unsigned thread = 0; thread < threads; thread++) {
             ended += pserver_shim_threads[thread].wait == ENDED;
+            at_one_line += pserver_shim_threads[thread].line == pserver_shim_threads[0].line;
         }
         if (ended == threads) {
             return;
         }
-        if (!pserver_shim_release(threads)) {
-            pserver_shim_stop("a barrier that not all threads reach", pserver_shim_threads[order[0]].line);
+        if (ended != 0 || at_one_line != threads) {
+            pserver_shim_stop("a barrier that not all threads reach", pserver_shim_threads[0].line);
+        }
+        for (unsigned thread = 0; thread < threads; thread++) {
+            pserver_shim_threads[thread].wait = RUNS;
         }
     }
 }

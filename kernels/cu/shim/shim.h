@@ -1,6 +1,6 @@
 // CUDA's words for g++: one block at a time, and in it one fiber for each thread. A thread runs until it waits for others,
-// so what it does between two barriers is never interrupted: results differ with the order of threads exactly where a
-// barrier is missing.
+// and a warp until it waits for the block, so what stands between two barriers is never interrupted: where a barrier is
+// missing, results differ with the order of threads.
 
 #include <cmath>
 #include <csetjmp>

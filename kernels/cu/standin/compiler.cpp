@@ -41,7 +41,8 @@ std::string shimmed(const std::string& text) {
   const std::string folder = setting("PSERVER_STANDIN_SHIM");
   std::string all = read(folder + "/shim.h") + text + "\nstatic const PserverShimKernel pserver_shim_kernels[] = {\n";
   const std::regex kernel(
-      "extern \"C\" __global__ void (?:__launch_bounds__\\([^)]*\\) )?(\\w+)\\(const __grid_constant__ (\\w+) a\\)");
+      "extern \"C\" __global__ void\\s+(?:__launch_bounds__\\([^)]*\\)\\s+)?(\\w+)\\(\\s*const "
+      "__grid_constant__ (\\w+) a\\)");
   for (std::sregex_iterator found(text.begin(), text.end(), kernel), end; found != end; ++found)
     all += "    {\"" + found->str(1) + "\", pserver_shim_call<" + found->str(2) + ", " + found->str(1) + ">},\n";
   return all + "};\n" + read(folder + "/launch.h");
@@ -84,8 +85,9 @@ unsigned nvrtcCompileProgram(Program* program, int count, const char* const* opt
   if (access(library.c_str(), R_OK)) {
     const std::string own = base + "." + std::to_string(getpid());
     std::ofstream(own + ".cpp") << text;
-    const std::string command = "g++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -w -o " + own + ".so " + own +
-                                ".cpp 2> " + own + ".log && mv " + own + ".so " + library;
+    const std::string flags = "-std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -w";
+    const std::string command = "g++ " + flags + " -o " + own + ".so " + own + ".cpp 2> " + own + ".log && mv " + own +
+                                ".so " + library;
     const int failed = system(command.c_str());
     program->log = read(own + ".log");
     unlink((own + ".log").c_str());

@@ -270,7 +270,9 @@ struct World {
     });
   }
 
-  size_t objects() const { return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size(); }
+  size_t objects() const {
+    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size();
+  }
 
   void check_unused(uint64_t start, uint64_t bytes) {
     for (Stream* stream : streams)

@@ -1,10 +1,11 @@
 //! What every implementation of [`Accelerator`] must keep, in one suite.
 //!
-//! - An update has the bits of [`Plain`], the parameter's and the states', round after round, whatever else is under way.
+//! - An update has the bits of [`Plain`], the parameter's and the states', round after round, whatever else is under
+//!   way.
 //! - Work comes back whole and once, and then nobody has its leases.
 //! - A load of the parameter alone leaves the states.
-//! - A chunk for which there is no room is refused with the bytes asked for; slots are counted from zero, and again from
-//!   zero after [`Accelerator::clear`].
+//! - A chunk for which there is no room is refused with the bytes asked for; slots are counted from zero, and again
+//!   from zero after [`Accelerator::clear`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -123,8 +123,8 @@ impl Cuda {
         let memory = Memory::new(&context, fixed).map_err(|error| {
             let (free, total) = context.memory().unwrap_or((0, 0));
             Failure::call(format!(
-                "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum {sum_bytes}, \
-                 numbers), {free} of {total} are free: {error}",
+                "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum {sum_bytes} \
+                 and numbers), {free} of {total} are free: {error}",
                 settings.ordinal
             ))
         })?;

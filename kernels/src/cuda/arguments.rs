@@ -1,8 +1,8 @@
 //! What the kernels take: for every entry point one structure, passed by value as its only parameter.
 //!
-//! The layouts are those of C, with `u64` for every address on the device; zero is no address. `kernels/cu/base.cu` has the
-//! same structures. They are plain numbers (`bytemuck::Pod`, all zeros to begin with), so making one is safe; launching a
-//! kernel on one is not.
+//! The layouts are those of C, with `u64` for every address on the device; zero is no address. `kernels/cu/base.cu` has
+//! the same structures. They are plain numbers (`bytemuck::Pod`, all zeros to begin with), so making one is safe;
+//! launching a kernel on one is not.
 
 use bytemuck::{Pod, Zeroable};
 use pserver_core::dtype::ElementType;
@@ -84,8 +84,8 @@ pub enum Merge {
 /// Taken by `pserver_update_<type>_<key>` and `pserver_sum_<type>`.
 ///
 /// The sum is `sum`, where there is one, plus the gradients in order, in the parameter's own type; it starts from the
-/// first of them, and is zero when there is none. `weights`, `states` and `copy` are each the launch's alone; `sum` and a
-/// gradient of the parameter's own type may be `weights` in `pserver_sum_*`, which makes it `w += g`.
+/// first of them, and is zero when there is none. `weights`, `states` and `copy` are each the launch's alone; `sum` and
+/// a gradient of the parameter's own type may be `weights` in `pserver_sum_*`, which makes it `w += g`.
 ///
 /// A step of many small tensors is one launch: `table` points to an array of these on the device, the grid is as many
 /// high as there are, and what else this one says is ignored. A `table` within a table is ignored.
@@ -100,8 +100,9 @@ pub struct UpdateArguments {
     pub states: [Address; STATES_MAX],
     /// A sum so far, of the parameter's type, or none.
     pub sum: Address,
-    /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For `pserver_sum_*` one
-    /// number of the parameter's type, the scale; none for whole numbers and for [`Merge::Sum`].
+    /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For
+    /// `pserver_sum_*` one number of the parameter's type, the scale, rounded to nearest; none for whole numbers and
+    /// for [`Merge::Sum`].
     pub scalars: Address,
     /// A `u32`: unless it is zero the kernel does nothing at all. Or none.
     pub skip: Address,
@@ -186,8 +187,8 @@ pub const SORT_TILE: u32 = 2048;
 /// The counts that a tile has in a pass of the sort: one for each value of a digit.
 pub const SORT_DIGITS: u32 = 256;
 
-/// Taken by `pserver_sort_count`, `pserver_sort_scatter`, `pserver_segment_count` and `pserver_segment_write`, each with
-/// one block for each [`SORT_TILE`] pairs.
+/// Taken by `pserver_sort_count`, `pserver_sort_scatter`, `pserver_segment_count` and `pserver_segment_write`, each
+/// with one block for each [`SORT_TILE`] pairs, and one where there are no pairs.
 ///
 /// A pass sorts by eight bits of the key and keeps the order of equal ones. From the lowest digit to the highest that
 /// any key has: count, scan ([`ScanArguments`] over `counts`), scatter, exchange the two sides.
@@ -266,7 +267,8 @@ pub struct RowsArguments {
     pub gradients: [Address; GRADIENTS_MAX],
 }
 
-/// One operation of a rule's scalars as `pserver_scalars` reads it; [`scalar_code`](super::scalars::scalar_code) makes it.
+/// One operation of a rule's scalars as `pserver_scalars` reads it; [`scalar_code`](super::scalars::scalar_code) makes
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarCode {
@@ -330,3 +332,8 @@ pub fn sum_entry(element_type: ElementType) -> Option<&'static str> {
         Kind::Float16 | Kind::Bfloat16 => None,
     }
 }
+
+const _: () = assert!(size_of::<UpdateArguments>() == 648, "kernels/cu/base.cu has the same numbers");
+const _: () = assert!(size_of::<RowsArguments>() == 864);
+const _: () = assert!(size_of::<FiniteArguments>() == 536 && size_of::<SortArguments>() == 64);
+const _: () = assert!(size_of::<ScalarCode>() == 24 && size_of::<ScalarsArguments>() == 64);

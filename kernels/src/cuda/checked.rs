@@ -18,8 +18,8 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Whether it is about this call alone: what was asked for cannot be had, and the device is well. All else is of the
-    /// device, and stays: an illegal address, a launch that failed, memory that lost its bits.
+    /// Whether it is about this call alone: what was asked for cannot be had, and the device is well. All else is of
+    /// the device, and stays: an illegal address, a launch that failed, memory that lost its bits.
     pub(super) fn is_of_the_call(&self) -> bool {
         sys::ERRORS_OF_CALLS.contains(&self.code)
     }

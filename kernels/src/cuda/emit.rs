@@ -1,8 +1,8 @@
 //! A rule as CUDA C++: its straight-line code, one operation a line.
 //!
-//! The text is a structure that is a template over the parameter's type, so that binary32 and binary64 have one text. Its
-//! constructor reads the scalars that the rule uses, and `run` computes one element. Numbers are scalars, so rules that
-//! differ only in numbers have one text, and its digest, the key, says which kernel computes them.
+//! The text is a structure that is a template over the parameter's type, so that binary32 and binary64 have one text.
+//! Its constructor reads the scalars that the rule uses, and `run` computes one element. Numbers are scalars, so rules
+//! that differ only in numbers have one text, and its digest, the key, says which kernel computes them.
 
 use std::fmt::Write;
 
@@ -104,8 +104,8 @@ impl Emitted {
         let real = if element_type == ElementType::Float32 { "float" } else { "double" };
         let rule = format!("{}<{real}>", structure_name(&self.key));
         format!(
-            "extern \"C\" __global__ void __launch_bounds__(256, 2) {name}(const __grid_constant__ {arguments} a) {{\n    \
-             {body}<{rule}>(a);\n}}\n"
+            "extern \"C\" __global__ void __launch_bounds__(256, 2)\n\
+             {name}(const __grid_constant__ {arguments} a) {{\n    {body}<{rule}>(a);\n}}\n"
         )
     }
 }

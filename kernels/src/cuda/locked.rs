@@ -1,8 +1,8 @@
 //! Arenas whose pages the driver holds in place, a piece at a time.
 //!
 //! An arena is mapped for the most that can be needed, and holding all of it would make all of it resident. So a piece
-//! is held from the first copy on that touches it. A lease never lies in two pieces: its slot begins at a multiple of its
-//! own size, and no slot is larger than a piece.
+//! is held from the first copy on that touches it. A lease never lies in two pieces: its slot begins at a multiple of
+//! its own size, and no slot is larger than a piece.
 
 use std::sync::Arc;
 

@@ -7,10 +7,13 @@
 //! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device.
 //!
 //! Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes a text), [`source`] (texts become a
-//! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed). Then the
-//! driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is in these three),
-//! `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece of work becomes copies and kernels),
-//! [`Cuda`] (the accelerator).
+//! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed).
+//!
+//! Then the driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is
+//! in these three), `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece
+//! of work becomes copies and kernels), [`Cuda`] (the accelerator).
+
+use pserver_core::error::Failure;
 
 mod accelerator;
 pub mod arguments;
@@ -40,3 +43,11 @@ pub use gathering::Gathering;
 pub use probe::{Probe, Timed, Way};
 pub use settings::Settings;
 pub use source::Module;
+
+/// Opens a device, with everything else as it is when nobody chooses.
+///
+/// # Errors
+/// [`Failure::Call`] with what was missing: the driver, a device, this device, memory.
+pub fn open(ordinal: u32) -> Result<Cuda, Failure> {
+    Cuda::open(Settings::of(ordinal))
+}

@@ -10,7 +10,7 @@ use pserver_core::limits::CHUNK_BYTES_MAX;
 pub struct Settings {
     /// Which device, from zero, as the driver counts them.
     pub ordinal: u32,
-    /// Bytes of its memory for parameters and states; none is whatever is free. Memory is taken when chunks are adopted.
+    /// Bytes of its memory for parameters and states; none is whatever is free. They are taken when chunks are adopted.
     pub memory_bytes: Option<u64>,
     /// Bytes of its memory for gradients that are on their way to a sum. They are taken when the device is opened.
     pub gradient_bytes: u64,

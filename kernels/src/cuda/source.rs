@@ -48,8 +48,8 @@ pub struct Module {
 }
 
 impl Module {
-    /// With kernels that update tensors by some rules and rows by some, for these types, and with those that every module
-    /// has. Rules with one key are one.
+    /// With kernels that update tensors by some rules and rows by some, for these types, and with those that every
+    /// module has. Rules with one key are one.
     ///
     /// # Panics
     /// When a type is not f32 or f64.

@@ -6,6 +6,7 @@
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::luck::Luck;
 use pserver_core::port::Arithmetic;
 use pserver_core::program::{
     Block, Dim, Elements, Facts, Graph, Node, Op, OpKind, PlainArithmetic, Program, Purpose, Role, Tensor, Value,
@@ -112,7 +113,7 @@ fn cases() -> Vec<Case> {
 }
 
 fn check_exact(arithmetic: &mut dyn Arithmetic, element_type: ElementType, case: &Case) {
-    let mut luck = 1_u64;
+    let mut luck = Luck(1);
     let inputs = case.inputs.iter().enumerate().map(|(place, shape)| match case.ids {
         Some(ids) if ids == place => ids_tensor(shape, &mut luck),
         _ => tensor(element_type, shape, &mut luck),
@@ -130,7 +131,7 @@ fn check_product(
     transpose_left: bool,
     transpose_right: bool,
 ) {
-    let mut luck = rows * 1000 + columns;
+    let mut luck = Luck(rows * 1000 + columns);
     let left = if transpose_left { [inner, rows] } else { [rows, inner] };
     let right = if transpose_right { [columns, inner] } else { [inner, columns] };
     let inputs = [tensor(element_type, &left, &mut luck), tensor(element_type, &right, &mut luck)];
@@ -171,17 +172,9 @@ fn run(arithmetic: &mut dyn Arithmetic, kind: &OpKind, inputs: &[Tensor], output
     arithmetic.run(node, &values.iter().collect::<Vec<_>>(), &facts).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// SplitMix64.
-fn next(luck: &mut u64) -> u64 {
-    *luck = luck.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (*luck ^ *luck >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
-}
-
 /// In [-4, 4), so that sums cancel and sigmoids saturate a little.
-fn tensor(element_type: ElementType, shape: &[u64], luck: &mut u64) -> Tensor {
-    let values = (0..shape.iter().product()).map(|_| (next(luck) >> 12) as f64 * 2.0_f64.powi(-49) - 4.0);
+fn tensor(element_type: ElementType, shape: &[u64], luck: &mut Luck) -> Tensor {
+    let values = (0..shape.iter().product()).map(|_| (luck.next() >> 12) as f64 * 2.0_f64.powi(-49) - 4.0);
     let elements = match element_type {
         ElementType::Float32 => Elements::Float32(values.map(narrow).collect()),
         _ => Elements::Float64(values.collect()),
@@ -189,8 +182,8 @@ fn tensor(element_type: ElementType, shape: &[u64], luck: &mut u64) -> Tensor {
     Tensor::new(shape, elements)
 }
 
-fn ids_tensor(shape: &[u64], luck: &mut u64) -> Tensor {
-    let ids = (0..shape.iter().product()).map(|_| i64::try_from(next(luck) % 5).expect("below 5"));
+fn ids_tensor(shape: &[u64], luck: &mut Luck) -> Tensor {
+    let ids = (0..shape.iter().product()).map(|_| i64::try_from(luck.below(5)).expect("below 5"));
     Tensor::new(shape, Elements::Int64(ids.collect()))
 }
 

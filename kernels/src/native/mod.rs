@@ -62,6 +62,7 @@ pub(crate) struct Target {
 pub(crate) const GRADIENTS_MAX: usize = 16;
 
 /// What one call works on. Tensors begin anywhere.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only generated code reads them"))]
 pub(crate) struct Tensors<'a, 'b> {
     pub(crate) weights: &'a mut [u8],
     pub(crate) states: &'a mut [&'b mut [u8]],
@@ -91,7 +92,8 @@ const CONSTANTS: usize = 2;
 /// to change signs.
 pub(crate) fn scalar_room(width: Width, used: &[ScalarId]) -> Vec<u8> {
     let zeros = used.iter().map(|_| 0.0);
-    let all = zeros.chain([-0.0, 1.0]);
+    let constants: [f64; CONSTANTS] = [-0.0, 1.0];
+    let all = zeros.chain(constants);
     match width {
         Width::Single => all.flat_map(|value| f32::of_scalar(value).to_le_bytes()).collect(),
         Width::Double => all.flat_map(f64::to_le_bytes).collect(),

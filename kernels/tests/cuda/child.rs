@@ -77,7 +77,7 @@ impl Shim {
         }
     }
 
-    /// What a buffer holds.
+    /// What a buffer holds: all its bytes.
     pub(crate) fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
         self.numbers(&[3, buffer.0]);
         self.answer(bytes)

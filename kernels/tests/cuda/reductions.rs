@@ -213,8 +213,8 @@ fn scalars_reckoned_on_the_device_are_those_of_the_host() {
             }
             shim.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
             assert_same(element_type, &shim.read(left, expected.len()), &expected, prepared.rule().algorithm.name());
-            let counted = shim.read(held, 16);
-            let counted = f64::from_le_bytes(counted[8..].try_into().expect("eight bytes"));
+            let counted = shim.read(held, size_of::<ScalarValues>());
+            let counted = f64::from_le_bytes(counted[8..16].try_into().expect("eight bytes"));
             assert_eq!(counted, f64::from(count) + f64::from(1 - skip), "the count");
             shim.release();
         }

@@ -132,7 +132,7 @@ fn check_united(united: &United, ids: &[u64]) -> Result<(), String> {
 #[test]
 fn every_missing_barrier_is_noticed() {
     let Some(mut shim) = Shim::new(&module()) else { return };
-    let ids = random_ids(4097, 300, 77);
+    let ids = random_ids(20_000, 300, 77);
     unite(&mut shim, &ids);
     let barriers = shim.barriers();
     assert!(barriers.len() >= 8, "{barriers:?}");

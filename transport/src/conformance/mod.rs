@@ -10,7 +10,7 @@
 //! ```
 
 mod promises;
-mod world;
+pub(crate) mod world;
 
 use std::any::Any;
 

@@ -14,36 +14,36 @@ use pserver_core::wire::{Address, Entry, Flags, Frame, Head, HelloMessage, Kind}
 
 use super::Ends;
 
-/// A promise that is not kept by then is broken. Kept promises take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A promise that is not kept by then is broken. Kept promises take milliseconds, but for those of an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-pub(super) struct World {
-    pub(super) near: Side,
-    pub(super) far: Side,
-    pub(super) address: Address,
+pub(crate) struct World {
+    pub(crate) near: Side,
+    pub(crate) far: Side,
+    pub(crate) address: Address,
     _keep: Box<dyn Any>,
 }
 
 /// One transport, and a session that lands everything and remembers it.
-pub(super) struct Side {
+pub(crate) struct Side {
     /// None once it has died.
-    pub(super) transport: Option<Box<dyn Transport>>,
-    pub(super) queue: VecDeque<Submit>,
-    pub(super) seen: Vec<Seen>,
+    pub(crate) transport: Option<Box<dyn Transport>>,
+    pub(crate) queue: VecDeque<Submit>,
+    pub(crate) seen: Vec<Seen>,
     /// Peers whose heads get no places.
-    pub(super) held: BTreeSet<PeerId>,
-    pub(super) holds_all: bool,
-    pub(super) discards: bool,
-    pub(super) arena: Arena,
+    pub(crate) held: BTreeSet<PeerId>,
+    pub(crate) holds_all: bool,
+    pub(crate) discards: bool,
+    pub(crate) arena: Arena,
     /// Parcels and places handed over and not back yet.
-    pub(super) parcels_out: usize,
-    pub(super) places_out: usize,
+    pub(crate) parcels_out: usize,
+    pub(crate) places_out: usize,
     tickets: u64,
 }
 
 /// What a side remembers.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Seen {
+pub(crate) enum Seen {
     Connected(PeerId),
     Accepted(PeerId),
     Head(PeerId, Frame),
@@ -53,13 +53,13 @@ pub(super) enum Seen {
 }
 
 impl World {
-    pub(super) fn new(ends: Ends) -> Self {
+    pub(crate) fn new(ends: Ends) -> Self {
         let Ends { near, far, address, keep } = ends;
         Self { near: Side::new(near), far: Side::new(far), address, _keep: keep }
     }
 
     /// Connects and says hello; the two ends of the connection.
-    pub(super) fn connect(&mut self) -> (PeerId, PeerId) {
+    pub(crate) fn connect(&mut self) -> (PeerId, PeerId) {
         let known = self.far.accepted();
         let address = self.address.clone();
         let near = self.near.transport().connect(&address).expect("the address is of this transport");
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Polls both sides until `done`.
-    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
             let near = self.near.step();
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// Polls both sides until neither has anything to say for a while.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 20 {
             let near = self.near.step();
@@ -120,12 +120,12 @@ impl Side {
         }
     }
 
-    pub(super) fn transport(&mut self) -> &mut dyn Transport {
+    pub(crate) fn transport(&mut self) -> &mut dyn Transport {
         self.transport.as_deref_mut().expect("it has not died")
     }
 
     /// Submits a frame; its ticket.
-    pub(super) fn send(&mut self, peer: PeerId, frame: &Frame, body: Vec<Outgoing>) -> Ticket {
+    pub(crate) fn send(&mut self, peer: PeerId, frame: &Frame, body: Vec<Outgoing>) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         self.parcels_out += body.len();
@@ -134,13 +134,13 @@ impl Side {
     }
 
     /// Answers a head.
-    pub(super) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
+    pub(crate) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
         self.places_out += into.len();
         self.queue.push_back(Submit::Land { peer, into });
     }
 
     /// Places for everything a frame brings.
-    pub(super) fn places(&self, frame: &Frame) -> Vec<Incoming> {
+    pub(crate) fn places(&self, frame: &Frame) -> Vec<Incoming> {
         let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         let place = |bytes| match self.discards {
             true => Incoming::Discard { bytes },
@@ -149,18 +149,18 @@ impl Side {
         lengths.map(place).collect()
     }
 
-    pub(super) fn lease(&self, bytes: &[u8]) -> Arc<Value> {
+    pub(crate) fn lease(&self, bytes: &[u8]) -> Arc<Value> {
         let length = u32::try_from(bytes.len()).expect("a chunk");
         let mut lease = self.arena.take(length).expect("the suite's budget");
         lease.bytes_mut().copy_from_slice(bytes);
         Arc::new(Value::new(lease, length))
     }
 
-    pub(super) fn accepted(&self) -> BTreeSet<PeerId> {
+    pub(crate) fn accepted(&self) -> BTreeSet<PeerId> {
         self.seen.iter().filter_map(|seen| if let Seen::Accepted(peer) = seen { Some(*peer) } else { None }).collect()
     }
 
-    pub(super) fn landed(&self) -> impl Iterator<Item = (PeerId, &Frame, &Vec<Vec<u8>>)> {
+    pub(crate) fn landed(&self) -> impl Iterator<Item = (PeerId, &Frame, &Vec<Vec<u8>>)> {
         self.seen.iter().filter_map(|seen| match seen {
             Seen::Landed(peer, frame, body) => Some((*peer, frame, body)),
             _ => None,
@@ -168,7 +168,7 @@ impl Side {
     }
 
     /// Why a connection is over, if it is.
-    pub(super) fn gone(&self, of: PeerId) -> Option<&str> {
+    pub(crate) fn gone(&self, of: PeerId) -> Option<&str> {
         self.seen.iter().find_map(|seen| match seen {
             Seen::Gone(peer, reason) if *peer == of => Some(reason.as_str()),
             _ => None,
@@ -176,7 +176,7 @@ impl Side {
     }
 
     /// One submit and one poll; whether anything happened.
-    pub(super) fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let Some(transport) = &mut self.transport else {
             return false;
         };
@@ -190,7 +190,7 @@ impl Side {
         any
     }
 
-    pub(super) fn wait(&mut self, limit: Duration) {
+    pub(crate) fn wait(&mut self, limit: Duration) {
         if let Some(transport) = &mut self.transport {
             transport.wait(limit);
         }
@@ -230,7 +230,7 @@ impl Side {
         self.seen.push(seen);
     }
 
-    pub(super) fn checks_payload(&self) -> bool {
+    pub(crate) fn checks_payload(&self) -> bool {
         self.transport.as_ref().is_some_and(|transport| transport.capabilities().checks_payload)
     }
 
@@ -262,14 +262,14 @@ impl std::fmt::Debug for Side {
 }
 
 /// A hello for a lane.
-pub(super) fn hello(lane: u64) -> Frame {
+pub(crate) fn hello(lane: u64) -> Frame {
     let mut head = Head::new(Kind::Hello);
     head.sequence = Sequence(lane);
     Frame::with_control(head, &HelloMessage { role: 0, host: "here".to_owned(), process: 1 })
 }
 
 /// A push with these payloads; an empty one is an entry without payload.
-pub(super) fn push(number: u64, payloads: &[&[u8]]) -> Frame {
+pub(crate) fn push(number: u64, payloads: &[&[u8]]) -> Frame {
     let mut head = Head::new(Kind::Push);
     head.sequence = Sequence(number);
     let mut frame = Frame::bare(head);
@@ -284,7 +284,7 @@ pub(super) fn push(number: u64, payloads: &[&[u8]]) -> Frame {
 }
 
 /// Bytes that differ from place to place and from seed to seed.
-pub(super) fn bytes(length: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut word = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -17,13 +17,7 @@ use super::inward::{Inward, Read};
 use super::outward::{Outward, Written};
 use super::post::{Letter, Post};
 use super::rings::{Rings, Side, Wants};
-
-/// How much one turn may move, and how many events it may report, before others get theirs.
-#[derive(Clone, Copy)]
-pub(crate) struct Share {
-    pub(crate) bytes: usize,
-    pub(crate) frames: usize,
-}
+use crate::share::Share;
 
 /// A connection through shared memory.
 pub(crate) struct Line {

@@ -5,7 +5,7 @@
 //! arena of its sender, which the receiver has mapped to read. The receiver uses it in place or copies it, and gives
 //! its token back. The socket carries descriptors and wake-ups, and its end is the end of the connection.
 //!
-//! Not here: sockets between machines (`tcp`), and which leases lie in shared arenas (whoever makes arenas).
+//! Not here: what owns connections (`network`), and which leases lie in shared arenas (whoever makes arenas).
 //!
 //! Read in this order: `rings` (bytes and counters), `post` (the socket), `outward` and `inward` (frames), `line`
 //! (all of it as one connection). The bytes are in `docs/WIRE.md`, the memory in `docs/MEMORY.md`.
@@ -21,7 +21,7 @@ mod staging;
 use pserver_core::wire::WireError;
 use thiserror::Error;
 
-pub(crate) use line::{Line, Share};
+pub(crate) use line::Line;
 pub(crate) use meeting::{Met, accept, connect, listen};
 pub(crate) use rings::Side;
 

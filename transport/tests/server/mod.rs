@@ -13,7 +13,7 @@ use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget};
 use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, Kind};
-use pserver_transport::tcp::{Listener, Stop, TcpOptions, TcpTransport};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
 
 /// The largest payload that is not forgotten.
 const LARGEST: u32 = 64 * 1024;
@@ -29,9 +29,9 @@ pub(crate) struct Server {
 
 impl Server {
     /// Lane one is there, lane zero is not.
-    pub(crate) fn start(address: &str, options: TcpOptions) -> Self {
+    pub(crate) fn start(address: &str, options: NetworkOptions) -> Self {
         let address = Address::parse(address).expect("an address");
-        let transport = TcpTransport::new(options.clone()).expect("a transport");
+        let transport = Network::new(options.clone()).expect("a transport");
         let listener = Listener::bind(&address, options).expect("a free port");
         let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
         let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
@@ -60,7 +60,7 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut transport: TcpTransport, stopped: &AtomicBool) {
+fn serve(mut transport: Network, stopped: &AtomicBool) {
     let mut budget = Budget::new();
     budget.line("payloads", LARGEST, 16);
     let arena = Arena::new(&budget).expect("a small arena");

@@ -1,4 +1,4 @@
-//! `psbench kernels --device cuda`: kernels beside the device's own copies, and whole steps of a server beside the link.
+//! `psbench kernels --device cuda`: kernels beside the device's own copies, and a server's steps beside the link.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

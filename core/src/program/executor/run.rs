@@ -7,7 +7,7 @@ use super::marking::Marking;
 use super::plan::{Act, Plan, Unit, UnitIndex};
 use super::wait::{Standing, standing};
 use crate::error::Failure;
-use crate::program::{Facts, Graph, OpKind, Peer, Purpose, Value};
+use crate::program::{Facts, Graph, OpKind, Peer, Purpose, Value, VariableIndex};
 
 /// A checked program with its values, run one unit at a time.
 pub struct Executor {
@@ -48,6 +48,11 @@ impl Executor {
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.machine.graph().find(name).and_then(|index| self.machine.values[index.place()].as_ref())
+    }
+
+    /// Takes a variable's value away, so that its memory may hold the next one.
+    pub fn take(&mut self, variable: VariableIndex) -> Option<Value> {
+        self.machine.values[variable.place()].take()
     }
 
     /// Begins another run of block 0, once the last one has ended. Loops go on where they are.

@@ -1,5 +1,6 @@
 //! The ops that move values and hold them back.
 
+use crate::config::Merge;
 use crate::limits::{NAME_BYTES_MAX, PROGRAM_OPERANDS_MAX, PROGRAM_QUEUE_MAX};
 use crate::program::op::{Destination, OpKind};
 use crate::program::variable::Facts;
@@ -35,20 +36,13 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Outputs {
             operands.check_inputs(1, 1)?;
             dequeue(operands, *min_count)
         }
-        OpKind::GradientAccumulator { count, .. } => {
+        OpKind::GradientAccumulator { count, merge, .. } => {
             check_pieces(*count)?;
             operands.check_inputs(1, 2)?;
             if operands.input_count() == 2 {
                 operands.exactly(1, &Facts::Strings)?;
             }
-            match operands.input(0) {
-                Facts::SelectedRows { element_type, .. } | Facts::Dense { element_type, .. }
-                    if element_type.is_parameter_type() =>
-                {
-                    Ok(vec![operands.input(0).clone()])
-                }
-                _ => Err(operands.misfit(0, "dense or rows, of a type that parameters have")),
-            }
+            accumulated(operands, *count, *merge)
         }
         OpKind::StringAccumulator { count } => {
             check_pieces(*count)?;
@@ -72,6 +66,21 @@ fn recv(operands: &Operands<'_>) -> Outputs {
         outputs.push(Facts::Strings);
     }
     Ok(outputs)
+}
+
+/// What pieces become one of is what each of them is. A mean of integers would not be one; one piece is its own mean.
+fn accumulated(operands: &Operands<'_>, count: u32, merge: Merge) -> Outputs {
+    match operands.input(0) {
+        Facts::SelectedRows { element_type, .. } | Facts::Dense { element_type, .. }
+            if element_type.is_parameter_type() =>
+        {
+            if merge == Merge::Mean && count > 1 && !element_type.is_float() {
+                return Err(operands.misfit(0, "floats, of which there is a mean; integers are added, with merge=sum"));
+            }
+            Ok(vec![operands.input(0).clone()])
+        }
+        _ => Err(operands.misfit(0, "dense or rows, of a type that parameters have")),
+    }
 }
 
 fn dequeue(operands: &Operands<'_>, min_count: u32) -> Outputs {

@@ -48,6 +48,9 @@ pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
     if settings.mode.is_some() || settings.merge.is_some() {
         return Err("found a mode or a merge in the config; expected other ops to say who is summed with whom".into());
     }
+    if settings.home.is_some() {
+        return Err("found a home in the config; expected whoever divides a program to say what is kept where".into());
+    }
     let rule = settings.rule.ok_or_else(|| "found no rule in the config; expected one".to_owned())?;
     Prepared::new(rule).map_err(|failure| format!("in its config, {failure}"))
 }

@@ -3,13 +3,14 @@
 use proptest::prelude::{ProptestConfig, any, proptest};
 
 use crate::dtype::ElementType;
+use crate::luck::Luck;
 use crate::port::Plain;
 use crate::program::{
     Builder, Dim, Elements, Graph, PlainArithmetic, PlainRun, Program, Symbol, Tensor, Value, append_backward,
 };
 use crate::rows::Initializer;
 
-use super::luck::{F64, Luck};
+use super::luck::{F64, ids, signed, tensor};
 
 const UNIFORM: Initializer = Initializer::Uniform { low: -1.0, high: 1.0 };
 const BATCH: u64 = 5;
@@ -26,7 +27,7 @@ fn weighed(p: &Builder, y: Symbol, shape: &[u64]) -> Symbol {
 }
 
 /// Feeds every data variable with what its facts ask for; ids and labels are below `bound`.
-fn feed(run: &mut PlainRun<'_>, graph: &Graph, luck: &mut Luck, bound: usize) {
+fn feed(run: &mut PlainRun<'_>, graph: &Graph, luck: &mut Luck, bound: u64) {
     for variable in graph.variables().iter().filter(|variable| variable.purpose == crate::program::Purpose::Data) {
         let crate::program::Facts::Dense { element_type, shape } = &variable.facts else { panic!("dense data only") };
         let shape: Vec<u64> = shape
@@ -36,7 +37,7 @@ fn feed(run: &mut PlainRun<'_>, graph: &Graph, luck: &mut Luck, bound: usize) {
                 Dim::Batch => BATCH,
             })
             .collect();
-        let value = if *element_type == ElementType::Int64 { luck.ids(&shape, bound) } else { luck.tensor(&shape) };
+        let value = if *element_type == ElementType::Int64 { ids(luck, &shape, bound) } else { tensor(luck, &shape) };
         run.set(&variable.name, value).unwrap();
     }
 }
@@ -71,7 +72,7 @@ fn check_program(name: &str, mut program: Program, seed: u64) {
     let graph = Graph::new(program).unwrap();
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
     let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).unwrap();
-    feed(&mut run, &graph, &mut Luck::new(seed), 4);
+    feed(&mut run, &graph, &mut Luck(seed), 4);
     run.step().unwrap();
     let slopes: Vec<_> = gradients.iter().map(|found| floats(run.value(&found.gradient).unwrap())).collect();
     for (found, slopes) in gradients.into_iter().zip(slopes) {
@@ -220,7 +221,7 @@ fn random_program(luck: &mut Luck) -> Program {
     let mut made: Vec<Symbol> = ["a", "b", "c"].iter().map(|name| parameter(&p, name, &[3, 3])).collect();
     let row = parameter(&p, "row", &[3]);
     for _ in 0..1 + luck.below(8) {
-        let (x, y) = (made[luck.below(made.len())], made[luck.below(made.len())]);
+        let (x, y) = (made[luck.index(made.len())], made[luck.index(made.len())]);
         made.push(match luck.below(10) {
             0 => p.scale(p.matmul_transposed(x, luck.below(2) == 0, y, luck.below(2) == 0), 0.3),
             1 => p.scale(p.add(x, y), 0.5),
@@ -234,7 +235,7 @@ fn random_program(luck: &mut Luck) -> Program {
                 let [left, right] = p.split(x, 1, [1, 2]);
                 p.concat(&[right, left], 1)
             }
-            _ => p.scale(x, luck.signed()),
+            _ => p.scale(x, signed(luck)),
         });
     }
     let bounded: Vec<Symbol> = made.iter().map(|x| p.tanh(*x)).collect();
@@ -247,7 +248,7 @@ proptest! {
 
     #[test]
     fn the_gradients_of_random_programs_agree_with_differences(seed in any::<u64>()) {
-        check_program("random", random_program(&mut Luck::new(seed)), seed);
+        check_program("random", random_program(&mut Luck(seed)), seed);
     }
 }
 

@@ -325,6 +325,12 @@ fn flow_says_what_does_not_fit() {
     let gradients = |count| OpKind::GradientAccumulator { count, merge: crate::config::Merge::Mean, staleness: None };
     gives(gradients(2), "rows sender", "y", "rows(float32, 9, 4)");
     check(gradients(0), "w", "y", "found count 0; expected 1 to 1048576");
+    let mean = "input 1 \"whole\" is int64[4, 3]; expected floats, of which there is a mean; integers are added, with \
+                merge=sum";
+    check(gradients(2), "whole", "y", mean);
+    gives(gradients(1), "whole", "y", "int64[4, 3]");
+    let sum = OpKind::GradientAccumulator { count: 2, merge: crate::config::Merge::Sum, staleness: None };
+    gives(sum, "whole sender", "y", "int64[4, 3]");
     check(
         gradients(2),
         "sender",

@@ -7,7 +7,9 @@ use crate::program::block::{Block, Program};
 use crate::program::op::{Op, Role};
 use crate::program::variable::{Dim, Facts, Purpose, Variable};
 
-use super::lexer::{Lexer, Position, Token};
+use crate::text::Position;
+
+use super::lexer::{Lexer, Token};
 
 /// Reads a whole program.
 pub(super) fn program(text: &str) -> Result<Program, Failure> {

@@ -8,6 +8,7 @@ use crate::error::Failure;
 use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
 use crate::program::graph::Graph;
 use crate::program::op::{Peer, Role};
+use crate::program::turn::{Arrival, Terms};
 use crate::program::variable::{Dim, Facts, Purpose};
 
 use super::cost::{CostModel, group_work};
@@ -52,17 +53,6 @@ pub struct ParameterServer {
     pub merge: Merge,
 }
 
-/// What the mode says to the accumulators.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// Pieces that make one.
-    pub(super) count: u32,
-    /// How they become one.
-    pub(super) merge: Merge,
-    /// How far a sender may be in front.
-    pub(super) staleness: Option<u32>,
-}
-
 /// A group, or some rows of it, on one server.
 #[derive(Debug)]
 pub(super) struct Piece<'a> {
@@ -74,23 +64,6 @@ pub(super) struct Piece<'a> {
     names: BTreeMap<&'a str, String>,
     /// For each arrival, in order, the names on its way to the optimizer.
     pub(super) arrivals: Vec<Arrival>,
-}
-
-/// The names of a gradient on its way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
-    /// The channel, and the name of what trainers send.
-    pub(super) channel: String,
-    /// One trainer's piece.
-    pub(super) piece: String,
-    /// That, in the parameter's type, when it comes in a narrower one.
-    pub(super) wide: String,
-    /// Who sent it.
-    pub(super) sender: String,
-    /// All pieces as one.
-    pub(super) merged: String,
-    /// Those who sent them.
-    pub(super) senders: String,
 }
 
 /// Everything that the parts are written from.
@@ -128,18 +101,13 @@ impl Transpiler for ParameterServer {
 
 impl ParameterServer {
     fn terms(&self, cluster: Cluster) -> Result<Terms, Failure> {
-        let (count, merge, staleness) = match self.mode {
-            Mode::Sync => (cluster.trainers, self.merge, Some(0)),
-            Mode::Async => (1, Merge::Sum, None),
+        match self.mode {
             Mode::Staleness { bound: 0 } => {
-                return Err(Failure::call("found a staleness bound of 0; expected 1 or more, or synchronous training"));
+                Err(Failure::call("found a staleness bound of 0; expected 1 or more, or synchronous training"))
             }
-            Mode::Staleness { bound } => (1, Merge::Sum, Some(bound)),
-            Mode::Delta => {
-                return Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one"));
-            }
-        };
-        Ok(Terms { count, merge, staleness })
+            Mode::Delta => Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one")),
+            mode => Ok(Terms::of(mode, self.merge, cluster.trainers)),
+        }
     }
 }
 

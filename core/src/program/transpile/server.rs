@@ -4,24 +4,19 @@
 //! initialise what it keeps
 //! send each parameter that trainers read, to every trainer
 //! loop_forever {
-//!     for each piece that it keeps:
-//!     gradient, sender = recv
-//!     merged = gradient_accumulator(gradient, sender)    count, merge and staleness say the mode
-//!     senders = string_accumulator(sender)
-//!     the optimizer ops
-//!     send(parameter, senders)
+//!     for each piece that it keeps: its turn, see `program::turn`
 //! }
 //! ```
 
 use std::collections::BTreeSet;
 
-use crate::config::Merge;
 use crate::dtype::ElementType;
 use crate::program::block::Block;
-use crate::program::op::{Destination, Op, OpKind, Peer, Role};
+use crate::program::op::{Op, OpKind, Peer};
+use crate::program::turn::turns;
 use crate::program::variable::{Facts, Purpose};
 
-use super::parameter_server::{Arrival, Division, Piece, Terms, beginnings, variable, wanted};
+use super::parameter_server::{Division, Piece, beginnings, variable, wanted};
 use super::write::Writer;
 
 /// The blocks of one server.
@@ -42,7 +37,7 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
             to.for_each(|trainer| outer.send(name, name, trainer));
         }
     }
-    outer.op(OpKind::LoopForever { block: 1 }, &[], &[], Role::Communication);
+    outer.block.ops.push(turns(1));
     let mut inner = Writer::default();
     inner.block.parent = Some(0);
     for piece in &pieces {
@@ -80,7 +75,9 @@ fn turn(division: &Division<'_>, piece: &Piece<'_>, wanted: &[&str], inner: &mut
     for (gradient, arrival) in piece.group.arrivals.iter().zip(&piece.arrivals) {
         let facts = piece.facts(variable(division.graph, gradient).0);
         let to = widened(division, piece, &facts);
-        accumulate(division.terms, arrival, facts, to, inner);
+        let element_type = element_type(&facts);
+        inner.declare(&arrival.piece, facts, Purpose::Temporary);
+        inner.block.ops.extend(arrival.ops(division.terms, element_type, to));
     }
     let block = &division.graph.program().blocks[0];
     for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {
@@ -92,29 +89,15 @@ fn turn(division: &Division<'_>, piece: &Piece<'_>, wanted: &[&str], inner: &mut
         }
         inner.block.ops.push(renamed(op, piece));
     }
-    let senders = piece.arrivals[0].senders.as_str();
-    for name in sent(piece, wanted) {
-        let kind = OpKind::Send { channel: name.to_owned(), to: Destination::Senders };
-        inner.op(kind, &[name, senders], &[], Role::Communication);
-    }
+    inner.block.ops.extend(sent(piece, wanted).map(|name| piece.arrivals[0].answer(name)));
 }
 
-/// Receives one trainer's piece and adds it to the others.
-fn accumulate(terms: Terms, arrival: &Arrival, facts: Facts, to: Option<ElementType>, inner: &mut Writer) {
-    let Arrival { channel, piece, wide, sender, merged, senders } = arrival;
-    let is_integer = matches!(&facts, Facts::Dense { element_type, .. } if !element_type.is_float());
-    inner.declare(piece, facts, Purpose::Temporary);
-    inner.op(OpKind::Recv { channel: channel.clone() }, &[], &[piece, sender], Role::Communication);
-    let mut gradient = piece;
-    if let Some(to) = to {
-        inner.op(OpKind::Cast { to }, &[piece], &[wide], Role::Communication);
-        gradient = wide;
+/// The type of a gradient's elements.
+fn element_type(facts: &Facts) -> ElementType {
+    match facts {
+        Facts::Dense { element_type, .. } | Facts::SelectedRows { element_type, .. } => *element_type,
+        Facts::Queue { .. } | Facts::Strings => unreachable!("an update was checked, and takes no {facts}"),
     }
-    // What integers add up to is exact, and is not divided.
-    let merge = if is_integer { Merge::Sum } else { terms.merge };
-    let kind = OpKind::GradientAccumulator { count: terms.count, merge, staleness: terms.staleness };
-    inner.op(kind, &[gradient, sender], &[merged], Role::Communication);
-    inner.op(OpKind::StringAccumulator { count: terms.count }, &[sender], &[senders], Role::Communication);
 }
 
 /// The type in which a half is added: its parameter's.

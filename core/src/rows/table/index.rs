@@ -30,7 +30,8 @@ const DEPTH_BEYOND_MAX: u32 = 8;
 pub(super) struct Index {
     pieces: Pieces,
     leases: Vec<Lease>,
-    pages_per_piece: u32,
+    /// How many of a page number's lower bits say which page of a piece it is.
+    bits: u32,
     /// Page numbers, 2^depth of them.
     directory: Vec<u32>,
     depth: u8,
@@ -72,11 +73,10 @@ impl Hash {
 impl Index {
     pub(super) fn new(pieces: Pieces) -> Result<Self, Failure> {
         let pages_per_piece = pieces.bytes() / u32::try_from(PAGE_BYTES).expect("a page is small");
-        if pages_per_piece == 0 {
+        let Some(bits) = pages_per_piece.checked_ilog2() else {
             return Err(Failure::call(format!("pieces of {} bytes; expected at least {PAGE_BYTES}", pieces.bytes())));
-        }
-        let mut index =
-            Self { pieces, leases: Vec::new(), pages_per_piece, directory: vec![0], depth: 0, pages: Vec::new() };
+        };
+        let mut index = Self { pieces, leases: Vec::new(), bits, directory: vec![0], depth: 0, pages: Vec::new() };
         index.add_page(0)?;
         Ok(index)
     }
@@ -131,6 +131,25 @@ impl Index {
         })
     }
 
+    /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when
+    /// they follow none. No more is looked at than is given, and a page.
+    pub(super) fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
+        let after = after.map(Hash::of);
+        let mut ids = Vec::with_capacity(most + PAGE_ENTRIES);
+        let mut at = after.map_or(0, |hash| hash.directory(self.depth));
+        while ids.len() < most && at < self.directory.len() {
+            let page = self.directory[at];
+            let before = ids.len();
+            let entries = self.page(page).iter().map(read).filter_map(|(id, slot)| slot.map(|_| id));
+            ids.extend(entries.filter(|id| after.is_none_or(|after| after.0 < Hash::of(*id).0)));
+            ids[before..].sort_unstable_by_key(|id| Hash::of(*id).0);
+            // All entries of the directory that lead to this page.
+            at = (at | ((1 << (self.depth - self.pages[page as usize].depth)) - 1)) + 1;
+        }
+        ids.truncate(most);
+        ids
+    }
+
     /// Splits the page of a hash by one more bit.
     fn split(&mut self, hash: Hash) -> Result<(), Failure> {
         let low = self.directory[hash.directory(self.depth)];
@@ -174,7 +193,7 @@ impl Index {
     /// An empty page.
     fn add_page(&mut self, depth: u8) -> Result<u32, Failure> {
         let number = u32::try_from(self.pages.len()).map_err(|_| Failure::call("more pages than can be numbered"))?;
-        if number.is_multiple_of(self.pages_per_piece) {
+        if number.trailing_zeros() >= self.bits {
             self.leases.push(self.pieces.take()?);
         }
         self.pages.push(Page { depth, entries: 0 });
@@ -184,15 +203,21 @@ impl Index {
 
     #[inline]
     fn page(&self, number: u32) -> &[[u8; ENTRY_BYTES]] {
-        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes();
-        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        let start = self.start(number);
+        let bytes = self.leases[(number >> self.bits) as usize].bytes();
         bytes[start..start + PAGE_BYTES].as_chunks().0
     }
 
     fn page_mut(&mut self, number: u32) -> &mut [[u8; ENTRY_BYTES]] {
-        let bytes = self.leases[(number / self.pages_per_piece) as usize].bytes_mut();
-        let start = (number % self.pages_per_piece) as usize * PAGE_BYTES;
+        let start = self.start(number);
+        let bytes = self.leases[(number >> self.bits) as usize].bytes_mut();
         bytes[start..start + PAGE_BYTES].as_chunks_mut().0
+    }
+
+    /// Where in its piece a page begins.
+    #[inline]
+    fn start(&self, number: u32) -> usize {
+        (number & ((1 << self.bits) - 1)) as usize * PAGE_BYTES
     }
 }
 

@@ -260,6 +260,14 @@ impl RowTable {
         Sorted { rows }
     }
 
+    /// Some ids of rows that are there: those that follow one, which need not be there, or the first ones. They stand
+    /// in an order of their own that no growth changes, so who asks on after the last of an answer finds every row that
+    /// was there when it began. It costs no more than it gives.
+    #[must_use]
+    pub fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
+        self.index.ids_after(after, most)
+    }
+
     /// One of these rows, as it is now.
     ///
     /// # Panics
@@ -343,9 +351,8 @@ impl RowTable {
 
     /// Puts a row there that is not, as it is before anybody touches it.
     fn add(&mut self, id: u64) -> Result<u32, Failure> {
-        let slot = self.records.len();
-        let room = self.records.reserve().and_then(|()| self.index.insert(id, slot));
-        room.map_err(|why| {
+        let room = self.records.reserve().and_then(|slot| self.index.insert(id, slot).map(|()| slot));
+        let slot = room.map_err(|why| {
             let TableUsage { rows, record_bytes, index_bytes } = self.usage();
             Failure::call(format!(
                 "no room for row {id}: {rows} rows take {record_bytes} bytes, and {index_bytes} to find them; {why}"
@@ -390,19 +397,17 @@ impl RowTable {
     ) {
         let Workspace { tile, slots } = work;
         tile.begin(self.shape);
-        let order = merged.appearance();
-        for nth in places {
-            if let Some(ahead) = order.get(nth + self.shape.rows()) {
-                prefetch(self.records.get(slots[*ahead as usize]));
-                merged.prefetch(*ahead as usize);
-            }
-            let place = order[nth] as usize;
+        for place in places {
             let slot = slots[place];
             tile.rows.push(TileRow { id: merged.id(place), slot: Some(slot), last: self.last(slot), place });
         }
         self.settle(tile, kernels, self.version);
         for index in 0..tile.rows.len() {
             let place = tile.rows[index].place;
+            // One record at a time: the processor waits for so many lines at once, and no more.
+            if let Some(ahead) = slots.get(place + self.shape.rows()) {
+                prefetch(self.records.get(*ahead));
+            }
             merged.sum(place..place + 1, tile.gradient(index));
         }
         tile.update(kernels, self.past(), step);

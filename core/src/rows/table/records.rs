@@ -13,7 +13,8 @@ const LINE_BYTES: usize = 64;
 /// A record is put at a line's start when that costs at most this part of it: so it touches one line less.
 const LINE_SHARE: usize = 16;
 
-/// Records in slots, counted from zero.
+/// Records in slots. A slot says which piece a record is in and where, in bits, because it is taken apart for every
+/// record that is read; so slots ascend, and some numbers are none's.
 #[derive(Debug)]
 pub(super) struct Records {
     pieces: Pieces,
@@ -21,7 +22,11 @@ pub(super) struct Records {
     record_bytes: usize,
     stride: usize,
     per_piece: u32,
+    /// How many of the lower bits say where in its piece a record is.
+    bits: u32,
     len: u32,
+    /// How many records the last piece has.
+    in_last: u32,
 }
 
 impl Records {
@@ -36,7 +41,8 @@ impl Records {
                 pieces.bytes()
             )));
         }
-        Ok(Self { pieces, leases: Vec::new(), record_bytes, stride, per_piece, len: 0 })
+        let bits = u32::BITS - (per_piece - 1).leading_zeros();
+        Ok(Self { pieces, leases: Vec::new(), record_bytes, stride, per_piece, bits, len: 0, in_last: 0 })
     }
 
     /// How many records there are.
@@ -49,15 +55,17 @@ impl Records {
         self.leases.len() as u64 * u64::from(self.pieces.bytes())
     }
 
-    /// Makes sure that [`add`](Self::add) has room for one more.
-    pub(super) fn reserve(&mut self) -> Result<(), Failure> {
-        if self.len == u32::MAX {
-            return Err(Failure::call(format!("{} rows in one table; expected fewer than 2^32", self.len)));
-        }
-        if self.leases.len() as u64 * u64::from(self.per_piece) == u64::from(self.len) {
+    /// The slot that [`add`](Self::add) gives next, with room for its record.
+    pub(super) fn reserve(&mut self) -> Result<u32, Failure> {
+        if self.leases.is_empty() || self.in_last == self.per_piece {
+            if (self.leases.len() as u64 + 1) << self.bits > u64::from(u32::MAX) {
+                return Err(Failure::call(format!("{} rows in one table, and no number for one more", self.len)));
+            }
             self.leases.push(self.pieces.take()?);
+            self.in_last = 0;
         }
-        Ok(())
+        let last = u32::try_from(self.leases.len() - 1).expect("it was compared");
+        Ok(last << self.bits | self.in_last)
     }
 
     /// Adds a record, whose bytes are anybody's guess.
@@ -65,19 +73,28 @@ impl Records {
     /// # Panics
     /// When no room was reserved.
     pub(super) fn add(&mut self) -> &mut [u8] {
+        let (piece, place) = (self.leases.len() - 1, self.in_last);
+        assert!(place < self.per_piece, "room was reserved");
+        self.in_last += 1;
         self.len += 1;
-        self.get_mut(self.len - 1)
+        let start = place as usize * self.stride;
+        &mut self.leases[piece].bytes_mut()[start..start + self.record_bytes]
     }
 
     #[inline]
     pub(super) fn get(&self, slot: u32) -> &[u8] {
-        let start = (slot % self.per_piece) as usize * self.stride;
-        &self.leases[(slot / self.per_piece) as usize].bytes()[start..start + self.record_bytes]
+        let start = self.start(slot);
+        &self.leases[(slot >> self.bits) as usize].bytes()[start..start + self.record_bytes]
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut [u8] {
-        let start = (slot % self.per_piece) as usize * self.stride;
-        &mut self.leases[(slot / self.per_piece) as usize].bytes_mut()[start..start + self.record_bytes]
+        let start = self.start(slot);
+        &mut self.leases[(slot >> self.bits) as usize].bytes_mut()[start..start + self.record_bytes]
+    }
+
+    #[inline]
+    fn start(&self, slot: u32) -> usize {
+        (slot & ((1 << self.bits) - 1)) as usize * self.stride
     }
 }

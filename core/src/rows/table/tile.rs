@@ -22,6 +22,9 @@ pub(super) struct Tile {
     pub(super) rows: Vec<TileRow>,
     shape: Shape,
     memory: Vec<u8>,
+    /// Where in the memory the first tensor begins, and how far it is from one to the next.
+    start: usize,
+    tensor_bytes: usize,
     /// What a steady row was before a replay.
     before: Vec<u8>,
     /// A place for the numbers of one update.
@@ -66,54 +69,56 @@ impl Tile {
         if self.shape != shape {
             self.shape = shape;
             self.memory.resize(shape.tensor_bytes() * (shape.states + 2) + ALIGNMENT, 0);
+            self.start = self.memory.as_ptr().align_offset(ALIGNMENT);
+            self.tensor_bytes = shape.tensor_bytes();
         }
     }
 
     /// The weights of all rows there is room for, then each state, then the gradients.
     fn tensors(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let start = self.memory.as_ptr().align_offset(ALIGNMENT);
         let Shape { states, .. } = self.shape;
-        self.memory[start..].chunks_exact_mut(self.shape.tensor_bytes()).take(states + 2)
+        self.memory[self.start..].chunks_exact_mut(self.shape.tensor_bytes()).take(states + 2)
     }
 
     /// Copies a record's weight and states into a place.
     pub(super) fn load(&mut self, place: usize, record: &[u8]) {
-        let Shape { row_bytes, states } = self.shape;
-        let pieces = record.chunks_exact(row_bytes).take(states + 1);
-        for (tensor, piece) in self.tensors().zip(pieces) {
-            tensor[place * row_bytes..][..row_bytes].copy_from_slice(piece);
+        let row_bytes = self.shape.row_bytes;
+        for tensor in 0..=self.shape.states {
+            self.row(tensor, place).copy_from_slice(&record[tensor * row_bytes..][..row_bytes]);
         }
     }
 
     /// Copies a place's weight and states into a record.
     pub(super) fn store(&mut self, place: usize, record: &mut [u8]) {
-        let Shape { row_bytes, states } = self.shape;
-        let pieces = record.chunks_exact_mut(row_bytes).take(states + 1);
-        for (tensor, piece) in self.tensors().zip(pieces) {
-            piece.copy_from_slice(&tensor[place * row_bytes..][..row_bytes]);
+        let row_bytes = self.shape.row_bytes;
+        for tensor in 0..=self.shape.states {
+            record[tensor * row_bytes..][..row_bytes].copy_from_slice(self.row(tensor, place));
         }
     }
 
     /// The weight at a place.
     pub(super) fn weight(&mut self, place: usize) -> &mut [u8] {
-        let row_bytes = self.shape.row_bytes;
-        let weights = self.tensors().next().expect("a tile has weights");
-        &mut weights[place * row_bytes..][..row_bytes]
+        self.row(0, place)
     }
 
     /// Makes the states at a place those of a row that nobody has touched.
     pub(super) fn begin_states(&mut self, place: usize, past: Past<'_>) {
-        let row_bytes = self.shape.row_bytes;
-        for (declared, state) in past.rule.states().iter().zip(self.tensors().skip(1)) {
-            optim::fill(past.element_type, &mut state[place * row_bytes..][..row_bytes], declared.initial);
+        for (tensor, declared) in (1..).zip(past.rule.states()) {
+            optim::fill(past.element_type, self.row(tensor, place), declared.initial);
         }
     }
 
     /// The gradient of a place.
     pub(super) fn gradient(&mut self, place: usize) -> &mut [u8] {
-        let Shape { row_bytes, states } = self.shape;
-        let gradients = self.tensors().nth(states + 1).expect("a tile has gradients");
-        &mut gradients[place * row_bytes..][..row_bytes]
+        self.row(self.shape.states + 1, place)
+    }
+
+    /// A place's part of one of the tensors.
+    #[inline]
+    fn row(&mut self, tensor: usize, place: usize) -> &mut [u8] {
+        let row_bytes = self.shape.row_bytes;
+        let start = self.start + tensor * self.tensor_bytes + place * row_bytes;
+        &mut self.memory[start..start + row_bytes]
     }
 
     /// Updates all rows by their gradients.

@@ -149,4 +149,7 @@ fn room_that_was_used_before_changes_nothing() {
     assert_eq!(sums(&[5, 1 << 40, 5]).view().ids().iter().collect::<Vec<_>>(), [5, 1 << 40]);
     assert_eq!(sums(&[]).view().len(), 0);
     assert_eq!(floats(sums(&[2, 2, 2, 1]).view().values()), [1.0, 3.0]);
+    // Rows that need not be sorted, after rows that had to be.
+    assert_eq!(sums(&[1, 4, 9]).view().ids().iter().collect::<Vec<_>>(), [1, 4, 9]);
+    assert_eq!(floats(sums(&[1, 4, 4]).view().values()), [1.0, 2.0]);
 }

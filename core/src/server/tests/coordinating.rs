@@ -6,7 +6,7 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::dtype::ElementType;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, Ticket, TrainerId};
+use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
 use crate::partition::{Catalogue, Declaration, Name, Topology};
 use crate::port::{Event, Submit};
 use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, Output};
@@ -55,6 +55,7 @@ fn pages() -> Vec<Vec<u8>> {
             whole: false,
             config: Vec::new(),
             buckets: None,
+            home: (name == "x").then_some(ServerIndex(1)),
         };
         catalogue.declare(declaration).expect("valid");
     }

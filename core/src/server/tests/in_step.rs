@@ -4,6 +4,7 @@ use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Int64};
 use crate::ids::{ChunkId, Round, Version};
+use crate::luck::Luck;
 use crate::memory::Lease;
 use crate::server::shard::Phase;
 
@@ -19,19 +20,6 @@ fn plan(mode: Mode) -> Plan {
         .with("clipped", Float32, 3 * 1024, "sgd { momentum: 0.5 } clip_norm: 3")
 }
 
-/// Numbers that look random and follow from a seed (SplitMix64).
-struct Luck(u64);
-
-impl Luck {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ (mixed >> 31)) % end as u64).expect("it is below a usize")
-    }
-}
-
 /// Whether a trainer's next gradient of a chunk is taken, or waits and is no more than one ahead.
 fn is_allowed(mode: Mode, own: u64, fewest: u64) -> bool {
     match mode {
@@ -43,18 +31,18 @@ fn is_allowed(mode: Mode, own: u64, fewest: u64) -> bool {
 
 /// Some chunks in some order, sometimes one of them twice; of a parameter whose chunks step together all or none.
 fn chosen(luck: &mut Luck, chunks: &[ChunkId]) -> Vec<ChunkId> {
-    let (odds, takes_clipped) = (1 + luck.below(4), luck.below(2) == 0);
+    let (odds, takes_clipped) = (1 + luck.index(4), luck.index(2) == 0);
     let is_taken = |luck: &mut Luck, one: &ChunkId| match one.parameter.0 {
         3 => takes_clipped,
-        _ => luck.below(odds) == 0,
+        _ => luck.index(odds) == 0,
     };
     let mut some: Vec<ChunkId> = chunks.iter().filter(|one| is_taken(luck, one)).copied().collect();
     for at in (1..some.len()).rev() {
-        some.swap(at, luck.below(at + 1));
+        some.swap(at, luck.index(at + 1));
     }
-    if !some.is_empty() && luck.below(3) == 0 {
-        let twice = some[luck.below(some.len())];
-        some.insert(luck.below(some.len()), twice);
+    if !some.is_empty() && luck.index(3) == 0 {
+        let twice = some[luck.index(some.len())];
+        some.insert(luck.index(some.len()), twice);
     }
     some
 }
@@ -80,14 +68,14 @@ fn check(mode: Mode, seed: u64) {
     let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
     let mut pushed = vec![[0_u64; TRAINERS as usize]; ids.len()];
     for _ in 0..12 {
-        let trainer = luck.below(TRAINERS as usize);
+        let trainer = luck.index(TRAINERS as usize);
         let place = |one: &ChunkId| ids.iter().position(|id| id == one).expect("it is one of them");
         let may = |one: &ChunkId| {
             let counts = pushed[place(one)];
             is_allowed(mode, counts[trainer], counts.into_iter().min().expect("there are trainers"))
         };
         let some: Vec<ChunkId> = chosen(&mut luck, &ids).into_iter().filter(may).collect();
-        let wants_value = luck.below(2) == 0;
+        let wants_value = luck.index(2) == 0;
         let entry = |one: &ChunkId| {
             let at = place(one);
             let element =

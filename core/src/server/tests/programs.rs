@@ -2,9 +2,12 @@
 
 use super::stage::{Plan, Stage};
 use crate::config::{Merge, Mode};
+use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType::{self, Float32, Int64};
 use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
-use crate::program::{Graph, Program};
+use crate::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use crate::program::{Block, Builder, Dim, Graph, OpKind, Peer, Program, append_backward, append_optimizer};
+use crate::rows::Initializer;
 use crate::server::program::program_of;
 use crate::server::shard::Phase;
 
@@ -101,5 +104,72 @@ fn every_name_that_a_parameter_may_have_leaves_room_for_those_of_its_program() {
         let held = serving.table.parameters.values().next().expect("there is one");
         let graph = Graph::new(program_of(&serving.job, held)).unwrap_or_else(|failure| panic!("{length}: {failure}"));
         assert!(graph.find(name).is_some(), "{length}");
+    }
+}
+
+/// A program with one parameter `w`: a table of 60 rows when `is_table`, otherwise 8 numbers.
+fn network(is_table: bool, config: &str) -> Graph {
+    let p = Builder::new();
+    let w = p.parameter("w", Float32, if is_table { &[60, 3] } else { &[8, 1] }, Initializer::Zeros, 0);
+    let read = match is_table {
+        true => p.lookup_table(w, p.data("ids", Int64, [Dim::Batch])),
+        false => p.matmul(p.data("x", Float32, [Dim::Batch, Dim::Fixed(8)]), w),
+    };
+    p.named("loss", p.mean(read));
+    let mut program = p.finish().expect("it fits").into_program();
+    let gradients = append_backward(&mut program, "loss").expect("it has gradients");
+    append_optimizer(&mut program, config, &gradients).expect("it has updates");
+    Graph::new(program).expect("it is a program")
+}
+
+/// The ops of a block, with configurations written out.
+fn turn(block: &Block) -> Vec<String> {
+    let mut ops = block.ops.clone();
+    for op in &mut ops {
+        if let OpKind::Update { config } = &mut op.kind {
+            let settings = OptimizerSettings::from_text(config).expect("it is a configuration");
+            let rule = settings.rule.expect("it has a rule");
+            *config = ParameterConfig { rule, sparse: None }.to_text();
+        }
+    }
+    ops.iter().map(|op| format!("{op:?}")).collect()
+}
+
+/// What the transpiler writes into a server's part is what a server of such a job makes for itself.
+fn check_alike(mode: Mode, merge: Merge, rule: &str, is_table: bool) {
+    let parts = ParameterServer { mode, merge, ..ParameterServer::default() }
+        .transpile(&network(is_table, rule), Cluster { trainers: 3, servers: 1 }, &CostModel::default())
+        .expect("it can be divided");
+    let written = parts.iter().find(|part| part.peers == [Peer::Server(0)]).expect("there is a server");
+    let written = &written.graph.program().blocks[1];
+    let sparse = if is_table { "sparse { height: 60 width: 3 buckets: 1 }" } else { "" };
+    let config: &str = format!("{rule} {sparse}").leak();
+    let stage = Stage::serving(Plan::new(mode, merge, 3).with("w", Float32, if is_table { 3 } else { 8 }, config));
+    let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
+    let held = serving.table.parameters.values().next().expect("there is one");
+    let made = program_of(&serving.job, held);
+    assert_eq!(turn(written), turn(&made.blocks[1]), "{mode:?} {merge:?} {config}");
+    let facts = |block: &Block| block.variables.iter().map(|one| one.facts.to_string()).collect::<Vec<_>>();
+    assert!(!is_table || facts(written) == facts(&made.blocks[1]), "{:?}", facts(written));
+}
+
+#[test]
+fn a_server_makes_what_the_transpiler_writes() {
+    let rules = [
+        "optimizer: SGD",
+        "sgd { momentum: 0.9 nesterov: true } const_lr { learning_rate: 0.1 } l2: 0.01",
+        "optimizer: Adadelta adadelta { }",
+        "optimizer: Adagrad adagrad { }",
+        "optimizer: Adam adam { } lr_policy: Linear linear_lr { learning_rate: 0.1 lr_decay_a: 0.01 lr_decay_b: 0.1 }",
+        "algorithm: \"rmsprop\" rmsprop { momentum: 0.5 }",
+        "algorithm: \"ftrl\" ftrl { }",
+        "rule: 'state m = 0.5; m = b*m + g; w -= lr*m' rule_set { key: 'b' value: 0.9 }",
+    ];
+    for mode in [Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }, Mode::Staleness { bound: 9 }] {
+        for merge in [Merge::Mean, Merge::Sum] {
+            rules.iter().for_each(|rule| check_alike(mode, merge, rule, false));
+            rules.iter().for_each(|rule| check_alike(mode, merge, rule, true));
+            check_alike(mode, merge, "optimizer: SGD clip_norm: 2.0", false);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::stage::{Answer, Parcel, Plan, Stage, id};
+use super::stage::{Answer, Parcel, Plan, Stage, TIMEOUT, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
@@ -141,6 +141,41 @@ fn parts_that_nobody_will_complete_are_forgotten() {
 }
 
 #[test]
+fn parts_that_nobody_completes_are_dropped_after_the_round_timeout_and_whose_they_are_is_said() {
+    let mut stage = stage(Mode::Sync, 2, SGD);
+    let parts: Vec<Parcel> = {
+        let first = push(&mut stage, 0, 1, part(0, 3, &[(1, 1.0)]));
+        let later = [part(1, 3, &[(2, 1.0)]), part(2, 3, &[(3, 1.0)])].map(|payload| {
+            let mut parcel = first.clone();
+            parcel.frame.entries[0].bytes = u32::try_from(payload.len()).expect("it is short");
+            parcel.body = vec![payload];
+            parcel
+        });
+        std::iter::once(first).chain(later).collect()
+    };
+    let [first, second, third] = parts.as_slice() else { panic!("three") };
+    deliver(&mut stage, 0, first);
+    stage.wait(TIMEOUT / 2);
+    assert_eq!(kinds(&deliver(&mut stage, 0, third)), [], "it waits for the second");
+    stage.wait(TIMEOUT / 2);
+    assert_eq!(gathered(&stage), 1, "a part came since");
+    stage.answers.clear();
+    stage.wait(TIMEOUT / 2);
+    assert_eq!(gathered(&stage), 0);
+    let dropped = "parameter \"s\" bucket 0: 2 of 3 parts of the rows of trainer 0 came, and no other for 60.0 s";
+    assert!(stage.errors()[0].contains(dropped), "{:?}", stage.errors());
+    // What comes after all is refused, until all of it comes.
+    assert_eq!(kinds(&deliver(&mut stage, 0, second)), [Kind::Error]);
+    assert_eq!(gathered(&stage), 0, "nothing is begun in the middle");
+    for one in &parts {
+        assert_eq!(kinds(&deliver(&mut stage, 0, one)), [Kind::Done]);
+    }
+    let other = push(&mut stage, 1, 1, Vec::new());
+    deliver(&mut stage, 1, &other);
+    assert_eq!(pull(&mut stage, 0, 1, &[1, 2, 3, 4]), [9.0, 9.0, 9.0, 10.0]);
+}
+
+#[test]
 fn a_contribution_without_rows_is_one() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let (empty, rows) = (push(&mut stage, 0, 1, Vec::new()), push(&mut stage, 1, 1, part(0, 1, &[(3, 1.0)])));
@@ -244,22 +279,45 @@ fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
     assert_eq!(pull(&mut stage, 0, 2, &[0, 999]), [2.0, 2.0]);
 }
 
+/// Up to `count` ids of rows that are there, after one.
+fn list(stage: &mut Stage, from: u64, count: u64) -> Vec<u64> {
+    let mut head = stage.head(Kind::Pull, 0);
+    head.flags = Flags::LIST;
+    let payload = [from.to_le_bytes(), count.to_le_bytes()].concat();
+    let answers = deliver(stage, 0, &Parcel::new(head, vec![(bucket(), 0, Float32, payload)]));
+    let found: Vec<u64> = answers[0].body[0].as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
+    assert_eq!(found.len() as u64, count, "the rest is all ones");
+    found.into_iter().filter(|id| *id != u64::MAX).collect()
+}
+
 #[test]
-fn the_ids_of_rows_that_are_there_are_told_in_order() {
-    let mut stage = stage(Mode::Async, 1, SGD);
-    let rows = push(&mut stage, 0, 0, part(0, 1, &[(40, 1.0), (3, 1.0), (99, 1.0)]));
-    deliver(&mut stage, 0, &rows);
-    let mut check = |from: u64, count: u64, expected: &[u64]| {
-        let mut head = stage.head(Kind::Pull, 0);
-        head.flags = Flags::LIST;
-        let payload = [from.to_le_bytes(), count.to_le_bytes()].concat();
-        let answers = deliver(&mut stage, 0, &Parcel::new(head, vec![(bucket(), 0, Float32, payload)]));
-        let found: Vec<u64> = answers[0].body[0].as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
-        assert_eq!(found, expected);
+fn who_asks_on_after_the_last_id_finds_every_row_that_was_there() {
+    let mut stage = stage(Mode::Async, 1, SGD.replace("height: 100", "height: 9000").leak());
+    let add = |stage: &mut Stage, ids: std::ops::Range<u64>| {
+        let rows: Vec<_> = ids.map(|id| (id, 1.0)).collect();
+        let rows = push(stage, 0, 0, part(0, 1, &rows));
+        assert_eq!(kinds(&deliver(stage, 0, &rows)), [Kind::Done], "{:?}", stage.errors());
     };
-    check(0, 4, &[3, 40, 99, u64::MAX]);
-    check(0, 2, &[3, 40]);
-    check(41, 2, &[99, u64::MAX]);
+    assert!(list(&mut stage, 0, 3).is_empty());
+    add(&mut stage, 0..1000);
+    assert_eq!(list(&mut stage, 0, 2000).len(), 1000);
+    // Pages are split while somebody asks: nothing is told twice, and nothing that was there is left out.
+    let (mut found, mut from, mut next) = (Vec::new(), 0, 1000);
+    loop {
+        let some = list(&mut stage, from, 37);
+        found.extend_from_slice(&some);
+        if some.len() < 37 {
+            break;
+        }
+        from = some[36] + 1;
+        add(&mut stage, next..next + 20);
+        next += 20;
+    }
+    found.sort_unstable();
+    let all = found.len();
+    found.dedup();
+    assert_eq!(found.len(), all, "nothing twice");
+    assert!((0..1000).all(|id| found.binary_search(&id).is_ok()), "{} rows", found.len());
 }
 
 #[test]

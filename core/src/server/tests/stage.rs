@@ -106,6 +106,7 @@ impl Plan {
             whole: !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
             buckets: one.buckets,
+            home: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }

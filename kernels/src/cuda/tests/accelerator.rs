@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget, Value};
-use pserver_core::optim::{Formula, Prepared, Rule, Step};
+use pserver_core::optim::{Algorithm, Formula, Prepared, Rule, Step};
 use pserver_core::port::{Accelerator, Code, Plain, Resident, Simulated, Work};
 
 use super::job::{self, CHUNK_BYTES, Fate};
@@ -55,6 +55,21 @@ fn every_update_on_the_device_has_the_bits_of_the_plain_form() {
         let device = Cuda::open(settings).expect("the stand-in is there");
         let worst = conformance::worst_of(&mut Beside::new(device, 64 << 10, 32), some_rules());
         assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
+    });
+}
+
+/// Some of the suite's rules for accelerators, which have no norm, and one that it has itself.
+fn rules_of_devices() -> Vec<Rule> {
+    let momentum = Algorithm::Momentum { momentum: 0.5, nesterov: false };
+    let without_norm = conformance::rules().into_iter().filter(|rule| rule.clip_norm.is_none());
+    without_norm.step_by(13).chain([Rule { algorithm: momentum, ..Rule::default() }]).collect()
+}
+
+#[test]
+fn the_suite_of_accelerators_holds_in_every_order() {
+    let Some(library) = library_of(rules_of_devices()) else { return };
+    each_seed(4, &[("PSERVER_STANDIN_KERNELS", &library)], || {
+        conformance::device::check(|| Box::new(open()), &rules_of_devices());
     });
 }
 

@@ -1,4 +1,4 @@
-//! Rules that are not shipped: compiled where there is a compiler, kept, and refused with the reason where there is none.
+//! Rules that are not shipped: compiled where there is a compiler, kept, and refused where there is none.
 
 use std::fs;
 use std::path::Path;

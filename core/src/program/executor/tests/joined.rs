@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::stage::{Luck, Post, accumulate, answer, executor, loops, op, recv, send, strings, variable};
+use super::stage::{Post, accumulate, answer, executor, loops, op, recv, send, strings, variable};
 use crate::config::Merge;
 use crate::dtype::ElementType;
+use crate::luck::Luck;
 use crate::program::executor::{Act, Executor, UnitIndex};
 use crate::program::{Elements, Facts, Graph, OpKind, Peer, Purpose, Tensor, Value};
 
@@ -103,7 +104,7 @@ impl Job {
     /// Runs programs and delivers letters in an order of luck until every trainer has had its rounds.
     fn run(&mut self, mut luck: Luck) {
         while !self.places[1..].iter().all(|trainer| trainer.turns() == ROUNDS) {
-            let place = luck.below(self.places.len());
+            let place = luck.index(self.places.len());
             if luck.below(2) == 0 {
                 self.deliver(place);
             } else if place == 0 || self.places[place].turns() < ROUNDS {

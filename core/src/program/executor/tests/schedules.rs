@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::stage::{
-    Luck, Post, accumulate, as_number, dequeue, enqueue, executor, loops, number, one, queue, recv, send, variable,
+    Post, accumulate, as_number, dequeue, enqueue, executor, loops, number, one, queue, recv, send, variable,
 };
 use crate::config::Merge;
+use crate::luck::Luck;
 use crate::program::executor::{Executor, Standing};
 use crate::program::{Graph, Op, Peer, Purpose};
 
@@ -22,8 +23,8 @@ struct Shape {
 
 impl Shape {
     fn new(luck: &mut Luck) -> Self {
-        let (taken, count) = (1 + luck.below(3), 1 + luck.below(4));
-        let (first, second) = (taken + luck.below(3), 1 + luck.below(3));
+        let (taken, count) = (1 + luck.index(3), 1 + luck.index(4));
+        let (first, second) = (taken + luck.index(3), 1 + luck.index(3));
         let sizes = [first, second].map(|size| queue(size as u64));
         let [first, second] = sizes;
         let outer = vec![variable("p", first, Purpose::State), variable("q", second, Purpose::State)];
@@ -49,11 +50,11 @@ impl Shape {
 
 /// Lets items arrive, units run and letters leave in an order of luck, and then lets everything come to its end.
 fn schedule(shape: &Shape, luck: &mut Luck) {
-    let mut executor = executor(&shape.graph, &[], 1 + luck.below(2));
-    let mut post = Post::new(1 + luck.below(2));
+    let mut executor = executor(&shape.graph, &[], 1 + luck.index(2));
+    let mut post = Post::new(1 + luck.index(2));
     let (mut items, mut found) = (Vec::new(), Vec::new());
-    for _ in 0..4 + luck.below(24) {
-        match luck.below(4) {
+    for _ in 0..4 + luck.index(24) {
+        match luck.index(4) {
             0 | 1 => {
                 // Sums of such numbers are exact: a loss or a double changes some of them.
                 let item = f64::from(luck.number());
@@ -89,6 +90,6 @@ fn nothing_is_lost_and_nothing_is_there_twice() {
     let mut luck = Luck(seed);
     let shapes: Vec<Shape> = (0..40).map(|_| Shape::new(&mut luck)).collect();
     for _ in 0..schedules {
-        schedule(&shapes[luck.below(40)], &mut luck);
+        schedule(&shapes[luck.index(40)], &mut luck);
     }
 }

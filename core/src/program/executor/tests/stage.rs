@@ -114,26 +114,3 @@ impl Link for Post {
         self.sent.push_back((to, channel.to_owned(), value.clone()));
     }
 }
-
-/// Numbers that look random and follow from a seed (SplitMix64).
-pub(super) struct Luck(pub(super) u64);
-
-impl Luck {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Any number of 32 bits.
-    pub(super) fn number(&mut self) -> u32 {
-        u32::try_from(self.next() >> 32).expect("the upper half has 32 bits")
-    }
-
-    /// Below `end`, which is small.
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).expect("it is below a usize")
-    }
-}

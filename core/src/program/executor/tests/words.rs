@@ -1,7 +1,8 @@
 //! Plans with more units than a word of marks has bits: the search for a ready unit goes through several words and
 //! around, and finds what a search through a list of all units finds.
 
-use super::stage::{Luck, loops, number, recv, send, variable};
+use super::stage::{loops, number, recv, send, variable};
+use crate::luck::Luck;
 use crate::program::executor::{Act, Marking, Plan, Port, UnitIndex, Wait};
 use crate::program::{Graph, Op, Peer, Purpose};
 
@@ -85,7 +86,7 @@ fn the_unit_that_runs_is_the_one_that_a_list_finds() {
     println!("the_unit_that_runs_is_the_one_that_a_list_finds: PSERVER_SEED={seed}");
     let mut luck = Luck(seed);
     for _ in 0..40 {
-        let sends: Vec<usize> = (0..22 + luck.below(38)).map(|_| 1 + luck.below(4)).collect();
+        let sends: Vec<usize> = (0..22 + luck.below(38)).map(|_| 1 + luck.index(4)).collect();
         let plan = plan(&sends);
         assert!(plan.units().len() > 64, "{} units are in one word", plan.units().len());
         let (mut marking, mut listed) = (Marking::new(&plan), Listed::new(&plan));

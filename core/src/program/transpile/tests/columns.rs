@@ -1,9 +1,9 @@
 //! A weight whose columns are on several trainers.
 
+use crate::luck::Luck;
 use crate::program::transpile::{Cluster, Columns, CostModel, Part, Transpiler, estimate};
 use crate::program::{Graph, Peer};
 
-use super::luck::Luck;
 use super::networks::{ADAM, SGD, batch, two_layers};
 use super::wire::{Feeds, Job, plainly};
 

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 
+use crate::luck::Luck;
 use crate::program::Peer;
 use crate::program::transpile::{Cluster, CostModel, Machine, ParameterServer, Placement, Transpiler, Work, estimate};
 
-use super::luck::Luck;
 use super::networks::{SGD, cutting, random, two_layers};
 
 /// Bytes of `a`, `b` and `c`.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use crate::luck::Luck;
 use crate::program::executor::Plan;
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Part, Placement, Transpiler, dot, svg};
 use crate::program::{Dim, Facts, Graph, OpKind, Peer, Purpose, Role};
 
-use super::luck::Luck;
 use super::networks::{CLIPPED, SGD, cutting, random, two_layers};
 
 fn divide(graph: &Graph, servers: u32, chunk_bytes: u32) -> Vec<Part> {

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use crate::config::{Merge, Mode};
+use crate::luck::Luck;
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Part, Placement, Transpiler};
 use crate::program::{Graph, Peer};
 
-use super::luck::Luck;
 use super::networks::{ADAM, SGD, batch, cutting, random, two_layers};
 use super::wire::{Feeds, Job, plainly};
 
@@ -35,7 +35,7 @@ proptest! {
     fn one_trainer_keeps_what_one_process_keeps_bit_for_bit(seed: u64, servers in 1_u32..5, bytes in 1_u32..200) {
         let luck = &mut Luck(seed);
         let graph = random(luck, true);
-        let mode = luck.of(&[Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }]);
+        let mode = luck.choose(&[Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }]);
         let feeds = feeds(&graph, 1, luck);
         let job = Job::run(&parts(&graph, 1, servers, mode, bytes), &feeds, luck);
         prop_assert_eq!(job.kept(), plainly(&graph, &feeds[0]));
@@ -47,7 +47,7 @@ proptest! {
     fn trainers_with_equal_data_keep_what_one_process_keeps(seed: u64, servers in 1_u32..4, bytes in 1_u32..200) {
         let luck = &mut Luck(seed);
         let graph = random(luck, false);
-        let trainers = luck.of(&[2, 4]);
+        let trainers = luck.choose(&[2, 4]);
         let feeds = same(&graph, trainers, luck);
         let job = Job::run(&parts(&graph, trainers, servers, Mode::Sync, bytes), &feeds, luck);
         prop_assert_eq!(job.kept(), plainly(&graph, &feeds[0]));

@@ -4,7 +4,6 @@ mod columns;
 mod costs;
 mod division;
 mod equality;
-mod luck;
 mod networks;
 mod placing;
 mod refusals;

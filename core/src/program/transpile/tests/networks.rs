@@ -1,13 +1,12 @@
 //! Networks to divide.
 
 use crate::dtype::ElementType::{Float32, Int64};
+use crate::luck::Luck;
 use crate::program::transpile::{CostModel, Machine};
 use crate::program::{
     Builder, Dim, Elements, Graph, Program, Symbol, Tensor, Value, append_backward, append_optimizer,
 };
 use crate::rows::Initializer;
-
-use super::luck::Luck;
 
 pub(super) const SGD: &str = "const_lr { learning_rate: 0.5 }";
 pub(super) const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.25 }";
@@ -95,17 +94,18 @@ pub(super) fn random(luck: &mut Luck, may_embed: bool) -> Graph {
     for gradient in gradients {
         let is_table = gradient.parameter == "table";
         // Rows do not go with a norm of the whole.
-        let rule = luck.of(if is_table { &RULES[..4] } else { &RULES });
+        let rule = luck.choose(if is_table { &RULES[..4] } else { &RULES });
         append_optimizer(&mut program, rule, &[gradient]).expect("the rule fits");
     }
     graph(program)
 }
 
 fn dense(p: &Builder, luck: &mut Luck, h: Symbol, layer: u64, [width, next]: [u64; 2]) -> Symbol {
-    let weight = p.parameter(&format!("w{layer}"), Float32, &[width, next], luck.of(&[UNIFORM, GAUSSIAN]), luck.next());
+    let weight =
+        p.parameter(&format!("w{layer}"), Float32, &[width, next], luck.choose(&[UNIFORM, GAUSSIAN]), luck.next());
     let mut h = p.matmul(h, weight);
     if luck.below(2) == 0 {
-        let bias = p.parameter(&format!("b{layer}"), Float32, &[next], luck.of(&[UNIFORM, Initializer::Zeros]), 9);
+        let bias = p.parameter(&format!("b{layer}"), Float32, &[next], luck.choose(&[UNIFORM, Initializer::Zeros]), 9);
         h = p.add(h, bias);
     }
     match luck.below(4) {
@@ -125,7 +125,7 @@ pub(super) fn batch(graph: &Graph, luck: &mut Luck) -> Vec<(String, Value)> {
         let value = match &shape[1..] {
             [Dim::Fixed(width)] => {
                 let count = examples * usize::try_from(*width).expect("narrow");
-                let elements = Elements::Float32((0..count).map(|_| luck.real()).collect());
+                let elements = Elements::Float32((0..count).map(|_| real(luck)).collect());
                 Tensor::new([examples as u64, *width], elements)
             }
             _ => {
@@ -162,4 +162,9 @@ fn first(facts: &crate::program::Facts) -> u64 {
         },
         _ => panic!("a parameter is dense"),
     }
+}
+
+/// In [-1, 1), a multiple of 1/128.
+fn real(luck: &mut Luck) -> f32 {
+    f32::from(i8::from_le_bytes([luck.next().to_le_bytes()[0]])) / 128.0
 }

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use crate::dtype::ElementType;
 use crate::ids::ServerIndex;
+use crate::luck::Luck;
 use crate::partition::{Catalogue, Declaration, Name, Topology};
 use crate::program::transpile::placement::{Load, Portion};
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Placement, Transpiler, estimate};
 
-use super::luck::Luck;
 use super::networks::unbalanced;
 
 fn load(seconds: f64, rows: u64, unit: u64) -> Load {
@@ -61,7 +61,7 @@ proptest! {
         let luck = &mut Luck(seed);
         let mut loads = Vec::new();
         for _ in 0..groups {
-            let rows = luck.of(&[1, 5, 64, 1000]);
+            let rows = luck.choose(&[1, 5, 64, 1000]);
             loads.push(load(1.0 + luck.below(100) as f64, rows, 1 + luck.below(rows)));
         }
         let placed = Placement::Balanced.place(&loads, servers);
@@ -132,8 +132,16 @@ fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
         for (number, bytes) in sizes.enumerate() {
             let name = Name::new(format!("p{number}").as_bytes()).unwrap();
             let element_type = ElementType::Float32;
-            let declared =
-                Declaration { name, element_type, bytes, shape: vec![], whole: false, config: vec![], buckets: None };
+            let declared = Declaration {
+                name,
+                element_type,
+                bytes,
+                shape: vec![],
+                whole: false,
+                config: vec![],
+                buckets: None,
+                home: None,
+            };
             catalogue.declare(declared).unwrap();
         }
         let most = (0..servers).map(|server| catalogue.bytes_on(ServerIndex(server))).max().unwrap();

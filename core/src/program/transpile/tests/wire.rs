@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::luck::Luck;
 use crate::port::Plain;
 use crate::program::executor::{Executor, Link, Parts, Standing};
 use crate::program::transpile::Part;
 use crate::program::{Graph, Peer, PlainArithmetic, PlainRun, Purpose, Value};
-
-use super::luck::Luck;
 
 /// What is fed: by trainer and step.
 pub(super) type Feeds = Vec<Vec<Vec<(String, Value)>>>;

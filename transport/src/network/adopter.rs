@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
 use pserver_core::memory::shared::Board;
-use pserver_core::wire::{ErrorCode, Frame};
+use pserver_core::wire::{ErrorCode, Frame, Scheme};
 
 use super::wakeups::Wakeups;
 
@@ -25,6 +25,8 @@ pub(super) struct Adopted {
     pub(super) caller: Caller,
     pub(super) hello: Frame,
     pub(super) origin: String,
+    /// The scheme that the listener was bound with: it says what a connection may become.
+    pub(super) scheme: Scheme,
 }
 
 /// The connection, on its way from one runtime to another.

@@ -8,7 +8,7 @@ use pserver_core::wire::{Address, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::TcpOptions;
+use super::NetworkOptions;
 use crate::shm::{self, Met};
 
 /// Probes without an answer after which a connection is over.
@@ -18,11 +18,13 @@ const KEEPALIVE_PROBES: u32 = 3;
 pub(super) enum Made {
     Tcp(TcpStream),
     Shm(Met),
+    /// One that may become more, where this address says so.
+    Rising(TcpStream, Address),
 }
 
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
 /// system said.
-pub(super) async fn connect(address: Address, options: TcpOptions) -> Result<Made, String> {
+pub(super) async fn connect(address: Address, options: NetworkOptions) -> Result<Made, String> {
     let mut refusals = Vec::new();
     for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
         let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
@@ -36,9 +38,12 @@ pub(super) async fn connect(address: Address, options: TcpOptions) -> Result<Mad
 }
 
 /// Connects by what the address's scheme says, and says what it was when that was a choice.
-async fn reach(address: &Address, number: SocketAddr, options: &TcpOptions) -> io::Result<Made> {
+async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> io::Result<Made> {
     if address.scheme == Scheme::Tcp {
         return connect_to(number, options).await.map(Made::Tcp);
+    }
+    if address.scheme == Scheme::Verbs {
+        return connect_to(number, options).await.map(|stream| Made::Rising(stream, address.clone()));
     }
     match meet(number).await {
         Ok(met) => {
@@ -48,8 +53,8 @@ async fn reach(address: &Address, number: SocketAddr, options: &TcpOptions) -> i
         Err(error) if address.scheme == Scheme::Shm => Err(error),
         Err(error) => {
             let stream = connect_to(number, options).await?;
-            tracing::info!(%address, "connected over TCP; no shared memory: {error}");
-            Ok(Made::Tcp(stream))
+            tracing::info!(%address, "no shared memory: {error}");
+            Ok(Made::Rising(stream, address.clone()))
         }
     }
 }
@@ -77,7 +82,7 @@ pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// A socket for `number` with the buffers of `options`, which count only before it connects or listens.
-pub(super) fn open(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpSocket> {
+pub(super) fn open(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpSocket> {
     let socket = if number.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     if let Some(bytes) = options.send_buffer_bytes {
         socket.set_send_buffer_size(bytes)?;
@@ -89,7 +94,7 @@ pub(super) fn open(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpSo
 }
 
 /// What every connection gets: no delay of small frames, and probes that find a dead peer.
-pub(super) fn configure(stream: &TcpStream, options: &TcpOptions) -> io::Result<()> {
+pub(super) fn configure(stream: &TcpStream, options: &NetworkOptions) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(options.keepalive_idle)
@@ -103,7 +108,7 @@ pub(super) fn origin(number: impl Display) -> String {
     format!("tcp://{number}")
 }
 
-async fn connect_to(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpStream> {
+async fn connect_to(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpStream> {
     let stream = open(number, options)?.connect(number).await?;
     // On loopback, a port that nobody listens on may be given to the very socket that tries to reach it, and TCP then
     // connects it to itself.

@@ -1,6 +1,7 @@
-//! Frames over sockets: TCP, which is always there, and within a machine shared memory, which a socket goes with.
+//! Connections to other processes: TCP, which is always there; within a machine shared memory, which a socket goes
+//! with; and between machines that have devices for it verbs, which a TCP connection goes with.
 //!
-//! A [`TcpTransport`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
+//! A [`Network`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
 //! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers
 //! that may go on cost, not what all of them would. A [`Listener`] accepts for all lanes of a server, reads
 //! each hello, and hands the connection to its lane.
@@ -24,7 +25,7 @@ use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, Frame, Scheme};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 
@@ -40,6 +41,7 @@ use wakeups::Wakeups;
 
 use crate::payload::{assert_body, gone, returned};
 use crate::shm::{self, Side};
+use crate::verbs::{self, Counters, Devices, Hall, Watcher, Welcomed};
 
 /// Slices in one vectored call: Linux takes no more.
 const SLICES_MAX: usize = 1024;
@@ -61,7 +63,7 @@ const LENT_LOOK_LONGEST: Duration = Duration::from_millis(128);
 
 /// How sockets are made and how long things may take.
 #[derive(Clone, Debug)]
-pub struct TcpOptions {
+pub struct NetworkOptions {
     /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
     pub send_buffer_bytes: Option<u32>,
     /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
@@ -80,9 +82,11 @@ pub struct TcpOptions {
     pub checks: Checks,
     /// How a wait waits.
     pub poll: Poll,
+    /// Which device connections over verbs use.
+    pub devices: Devices,
 }
 
-impl Default for TcpOptions {
+impl Default for NetworkOptions {
     fn default() -> Self {
         Self {
             send_buffer_bytes: None,
@@ -94,13 +98,14 @@ impl Default for TcpOptions {
             sends_queued_max: 64,
             checks: Checks::BetweenHosts,
             poll: Poll::Adaptive,
+            devices: Devices::Best,
         }
     }
 }
 
 /// Connections, owned by one thread.
-pub struct TcpTransport {
-    options: TcpOptions,
+pub struct Network {
+    options: NetworkOptions,
     peers: BTreeMap<PeerId, Peer>,
     peers_made: u64,
     /// Peers that may go on, in the order in which they were woken; each once.
@@ -112,13 +117,15 @@ pub struct TcpTransport {
     /// Kept between polls for its memory.
     woken: Vec<PeerId>,
     polls: u64,
-    /// Peers with shared memory, and how many others there are.
+    /// Peers whose memory is looked at.
     shared: Vec<PeerId>,
+    hall: Hall,
     spin: Spin,
     lent_look: Duration,
     adopter: Adopter,
     adopted: Receiver<Adopted>,
     wakeups: Arc<Wakeups>,
+    bell: Doorbell,
     engine: Engine,
 }
 
@@ -136,16 +143,18 @@ enum Pause {
 /// The runtime. Dropping it does not wait for a name that is being resolved.
 struct Engine(Option<Runtime>);
 
-impl TcpTransport {
+impl Network {
     /// A transport without connections.
     ///
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
-    pub fn new(options: TcpOptions) -> Result<Self, Failure> {
+    pub fn new(options: NetworkOptions) -> Result<Self, Failure> {
         let wakeups = Arc::new(Wakeups::default());
         let (adopter, adopted) = Adopter::new(&wakeups);
+        let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always);
         Ok(Self {
             options,
+            hall,
             peers: BTreeMap::new(),
             peers_made: 0,
             ready: VecDeque::new(),
@@ -158,6 +167,10 @@ impl TcpTransport {
             spin: Spin::new(),
             adopter,
             adopted,
+            bell: Doorbell::new({
+                let wakeups = Arc::clone(&wakeups);
+                move || wakeups.ring()
+            }),
             wakeups,
             engine: Engine::new()?,
         })
@@ -167,6 +180,12 @@ impl TcpTransport {
     #[must_use]
     pub fn adopter(&self) -> Adopter {
         self.adopter.clone()
+    }
+
+    /// What went over verbs.
+    #[must_use]
+    pub fn verbs(&self) -> Arc<Counters> {
+        Arc::clone(self.hall.counters())
     }
 
     fn next_peer(&mut self) -> PeerId {
@@ -187,13 +206,11 @@ impl TcpTransport {
     }
 
     fn adopt(&mut self) {
-        while let Ok(Adopted { caller, hello, origin }) = self.adopted.try_recv() {
+        while let Ok(Adopted { caller, mut hello, origin, scheme }) = self.adopted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
-            let line = {
-                let _runtime = self.engine.runtime().enter();
-                adopt(caller, self.options.checks)
-            };
+            let (watcher, hall) = (watcher(&self.engine, &self.bell), &mut self.hall);
+            let line = adopt(caller, (&mut hello, scheme), self.options.checks, hall, &watcher);
             match line {
                 Ok(line) => {
                     self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
@@ -220,19 +237,22 @@ impl TcpTransport {
     fn collect_shared(&mut self) {
         for index in 0..self.shared.len() {
             let id = self.shared[index];
-            if self.peers.get(&id).and_then(Peer::shm).is_some_and(shm::Line::has_news) {
+            if self.peers.get_mut(&id).is_some_and(Peer::has_news) {
                 self.list(id);
             }
         }
     }
 
-    /// The connections through shared memory.
-    fn lines(&self) -> impl Iterator<Item = &shm::Line> {
-        self.shared.iter().filter_map(|id| self.peers.get(id)?.shm())
+    /// Does something with each peer whose memory is looked at.
+    fn each_shared(&mut self, mut act: impl FnMut(&mut Peer)) {
+        for id in &self.shared {
+            self.peers.get_mut(id).into_iter().for_each(&mut act);
+        }
     }
 
-    fn has_news(&self) -> bool {
-        self.lines().any(shm::Line::has_news)
+    fn has_news(&mut self) -> bool {
+        let Self { shared, peers, .. } = self;
+        shared.iter().any(|id| peers.get_mut(id).is_some_and(Peer::has_news))
     }
 
     /// How many polls may go by without asking the system.
@@ -269,7 +289,7 @@ impl TcpTransport {
 
     /// Sleeps until something comes, somebody rings, or `limit` has passed.
     fn sleep(&mut self, limit: Duration) {
-        self.lines().for_each(shm::Line::fall_asleep);
+        self.each_shared(Peer::fall_asleep);
         // What came before the others knew that this side sleeps brings no wake-up.
         if !self.has_news() {
             let wakeups = &self.wakeups;
@@ -278,7 +298,7 @@ impl TcpTransport {
                 let _ = tokio::time::timeout(limit, wakeups.wait()).await;
             });
         }
-        self.lines().for_each(shm::Line::awake);
+        self.each_shared(Peer::awake);
     }
 
     fn expire(&mut self) {
@@ -312,8 +332,9 @@ impl TcpTransport {
             };
             peer.unlist();
             let was_ending = peer.is_ending();
-            let turn = peer.turn(&mut self.events);
-            if peer.shm().is_some() && !self.shared.contains(&id) {
+            let watcher = watcher(&self.engine, &self.bell);
+            let turn = peer.turn(&mut self.hall, &watcher, &mut self.events);
+            if peer.is_looked_at() && !self.shared.contains(&id) {
                 self.shared.push(id);
             }
             if peer.is_ending() && !was_ending {
@@ -351,9 +372,9 @@ impl TcpTransport {
     }
 }
 
-impl Transport for TcpTransport {
+impl Transport for Network {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "tcp", checks_payload: self.options.checks == Checks::Always }
+        Capabilities { name: "network", checks_payload: self.options.checks == Checks::Always }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
@@ -425,7 +446,8 @@ impl Transport for TcpTransport {
             return;
         }
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        let lent = self.lines().any(shm::Line::lends).then_some(self.lent_look);
+        let lends = self.shared.iter().any(|id| self.peers.get(id).is_some_and(Peer::lends));
+        let lent = lends.then_some(self.lent_look);
         self.lent_look = (self.lent_look * 2).min(LENT_LOOK_LONGEST);
         let limit = [Some(limit), until, lent].into_iter().flatten().min().unwrap_or(limit);
         let Some(permit) = self.spin.begin(self.options.poll) else {
@@ -441,14 +463,27 @@ impl Transport for TcpTransport {
     }
 
     fn doorbell(&self) -> Doorbell {
-        let wakeups = Arc::clone(&self.wakeups);
-        Doorbell::new(move || wakeups.ring())
+        self.bell.clone()
     }
 }
 
-fn adopt(caller: Caller, checks: Checks) -> io::Result<Line> {
+fn watcher<'a>(engine: &'a Engine, bell: &'a Doorbell) -> Watcher<'a> {
+    Watcher { runtime: engine.runtime(), bell }
+}
+
+fn adopt(
+    caller: Caller,
+    (hello, scheme): (&mut Frame, Scheme),
+    checks: Checks,
+    hall: &mut Hall,
+    watcher: &Watcher<'_>,
+) -> io::Result<Line> {
+    let _runtime = watcher.runtime.enter();
     match caller {
-        Caller::Tcp(stream) => TcpStream::from_std(stream).map(|stream| Line::tcp(stream, checks)),
+        Caller::Tcp(stream) => match verbs::welcome(TcpStream::from_std(stream)?, hello, scheme, hall, watcher)? {
+            Welcomed::Line(line) => Ok(Line::Verbs(line)),
+            Welcomed::Tcp(stream) => Ok(Line::tcp(stream, checks)),
+        },
         Caller::Shm(stream, board) => {
             let line = shm::Line::new(UnixStream::from_std(stream)?, board, Side::Accepting)?;
             Ok(Line::Shm(Box::new(line)))

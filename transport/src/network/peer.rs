@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
-use pserver_core::wire::{ErrorCode, Frame};
+use pserver_core::wire::{ErrorCode, Frame, Scheme};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -21,7 +21,9 @@ use super::wakeups::{PeerWake, Wakeups};
 use super::writer::Writer;
 use super::{Pause, TURN_BYTES, TURN_FRAMES};
 use crate::refusal::refusal;
-use crate::shm::{self, Share, Side};
+use crate::share::Share;
+use crate::shm::{self, Side};
+use crate::verbs::{self, Became, Hall, Meeting, Watcher};
 
 /// What a turn on shared memory may do.
 const SHARE: Share = Share { bytes: TURN_BYTES, frames: TURN_FRAMES };
@@ -45,8 +47,12 @@ pub(super) enum Line {
     Connecting(Connecting),
     /// A TCP connection.
     Tcp(Box<TcpLine>),
+    /// A TCP connection that offers to become one over verbs.
+    Meeting(Box<Meeting>),
     /// Shared memory.
     Shm(Box<shm::Line>),
+    /// Verbs.
+    Verbs(Box<verbs::Line>),
 }
 
 /// A connection that is being made, and the frames for it.
@@ -86,10 +92,23 @@ impl Line {
         Self::Tcp(Box::new(TcpLine { stream, reader: Reader::new(checks), writer: Writer::new(checks) }))
     }
 
-    fn made(made: Made, checks: Checks) -> io::Result<Self> {
+    fn made(made: Made, checks: Checks, hall: &mut Hall, watcher: &Watcher<'_>) -> Result<Self, String> {
         match made {
             Made::Tcp(stream) => Ok(Self::tcp(stream, checks)),
-            Made::Shm(met) => Ok(Self::Shm(Box::new(shm::Line::new(met.stream, met.board, Side::Connecting)?))),
+            Made::Shm(met) => {
+                let line = shm::Line::new(met.stream, met.board, Side::Connecting);
+                Ok(Self::Shm(Box::new(line.map_err(|error| format!("connecting: {error}"))?)))
+            }
+            Made::Rising(stream, address) => match Meeting::new(stream, (address.scheme, checks), hall, watcher) {
+                Ok(meeting) => Ok(Self::Meeting(Box::new(meeting))),
+                Err((_, reason)) if address.scheme == Scheme::Verbs => {
+                    Err(format!("connecting to {address}: {reason}"))
+                }
+                Err((stream, reason)) => {
+                    tracing::info!(%address, "connected over TCP; {reason}");
+                    Ok(Self::tcp(stream, checks))
+                }
+            },
         }
     }
 
@@ -97,7 +116,9 @@ impl Line {
         match self {
             Self::Connecting(connecting) => connecting.waiting.extend(ticket.map(|ticket| (ticket, frame, body))),
             Self::Tcp(line) => line.writer.push(ticket, frame, body),
+            Self::Meeting(meeting) => meeting.send(ticket, frame, body),
             Self::Shm(line) => line.send(ticket, &frame, body),
+            Self::Verbs(line) => line.send(ticket, frame, body),
         }
     }
 
@@ -105,7 +126,9 @@ impl Line {
         match self {
             Self::Connecting(connecting) => connecting.take_waiting(),
             Self::Tcp(line) => line.writer.take_unbegun(),
+            Self::Meeting(meeting) => meeting.take_waiting(),
             Self::Shm(line) => line.take_unbegun(),
+            Self::Verbs(line) => line.take_unbegun(),
         }
     }
 }
@@ -199,17 +222,47 @@ impl Peer {
     /// Its waker's call has been seen.
     pub(super) fn woken(&mut self) {
         self.wake.taken();
-        if let Line::Shm(line) = &mut self.line {
-            line.woken();
+        match &mut self.line {
+            Line::Meeting(meeting) => meeting.woken(),
+            Line::Shm(line) => line.woken(),
+            Line::Verbs(line) => line.woken(),
+            Line::Connecting(_) | Line::Tcp(_) => {}
         }
     }
 
-    /// Its connection through shared memory, when that is what it has.
-    pub(super) fn shm(&self) -> Option<&shm::Line> {
-        match &self.line {
-            Line::Shm(line) => Some(line),
-            Line::Connecting(_) | Line::Tcp(_) => None,
+    /// Whether what it has is memory, which must be looked at: the system does not tell of it.
+    pub(super) fn is_looked_at(&self) -> bool {
+        matches!(self.line, Line::Shm(_) | Line::Verbs(_))
+    }
+
+    /// Whether its memory has news.
+    pub(super) fn has_news(&mut self) -> bool {
+        match &mut self.line {
+            Line::Shm(line) => line.has_news(),
+            Line::Verbs(line) => line.has_news(),
+            Line::Connecting(_) | Line::Meeting(_) | Line::Tcp(_) => false,
         }
+    }
+
+    /// This side is about to sleep, and wants to be woken when its memory has news.
+    pub(super) fn fall_asleep(&mut self) {
+        match &mut self.line {
+            Line::Shm(line) => line.fall_asleep(),
+            Line::Verbs(line) => line.fall_asleep(),
+            Line::Connecting(_) | Line::Meeting(_) | Line::Tcp(_) => {}
+        }
+    }
+
+    /// This side is awake again.
+    pub(super) fn awake(&mut self) {
+        if let Line::Shm(line) = &mut self.line {
+            line.awake();
+        }
+    }
+
+    /// Whether parcels come back without a wake-up.
+    pub(super) fn lends(&self) -> bool {
+        matches!(&self.line, Line::Shm(line) if line.lends())
     }
 
     /// Whether one more frame fits the queue of at most `queued_max`.
@@ -217,7 +270,9 @@ impl Peer {
         let queued = match &self.line {
             Line::Connecting(connecting) => connecting.waiting.len(),
             Line::Tcp(line) => line.writer.len(),
+            Line::Meeting(meeting) => meeting.len(),
             Line::Shm(line) => line.len(),
+            Line::Verbs(line) => line.len(),
         };
         queued < queued_max
     }
@@ -237,9 +292,10 @@ impl Peer {
     /// When there is no connection yet: nothing was reported.
     pub(super) fn land(&mut self, places: Vec<Incoming>) {
         match &mut self.line {
-            Line::Connecting(_) => panic!("places were handed over, but no head waits for them"),
+            Line::Connecting(_) | Line::Meeting(_) => panic!("places were handed over, but no head waits for them"),
             Line::Tcp(line) => line.reader.land(places),
             Line::Shm(line) => line.land(places),
+            Line::Verbs(line) => line.land(places),
         }
     }
 
@@ -261,7 +317,9 @@ impl Peer {
                 (connecting.take_waiting(), Vec::new())
             }
             Line::Tcp(mut line) => (line.writer.take_all(), line.reader.take_unfilled()),
+            Line::Meeting(meeting) => (meeting.into_parcels(), Vec::new()),
             Line::Shm(line) => line.into_parcels(),
+            Line::Verbs(line) => line.into_parcels(),
         };
         unsent.append(&mut given_up);
         Event::Gone { peer, reason, unsent, unfilled }
@@ -278,8 +336,11 @@ impl Peer {
     }
 
     /// Does what can be done without waiting, within bounds, so that the other peers get their turn.
-    pub(super) fn turn(&mut self, events: &mut Vec<Event>) -> Turn {
-        if let Some(turn) = self.turn_connecting(events) {
+    pub(super) fn turn(&mut self, hall: &mut Hall, watcher: &Watcher<'_>, events: &mut Vec<Event>) -> Turn {
+        if let Some(turn) = self.turn_connecting(hall, watcher, events) {
+            return turn;
+        }
+        if let Some(turn) = self.turn_meeting(events) {
             return turn;
         }
         if self.ending.is_some() {
@@ -295,15 +356,16 @@ impl Peer {
         }
         // The next turn arms the waker, or meets an error again with the reader's help.
         let is_flushed = match &mut self.line {
-            Line::Connecting(_) => false,
+            Line::Connecting(_) | Line::Meeting(_) => false,
             Line::Tcp(line) => matches!(line.writer.turn(self.id, &line.stream, events), Ok(Pause::Idle)),
             Line::Shm(line) => matches!(line.flush(self.id, SHARE, events), Ok(false)),
+            Line::Verbs(line) => matches!(line.flush(self.id, SHARE, events), Ok(false)),
         };
         if is_flushed { Turn::Rest } else { Turn::Again }
     }
 
     /// Looks whether the connection was made; nothing once it is there.
-    fn turn_connecting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
+    fn turn_connecting(&mut self, hall: &mut Hall, watcher: &Watcher<'_>, events: &mut Vec<Event>) -> Option<Turn> {
         let Line::Connecting(connecting) = &mut self.line else { return None };
         let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
             Poll::Pending => return Some(Turn::Rest),
@@ -312,11 +374,11 @@ impl Peer {
             Poll::Ready(Ok(Ok(made))) => made,
         };
         let waiting = std::mem::take(&mut connecting.waiting);
-        match Line::made(made, connecting.checks) {
+        match Line::made(made, connecting.checks, hall, watcher) {
             Ok(line) => self.line = line,
-            Err(error) => {
+            Err(reason) => {
                 connecting.waiting = waiting;
-                return Some(Turn::Over(format!("connecting: {error}")));
+                return Some(Turn::Over(reason));
             }
         }
         for (ticket, frame, body) in waiting {
@@ -326,9 +388,45 @@ impl Peer {
         None
     }
 
+    /// Looks whether the other side has answered the offer; nothing once it has.
+    fn turn_meeting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
+        let Line::Meeting(meeting) = &mut self.line else { return None };
+        match meeting.turn(self.id, &self.waker, events) {
+            Ok(false) => return Some(Turn::Rest),
+            Err(ended) => return Some(Turn::Over(ended.to_string())),
+            Ok(true) => {}
+        }
+        let checks = meeting.checks();
+        let (became, waiting) = match meeting.finish() {
+            Ok(met) => met,
+            Err(ended) => return Some(Turn::Over(ended.to_string())),
+        };
+        self.line = match became {
+            Became::Line(line) => Line::Verbs(line),
+            Became::Tcp(stream, bytes, reason) => {
+                tracing::info!(peer = self.id.0, "connected over TCP; no verbs: {reason}");
+                let mut line = Line::tcp(stream, checks);
+                if let Line::Tcp(line) = &mut line {
+                    line.reader.preload(&bytes);
+                }
+                line
+            }
+        };
+        for (ticket, frame, body) in waiting {
+            self.line.send(Some(ticket), frame, body);
+        }
+        None
+    }
+
     fn turn_open(&mut self, events: &mut Vec<Event>) -> Turn {
         match &mut self.line {
-            Line::Connecting(_) => Turn::Rest,
+            Line::Connecting(_) | Line::Meeting(_) => Turn::Rest,
+            Line::Verbs(line) => match line.turn(self.id, &self.waker, SHARE, events) {
+                Ok(true) => Turn::Again,
+                Ok(false) => Turn::Rest,
+                Err(ended) if ended.is_peers_fault() => self.refuse(&ended.to_string()),
+                Err(ended) => Turn::Over(ended.to_string()),
+            },
             Line::Tcp(line) => match line.turn(self.id, &self.waker, events) {
                 Ok(turn) => turn,
                 Err(Ended::Wire(error)) => self.refuse(&error.to_string()),
@@ -355,7 +453,13 @@ impl Peer {
     fn turn_ending(&mut self, events: &mut Vec<Event>) -> io::Result<Turn> {
         let Some(ending) = &mut self.ending else { return Ok(Turn::Rest) };
         match &mut self.line {
-            Line::Connecting(_) => Ok(Turn::Rest),
+            Line::Connecting(_) | Line::Meeting(_) => Ok(Turn::Rest),
+            Line::Verbs(line) => match line.turn_ending(self.id, &self.waker, SHARE, events) {
+                Ok((true, _)) => Ok(Turn::Over(ending.reason.clone())),
+                Ok((false, true)) => Ok(Turn::Again),
+                Ok((false, false)) => Ok(Turn::Rest),
+                Err(ended) => Err(io::Error::other(ended)),
+            },
             Line::Tcp(line) => line.turn_ending(self.id, ending, &self.waker, events),
             Line::Shm(line) => match line.turn_ending(self.id, &self.waker, SHARE, events) {
                 Ok((true, _)) => Ok(Turn::Over(ending.reason.clone())),

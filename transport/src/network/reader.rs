@@ -78,6 +78,13 @@ impl Reader {
         }
     }
 
+    /// Begins with bytes that were read before.
+    pub(super) fn preload(&mut self, bytes: &[u8]) {
+        assert!(self.end == 0, "nothing was read yet");
+        self.buffer[..bytes.len()].copy_from_slice(bytes);
+        self.end = bytes.len();
+    }
+
     /// Reads until nothing is there, a head waits for its places, or the turn is over.
     pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> Result<Pause, Ended> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::adopter::{Adopted, Caller};
-use super::{Adopter, Engine, TcpOptions, socket};
+use super::{Adopter, Engine, NetworkOptions, socket};
 use crate::refusal::refusal;
 use crate::shm;
 
@@ -35,7 +35,7 @@ pub struct Listener {
     /// Keeps the number of a port that nobody may connect to.
     _reserved: Option<socket2::Socket>,
     local: Address,
-    options: TcpOptions,
+    options: NetworkOptions,
 }
 
 /// Ends a [`Listener::run`], from any thread. Clones end the same one.
@@ -72,7 +72,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Failure::Node`] when the address cannot be had, naming it and what to look for.
-    pub fn bind(address: &Address, options: TcpOptions) -> Result<Self, Failure> {
+    pub fn bind(address: &Address, options: NetworkOptions) -> Result<Self, Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
         if address.scheme == Scheme::Loopback {
             return Err(refused(&"this listener is for other processes"));
@@ -91,7 +91,7 @@ impl Listener {
         engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))
     }
 
-    fn take(scheme: Scheme, number: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+    fn take(scheme: Scheme, number: SocketAddr, options: &NetworkOptions) -> io::Result<Self> {
         // Where both are known, the near one comes first: who finds it missing goes over the port for good.
         let mut near = if number.port() > 0 { listen_near(scheme, number)? } else { None };
         let (socket, reserved) = match scheme {
@@ -135,7 +135,7 @@ impl Listener {
             let socket = socket.map(TcpListener::from_std).transpose().map_err(failed)?;
             let near = near.map(UnixListener::from_std).transpose().map_err(failed)?;
             let doors = Doors { socket, near };
-            let reception = Arc::new(Reception { lanes, options });
+            let reception = Arc::new(Reception { lanes, options, scheme: local.scheme });
             tokio::select! {
                 () = stop.stopped() => Ok(()),
                 () = accept(&doors, &reception) => Ok(()),
@@ -181,7 +181,8 @@ async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
 /// What greeting a connection needs.
 struct Reception {
     lanes: Vec<Option<Adopter>>,
-    options: TcpOptions,
+    options: NetworkOptions,
+    scheme: Scheme,
 }
 
 /// Why a connection goes no further.
@@ -230,7 +231,7 @@ async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>)
         Ok((hello, lane)) => {
             let configured = socket::configure(&stream, &reception.options).and_then(|()| stream.into_std());
             let Some(stream) = kept(configured, &origin) else { return };
-            match hand_over(Caller::Tcp(stream), hello, &origin, lane) {
+            match hand_over(Caller::Tcp(stream), hello, (&origin, reception.scheme), lane) {
                 Some((Caller::Tcp(stream), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
                 _ => None,
             }
@@ -251,7 +252,7 @@ async fn greet_near(mut stream: UnixStream, origin: String, reception: Arc<Recep
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
                 let Some(stream) = kept(stream.into_std(), &origin) else { return };
-                match hand_over(Caller::Shm(stream, board), hello, &origin, lane) {
+                match hand_over(Caller::Shm(stream, board), hello, (&origin, reception.scheme), lane) {
                     Some((Caller::Shm(stream, _), refused)) => {
                         UnixStream::from_std(stream).ok().map(|one| (one, refused))
                     }
@@ -270,8 +271,13 @@ fn kept<T>(stream: io::Result<T>, origin: &str) -> Option<T> {
 }
 
 /// Hands the connection to its lane, or gives it back with the reason why not.
-fn hand_over(caller: Caller, hello: Frame, origin: &str, lane: &Adopter) -> Option<(Caller, Refusal)> {
-    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned() })?;
+fn hand_over(
+    caller: Caller,
+    hello: Frame,
+    (origin, scheme): (&str, Scheme),
+    lane: &Adopter,
+) -> Option<(Caller, Refusal)> {
+    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned(), scheme })?;
     Some((adopted.caller, Refusal { code, text: text.to_owned() }))
 }
 
@@ -328,7 +334,7 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: Refusa
     Ok(())
 }
 
-fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
+fn listen(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpListener> {
     let socket = socket::open(number, options)?;
     socket.set_reuseaddr(true)?;
     socket.bind(number)?;
@@ -338,7 +344,7 @@ fn listen(number: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
 /// Listens for processes of this machine, where `scheme` has them. A system without such memory is no reason not to
 /// serve others, unless nobody else may come; a name that is taken is, because who looks for us would find another.
 fn listen_near(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os::unix::net::UnixListener>> {
-    if scheme == Scheme::Tcp {
+    if matches!(scheme, Scheme::Tcp | Scheme::Verbs) {
         return Ok(None);
     }
     match shm::listen(number) {

@@ -1,0 +1,121 @@
+//! What the programs of a guest measured, as one table: ours beside perftest's, in the same machine.
+//!
+//! Not here: a verdict. The processors of a guest are made of software and both ends share them, so a figure says
+//! nothing about a network card, and a ratio only what our own code adds to the verbs that it uses.
+
+use std::fmt::Write;
+
+use crate::soft_roce::report::{Report, Run};
+
+/// A program that moves bytes, or that waits for few.
+struct Row {
+    name: &'static str,
+    figure: fn(&Run) -> Option<f64>,
+    /// What it is divided by.
+    beside: &'static str,
+}
+
+/// Millions of bytes moved in a second, in both directions together: perftest moves them in one.
+const RATES: &[Row] = &[
+    Row { name: "ib_write_bw", figure: perftest_rate, beside: "ib_write_bw" },
+    Row { name: "ib_send_bw", figure: perftest_rate, beside: "ib_write_bw" },
+    Row { name: "ib_read_bw", figure: perftest_rate, beside: "ib_write_bw" },
+    Row { name: "pushpull-verbs", figure: psbench_rate, beside: "ib_write_bw" },
+    Row { name: "pushpull-tcp", figure: psbench_rate, beside: "ib_write_bw" },
+];
+
+/// Microseconds: of perftest the half of a round trip of 8 bytes, of ours a whole round of 4 KiB there and back.
+const TIMES: &[Row] = &[
+    Row { name: "ib_write_lat", figure: perftest_time, beside: "ib_write_lat" },
+    Row { name: "latency-verbs", figure: psbench_time, beside: "ib_write_lat" },
+    Row { name: "latency-tcp", figure: psbench_time, beside: "ib_write_lat" },
+];
+
+/// The table. A program that measured nothing has a dash.
+pub(super) fn table(report: &Report) -> String {
+    let mut text = String::new();
+    for (title, rows) in [("moved, MB/s", RATES), ("median, us", TIMES)] {
+        let _ = writeln!(text, "{:<16} {title:>12} {:>8}", "", "ratio");
+        for row in rows {
+            let own = figure(report, row);
+            let other = rows.iter().find(|other| other.name == row.beside).and_then(|other| figure(report, other));
+            let ratio = own.zip(other).filter(|(_, other)| *other > 0.0).map(|(own, other)| own / other);
+            let _ = writeln!(text, "{:<16} {:>12} {:>8}", row.name, shown(own, 1), shown(ratio, 2));
+        }
+    }
+    text
+}
+
+fn figure(report: &Report, row: &Row) -> Option<f64> {
+    let run = report.programs.iter().find(|run| run.name == row.name)?;
+    (row.figure)(run)
+}
+
+fn shown(figure: Option<f64>, digits: usize) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
+}
+
+/// The lines of perftest that are numbers and nothing else, with so many columns.
+fn rows(run: &Run, columns: usize) -> impl Iterator<Item = Vec<f64>> {
+    let numbers = |line: &String| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    run.output.iter().filter_map(numbers).filter(move |row| row.len() == columns)
+}
+
+/// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it; of a SEND the one that receives may not know.
+fn perftest_rate(run: &Run) -> Option<f64> {
+    let average = rows(run, 5).map(|row| row[3]).fold(0.0, f64::max);
+    (average > 0.0).then_some(average * 1.048_576)
+}
+
+/// `#bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%`.
+fn perftest_time(run: &Run) -> Option<f64> {
+    rows(run, 9).map(|row| row[4]).reduce(f64::min)
+}
+
+fn psbench_rate(run: &Run) -> Option<f64> {
+    result(run, "bytes_per_second").map(|rate| rate / 1e6)
+}
+
+fn psbench_time(run: &Run) -> Option<f64> {
+    result(run, "latency_us_p50")
+}
+
+/// A field of the first result of `psbench --json`; the blocks, which have fields of the same name, come after it.
+fn result(run: &Run, name: &str) -> Option<f64> {
+    let text = run.output.join("\n");
+    let (_, results) = text.rsplit_once("\"results\"")?;
+    let (_, value) = results.split_once(&format!("\"{name}\":"))?;
+    let value = value.trim_start();
+    value[..value.find([',', '}', '\n']).unwrap_or(value.len())].trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(programs: &[(&str, &str)]) -> Report {
+        let run = |(name, output): &(&str, &str)| Run {
+            name: (*name).to_owned(),
+            output: output.lines().map(str::to_owned).collect(),
+            ..Run::default()
+        };
+        Report { programs: programs.iter().map(run).collect(), ..Report::default() }
+    }
+
+    #[test]
+    fn ours_stands_beside_what_perftest_measured() {
+        let rate =
+            " #bytes     #iterations    BW peak\n 65536   200  0.00  0.00  0.0\n 65536   200  21.96   20.00  0.1\n";
+        let time = " 8       200          15.16    14132.18      16.00  78.70  731.77  10145.81  14132.18\n";
+        let json = "{\"end\":{\"results\":[{\n\"bytes_per_second\": 10485760.0,\n\"ceiling_latency_us_p50\": 7,\n\
+                    \"latency_us_p50\": 48.0\n}],\"wrong\":0},\n\"intervals\":[{\"latency_us_p50\":9}]}";
+        let programs = [("ib_write_bw", rate), ("ib_write_lat", time), ("pushpull-verbs", json), ("latency-tcp", json)];
+        let table = table(&report(&programs));
+        let line = |name: &str| table.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        let words = |name: &str| line(name).map(|line| line.split_whitespace().skip(1).map(str::to_owned).collect());
+        assert_eq!(words("ib_write_bw"), Some(vec!["21.0".to_owned(), "1.00".to_owned()]));
+        assert_eq!(words("pushpull-verbs"), Some(vec!["10.5".to_owned(), "0.50".to_owned()]));
+        assert_eq!(words("latency-tcp"), Some(vec!["48.0".to_owned(), "3.00".to_owned()]));
+        assert_eq!(words("latency-verbs"), Some(vec!["-".to_owned(), "-".to_owned()]), "nothing was measured");
+    }
+}

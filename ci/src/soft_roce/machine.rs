@@ -1,0 +1,107 @@
+//! A machine: QEMU with its console on a pipe. It computes every instruction itself, so it needs nothing of the
+//! processor and nobody's leave, and is some tens of times slower than what it runs on.
+//!
+//! Not here: what the console says ([`super::report`]).
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::soft_roce::report::Report;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+const PROCESSORS: &str = "2";
+const MEBIBYTES: &str = "1536";
+
+/// One end of what joins two machines.
+pub(super) struct Wire<'a> {
+    /// A socket of this machine.
+    pub(super) path: &'a Path,
+    /// Whether this end makes it. The other one starts later.
+    pub(super) listens: bool,
+}
+
+/// A machine that runs.
+pub(super) struct Machine {
+    child: Child,
+    console: Receiver<String>,
+    name: String,
+}
+
+impl Machine {
+    /// Whether QEMU is here.
+    pub(super) fn is_possible() -> bool {
+        Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    }
+
+    /// Switches it on. Without a wire it has no network card.
+    pub(super) fn start(name: &str, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
+        let mut command = Command::new(PROGRAM);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", PROCESSORS, "-m", MEBIBYTES]);
+        command.args(["-no-reboot", "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
+        command.args(["-append", "console=ttyS0 panic=-1 mitigations=off quiet rdinit=/init"]);
+        command.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
+        if let Some(wire) = wire {
+            let (server, last) = if wire.listens { ("on", 1) } else { ("off", 2) };
+            let path = wire.path.display();
+            command.arg("-netdev").arg(format!("stream,id=wire,server={server},addr.type=unix,addr.path={path}"));
+            command.arg("-device").arg(format!("virtio-net-pci,netdev=wire,mac=52:54:00:00:00:0{last}"));
+        }
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {PROGRAM}"))?;
+        let output = child.stdout.take().expect("stdout was piped above");
+        let (sender, console) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                // A host that no longer listens has decided already.
+                let _ = sender.send(String::from_utf8_lossy(&line).trim_end().to_owned());
+            }
+        });
+        Ok(Self { child, console, name: name.to_owned() })
+    }
+
+    /// Reads the console, and shows it, until the machine is off or out of time.
+    pub(super) fn watch(mut self, end: Instant) -> Result<Report> {
+        let mut report = Report::default();
+        loop {
+            match self.console.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    println!("{} | {line}", self.name);
+                    report.take(&line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    println!("{}: out of time, switched off", self.name);
+                    break;
+                }
+            }
+        }
+        self.child.kill().context("cannot end QEMU")?;
+        self.child.wait().context("cannot wait for QEMU")?;
+        Ok(report)
+    }
+}
+
+impl Wire<'_> {
+    /// Waits until the end that listens is there.
+    pub(super) fn wait(&self, end: Instant) -> Result<()> {
+        while !self.path.exists() {
+            ensure!(Instant::now() < end, "no machine listens at {}", self.path.display());
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+/// When a machine that starts now must have ended.
+pub(super) fn deadline(limit: Duration) -> Instant {
+    Instant::now() + limit
+}

@@ -1,0 +1,175 @@
+//! What a guest says about its programs, in lines that nothing else writes; read by the host as they come.
+//!
+//! Not here: what the programs write, but for the counts of Rust's test harness.
+
+use std::fmt::{Display, Formatter};
+
+use crate::workspace::Tally;
+
+const MARK: &str = "@@ pserver-guest ";
+
+/// One line of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// What follows is written by this program.
+    Begin(String),
+    /// It ended: its exit status (`signal 9`, `out of time`, …) and how long it took.
+    End { name: String, status: String, millis: u64 },
+    /// A line of a skip report.
+    Skipped(String),
+    /// Everything was run. Without it the guest died.
+    Done,
+}
+
+/// What is known of a guest that has ended.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) programs: Vec<Run>,
+    pub(super) skipped: Vec<String>,
+    pub(super) is_done: bool,
+}
+
+/// One program of a guest.
+#[derive(Default)]
+pub(super) struct Run {
+    pub(super) name: String,
+    /// None when it began and the guest did not say how it ended.
+    pub(super) status: Option<String>,
+    pub(super) millis: u64,
+    pub(super) output: Vec<String>,
+}
+
+impl Report {
+    /// Takes the next line of the console.
+    pub(super) fn take(&mut self, line: &str) {
+        match Line::parse(line) {
+            Some(Line::Begin(name)) => self.programs.push(Run { name, ..Run::default() }),
+            Some(Line::End { name, status, millis }) => {
+                if let Some(run) = self.programs.iter_mut().rfind(|run| run.name == name) {
+                    (run.status, run.millis) = (Some(status), millis);
+                }
+            }
+            Some(Line::Skipped(why)) => self.skipped.push(why),
+            Some(Line::Done) => self.is_done = true,
+            None => {
+                if let Some(run) = self.programs.last_mut().filter(|run| run.status.is_none()) {
+                    run.output.push(line.to_owned());
+                }
+            }
+        }
+    }
+
+    /// Judges what ran against what should have run.
+    pub(super) fn tally(&self, wanted: &[&str]) -> Tally {
+        let mut total = Tally::default();
+        for name in wanted {
+            total += match self.programs.iter().find(|run| run.name == *name) {
+                Some(run) => run.tally(),
+                None => Tally::of_step(false),
+            };
+        }
+        // Every program succeeded, and then the guest died.
+        if !self.is_done && total.failed == 0 {
+            total.failed = 1;
+        }
+        total
+    }
+}
+
+impl Run {
+    pub(super) fn succeeded(&self) -> bool {
+        self.status.as_deref() == Some("0")
+    }
+
+    /// Its tests when it counts them, and then there must be one; else one check.
+    fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for line in &self.output {
+            tally += Tally::of_result_line(line);
+        }
+        if tally == Tally::default() {
+            let counts = self.output.iter().any(|line| line.starts_with("test result: "));
+            return Tally::of_step(self.succeeded() && !counts);
+        }
+        if !self.succeeded() && tally.failed == 0 {
+            tally.failed = 1;
+        }
+        tally
+    }
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<Self> {
+        // The kernel may have written to the same line before.
+        let (_, said) = line.trim_end().split_once(MARK)?;
+        let (what, rest) = said.split_once(' ').unwrap_or((said, ""));
+        match what {
+            "begin" => Some(Self::Begin(rest.to_owned())),
+            "end" => {
+                let (name, rest) = rest.split_once(' ')?;
+                let (millis, status) = rest.split_once(' ')?;
+                Some(Self::End { name: name.to_owned(), status: status.to_owned(), millis: millis.parse().ok()? })
+            }
+            "skipped" => Some(Self::Skipped(rest.to_owned())),
+            "done" => Some(Self::Done),
+            _ => None,
+        }
+    }
+}
+
+impl Display for Line {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Begin(name) => write!(out, "{MARK}begin {name}"),
+            Self::End { name, status, millis } => write!(out, "{MARK}end {name} {millis} {status}"),
+            Self::Skipped(why) => write!(out, "{MARK}skipped {why}"),
+            Self::Done => write!(out, "{MARK}done"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(console: &str, expected: &str) {
+        let mut report = Report::default();
+        let marked = console.replace('@', MARK);
+        marked.lines().for_each(|line| report.take(line));
+        assert_eq!(report.tally(&["one", "two"]).to_string(), expected, "for {console}");
+    }
+
+    #[test]
+    fn a_guest_is_believed_only_when_it_says_so() {
+        check("", "0 passed, 2 failed, 0 skipped");
+        check("@begin one\n@end one 5 0\n@begin two\n@end two 5 0\n@done", "2 passed, 0 failed, 0 skipped");
+        // It died after the last program, within it, or before it.
+        check("@begin one\n@end one 5 0\n@begin two\n@end two 5 0", "2 passed, 1 failed, 0 skipped");
+        check("@begin one\n@end one 5 0\n@begin two\nKernel panic", "1 passed, 1 failed, 0 skipped");
+        check("@begin one\n@end one 5 0\n@done", "1 passed, 1 failed, 0 skipped");
+        check("@begin one\n@end one 5 0\n@begin two\n@end two 5 out of time\n@done", "1 passed, 1 failed, 0 skipped");
+        check("@begin one\n@end one 5 signal 9\n@begin two\n@end two 5 1\n@done", "0 passed, 2 failed, 0 skipped");
+    }
+
+    #[test]
+    fn tests_within_a_program_are_counted() {
+        let ok = "test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured";
+        let bad = "test result: FAILED. 6 passed; 1 failed; 0 ignored; 0 measured";
+        let two = "@begin two\n@end two 5 0\n@done";
+        check(&format!("@begin one\n{ok}\n@end one 5 0\n{two}"), "8 passed, 0 failed, 0 skipped");
+        check(&format!("@begin one\n{bad}\n@end one 5 101\n{two}"), "7 passed, 1 failed, 0 skipped");
+        check(&format!("@begin one\n{ok}\n@end one 5 101\n{two}"), "8 passed, 1 failed, 0 skipped");
+        let none = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured";
+        check(&format!("@begin one\n{none}\n@end one 5 0\n{two}"), "1 passed, 1 failed, 0 skipped");
+        check(&format!("@begin one\n[  1.5] eth0: up @end one 5 0\n{two}"), "2 passed, 0 failed, 0 skipped");
+    }
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        let end = Line::End { name: "a".to_owned(), status: "out of time".to_owned(), millis: 17 };
+        for line in [Line::Begin("a".to_owned()), end, Line::Skipped("rdma: why".to_owned()), Line::Done] {
+            assert_eq!(Line::parse(&format!("{line}\r\n")), Some(line));
+        }
+        assert_eq!(Line::parse("@@ pserver-guest end a b c"), None);
+    }
+}

@@ -1,0 +1,168 @@
+//! A text that is read from front to back, and the place where its reader stands. Configuration, rules and programs are
+//! read through it, so they say in the same words where something is wrong.
+
+use std::fmt::Display;
+
+use crate::error::Failure;
+
+/// A place in a text, counted from one; columns count characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The line.
+    pub line: u32,
+    /// The character in its line.
+    pub column: u32,
+}
+
+impl Position {
+    /// The refusal of what stands here.
+    #[must_use]
+    pub fn refuse(self, reason: impl Display) -> Failure {
+        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
+    }
+}
+
+/// What is left of a text.
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
+    rest: &'a str,
+    position: Position,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the beginning of `text`.
+    #[must_use]
+    pub fn new(text: &'a str) -> Self {
+        Self { rest: text, position: Position { line: 1, column: 1 } }
+    }
+
+    /// What was not taken yet.
+    #[must_use]
+    pub fn rest(&self) -> &'a str {
+        self.rest
+    }
+
+    /// Where that begins.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The refusal of what stands here.
+    #[must_use]
+    pub fn refuse(&self, reason: impl Display) -> Failure {
+        self.position.refuse(reason)
+    }
+
+    /// The next character, which stays.
+    #[must_use]
+    pub fn peek(&self) -> Option<char> {
+        self.rest.chars().next()
+    }
+
+    /// Takes the next character; none at the end.
+    pub fn advance(&mut self) -> Option<char> {
+        let next = self.peek()?;
+        self.rest = &self.rest[next.len_utf8()..];
+        if next == '\n' {
+            self.position = Position { line: self.position.line.saturating_add(1), column: 1 };
+        } else {
+            self.position.column = self.position.column.saturating_add(1);
+        }
+        Some(next)
+    }
+
+    /// Takes the next character when it is this one, and says whether it did.
+    pub fn accept(&mut self, wanted: char) -> bool {
+        let is_there = self.peek() == Some(wanted);
+        if is_there {
+            self.advance();
+        }
+        is_there
+    }
+
+    /// Takes so many bytes, which end where a character does.
+    pub fn take(&mut self, bytes: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(bytes);
+        while self.rest.len() > rest.len() {
+            self.advance();
+        }
+        taken
+    }
+
+    /// Takes characters for as long as they belong.
+    pub fn take_while(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
+        self.take(self.rest.find(|next| !belongs(next)).unwrap_or(self.rest.len()))
+    }
+
+    /// Takes white space and comments, which go from `#` to the end of their line.
+    pub fn skip_blank(&mut self) {
+        self.skip(char::is_whitespace);
+    }
+
+    /// The same up to the end of the line, which stays.
+    pub fn skip_blank_in_line(&mut self) {
+        self.skip(|next| next != '\n' && next.is_whitespace());
+    }
+
+    fn skip(&mut self, is_blank: impl Fn(char) -> bool) {
+        loop {
+            match self.peek() {
+                Some('#') => {
+                    self.take_while(|next| next != '\n');
+                }
+                Some(next) if is_blank(next) => {
+                    self.advance();
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cursor;
+
+    /// Where a reader stands after it took `bytes` of `text` and blanks, and what is left.
+    fn check(text: &str, bytes: usize, is_lines: bool, expected: (u32, u32, &str)) {
+        let mut cursor = Cursor::new(text);
+        assert_eq!(cursor.take(bytes), &text[..bytes]);
+        if is_lines {
+            cursor.skip_blank_in_line()
+        } else {
+            cursor.skip_blank()
+        }
+        let position = cursor.position();
+        assert_eq!((position.line, position.column, cursor.rest()), expected, "{text:?}");
+    }
+
+    #[test]
+    fn a_place_counts_lines_and_characters_from_one() {
+        check("", 0, false, (1, 1, ""));
+        check("ab", 2, false, (1, 3, ""));
+        check("a\nb", 2, false, (2, 1, "b"));
+        check("\u{e9}\u{1f642}x", 6, false, (1, 3, "x"));
+        check("\n\n  x", 0, false, (3, 3, "x"));
+    }
+
+    #[test]
+    fn blanks_and_comments_are_skipped_and_a_line_keeps_its_end() {
+        check("a # b\n c", 1, false, (2, 2, "c"));
+        check("a # b\n c", 1, true, (1, 6, "\n c"));
+        check("# only", 0, false, (1, 7, ""));
+        check("# a\n# b\n", 0, false, (3, 1, ""));
+        check("\u{a0}\tx", 0, true, (1, 3, "x"));
+    }
+
+    #[test]
+    fn what_belongs_is_taken_and_the_next_character_stays() {
+        let mut cursor = Cursor::new("12ab");
+        assert_eq!(cursor.take_while(|next| next.is_ascii_digit()), "12");
+        assert!(!cursor.accept('b'));
+        assert!(cursor.accept('a'));
+        assert_eq!((cursor.peek(), cursor.rest()), (Some('b'), "b"));
+        assert_eq!(cursor.refuse("no").to_string(), "line 1, column 4: no");
+        assert_eq!((cursor.advance(), cursor.advance()), (Some('b'), None));
+    }
+}

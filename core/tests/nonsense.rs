@@ -1,0 +1,148 @@
+//! Whatever reads bytes from outside reads what is almost right and what is all wrong, in a bounded run. The functions
+//! are those of the fuzz targets in `core/fuzz`. `PSERVER_SEED` replays, `PSERVER_FULL=1` runs a hundred times as long.
+
+mod reading;
+
+use prost::Message;
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::dtype::ElementType::Float32;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex};
+use pserver_core::luck::Luck;
+use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
+use pserver_core::program::Program;
+use pserver_core::wire::{Entry, Frame, Head, Kind};
+use reading::{ALL, Reading};
+
+const CASES: u64 = 3_000;
+
+const PROGRAM: &str = include_str!("../../docs/programs/example.program");
+const FLOW: &str =
+    "block 0 { parameter w: float32[8] state q: queue(float32[8], 4) communication loop_forever(block=1) }
+    block 1 in 0 { temporary g: float32[8] communication g, s = recv(channel=\"w\\u{41}\")
+    communication m = gradient_accumulator(g, s, count=4, staleness=0) communication enqueue(q, m)
+    communication n = string_accumulator(s, count=4) communication send(w, n, channel=\"w\", to=senders) }";
+const RULES: [&str; 3] = [
+    include_str!("../rules/adam.rule"),
+    include_str!("../rules/lion.rule"),
+    "param b in (0, 1] = 0.5; state m = -0.5 # a comment\nlet k = select(g > 0 and not (w == 0), b, -b)
+     m = k ^ 2; w -= lr*m",
+];
+const CONFIGS: [&str; 4] = [
+    "optimizer: Adam adam { beta_1: 0.9 epsilon: 1e-8 } const_lr { learning_rate: 0.1 } clip_norm: 2",
+    "sgd < momentum: .9, nesterov: true > lr_policy: Linear; linear_lr { learning_rate: 1
+     lr_decay_a: 0.5 lr_decay_b: 25e-2 }",
+    "algorithm: 'ftrl' ftrl { } home: 3 sparse { height: 9 width: 2 gaussian { deviation: 0.5 } } # rows",
+    "rule: 'state m = 0; m = b*m + g;' \"w -= lr*m\" rule_set { key: 'b' value: 0.9 } mode: Staleness
+     staleness_bound: 2",
+];
+
+fn frame() -> Vec<u8> {
+    let mut frame = Frame::bare(Head::new(Kind::Push));
+    for (index, bytes) in [(0, 0_usize), (1, 16), (2, 4096)] {
+        let id = ChunkId { parameter: ParameterIndex(index), chunk: ChunkIndex(index.into()) };
+        frame.entries.push(match bytes {
+            0 => Entry::bare(id, Round(1), Float32),
+            bytes => Entry::with_payload(id, Round(1), Float32, &vec![7; bytes]),
+        });
+    }
+    frame.control = vec![1, 2, 3];
+    frame.encode()
+}
+
+fn page() -> Vec<u8> {
+    let mut catalogue = Catalogue::new(Topology::new(vec![2, 1]).expect("valid"), 4096).expect("valid");
+    let plain = |name: &str, bytes| Declaration {
+        name: Name::new(name.as_bytes()).expect("valid"),
+        element_type: Float32,
+        bytes,
+        shape: Vec::new(),
+        whole: false,
+        config: vec![1, 2, 3],
+        buckets: None,
+        home: None,
+    };
+    let rows =
+        Declaration { buckets: Some(Buckets { rows: 90, count: 7 }), shape: vec![100, 4], ..plain("rows", 1440) };
+    let all = [
+        plain("plain", 20_000),
+        Declaration { whole: true, ..plain("whole", 9000) },
+        Declaration { home: Some(ServerIndex(1)), ..plain("home", 9000) },
+        rows,
+    ];
+    for declaration in all {
+        catalogue.declare(declaration).expect("valid");
+    }
+    catalogue.pages(1 << 20)[0].encode_to_vec()
+}
+
+/// What is right, for each of the functions.
+fn examples(name: &str) -> Vec<Vec<u8>> {
+    let texts = |all: &[&str]| all.iter().map(|text| text.as_bytes().to_vec()).collect();
+    let encoded = |text: &&str| text.parse::<Program>().expect("it is a program").encode();
+    let config = |text: &&str| {
+        let settings = OptimizerSettings::from_text(text).expect("it is a configuration");
+        ParameterConfig { rule: settings.rule.expect("it has a rule"), sparse: settings.sparse }.encode()
+    };
+    match name {
+        "program_text" => texts(&[PROGRAM, FLOW]),
+        "program_bytes" => [PROGRAM, FLOW].iter().map(encoded).collect(),
+        "rule_text" => texts(&RULES),
+        "config_text" => texts(&CONFIGS),
+        "config_bytes" => CONFIGS.iter().map(config).collect(),
+        "wire_frame" => vec![frame()],
+        "catalogue_page" => vec![page()],
+        other => panic!("no examples of {other}"),
+    }
+}
+
+/// One of the examples with some places changed; sometimes nothing but luck.
+fn almost(luck: &mut Luck, examples: &[Vec<u8>]) -> Vec<u8> {
+    if luck.below(16) == 0 {
+        return (0..luck.below(200)).map(|_| luck.next().to_le_bytes()[0]).collect();
+    }
+    let mut bytes = examples[luck.index(examples.len())].clone();
+    for _ in 0..luck.below(4) {
+        let at = luck.index(bytes.len() + 1);
+        let end = (at + luck.index(12)).min(bytes.len());
+        match luck.below(5) {
+            0 => bytes.truncate(at),
+            1 => drop(bytes.drain(at..end)),
+            2 => {
+                let again = bytes[at..end].to_vec();
+                let to = luck.index(bytes.len() + 1);
+                bytes.splice(to..to, again);
+            }
+            3 => bytes.insert(at, luck.choose(b"0-.e{}()[],=\"'\\#\n \0\x7f\xff")),
+            _ if at < end => bytes[at] = luck.choose(b"019 aw@=<\xc3\x80").wrapping_add(luck.choose(&[0, 0, 1])),
+            _ => {}
+        }
+    }
+    bytes
+}
+
+fn run(name: &str, read: Reading, seed: u64, cases: u64) {
+    let (luck, examples) = (&mut Luck(seed), examples(name));
+    for example in &examples {
+        assert!(read(example), "{name}: what is right is refused: {}", example.escape_ascii());
+    }
+    let mut known = 0;
+    for case in 0..cases {
+        let bytes = almost(luck, &examples);
+        let outcome = std::panic::catch_unwind(|| read(&bytes));
+        let was_read = outcome.unwrap_or_else(|_| panic!("{name}, seed {seed}, case {case}: {}", bytes.escape_ascii()));
+        known += u64::from(was_read);
+    }
+    // A fifth are examples as they are; some changes do no harm.
+    assert!(cases / 8 < known && known < cases, "{name}: {known} of {cases} were read");
+}
+
+#[test]
+fn whatever_comes_is_read_or_refused() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seed = variable("PSERVER_SEED").unwrap_or(20_240);
+    let cases = if variable("PSERVER_FULL") == Some(1) { 100 * CASES } else { CASES };
+    println!("nonsense: PSERVER_SEED={seed}, {cases} cases of each");
+    for (name, read) in ALL {
+        run(name, read, seed, cases);
+    }
+}

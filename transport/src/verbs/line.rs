@@ -1,0 +1,322 @@
+//! One connection over verbs.
+
+use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::wire::{Frame, HEADER_BYTES, Kind, Prefix};
+use rustix::net::{SendFlags, send};
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use super::flights::{Flight, Outcome};
+use super::inward::{Inward, Read};
+use super::letters::{Matter, PREFIX_BYTES};
+use super::mail::Mail;
+use super::outward::{Outward, Written};
+use super::registry::{Counters, Registry};
+use super::staging::Staging;
+use super::{Ended, Side};
+use crate::share::Share;
+
+/// The longest refusal that is read from the socket, behind its header.
+const REFUSAL_BYTES_MAX: usize = 64 * 1024;
+
+/// A connection over verbs.
+pub(crate) struct Line {
+    /// Before everything that it has memory of: its pair is closed first.
+    mail: Mail,
+    outward: Outward,
+    inward: Inward,
+    /// Keeps the slots registered.
+    _near: Registry,
+    side: Side,
+    /// Whether the other side has said that it is ready.
+    is_up: bool,
+    socket: Socket,
+    outcomes: Vec<Outcome>,
+}
+
+/// The TCP connection, which says when it is over, and why.
+pub(super) struct Socket {
+    stream: TcpStream,
+    /// Whether the runtime may have something to say about it.
+    must_look: bool,
+    is_over: bool,
+    bytes: Vec<u8>,
+}
+
+/// What a connection is made of, once both sides know each other.
+pub(super) struct Parts {
+    pub(super) mail: Mail,
+    pub(super) near: Registry,
+    pub(super) side: Side,
+    pub(super) outward: Staging,
+    pub(super) inward: Staging,
+    pub(super) counters: Arc<Counters>,
+    /// Whether payloads carry checksums.
+    pub(super) is_checked: bool,
+}
+
+impl Line {
+    pub(super) fn new(socket: Socket, parts: Parts) -> Self {
+        let Parts { mail, near, side, outward, inward, counters, is_checked } = parts;
+        Self {
+            mail,
+            outward: Outward::new(side, is_checked, outward, &counters),
+            inward: Inward::new(side, is_checked, inward, &counters),
+            _near: near,
+            side,
+            is_up: side == Side::Connecting,
+            socket,
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// Frames that the caller has not got back.
+    pub(crate) fn len(&self) -> usize {
+        self.outward.len()
+    }
+
+    /// Queues a frame. A refusal, which nobody submitted, goes over the socket: the pair may have no room, or be
+    /// broken.
+    pub(crate) fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+        match ticket {
+            Some(ticket) => self.outward.push(ticket, frame, body),
+            // Nothing depends on it.
+            None => drop(self.socket.send(&frame.encode())),
+        }
+    }
+
+    /// The places for the head that was reported.
+    pub(crate) fn land(&mut self, places: Vec<Incoming>) {
+        self.inward.land(places);
+    }
+
+    /// Gives back the frames that have not begun to leave.
+    pub(crate) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+        self.outward.take_unbegun()
+    }
+
+    /// What it still holds: frames that may not have left, and places that were not filled. No device touches them any
+    /// more; what one may still touch does not come back.
+    pub(crate) fn into_parcels(mut self) -> (Vec<(Ticket, Vec<Outgoing>)>, Vec<Incoming>) {
+        self.close();
+        (self.outward.take_all(), self.inward.take_unfilled())
+    }
+
+    fn close(&mut self) {
+        for flight in self.mail.flights.close().unwrap_or_default() {
+            if let Flight::Read { index, place, staged } = flight {
+                self.inward.back(index, place, staged, false);
+            }
+        }
+    }
+
+    /// The socket may have something to say.
+    pub(crate) fn woken(&mut self) {
+        self.socket.must_look = true;
+    }
+
+    /// Whether a turn may do something.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.socket.must_look || self.mail.flights.has_news()
+    }
+
+    /// Says that this side is about to sleep: what is done from here on wakes it.
+    pub(crate) fn fall_asleep(&mut self) {
+        // A device that cannot be asked for that is asked by the next turn what is wrong.
+        if self.mail.flights.pair().arm().is_err() {
+            self.socket.must_look = true;
+        }
+    }
+
+    /// Writes only: for a frame that was just submitted. Whether there is more to write at once.
+    pub(crate) fn flush(&mut self, peer: PeerId, share: Share, events: &mut Vec<Event>) -> Result<bool, Ended> {
+        if !self.is_up {
+            return Ok(false);
+        }
+        let written = self.outward.turn(peer, &mut self.mail, share.bytes, events)?;
+        self.mail.settle()?;
+        Ok(written == Written::Turn)
+    }
+
+    /// Writes and reads what can be without waiting; whether there is more at once.
+    pub(crate) fn turn(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        share: Share,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Ended> {
+        self.look(peer, waker, events)?;
+        let is_over = self.socket.is_over;
+        self.collect(peer, events).map_err(|ended| self.explained(ended))?;
+        let read = self.inward.turn(peer, &mut self.mail, (share.bytes, share.frames), events)?;
+        let more = self.flush(peer, share, events)?;
+        // What came before the end was there before the end was seen.
+        if is_over && read == Read::Empty && !self.mail.flights.has_news() {
+            return Err(if self.inward.is_between(&self.mail) { Ended::Closed } else { Ended::Cut });
+        }
+        Ok(more || read == Read::Turn)
+    }
+
+    /// The same for a connection that is ending: what is queued leaves, the socket says so, and the rest is the other
+    /// side's to read until it closes too. True when it has.
+    pub(crate) fn turn_ending(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        share: Share,
+        events: &mut Vec<Event>,
+    ) -> Result<(bool, bool), Ended> {
+        self.look(peer, waker, events)?;
+        if self.socket.is_over {
+            return Ok((true, false));
+        }
+        self.collect(peer, events)?;
+        let more = self.flush(peer, share, events)?;
+        if self.outward.len() == 0 && self.mail.flights.is_empty() {
+            // It may be closed already, by either side.
+            let _ = SockRef::from(&self.socket.stream).shutdown(Shutdown::Write);
+        }
+        Ok((false, more))
+    }
+
+    /// A pair fails when the other side ends it; the socket knows that better.
+    fn explained(&mut self, ended: Ended) -> Ended {
+        match ended {
+            Ended::Failed(status) if !status.is_peers_fault() && self.socket.is_over => Ended::Cut,
+            other => other,
+        }
+    }
+
+    /// Takes in what the device has done.
+    fn collect(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<(), Ended> {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        // What completed before a failure completed.
+        let collected = self.mail.flights.collect(&mut outcomes);
+        let noted = outcomes.drain(..).try_for_each(|outcome| self.note(peer, outcome, events));
+        self.outcomes = outcomes;
+        noted.and(collected)
+    }
+
+    fn note(&mut self, peer: PeerId, outcome: Outcome, events: &mut Vec<Event>) -> Result<(), Ended> {
+        match outcome {
+            Outcome::Message(message) => {
+                self.is_up = true;
+                let (prefix, note) = self.mail.arrive(message)?;
+                self.outward.taken(peer, prefix.taken, events)?;
+                if let Some(note) = note {
+                    if prefix.matter == Matter::Grant {
+                        self.outward.granted(&note.slot.bytes()[PREFIX_BYTES..note.bytes])?;
+                    }
+                    self.mail.read_note(note.slot);
+                }
+            }
+            Outcome::Number(number, slot) => {
+                if self.side == Side::Accepting {
+                    return Err(Ended::Broken(format!("number {number} came with a write, which nobody asked for")));
+                }
+                self.mail.read_note(slot);
+                self.inward.written(number)?;
+            }
+            Outcome::Retired(Flight::Message(slot)) => self.mail.sent_from(slot),
+            Outcome::Retired(Flight::Read { index, place, staged }) => self.inward.back(index, place, staged, true),
+            Outcome::Retired(Flight::Write { is_last, .. }) => {
+                if is_last {
+                    self.outward.arrived(peer, events);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, peer: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<(), Ended> {
+        self.socket.look(waker).map_err(|error| Ended::Device(format!("reading: {error}")))?;
+        if let Some(frame) = self.socket.refusal()? {
+            events.push(Event::Landed { peer, frame, body: Vec::new() });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, must_look: true, is_over: false, bytes: Vec::new() }
+    }
+
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    pub(super) fn woken(&mut self) {
+        self.must_look = true;
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// What came over it and was not read.
+    pub(super) fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Sends a little, all of it or an error.
+    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let sent = send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    /// Reads what came over it, and arms `waker` for more.
+    pub(super) fn look(&mut self, waker: &Waker) -> io::Result<()> {
+        self.look_for(waker, HEADER_BYTES + REFUSAL_BYTES_MAX)
+    }
+
+    /// As [`Socket::look`], until so many bytes are there: what follows them is somebody else's.
+    pub(super) fn look_for(&mut self, waker: &Waker, bytes_max: usize) -> io::Result<()> {
+        if !std::mem::take(&mut self.must_look) {
+            return Ok(());
+        }
+        let mut context = Context::from_waker(waker);
+        while !self.is_over && self.bytes.len() < bytes_max {
+            if self.stream.poll_read_ready(&mut context)?.is_pending() {
+                return Ok(());
+            }
+            let mut some = [0; 1024];
+            let room = some.len().min(bytes_max - self.bytes.len());
+            match self.stream.try_read(&mut some[..room]) {
+                Ok(0) => self.is_over = true,
+                Ok(read) => self.bytes.extend_from_slice(&some[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A connection that was reset is over, too.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.is_over = true,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The refusal that came over it, once it is there.
+    fn refusal(&mut self) -> Result<Option<Frame>, Ended> {
+        let Some(header) = self.bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let prefix = Prefix::decode(header)?;
+        if prefix.head().kind != Kind::Refused || prefix.rest_bytes() > REFUSAL_BYTES_MAX {
+            return Err(Ended::Broken("a frame on the socket is not a refusal".to_owned()));
+        }
+        let Some(rest) = self.bytes[HEADER_BYTES..].get(..prefix.rest_bytes()) else { return Ok(None) };
+        let frame = prefix.finish(rest)?;
+        self.bytes.clear();
+        Ok(Some(frame))
+    }
+}

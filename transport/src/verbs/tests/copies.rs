@@ -1,0 +1,107 @@
+//! What is copied, and what is registered: nothing, once everything has been used once.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pserver_core::memory::{Buffer, lend};
+use pserver_core::port::{Incoming, Outgoing, Transport};
+
+use super::stage::transports;
+use crate::conformance::Ends;
+use crate::conformance::world::{Seen, World, bytes, push};
+use crate::network::NetworkOptions;
+use crate::verbs::{Device, Devices};
+
+const LENGTH: usize = 1 << 20;
+
+#[test]
+fn between_a_buffer_and_leases_nothing_is_copied() {
+    let options = NetworkOptions { devices: Devices::This(Device::in_process()), ..NetworkOptions::default() };
+    let (near, far, address, keep) = transports("verbs://127.0.0.1:0", &options);
+    let counters = [near.verbs(), far.verbs()];
+    let count = |what: fn(&crate::verbs::Counters) -> u64| counters.iter().map(|side| what(side)).sum::<u64>();
+    let mut world = World::new(Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) });
+    let (near, far) = world.connect();
+    let mut gradient = Buffer::new(LENGTH).expect("this system shares memory");
+    let mut parameter = Buffer::new(LENGTH).expect("this system shares memory");
+    gradient.copy_from_slice(&bytes(LENGTH, 5));
+    let (from, to) = (gradient.mapping().clone(), parameter.mapping().clone());
+    let mut registered = 0;
+    for round in 0..20 {
+        lend(|book| {
+            let loan = book.read(&gradient).within(&from);
+            world.near.send(near, &push(2 * round, &[&gradient]), vec![Outgoing::Loan(loan)]);
+            world.until("it is there", |world| world.far.landed().count() == 2 + usize::try_from(round).expect("few"));
+            world.near.held.insert(near);
+            let heads = |seen: &[Seen]| seen.iter().filter(|one| matches!(one, Seen::Head(..))).count();
+            let known = heads(&world.near.seen);
+            let chunk = world.far.lease(&gradient);
+            world.far.send(far, &push(2 * round + 1, &[&gradient]), vec![Outgoing::Value(chunk)]);
+            world.until("its head is back", |world| heads(&world.near.seen) > known);
+            let place = book.write(&mut parameter).within(&to);
+            world.near.land(near, vec![Incoming::Loan(place)]);
+            world.until("it is back", |world| {
+                let out = |side: &crate::conformance::world::Side| side.parcels_out + side.places_out;
+                out(&world.near) + out(&world.far) == 0
+            });
+        });
+        assert!(parameter[..] == gradient[..], "what went there came back");
+        parameter.fill(0);
+        let now = count(|side| side.registrations.load(Relaxed));
+        assert!(round < 2 || now == registered, "round {round} registers memory");
+        registered = now;
+    }
+    assert_eq!(count(|side| side.copied_bytes.load(Relaxed)), 0, "the device moves it all");
+    assert_eq!(count(|side| side.moved_bytes.load(Relaxed)), 40 * LENGTH as u64);
+    assert_eq!(count(|side| side.connections.load(Relaxed)), 2, "both sides count it");
+}
+
+#[test]
+fn from_other_memory_one_copy_is_made_and_counted() {
+    let options = NetworkOptions { devices: Devices::This(Device::in_process()), ..NetworkOptions::default() };
+    let (mut near, far, address, keep) = transports("verbs://127.0.0.1:0", &options);
+    let counters = [near.verbs(), far.verbs()];
+    let peer = near.connect(&address).expect("an address of this transport");
+    let mut world = World::new(Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) });
+    world.near.send(peer, &crate::conformance::world::hello(0), Vec::new());
+    let payload = bytes(LENGTH, 1);
+    let chunk = world.near.lease(&payload);
+    world.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)]);
+    world.until("it is there", |world| world.far.landed().count() == 2);
+    let copied = counters.each_ref().map(|side| side.copied_bytes.load(Relaxed));
+    assert_eq!(copied, [LENGTH as u64, 0], "where it leaves");
+}
+
+/// Which way is taken is a choice by what there is; which was taken is known from what came of it.
+#[test]
+fn without_a_device_it_is_said_and_tcp_is_taken_or_nothing() {
+    let check = |server: Devices, client: Devices, scheme: &str, expected: Result<(), &str>| {
+        let listening = NetworkOptions { devices: server, ..NetworkOptions::default() };
+        let (_, far, mut address, keep) = transports("verbs://127.0.0.1:0", &listening);
+        let near = crate::network::Network::new(NetworkOptions { devices: client, ..NetworkOptions::default() });
+        if scheme == "tcp" {
+            address.scheme = pserver_core::wire::Scheme::Tcp;
+        }
+        let mut world =
+            World::new(Ends { keep, ..Ends::new(Box::new(near.expect("a transport")), Box::new(far), address) });
+        let address = world.address.clone();
+        let peer = world.near.transport().connect(&address).expect("an address of this transport");
+        world.near.send(peer, &crate::conformance::world::hello(0), Vec::new());
+        match expected {
+            Ok(()) => world.until("a hello lands", |world| world.far.landed().count() == 1),
+            Err(words) => {
+                world.until("it is refused", |world| world.near.gone(peer).is_some());
+                let reason = world.near.gone(peer).unwrap_or_default().to_owned();
+                let texts =
+                    world.near.landed().map(|(_, frame, _)| String::from_utf8_lossy(&frame.control).into_owned());
+                assert!(reason.contains(words) || texts.into_iter().any(|text| text.contains(words)), "{reason}");
+            }
+        }
+    };
+    let device = || Devices::This(Device::in_process());
+    check(Devices::None, Devices::None, "verbs", Err("verbs are switched off"));
+    check(Devices::None, device(), "verbs", Err("verbs are switched off"));
+    check(device(), Devices::None, "tcp", Err("verbs only"));
+    let one = device();
+    check(one.clone(), one, "verbs", Ok(()));
+    assert!(Device::find(&Devices::Named("none".to_owned())).is_err());
+}

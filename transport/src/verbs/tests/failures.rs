@@ -1,0 +1,155 @@
+//! Whatever a device does wrong ends one connection, with a reason that names it, and every parcel comes back.
+
+use std::sync::Arc;
+
+use super::stage::ends;
+use crate::conformance::world::{Seen, Side, World, bytes, push};
+use crate::network::{NetworkOptions, Poll};
+use crate::verbs::plain::Plain;
+use crate::verbs::rough::{Mischief, Plot, Rough};
+use crate::verbs::status::Status;
+use crate::verbs::{Device, Devices};
+use pserver_core::ids::PeerId;
+use pserver_core::port::Outgoing;
+
+fn world(device: &Rough) -> World {
+    let devices = Devices::This(Device(Arc::new(device.clone())));
+    World::new(ends("verbs://127.0.0.1:0", &NetworkOptions { devices, poll: Poll::Block, ..NetworkOptions::default() }))
+}
+
+/// Sends some frames, with long payloads and short ones.
+fn traffic(side: &mut Side, peer: PeerId) {
+    for number in 0..12 {
+        let payload = bytes(if number % 2 == 0 { 100_000 } else { 100 }, number);
+        let chunk = side.lease(&payload);
+        side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(Arc::clone(&chunk))]);
+    }
+}
+
+fn outstanding(world: &World) -> usize {
+    let out = |side: &Side| side.parcels_out + side.places_out;
+    out(&world.near) + out(&world.far)
+}
+
+/// Plots against one side of a connection with traffic both ways; why it ended there.
+fn ended(mischief: Mischief, is_open: bool, after: u32) -> String {
+    let device = Rough::new(Arc::new(Plain::new()));
+    let mut world = world(&device);
+    let (near, far) = world.connect();
+    world.settle();
+    device.plot(Some(Plot { mischief, is_open, after }));
+    traffic(&mut world.near, near);
+    traffic(&mut world.far, far);
+    world.until("both are gone", |world| world.near.gone(near).is_some() && world.far.gone(far).is_some());
+    world.until("the parcels are back", |world| outstanding(world) == 0);
+    let reason = if is_open { world.near.gone(near) } else { world.far.gone(far) };
+    let reason = reason.unwrap_or_default().to_owned();
+    device.plot(None);
+    // Others go on, and so does who connects again.
+    let (near, far) = world.connect();
+    let landed = world.far.landed().count();
+    traffic(&mut world.near, near);
+    traffic(&mut world.far, far);
+    world.until("the next connection works", |world| world.far.landed().count() == landed + 12);
+    world.until("its parcels are back", |world| outstanding(world) == 0);
+    reason
+}
+
+#[test]
+fn every_status_ends_the_connection_and_is_named() {
+    for status in 1..25 {
+        for is_open in [true, false] {
+            let status = Status(status);
+            let reason = ended(Mischief::Fails(status), is_open, status.0 % 3);
+            assert!(reason.contains(&status.to_string()), "{status:?}, {is_open}: {reason}");
+        }
+    }
+}
+
+#[test]
+fn what_a_device_does_wrong_ends_the_connection_and_is_named() {
+    let check = |mischief, is_open, expected: &str| {
+        for after in [0, 2] {
+            let reason = ended(mischief, is_open, after);
+            assert!(reason.contains(expected), "{mischief:?}, {is_open}, after {after}: {reason}");
+        }
+    };
+    for is_open in [true, false] {
+        check(Mischief::Lost, is_open, "completed, expected");
+        check(Mischief::Twice, is_open, "completed");
+        check(Mischief::Stranger, is_open, "completed");
+        check(Mischief::TooLong, is_open, "a receive completed as Message(4294967295)");
+        check(Mischief::Deaf, is_open, "the completion queue is lost");
+        check(Mischief::Refuses, is_open, "the device takes no more work");
+    }
+    // The other side gets so few messages that the one behind may never come.
+    check(Mischief::Late, true, "completed, expected");
+    check(Mischief::WrongNumber, true, "payloads were written as number");
+    assert!(ended(Mischief::RegistersNothing, true, 0).contains("so much memory cannot be registered"));
+    assert!(ended(Mischief::RegistersNothing, false, 0).contains("so much memory cannot be registered"));
+}
+
+#[test]
+fn a_key_of_another_connection_is_worth_nothing() {
+    let plain = Arc::new(Plain::new());
+    let device = Rough::new(Arc::clone(&plain) as Arc<_>);
+    let mut world = world(&device);
+    let (honest, honest_far) = world.connect();
+    traffic(&mut world.near, honest);
+    world.until("it landed", |world| world.far.landed().count() == 13);
+    let keys: Vec<u32> = plain.regions().into_iter().map(|(key, ..)| key).collect();
+    assert!(keys.len() > 3, "both sides have registered memory");
+    for key in keys {
+        let (near, far) = world.connect();
+        let landed = world.far.landed().count();
+        device.plot(Some(Plot { mischief: Mischief::Key(key), is_open: true, after: 0 }));
+        traffic(&mut world.near, near);
+        world.until("it is cut", |world| world.near.gone(near).is_some() && world.far.gone(far).is_some());
+        device.plot(None);
+        let reason = world.far.gone(far).unwrap_or_default().to_owned();
+        assert!(reason.contains("named memory that is not registered for this connection"), "{reason}");
+        assert_eq!(world.far.landed().count(), landed, "nothing of it landed");
+        assert_eq!(outstanding(&world), 0);
+        world.near.send(honest, &push(99, &[]), Vec::new());
+        world.until("the honest one goes on", |world| world.far.landed().count() == landed + 1);
+        assert!(world.far.gone(honest_far).is_none());
+    }
+}
+
+/// How many slots of the accepting side are not free after the other has died while it read from there.
+fn kept(mischief: Option<Mischief>) -> u64 {
+    let device = Rough::new(Arc::new(Plain::new()));
+    let mut world = world(&device);
+    let (near, far) = world.connect();
+    world.settle();
+    let before = world.far.arena.usage().slots_in_use;
+    traffic(&mut world.near, near);
+    world.until("a head is there", |world| world.far.seen.iter().any(|seen| matches!(seen, Seen::Head(..))));
+    device.plot(mischief.map(|mischief| Plot { mischief, is_open: false, after: 0 }));
+    world.settle();
+    world.near.transport = None;
+    world.until("it is known", |world| world.far.gone(far).is_some());
+    assert_eq!(world.far.places_out, 0, "every place came back, or what stands for it");
+    world.far.arena.usage().slots_in_use - before
+}
+
+#[test]
+fn what_a_device_does_not_give_back_is_given_to_nobody() {
+    assert_eq!(kept(None), 0);
+    assert_eq!(kept(Some(Mischief::Dead)), 1, "the lease that it was filling");
+}
+
+#[test]
+fn there_is_always_room_for_a_message() {
+    let plain = Arc::new(Plain::new());
+    let mut world = world(&Rough::new(Arc::clone(&plain) as Arc<_>));
+    let (near, far) = world.connect();
+    for round in 1..=40 {
+        traffic(&mut world.near, near);
+        traffic(&mut world.far, far);
+        let landed = 12 * round;
+        world.until("all landed", |world| world.far.landed().count() > landed && world.near.landed().count() == landed);
+    }
+    world.until("the parcels are back", |world| outstanding(world) == 0);
+    assert_eq!(plain.crowded(), 0, "credits see to it");
+}

@@ -1,0 +1,8 @@
+//! What verbs promise beyond what every transport does, over the device in process and, where there is one, over a real
+//! one.
+
+mod copies;
+mod failures;
+mod foe;
+mod real;
+mod stage;
