@@ -37,7 +37,8 @@ pub(super) const ALONE: Scenario = Scenario {
         psbench("pushpull-tcp", "psbench pushpull --transport tcp --bytes 1MiB --iterations 5 --json"),
         psbench("latency-verbs", "psbench latency --transport verbs --bytes 4KiB --iterations 20 --json"),
         psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 20 --json"),
-        program("verbs", 240, "transport-unit --nocapture --test-threads=1 verbs::probe verbs::tests::real"),
+        program("probe", 120, "transport-unit --nocapture --test-threads=1 verbs::probe"),
+        program("verbs", 240, "transport-unit --nocapture --test-threads=1 verbs::tests::real"),
         program(
             "digits-verbs",
             60,

@@ -585,10 +585,9 @@ impl Serving {
         let chunk = &self.table.chunks[place];
         let round = &chunk.round;
         match pace {
-            Pace::Rounds if 0 < chunk.sealed => {
-                // What was ahead when it was sealed is in it first.
-                !round.is_empty() && round.all_ahead().iter().all(|one| one.round.0 != chunk.version.0 + 1)
-            }
+            // What was ahead is in it first, also of those who are not waited for any more.
+            Pace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
+            Pace::Rounds if 0 < chunk.sealed => !round.is_empty(),
             Pace::Rounds => round.is_complete(self.active()),
             Pace::Any | Pace::Bounded(_) => !round.is_empty(),
         }

@@ -34,7 +34,10 @@ pub(super) fn library() -> Result<&'static Verbs, Fault> {
         let missing = |error| Fault::new(format!("the library is missing: {error} (rdma-core has it)"));
         let verbs = opened.map_err(missing)?;
         // A process that forks must not take registered pages away from its child; systems that copy them need nothing.
-        zero(call!(verbs, ibv_fork_init)?, "preparing for forks")?;
+        // It is refused where somebody else in the process, MPI perhaps, has registered memory before: they decided.
+        if let Err(fault) = call!(verbs, ibv_fork_init).and_then(|code| zero(code, "preparing for forks")) {
+            tracing::warn!("verbs: {fault}: memory was registered before");
+        }
         Ok(verbs)
     });
     opened.as_ref().map_err(Clone::clone)

@@ -207,6 +207,17 @@ fn what_a_leaving_trainer_sent_counts() {
          push 1 3 w=1 -> 1 done w@3
          show w -> w@3=-5",
     );
+    // Of two rounds that are closed by somebody else's leaving.
+    check(
+        mean(3),
+        "push 0 1 w=1 -> 0 done w@1
+         push 1 1 w=1 -> 1 done w@1
+         push 0 2 w=1 ->
+         push 1 2 w=5 ->
+         leave 1 -> 1 done
+         leave 2 -> *
+         show w -> w@2=-4",
+    );
 }
 
 #[test]
