@@ -8,7 +8,7 @@ use clap::Parser;
 use pserver_core::config::{Merge, Mode};
 use tempfile::TempDir;
 
-use super::{Journal, LogFormat, LogLevel, ServeArgs, Settings};
+use super::{Device, Journal, LogFormat, LogLevel, ServeArgs, Settings};
 
 #[derive(Parser)]
 struct Line {
@@ -57,6 +57,15 @@ fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
     check("--trainers 4", "PSERVER_TRAINERS=3", "trainers = 2", 4);
     check("--trainers 4", "", "trainers = 2", 4);
     check("", "PSERVER_REQUIRE=rdma TRAINERS=9", "", 1);
+}
+
+#[test]
+fn a_device_is_the_processor_or_a_number() {
+    let check = |flags, expected| assert_eq!(load(flags, "", "").unwrap().device, expected);
+    check("", Device::Auto);
+    check("--device auto", Device::Auto);
+    check("--device cpu", Device::Cpu);
+    check("--device cuda:3", Device::Cuda { ordinal: 3 });
 }
 
 #[test]
@@ -131,6 +140,10 @@ fn a_bad_value_is_refused_by_key_source_value_and_expectation() {
         ("servers = 0", "servers (from FILE) is \"0\"; expected a whole number from 1 to 4096"),
         ("servers = 1.5", "servers (from FILE) is \"1.5\"; expected a whole number from 1 to 4096"),
         ("index = -1", "index (from FILE) is \"-1\"; expected a whole number from 0 to 4095"),
+        (
+            "device = \"cuda\"",
+            "device (from FILE) is \"cuda\"; expected auto, cpu or cuda:N with the number of a device",
+        ),
         ("trainers = \"many\"", "trainers (from FILE) is \"many\"; expected a whole number from 1 to 4096"),
         ("shards = 257", "shards (from FILE) is \"257\"; expected a whole number from 1 to 256"),
         ("mode = \"Sync\"", "mode (from FILE) is \"Sync\"; expected one of sync, async, bounded, delta"),
