@@ -5,4 +5,4 @@ mod copies;
 mod failures;
 mod foe;
 mod real;
-mod stage;
+pub(super) mod stage;
