@@ -17,7 +17,7 @@ use crate::soft_roce::report::Report;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PROCESSORS: &str = "2";
-const MEBIBYTES: &str = "1536";
+const MEBIBYTES: &str = "3072";
 
 /// One end of what joins two machines.
 pub(super) struct Wire<'a> {

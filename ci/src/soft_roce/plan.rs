@@ -6,7 +6,7 @@
 pub(super) struct Program {
     /// What the report calls it; a single word.
     pub(super) name: &'static str,
-    /// It is ended after so long.
+    /// It is ended after so long: it hangs. A busy machine takes ten times what an idle one does.
     pub(super) seconds: u64,
     /// What is started before it, and must end well too.
     pub(super) beside: Option<&'static str>,
@@ -28,7 +28,7 @@ pub(super) const ALONE: Scenario = Scenario {
     name: "alone",
     before: ALONE_NETWORK,
     programs: &[
-        program("devinfo", 30, "ibv_devinfo -v"),
+        program("devinfo", 60, "ibv_devinfo -v"),
         perftest("ib_write_bw", "ib_write_bw -d rxe0 -x 1 -F -s 1048576 -n 16 -t 16 10.9.0.1"),
         psbench("pushpull-verbs", "psbench pushpull --transport verbs --bytes 1MiB --iterations 8 --json"),
         psbench("pushpull-tcp", "psbench pushpull --transport tcp --bytes 1MiB --iterations 8 --json"),
@@ -37,17 +37,17 @@ pub(super) const ALONE: Scenario = Scenario {
         perftest("ib_write_lat", "ib_write_lat -d rxe0 -x 1 -F -s 4096 -n 200 10.9.0.1"),
         psbench("latency-verbs", "psbench latency --transport verbs --bytes 4KiB --iterations 100 --json"),
         psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 100 --json"),
-        program("probe", 120, "transport-unit --show-output --test-threads=1 verbs::probe"),
-        program("verbs", 240, "transport-unit --show-output --test-threads=1 verbs::tests::real"),
-        program("digits-verbs-sgd", 60, "sh /bin/digits verbs sgd"),
-        program("digits-tcp-sgd", 60, "sh /bin/digits tcp sgd"),
-        program("digits-verbs-adam", 60, "sh /bin/digits verbs adam"),
-        program("digits-tcp-adam", 60, "sh /bin/digits tcp adam"),
-        program("idle", 60, "sh /bin/idle 7170"),
-        program("killed-trainer", 60, "sh /bin/killed-trainer 7172"),
-        program("kills", 120, KILLS),
-        program("digests", 120, DIGESTS),
-        program("c-programs", 120, C_PROGRAMS),
+        program("probe", 600, "transport-unit --show-output --test-threads=1 verbs::probe"),
+        program("verbs", 900, "transport-unit --show-output --test-threads=1 verbs::tests::real"),
+        program("digits-verbs-sgd", 300, "sh /bin/digits verbs sgd"),
+        program("digits-tcp-sgd", 300, "sh /bin/digits tcp sgd"),
+        program("digits-verbs-adam", 300, "sh /bin/digits verbs adam"),
+        program("digits-tcp-adam", 300, "sh /bin/digits tcp adam"),
+        program("idle", 300, "sh /bin/idle 7170"),
+        program("killed-trainer", 300, "sh /bin/killed-trainer 7172"),
+        program("kills", 900, KILLS),
+        program("digests", 900, DIGESTS),
+        program("c-programs", 900, C_PROGRAMS),
     ],
 };
 
@@ -78,9 +78,9 @@ pub(super) const SERVER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("serve-verbs", 120, "sh /bin/serve verbs 7164"),
-        program("serve-tcp", 120, "sh /bin/serve tcp 7165"),
-        program("serve-cut", 120, "sh /bin/serve verbs 7166 cut"),
+        program("serve-verbs", 600, "sh /bin/serve verbs 7164"),
+        program("serve-tcp", 600, "sh /bin/serve tcp 7165"),
+        program("serve-cut", 600, "sh /bin/serve verbs 7166 cut"),
     ],
 };
 
@@ -96,9 +96,9 @@ pub(super) const TRAINER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("train-verbs", 120, "sh /bin/train verbs 7164"),
-        program("train-tcp", 120, "sh /bin/train tcp 7165"),
-        program("train-cut", 120, "sh /bin/train verbs 7166 cut"),
+        program("train-verbs", 600, "sh /bin/train verbs 7164"),
+        program("train-tcp", 600, "sh /bin/train tcp 7165"),
+        program("train-cut", 600, "sh /bin/train verbs 7166 cut"),
     ],
 };
 
@@ -228,13 +228,13 @@ const fn program(name: &'static str, seconds: u64, line: &'static str) -> Progra
 }
 
 const fn psbench(name: &'static str, line: &'static str) -> Program {
-    program(name, 90, line)
+    program(name, 300, line)
 }
 
 /// A program of perftest is its own server when it is told no address.
 const fn perftest(name: &'static str, line: &'static str) -> Program {
     let (server, _) = line.split_at(line.len() - " 10.9.0.1".len());
-    Program { name, seconds: 60, beside: Some(server), port: Some(18515), line }
+    Program { name, seconds: 200, beside: Some(server), port: Some(18515), line }
 }
 
 /// The scenario of this name.
