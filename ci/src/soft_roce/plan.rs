@@ -118,7 +118,7 @@ mkdir /tmp/$2
 pserver serve --bind "$1://10.9.0.1:$2" --insecure --trainers 1 --merge mean --model-dir /tmp/$2 \
     --log-level debug 2> /tmp/$2/log &
 server=$!
-connections() { grep -c welcome /tmp/$2/log; }
+connections() { grep -c 'welcome.*trainer=0' /tmp/$2/log; }
 if [ "$3" = cut ]; then
     nc -l -p $(($2 + 1000)) > /dev/null
     before=$(connections "$@")
@@ -210,8 +210,8 @@ kill -KILL $trainer || exit 1
 (train $1 2) || { cat /tmp/$1/log; exit 1; }
 kill -TERM $server
 wait $server || { cat /tmp/$1/log; exit 1; }
-echo "figure connections after a trainer was killed: $(grep -c welcome /tmp/$1/log)"
-[ $(grep -c welcome /tmp/$1/log) -gt 1 ]
+echo "figure connections after a trainer was killed: $(grep -c 'welcome.*trainer=0' /tmp/$1/log)"
+[ $(grep -c 'welcome.*trainer=0' /tmp/$1/log) -gt 1 ]
 "#;
 
 /// The shell has an `ip` of its own, which is another: `/bin/ip` is meant. `dummy0` comes with its module.
