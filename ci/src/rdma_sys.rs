@@ -2,9 +2,9 @@
 //! and its requests and completions by hand. Every size, alignment, offset and constant that our file asserts is
 //! asserted of its types.
 //!
-//! Not here: the bindings themselves ([`crate::verbs_bindings`]). `rdma-sys` is no dependency of the workspace, not even
-//! of its tests, because it builds only with libclang up to 15 and the headers of rdma-core: `cargo ci verbs-bindings
-//! --check` has both.
+//! Not here: the bindings themselves ([`crate::verbs_bindings`]). `rdma-sys` is no dependency of the workspace, not
+//! even of its tests, because it builds only with libclang up to 15 and the headers of rdma-core: `cargo ci
+//! verbs-bindings --check` has both.
 
 use std::fs;
 use std::path::Path;
