@@ -5,6 +5,7 @@
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
 //! maintainers, as is [`rdma_sys`], which compares it; [`debian`] has the packages that they read.
 
+mod aarch64;
 mod debian;
 mod kernels;
 mod rdma_sys;
