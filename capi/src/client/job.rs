@@ -3,7 +3,7 @@
 use std::sync::Weak;
 
 use pserver_core::client::LaneId;
-use pserver_core::config::Mode;
+use pserver_core::config::{Merge, Mode};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Place, Round, Sequence};
@@ -13,7 +13,7 @@ use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 use super::calls::CallNumber;
 use super::engine::Engine;
 use super::views::is_held;
-use super::{Facts, State};
+use super::{Facts, Sharing, State};
 
 /// A job that was joined.
 pub(super) struct Job {
@@ -118,6 +118,11 @@ impl Job {
 
     fn mode(&self) -> Mode {
         Mode::from_numbers(self.settings.mode, self.settings.staleness).unwrap_or_default()
+    }
+
+    pub(super) fn sharing(&self) -> Sharing {
+        let merge = Merge::from_number(self.settings.merge).unwrap_or_default();
+        Sharing { mode: self.mode(), merge, trainers: self.settings.trainers }
     }
 
     /// The bytes that a payload is cut to.

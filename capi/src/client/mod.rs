@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pserver_core::client::{Finished, Refused};
+use pserver_core::config::{Merge, Mode};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
@@ -141,6 +142,17 @@ pub struct Facts {
     pub is_sparse: bool,
 }
 
+/// How the trainers of a job share its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// What an update waits for.
+    pub mode: Mode,
+    /// How the gradients of one round become one.
+    pub merge: Merge,
+    /// Trainers in the job.
+    pub trainers: u32,
+}
+
 /// Bytes of payload that a client has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
@@ -226,6 +238,22 @@ impl Client {
         let mut state = self.enter()?;
         state.joined()?;
         Ok(state.engine.identity().trainer.0)
+    }
+
+    /// The trainers that the job is for; joins it when that has not happened.
+    ///
+    /// # Errors
+    /// As [`trainer`](Self::trainer).
+    pub fn trainers(&self) -> Result<u32, Failure> {
+        Ok(self.enter()?.joined()?.sharing().trainers)
+    }
+
+    /// How trainers share parameters; waits until these are initialised.
+    ///
+    /// # Errors
+    /// When initialisation does not finish before the deadline.
+    pub fn sharing(&self) -> Result<Sharing, Failure> {
+        Ok(self.enter()?.ready()?.sharing())
     }
 
     /// Bytes moved so far.

@@ -22,7 +22,7 @@ use super::luck::Luck;
 use super::plan::{BATCH, LOCAL_STEPS, Sharing};
 use super::{lifeline, network};
 use crate::client::{Client, ClientOptions, Given, Wanted};
-use crate::program::{Trainer, initialise};
+use crate::program::{Trainer, initialise, initialise_for_deltas};
 
 /// What the parent writes to the first trainer when all others are gone.
 pub(super) const FINISH: &str = "finish";
@@ -120,13 +120,16 @@ pub(super) fn train(
 ) -> Result<()> {
     let graph = network::program(&args.optimizer, args.seed)?;
     let parts = transpiler(args.mode).transpile(&graph, cluster(args), &CostModel::default())?;
-    initialise(client, &parts)?;
-    let mut own = Trainer::new(client, &parts)?;
+    let mut own = None;
+    match args.mode {
+        Sharing::Sync | Sharing::Async => initialise(client, &parts)?,
+        Sharing::Delta => initialise_for_deltas(client, &parts)?,
+    }
     let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
     let mut whole = Whole { client, run: PlainRun::new(&graph, &mut arithmetic, &mut kernels)?, names: names(&graph) };
     let mut course = Course::new(args, digits)?;
     let mut pace = match args.mode {
-        Sharing::Sync | Sharing::Async => Pace::Remote(&mut own),
+        Sharing::Sync | Sharing::Async => Pace::Remote(own.insert(Trainer::new(client, &parts)?)),
         Sharing::Delta => Pace::Local { anchor: whole.pull()?, whole: &mut whole, since_pull: 0 },
     };
     let start = Instant::now();

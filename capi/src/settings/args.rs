@@ -45,7 +45,8 @@ pub struct ServeArgs {
     /// How trainers share a parameter: sync, async, bounded or delta [default: sync].
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// With mode bounded: the steps the fastest trainer may be ahead of the slowest [default: 0].
+    /// With mode bounded: the steps the fastest trainer may be ahead of the slowest, 1 or more; with any other mode 0
+    /// [default: 0].
     #[arg(long, value_name = "STEPS")]
     pub staleness: Option<String>,
     /// How gradients of a round become one: mean or sum [default: mean].

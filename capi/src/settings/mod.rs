@@ -218,12 +218,14 @@ impl Settings {
         let open = !self.bind.is_loopback() && !self.insecure;
         let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
-        let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
+        let other_mode = settings.mode.is_some_and(|mode| mode != self.mode);
+        let other_merge = settings.merge.is_some_and(|merge| merge != self.merge);
         [
             (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
             (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
             (self.index == 0 && self.coordinator.is_some(), "coordinator", "none, as this is server 0".to_owned()),
             (staleness && !bounded, "staleness", "0, or mode bounded with it".to_owned()),
+            (bounded && !staleness, "staleness", "1 or more with mode bounded".to_owned()),
             (
                 self.journal != Journal::Off && self.checkpoint_dir.is_none(),
                 "journal",
@@ -235,7 +237,10 @@ impl Settings {
                 "advertise",
                 "the address at which others reach this server, as bind is every address of this machine".to_owned(),
             ),
-            (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
+            (other_mode, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
+            (other_merge, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
+            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
+            (settings.home.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
         ]
         .into_iter()
         .filter(|(wrong, ..)| *wrong)

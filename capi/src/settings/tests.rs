@@ -196,6 +196,21 @@ fn values_that_contradict_each_other_are_refused() {
         ("--index 1 --servers 2", "coordinator (from default) is \"\"; expected the address of server 0"),
         ("--coordinator a:1", "coordinator (from --coordinator) is \"a:1\"; expected none, as this is server 0"),
         ("--staleness 3", "staleness (from --staleness) is \"3\"; expected 0, or mode bounded with it"),
+        ("--mode bounded", "staleness (from default) is \"0\"; expected 1 or more with mode bounded"),
+        ("--mode bounded --staleness 0", "staleness (from --staleness) is \"0\"; expected 1 or more with mode bounded"),
+        (
+            "--optimizer home:1",
+            "optimizer (from --optimizer) is \"home:1\"; expected no home in it, which is said of one parameter",
+        ),
+        (
+            "--optimizer sparse{height:9}",
+            "optimizer (from --optimizer) is \"sparse{height:9}\"; expected no sparse in it, which is said of one \
+             parameter",
+        ),
+        (
+            "--optimizer merge:Sum",
+            "optimizer (from --optimizer) is \"merge:Sum\"; expected no merge in it, or the same as the setting merge",
+        ),
         ("--journal on", "journal (from --journal) is \"on\"; expected off, or a checkpoint_dir with it"),
         ("--journal sync", "journal (from --journal) is \"sync\"; expected off, or a checkpoint_dir with it"),
         (

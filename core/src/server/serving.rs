@@ -135,6 +135,17 @@ impl Serving {
         Ok(())
     }
 
+    /// Checks a rate with the rules of the chunks that it is for.
+    pub(super) fn check_rate(&self, rate: f64, places: &[u32]) -> Result<(), Refusal> {
+        for chunk in places.iter().map(|place| &self.table.chunks[*place as usize]) {
+            chunk.rule.rule().check_rate(rate, chunk.element_type).map_err(|failure| {
+                let name = self.table.held(chunk.id).name();
+                Refusal::invalid(format!("parameter \"{name}\": {failure}"))
+            })?;
+        }
+        Ok(())
+    }
+
     /// Closes the rounds that were complete when a checkpoint wrote their chunks, of those that were written before
     /// this position of the journal.
     pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {

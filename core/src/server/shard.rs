@@ -409,8 +409,9 @@ impl Shard {
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
-                check_rate(frame)?;
-                serving.check_push(frame, position, places)
+                let rate = check_rate(frame)?;
+                serving.check_push(frame, position, places)?;
+                rate.map_or(Ok(()), |rate| serving.check_rate(rate, places))
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
             (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
@@ -656,7 +657,7 @@ impl Job {
         }
         if mode == (Mode::Staleness { bound: 0 }) {
             return Err(Refusal::invalid(
-                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode Sync",
+                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode sync",
             ));
         }
         Ok(Self { mode, merge, trainers: job.trainers })
@@ -675,11 +676,11 @@ fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
     M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
 
-/// A rate that is not a number would end in every parameter.
-fn check_rate(frame: &Frame) -> Result<(), Refusal> {
+/// The rate of a push. One that is not a number would end in every parameter.
+fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
     let rate = decode::<PushMessage>(&frame.control)?.rate;
     let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
-    checked.map_err(|failure| Refusal::invalid(failure.to_string()))
+    checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {

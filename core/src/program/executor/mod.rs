@@ -42,5 +42,5 @@ pub use flow::{Pace, Pieces, Queue, Sent};
 pub use machine::{Link, Parts};
 pub use marking::{Marking, Port};
 pub use plan::{Accumulator, Act, Fused, Plan, Unit, UnitIndex};
-pub use run::Executor;
+pub use run::{Executor, Saved};
 pub use wait::{Standing, Wait, standing};
