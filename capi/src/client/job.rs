@@ -3,7 +3,7 @@
 use std::sync::Weak;
 
 use pserver_core::client::LaneId;
-use pserver_core::config::{Merge, Mode};
+use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Place, Round, Sequence};
@@ -121,7 +121,7 @@ impl Job {
     }
 
     pub(super) fn sharing(&self) -> Sharing {
-        let merge = Merge::from_number(self.settings.merge).unwrap_or_default();
+        let merge = pserver_core::config::Merge::from_number(self.settings.merge).unwrap_or_default();
         Sharing { mode: self.mode(), merge, trainers: self.settings.trainers }
     }
 

@@ -240,22 +240,6 @@ impl Client {
         Ok(state.engine.identity().trainer.0)
     }
 
-    /// The trainers that the job is for; joins it when that has not happened.
-    ///
-    /// # Errors
-    /// As [`trainer`](Self::trainer).
-    pub fn trainers(&self) -> Result<u32, Failure> {
-        Ok(self.enter()?.joined()?.sharing().trainers)
-    }
-
-    /// How trainers share parameters; waits until these are initialised.
-    ///
-    /// # Errors
-    /// When initialisation does not finish before the deadline.
-    pub fn sharing(&self) -> Result<Sharing, Failure> {
-        Ok(self.enter()?.ready()?.sharing())
-    }
-
     /// Bytes moved so far.
     #[must_use]
     pub fn moved(&self) -> Moved {
@@ -285,6 +269,22 @@ impl Client {
         let mut servers: Vec<u16> = catalogue.topology().places().filter(keeps).map(|place| place.server.0).collect();
         servers.dedup();
         Ok(servers)
+    }
+
+    /// The trainers that the job is for; joins it when that has not happened.
+    ///
+    /// # Errors
+    /// As [`trainer`](Self::trainer).
+    pub fn trainers(&self) -> Result<u32, Failure> {
+        Ok(self.enter()?.joined()?.sharing().trainers)
+    }
+
+    /// How trainers share parameters; waits until these are initialised.
+    ///
+    /// # Errors
+    /// When initialisation does not finish before the deadline.
+    pub fn sharing(&self) -> Result<Sharing, Failure> {
+        Ok(self.enter()?.ready()?.sharing())
     }
 
     /// The names of all parameters in the order of declaration; waits until they are initialised.

@@ -218,8 +218,7 @@ impl Settings {
         let open = !self.bind.is_loopback() && !self.insecure;
         let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
-        let other_mode = settings.mode.is_some_and(|mode| mode != self.mode);
-        let other_merge = settings.merge.is_some_and(|merge| merge != self.merge);
+        let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
         [
             (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
             (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
@@ -237,14 +236,22 @@ impl Settings {
                 "advertise",
                 "the address at which others reach this server, as bind is every address of this machine".to_owned(),
             ),
-            (other_mode, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
-            (other_merge, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
-            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
-            (settings.home.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
+            (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
         ]
         .into_iter()
+        .chain(self.not_for_all(&settings))
         .filter(|(wrong, ..)| *wrong)
         .map(|(_, key, expected)| sources.get(key).complaint(key, &expected))
         .collect()
+    }
+
+    /// What the optimizer of all parameters may not say, beside a mode: what is said of one, and another merge.
+    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 3] {
+        let other = settings.merge.is_some_and(|merge| merge != self.merge);
+        [
+            (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
+            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
+            (settings.home.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
+        ]
     }
 }
