@@ -26,7 +26,7 @@ const WIDTH: u64 = 6;
 const CLASSES: u64 = 3;
 const BATCH: usize = 7;
 /// How long a call waits for a server that is not there.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(3);
 const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }";
 
 /// Ids and labels of a step.
