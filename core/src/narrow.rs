@@ -3,8 +3,8 @@
 //!
 //! A number that binary32 has stays as it is. Any other becomes the one of its two neighbours whose last bit is one.
 //! That bit then stands for everything below it: binary32 has more than two bits beyond those of binary16 and bfloat16,
-//! so a tie of theirs is told from what is a little beside it (S. Boldo and G. Melquiond, "When double rounding is odd",
-//! 2005). Beyond the largest number it is the largest, which halves round to infinity.
+//! so a tie of theirs is told from what is a little beside it (S. Boldo and G. Melquiond, "When double rounding is
+//! odd", 2005). Beyond the largest number it is the largest, which halves round to infinity.
 
 use half::{bf16, f16};
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::stage::{
-    Post, accumulate, answer, as_number, enqueue, executor, loops, number, one, op, queue, recv, send, strings,
+    Post, accumulate, answer, as_number, dequeue, enqueue, executor, loops, number, one, op, recv, send, strings,
     variable,
 };
 use crate::config::Merge;
@@ -149,15 +149,12 @@ fn pieces_stay_when_they_cannot_be_made_one() {
 #[test]
 fn an_update_that_lacks_something_keeps_what_there_is() {
     let p = Builder::new();
-    let w = p.parameter("w", Float32, &[1], Initializer::Constant(3.0), 0);
-    let slope = p.data("slope", Float32, [Dim::Fixed(1)]);
-    let count = p.declare("count", Facts::fixed(Int64, &[]), Purpose::State);
-    let momentum = p.declare("momentum", Facts::fixed(Float32, &[1]), Purpose::State);
+    p.parameter("w", Float32, &[1], Initializer::Constant(3.0), 0);
+    p.data("slope", Float32, [Dim::Fixed(1)]);
+    p.declare("count", Facts::fixed(Int64, &[]), Purpose::State);
+    p.declare("momentum", Facts::fixed(Float32, &[1]), Purpose::State);
     let config = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 }".to_owned();
-    let mut program = {
-        let _ = (w, slope, count, momentum);
-        p.finish().expect("it fits").into_program()
-    };
+    let mut program = p.finish().expect("it fits").into_program();
     let kind = OpKind::Update { config };
     program.blocks[0].ops.push(op(kind, &["w", "slope", "count", "momentum"], &["w", "count", "momentum"]));
     let graph = Graph::new(program).expect("it fits");
@@ -221,14 +218,13 @@ fn a_queue_holds_strings() {
     let line = variable("line", Facts::Strings, Purpose::Temporary);
     let outer = vec![variable("q", Facts::Queue { of: Box::new(Facts::Strings), capacity: 2 }, Purpose::State)];
     let fill = (vec![line], vec![recv("in", &["line"]), enqueue("q", "line")]);
-    let empty = (vec![], vec![super::stage::dequeue("q", &["a", "b"]), send("out", SINK, "b")]);
+    let empty = (vec![], vec![dequeue("q", &["a", "b"]), send("out", SINK, "b")]);
     let (mut executor, mut post) = (executor(&Arc::new(loops(outer, vec![fill, empty])), &[], 9), Post::new(9));
     for text in ["one", "two"] {
         assert_eq!(executor.arrive("in", Peer::Trainer(0), lines(&[text])).expect("it is a string"), None);
     }
     assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
     assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&["two"])));
-    let _ = queue(1);
 }
 
 /// The program of one op on data `x`.
