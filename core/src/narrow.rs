@@ -90,7 +90,7 @@ mod tests {
             1.0 + power(-8) + power(-21),
             1.0 + power(-8) + power(-40),
             1.0 + power(-7) + power(-8) - power(-50),
-            65519.999_999_999,
+            65_519.999_999_999,
             65520.0,
             power(-25) + power(-60),
             power(-25),
