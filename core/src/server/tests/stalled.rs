@@ -194,8 +194,8 @@ fn where_staleness_is_bounded_what_arrives_meanwhile_comes_again() {
          starve ->
          spare w ->
          push 0 0 w=1 -> 0 done w@1
-         again 0 -> 0 done w@1
          spare w ->
+         again 0 -> 0 done w@1
          push 1 0 w=1 -> 1 error Busy: *its update waits for memory that readers hold
          leave 1 -> 1 error Busy: *its update waits for memory that readers hold
          set 1 w=1 -> 1 error Busy: *its update waits for memory that readers hold
