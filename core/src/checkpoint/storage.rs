@@ -13,7 +13,8 @@ use crate::error::Failure;
 /// A place that keeps files.
 ///
 /// A write that returned survives the process; what survives the host is only what was synced: a file's bytes by
-/// [`Writer::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created, renamed or removed.
+/// [`Writer::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created, renamed or
+/// removed.
 /// Every failure names the operation, the path and what the system said.
 pub trait Storage: Send + Sync {
     /// Opens an empty file for writing, in place of any that was there, and creates the directories above it.

@@ -515,7 +515,7 @@ impl Bucket {
         if most < u64::from(part.count) {
             return Err(Failure::call(format!("{} parts; expected at most {most}", part.count)));
         }
-        if rows.ids().len() == 0 && part.index + 1 < part.count {
+        if rows.ids().is_empty() && part.index + 1 < part.count {
             let (index, count) = (part.index, part.count);
             return Err(Failure::call(format!("part {index} of {count} without a row; only the last may have none")));
         }

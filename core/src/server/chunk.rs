@@ -234,8 +234,8 @@ impl Chunk {
             .min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient or a value for its turn, or the rest of a gradient is
-    /// awaited.
+    /// Since when somebody waits for a version, or with a gradient or a value for its turn, or for the rest of a
+    /// gradient.
     pub(super) fn waits_since(&self) -> Option<Now> {
         let gathered = self.bucket().and_then(Bucket::waits_since);
         let late = self.late.as_ref().and_then(|late| late.since);
