@@ -17,9 +17,7 @@ use cluster::training::{Tensor, begin, given, places, pull, push, push_pull, wan
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 use paddle_pserver::api::batch::paddle_get_params;
-use paddle_pserver::api::shared::{
-    paddle_last_error, paddle_new_pserver_client_with, paddle_pserver_client_release,
-};
+use paddle_pserver::api::shared::{paddle_last_error, paddle_new_pserver_client_with, paddle_pserver_client_release};
 use paddle_pserver::api::started::{paddle_push_pull_start, paddle_wait};
 use paddle_pserver::api::sys::Parameter;
 use paddle_pserver::client::{Client, ClientOptions};
@@ -237,7 +235,7 @@ fn a_panic_ends_a_started_call_and_the_next_one_goes_on() {
     assert!(begin(&client, &tensors).expect("it is chosen"));
     let ones = [tensors[0].constant(-1.0)];
     let begun = Instant::now();
-    let mut start = |spoils| {
+    let start = |spoils| {
         client.scope(|calls| {
             order.store(spoils, SeqCst);
             let call = calls.push(&given(&tensors, &ones), None)?;
@@ -286,7 +284,9 @@ fn threads_of_two_trainers_do_not_wait_for_each_other_crosswise() {
     let tensors = [[counted("w")], [counted("x")]];
     let clients = [0, 1].map(|trainer| client_with(&servers.coordinator(), trainer, SOON));
     let all = [tensors[0][0].clone(), tensors[1][0].clone()];
-    clients.iter().for_each(|client| drop(begin(client, &all).expect("the tensors are initialised")));
+    for client in &clients {
+        begin(client, &all).expect("the tensors are initialised");
+    }
     std::thread::scope(|scope| {
         for (trainer, client) in (0..).zip(&clients) {
             for tensor in &tensors {
@@ -317,14 +317,16 @@ fn looking_after_a_call_does_not_wait_for_the_calls_of_other_threads() {
     };
     let first = Client::over(options(&servers.coordinator(), 0), make).expect("there is a transport");
     let second = client(&servers.coordinator(), 1);
-    [&first, &second].into_iter().for_each(|client| drop(begin(client, &tensors).expect("initialised")));
+    for client in [&first, &second] {
+        begin(client, &tensors).expect("the tensors are initialised");
+    }
     push(&first, &tensors[..1], 0, 1).expect("the gradient is taken");
-    let (mut value, gradient) = (places(&tensors[1..]), tensors[1].gradient(0, 1));
+    let (mut value, gradients) = (places(&tensors[1..]), [tensors[1].gradient(0, 1)]);
     let before = counters.out.frames_of(Kind::Pull);
     let (looked, is_done) = first
         .scope(|calls| {
-            let call =
-                calls.push_pull(&given(&tensors[1..], &[gradient]), None, wanted(&tensors[1..], &mut value))?;
+            let both = (given(&tensors[1..], &gradients), wanted(&tensors[1..], &mut value));
+            let call = calls.push_pull(&both.0, None, both.1)?;
             let outcome = std::thread::scope(|scope| {
                 let pulling = scope.spawn(|| pull(&first, &tensors[..1]));
                 while counters.out.frames_of(Kind::Pull) == before {

@@ -24,7 +24,7 @@ use pserver_core::wire::{Entry, Frame, Kind};
 
 use super::State;
 use super::buffers::Held;
-use super::job::Job;
+use super::job::{Job, Search};
 use super::packer::Packed;
 use super::turns::{Entered, reason};
 use super::views::Kept;
@@ -319,6 +319,7 @@ impl State {
         self.engine.break_off(&failure);
         self.engine.take_finished().for_each(drop);
         self.over.clear();
+        self.search = Search::default();
         let mut ended = Vec::new();
         for call in self.calls.iter_mut().filter(|call| !call.is_over()) {
             call.held.clear();
