@@ -107,7 +107,7 @@ impl Client {
 
 impl Entered<'_> {
     /// Joins the job when that has not happened.
-    pub(super) fn joined(&mut self) -> Result<(), Failure> {
+    pub(super) fn joined(&mut self) -> Result<&mut Job, Failure> {
         while self.job.is_none() {
             let call = match self.joining {
                 Some(call) => call,
@@ -124,7 +124,7 @@ impl Entered<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(self.ready_job())
     }
 
     fn begin_to_join(&mut self) -> CallNumber {
@@ -142,8 +142,7 @@ impl Entered<'_> {
 
     /// Waits until the parameters are initialised, and knows the catalogue from then on.
     pub(super) fn ready(&mut self) -> Result<&mut Job, Failure> {
-        self.joined()?;
-        match &self.ready_job().phase {
+        match &self.joined()?.phase {
             Phase::Ready(_) => {}
             Phase::Initialising(_) | Phase::Finishing => {
                 return Err(Failure::call(
