@@ -25,6 +25,9 @@ mod transfer;
 mod turns;
 mod views;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
