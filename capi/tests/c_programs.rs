@@ -1,10 +1,13 @@
 //! C programs against the real library and real servers, plainly and under valgrind.
 
-use std::io::{BufRead, BufReader, Write};
+mod cluster;
+
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use cluster::skip::skip;
 use tempfile::TempDir;
 
 /// A server process, which ends when this value does.
@@ -120,7 +123,7 @@ fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: 
         return;
     }
     if !has_valgrind() {
-        skip(&format!("{source} under valgrind: valgrind is not installed"));
+        skip("valgrind", &format!("it is not installed, and {source} does not run under it"));
         return;
     }
     let mut command = Command::new("valgrind");
@@ -133,16 +136,6 @@ fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: 
 
 fn has_valgrind() -> bool {
     Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
-}
-
-/// Says loudly what was not checked.
-fn skip(what: &str) {
-    assert!(std::env::var_os("PSERVER_REQUIRE").is_none(), "PSERVER_REQUIRE is set, and yet: {what}");
-    println!("SKIPPED: {what}");
-    if let Some(path) = std::env::var_os("PSERVER_SKIP_REPORT") {
-        let report = std::fs::File::options().append(true).create(true).open(path);
-        writeln!(report.expect("the report can be opened"), "SKIPPED: {what}").expect("the report can be written");
-    }
 }
 
 fn nothing(_: &str) -> Option<String> {

@@ -22,7 +22,7 @@ mkdir -p "$(dirname "$report")"
 # What is not checked, and why (docs/TESTING.md, "Skips").
 skip() {
     echo "SKIPPED: $1: $2" | tee -a "$report"
-    case ",${PSERVER_REQUIRE:-}," in
+    case ",$(printf %s "${PSERVER_REQUIRE:-}" | tr -d ' \t')," in
     *,"$1",*)
         echo "$1 is required here" >&2
         failed=1

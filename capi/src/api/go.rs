@@ -73,7 +73,7 @@ pub extern "C" fn paddle_new_etcd_pserver_client(etcd_endpoints: *mut c_char) ->
 /// client changes only paddle_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_pserver_client_release_go(client: GoClient) {
-    guard("paddle_pserver_client_release", (), |_| Handle::Number(client).remove().map(drop));
+    guard("paddle_pserver_client_release", (), |_| Handle::Number(client).release());
 }
 
 /// @brief Begins to initialise the parameters on the servers. A client made with selected 0 gets 0 at once; of the

@@ -25,7 +25,12 @@ mod transfer;
 mod turns;
 mod views;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use pserver_core::client::{Finished, Refused};
@@ -33,13 +38,15 @@ use pserver_core::config::{Merge, Mode};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
+use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::network::{Checks, NetworkOptions, Poll};
+use pserver_transport::network::{Checks, Network, NetworkOptions, Poll};
 
 use buffers::Buffers;
 use calls::Call;
 use dealt::RowsRoom;
-use job::Job;
+use engine::MakeTransport;
+use job::{Job, Search};
 use turns::{Entered, Shared};
 use views::Room;
 
@@ -51,6 +58,7 @@ pub(crate) use buffers::{Extent, Held};
 pub(crate) use calls::CallNumber;
 pub(crate) use engine::Engine;
 pub(crate) use initialise::{answer, unexpected};
+pub(crate) use turns::reason;
 
 /// How a client finds its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,20 +170,43 @@ pub struct Moved {
     pub received: u64,
 }
 
+/// [`Moved`] as it is counted.
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Counters {
+    fn count(&self, sent: u64, received: u64) {
+        self.sent.fetch_add(sent, Relaxed);
+        self.received.fetch_add(received, Relaxed);
+    }
+}
+
 /// A trainer's end of the job.
 pub struct Client {
     shared: Arc<Shared>,
     buffers: Arc<Buffers>,
+    options: ClientOptions,
+    moved: Arc<Counters>,
     process: u32,
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // In a child process nobody is there to give the lock back.
         if std::process::id() == self.process {
             self.shared.stop();
+        } else {
+            // In a child process the connections are the parent's, and nobody is there to give the lock back.
+            std::mem::forget(Arc::clone(&self.shared));
         }
     }
+}
+
+/// Makes transports to other processes.
+pub(crate) fn networks(options: NetworkOptions) -> MakeTransport {
+    Box::new(move || Ok(Box::new(Network::new(options.clone())?)))
 }
 
 /// Everything behind the lock.
@@ -184,7 +215,10 @@ struct State {
     engine: Engine,
     /// What is known of the job, once joined.
     job: Option<Job>,
-    moved: Moved,
+    /// The call that asks to join, while there is one.
+    joining: Option<CallNumber>,
+    search: Search,
+    moved: Arc<Counters>,
     /// Shared with [`Client`], which does not wait for its turn to look there.
     buffers: Arc<Buffers>,
     room: Room,
@@ -192,8 +226,6 @@ struct State {
     /// Calls whose results nobody has taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
-    /// Whether a call came to its end since somebody last told those who wait.
-    has_news: bool,
     /// Kept between turns for its memory.
     over: Vec<(Ticket, Result<Finished, Refused>)>,
 }
@@ -204,30 +236,48 @@ impl Client {
     /// # Errors
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
-        let role = if options.is_reader { Role::Reader } else { Role::Trainer };
         let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
-        let engine = Engine::new(&options.coordinator, role, transport)?;
-        let buffers = Arc::new(Buffers::default());
+        Self::with(options, networks(transport))
+    }
+
+    /// A client over transports that `make` makes: the first one, and another one whenever that broke. For tests, and
+    /// for who counts what goes over them.
+    ///
+    /// # Errors
+    /// When the first one cannot be made.
+    pub fn over(
+        options: ClientOptions,
+        make: impl Fn() -> Result<Box<dyn Transport>, Failure> + Send + 'static,
+    ) -> Result<Self, Failure> {
+        Self::with(options, Box::new(make))
+    }
+
+    fn with(options: ClientOptions, make: MakeTransport) -> Result<Self, Failure> {
+        let role = if options.is_reader { Role::Reader } else { Role::Trainer };
+        let engine = Engine::new(&options.coordinator, role, make)?;
+        let (buffers, moved) = (Arc::new(Buffers::default()), Arc::new(Counters::default()));
         let state = State {
-            options,
+            options: options.clone(),
             engine,
             job: None,
-            moved: Moved::default(),
+            joining: None,
+            search: Search::default(),
+            moved: Arc::clone(&moved),
             buffers: Arc::clone(&buffers),
             room: Room::default(),
             rows_room: RowsRoom::default(),
             calls: Vec::new(),
             last_call: 0,
-            has_news: false,
             over: Vec::new(),
         };
-        Ok(Self { shared: Arc::new(Shared::new(state)), buffers, process: std::process::id() })
+        let shared = Arc::new(Shared::new(state));
+        Ok(Self { shared, buffers, options, moved, process: std::process::id() })
     }
 
     /// The options it was made with.
     #[must_use]
     pub fn options(&self) -> ClientOptions {
-        self.shared.enter().options.clone()
+        self.options.clone()
     }
 
     /// The rank in the job; joins it when that has not happened.
@@ -240,10 +290,10 @@ impl Client {
         Ok(state.engine.identity().trainer.0)
     }
 
-    /// Bytes moved so far.
+    /// Bytes moved so far; in a child process, until the fork.
     #[must_use]
     pub fn moved(&self) -> Moved {
-        self.shared.enter().moved
+        Moved { sent: self.moved.sent.load(Relaxed), received: self.moved.received.load(Relaxed) }
     }
 
     /// What is known of a parameter; waits until the parameters are initialised.

@@ -29,8 +29,8 @@ pub(super) fn register(start: &Start) -> Result<(Epoch, Registered), Failure> {
     let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
-    let mut engine =
-        Engine::new(coordinator, Role::Server, NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() })?;
+    let options = NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() };
+    let mut engine = Engine::new(coordinator, Role::Server, crate::client::networks(options))?;
     let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let epoch = report(&mut engine, &register, DEADLINE)?;
     let (until, stopped) = bounded(0);

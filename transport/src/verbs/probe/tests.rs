@@ -17,7 +17,7 @@ fn device() -> Option<Device> {
         Err(why) => why,
     };
     let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|what| what.trim() == "rdma"), "PSERVER_REQUIRE wants rdma: {why}");
+    assert!(!required.split(',').any(|what| what.trim() == "rdma"), "rdma is required here: {why}");
     if let Some(report) = std::env::var_os("PSERVER_SKIP_REPORT") {
         let mut report = OpenOptions::new().append(true).create(true).open(report).expect("the skip report opens");
         writeln!(report, "SKIPPED: rdma: {why}").expect("the skip report is written");

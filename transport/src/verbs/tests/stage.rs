@@ -48,7 +48,7 @@ pub(super) fn hardware() -> Option<Device> {
         Ok(device) => Some(device),
         Err(why) => {
             let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|what| what == "rdma"), "rdma is required, and {why}");
+            assert!(!required.split(',').any(|what| what.trim() == "rdma"), "rdma is required here: {why}");
             if let Ok(path) = std::env::var("PSERVER_SKIP_REPORT") {
                 let report = std::fs::OpenOptions::new().append(true).create(true).open(path);
                 writeln!(report.expect("the report opens"), "SKIPPED: rdma: {why}").expect("the report is written");
