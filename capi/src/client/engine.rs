@@ -1,6 +1,7 @@
 //! What turns requests into traffic: one transport, driven by whichever thread makes a call.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pserver_core::client::{Client, Finished, Identity, LaneId, Output, Refused, RequestBody};
@@ -11,6 +12,7 @@ use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
 use pserver_transport::network::{Network, NetworkOptions};
+use pserver_transport::verbs::Counters;
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -24,6 +26,8 @@ pub(crate) struct Engine {
     requests: Client,
     /// None after it broke and no other could be made, until one can.
     transport: Option<Box<dyn Transport>>,
+    /// What goes over verbs through it.
+    verbs: Arc<Counters>,
     /// How it was made, and is made anew when it breaks.
     options: NetworkOptions,
     origin: Instant,
@@ -44,9 +48,11 @@ impl Engine {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
+        let network = Network::new(options.clone())?;
         Ok(Self {
             requests,
-            transport: Some(Box::new(Network::new(options.clone())?)),
+            verbs: network.verbs(),
+            transport: Some(Box::new(network)),
             options,
             origin: Instant::now(),
             scheme: coordinator.scheme,
@@ -58,6 +64,10 @@ impl Engine {
             last_beat: Now(0),
             beats: Vec::new(),
         })
+    }
+
+    pub(super) fn verbs(&self) -> Arc<Counters> {
+        Arc::clone(&self.verbs)
     }
 
     pub(super) fn identity(&self) -> &Identity {
@@ -216,7 +226,11 @@ impl Engine {
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
         let transport = match self.transport.take() {
             Some(transport) => transport,
-            None => Box::new(Network::new(self.options.clone())?),
+            None => {
+                let network = Network::new(self.options.clone())?;
+                self.verbs = network.verbs();
+                Box::new(network)
+            }
         };
         self.transport.insert(transport).connect(address)
     }

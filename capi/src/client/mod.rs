@@ -34,6 +34,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
 use pserver_core::wire::{Address, Role};
 use pserver_transport::network::{Checks, NetworkOptions, Poll};
+use pserver_transport::verbs::{Counters, DeviceChoice, Devices};
 
 use buffers::Buffers;
 use calls::Call;
@@ -66,6 +67,8 @@ pub struct ClientOptions {
     pub poll: Poll,
     /// Where payloads over TCP carry checksums.
     pub checks: Checks,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
 }
 
 impl ClientOptions {
@@ -80,6 +83,7 @@ impl ClientOptions {
             deadline: Duration::from_secs(120),
             poll: Poll::default(),
             checks: Checks::default(),
+            rdma_device: DeviceChoice::default(),
         }
     }
 }
@@ -193,7 +197,8 @@ impl Client {
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
+        let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
+        let transport = NetworkOptions { poll, checks, devices, ..NetworkOptions::default() };
         let engine = Engine::new(&options.coordinator, role, transport)?;
         let buffers = Arc::new(Buffers::default());
         let state = State {
@@ -226,6 +231,12 @@ impl Client {
         let mut state = self.enter()?;
         state.joined()?;
         Ok(state.engine.identity().trainer.0)
+    }
+
+    /// What went over verbs, which counts on, and from zero when a device broke and its connections were made anew.
+    #[must_use]
+    pub fn verbs(&self) -> Arc<Counters> {
+        self.shared.enter().engine.verbs()
     }
 
     /// Bytes moved so far.
