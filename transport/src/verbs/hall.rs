@@ -53,9 +53,12 @@ pub(crate) struct Watcher {
 #[derive(Default)]
 struct Rooms {
     open: Vec<Arc<Room>>,
-    /// What connections of each address of this side use, or why nothing, and until when that holds.
-    found: BTreeMap<Option<IpAddr>, Result<Arc<Room>, (Instant, Fault)>>,
+    /// What connections of each address of this side use.
+    found: BTreeMap<Option<IpAddr>, Found>,
 }
+
+/// A device, or why there is none, and until when that holds.
+type Found = Result<Arc<Room>, (Instant, Fault)>;
 
 /// An open device.
 pub(super) struct Room {

@@ -12,8 +12,8 @@
 //!
 //! Read in this order: `provider` (what a device is), `flights` (whose memory it has), `mail` (messages and credits),
 //! `outward` and `inward` (frames), `line` (all of it as one connection), `hall` (what connections share) and `meeting`
-//! (how one begins), `plain` and `rough` (a device in process, and faults), `device` (the real one). The bytes are in `docs/WIRE.md`, the reasons in
-//! `docs/decisions/verbs-data-path.md`.
+//! (how one begins), `plain` and `rough` (a device in process, and faults), `device` (the real one). The bytes are in
+//! `docs/WIRE.md`, the reasons in `docs/decisions/verbs-data-path.md`.
 
 mod checked;
 mod choice;

@@ -135,7 +135,8 @@ impl Registry {
     /// Deregisters everything; whether no device can touch it any more.
     pub(super) fn end(&self) -> bool {
         let mut known = std::mem::take(&mut self.lock().known);
-        known.iter_mut().fold(true, |all, known| known.end() && all)
+        // All of them are ended, also behind one that cannot be.
+        known.iter_mut().map(Known::end).filter(|is_done| !is_done).count() == 0
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registered> {
