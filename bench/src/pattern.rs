@@ -166,6 +166,7 @@ mod tests {
             mode: ModeName::Sync,
             staleness: 0,
             checks: Checks::BetweenHosts,
+            rdma_device: "auto".to_owned(),
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,

@@ -78,6 +78,9 @@ fn pushpull_says_what_the_servers_used() {
     let result = &report["end"]["results"][0];
     assert!(result["server_cpu_seconds_per_gigabyte"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{result}");
     assert!(result["server_peak_rss_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{result}");
+    for counter in ["copies", "registrations", "connections"] {
+        assert_eq!(result[counter], json!(0), "{counter}: nothing goes over verbs here");
+    }
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(9));
 }
 

@@ -28,9 +28,9 @@ mod views;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pserver_core::client::{Finished, Refused};
@@ -41,6 +41,7 @@ use pserver_core::ids::{Place, Ticket};
 use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
 use pserver_transport::network::{Checks, Network, NetworkOptions, Poll};
+use pserver_transport::verbs::{self, DeviceChoice, Devices};
 
 use buffers::Buffers;
 use calls::Call;
@@ -75,6 +76,8 @@ pub struct ClientOptions {
     pub poll: Poll,
     /// Where payloads over TCP carry checksums.
     pub checks: Checks,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
 }
 
 impl ClientOptions {
@@ -89,6 +92,7 @@ impl ClientOptions {
             deadline: Duration::from_secs(120),
             poll: Poll::default(),
             checks: Checks::default(),
+            rdma_device: DeviceChoice::default(),
         }
     }
 }
@@ -190,6 +194,7 @@ pub struct Client {
     buffers: Arc<Buffers>,
     options: ClientOptions,
     moved: Arc<Counters>,
+    verbs: OverVerbs,
     process: u32,
 }
 
@@ -204,9 +209,16 @@ impl Drop for Client {
     }
 }
 
+/// What goes over verbs through the last transport that was made.
+pub(crate) type OverVerbs = Arc<Mutex<Arc<verbs::Counters>>>;
+
 /// Makes transports to other processes.
-pub(crate) fn networks(options: NetworkOptions) -> MakeTransport {
-    Box::new(move || Ok(Box::new(Network::new(options.clone())?)))
+pub(crate) fn networks(options: NetworkOptions, verbs: OverVerbs) -> MakeTransport {
+    Box::new(move || {
+        let network = Network::new(options.clone())?;
+        *verbs.lock().unwrap_or_else(PoisonError::into_inner) = network.verbs();
+        Ok(Box::new(network))
+    })
 }
 
 /// Everything behind the lock.
@@ -236,8 +248,10 @@ impl Client {
     /// # Errors
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
-        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
-        Self::with(options, networks(transport))
+        let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
+        let transport = NetworkOptions { poll, checks, devices, ..NetworkOptions::default() };
+        let verbs = OverVerbs::default();
+        Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }
 
     /// A client over transports that `make` makes: the first one, and another one whenever that broke. For tests, and
@@ -249,10 +263,10 @@ impl Client {
         options: ClientOptions,
         make: impl Fn() -> Result<Box<dyn Transport>, Failure> + Send + 'static,
     ) -> Result<Self, Failure> {
-        Self::with(options, Box::new(make))
+        Self::with(options, Box::new(make), OverVerbs::default())
     }
 
-    fn with(options: ClientOptions, make: MakeTransport) -> Result<Self, Failure> {
+    fn with(options: ClientOptions, make: MakeTransport, verbs: OverVerbs) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
         let engine = Engine::new(&options.coordinator, role, make)?;
         let (buffers, moved) = (Arc::new(Buffers::default()), Arc::new(Counters::default()));
@@ -271,7 +285,7 @@ impl Client {
             over: Vec::new(),
         };
         let shared = Arc::new(Shared::new(state));
-        Ok(Self { shared, buffers, options, moved, process: std::process::id() })
+        Ok(Self { shared, buffers, options, moved, verbs, process: std::process::id() })
     }
 
     /// The options it was made with.
@@ -288,6 +302,12 @@ impl Client {
         let mut state = self.enter()?;
         state.joined()?;
         Ok(state.engine.identity().trainer.0)
+    }
+
+    /// What went over verbs, which counts on, and from zero when a device broke and its connections were made anew.
+    #[must_use]
+    pub fn verbs(&self) -> Arc<verbs::Counters> {
+        Arc::clone(&self.verbs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Bytes moved so far; in a child process, until the fork.

@@ -90,6 +90,11 @@ pub struct ServeArgs {
     /// where there is one [default: auto].
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// The RDMA device of connections between machines: auto (the one that has the address of a connection, else the
+    /// one that suits best), none, or a name, with its port and the number of its address if it has several: mlx5_0,
+    /// mlx5_0:1 or mlx5_0:1:3 [default: auto].
+    #[arg(long, value_name = "DEVICE")]
+    pub rdma_device: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -140,6 +145,7 @@ impl ServeArgs {
             ("poll", "adaptive", &self.poll),
             ("checks", "between-hosts", &self.checks),
             ("device", "auto", &self.device),
+            ("rdma_device", "auto", &self.rdma_device),
             ("log_level", "info", &self.log_level),
             ("log_format", "text", &self.log_format),
             ("ready_fd", "", &self.ready_fd),

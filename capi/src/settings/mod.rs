@@ -23,6 +23,7 @@ use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
 use pserver_transport::network::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
+use pserver_transport::verbs::{self, DeviceChoice};
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -144,6 +145,8 @@ pub struct Settings {
     pub checks: Checks,
     /// What updates parameters.
     pub device: Device,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -204,6 +207,7 @@ impl Settings {
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
             device: reader.take("device", values::plain(DEVICE_EXPECTED)),
+            rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
