@@ -13,6 +13,9 @@ const GRADIENT_BYTES_LEAST: u64 = 32 << 20;
 /// And at the most: four times over, sixteen gradients of four MiB or sixty-four of one.
 const GRADIENT_BYTES_MOST: u64 = 256 << 20;
 
+/// Eight pieces of 256 KiB: while one is filled, which takes about 25 microseconds, others are on their way.
+const STAGING_BYTES: u32 = 2 << 20;
+
 /// Which device, and how much of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -22,6 +25,8 @@ pub struct Settings {
     pub memory_bytes: Option<u64>,
     /// Bytes of its memory for gradients that are on their way to a sum. They are taken when the device is opened.
     pub gradient_bytes: u64,
+    /// Bytes of the host's memory that are pinned for what lies where nothing is: it is copied there first.
+    pub staging_bytes: u32,
     /// The largest chunk that is adopted.
     pub chunk_bytes: u32,
     /// Chunks shorter than this are not offered (see [`DeviceFacts`](pserver_core::port::DeviceFacts)).
@@ -41,6 +46,7 @@ impl Settings {
             ordinal,
             memory_bytes: None,
             gradient_bytes: GRADIENT_BYTES_MOST,
+            staging_bytes: STAGING_BYTES,
             chunk_bytes: CHUNK_BYTES_MAX,
             bytes_least: 64 << 10,
             cache: None,

@@ -15,6 +15,6 @@ mod module;
 pub(super) use compiler::Compiler;
 pub(super) use context::Context;
 pub use foreign::{Claim, Foreign};
-pub(super) use lanes::{Event, Lane, Lanes, Ticket};
+pub(super) use lanes::{Event, Lane, Lanes, Ring, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
 pub(super) use module::{Entry, Grid, Module};
