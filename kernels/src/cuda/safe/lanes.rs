@@ -154,12 +154,14 @@ impl Ring {
 
     /// The piece whose turn it is, if it is free.
     fn turn(&mut self) -> Result<Option<&mut RingPiece>, Refused> {
-        let one = &mut self.pieces[self.next];
+        let turn = self.next;
+        let next = (turn + 1) % self.pieces.len();
+        let one = &mut self.pieces[turn];
         if !one.is_free && !one.copied.has_happened()? {
             return Ok(None);
         }
         one.is_free = true;
-        self.next = (self.next + 1) % self.pieces.len();
+        self.next = next;
         Ok(Some(one))
     }
 }
