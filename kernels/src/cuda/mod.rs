@@ -36,6 +36,7 @@ mod submission;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod together;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;
