@@ -311,10 +311,7 @@ impl Accelerator for Cuda {
         self.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.go_on()?;
-        while self.course.is_none()
-            && self.lanes.has_room()
-            && !queue.is_empty()
-        {
+        while self.course.is_none() && self.lanes.has_room() && !queue.is_empty() {
             let count = self.alike(queue);
             if count < 2 {
                 self.begin(queue.pop_front().expect("it is not empty"))?;

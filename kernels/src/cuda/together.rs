@@ -47,7 +47,8 @@ impl Cuda {
         let (mut left, mut first): (u64, Option<Entry>) = (self.banks.room(), None);
         for (count, work) in queue.iter().take(most).enumerate() {
             let Some((entry, bytes)) = self.fits(work) else { return count };
-            if left < bytes || first.as_ref().is_some_and(|first| !first.is(&entry)) {
+            let is_again = queue.iter().take(count).any(|other| other.slot() == work.slot());
+            if is_again || left < bytes || first.as_ref().is_some_and(|first| !first.is(&entry)) {
                 return count;
             }
             left -= bytes;
