@@ -6,7 +6,7 @@
 //! Out                                                         parameter ->
 //! ```
 //!
-//! Updates that wait in a row and run one kernel are one launch. Events order a piece of work's copies and kernels, and those of the next one begin while it runs. The host waits for
+//! Events order a piece of work's copies and kernels, and those of the next one begin while it runs. The host waits for
 //! nothing; it asks for the one event at the end. Bytes in memory that is not pinned go through a ring of pinned pieces,
 //! and the work is submitted as far as there are free ones, a little in every turn of the caller's loop.
 
@@ -22,7 +22,7 @@ use pserver_core::limits::RULE_SCALARS_MAX;
 use pserver_core::memory::Arena;
 use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
 
-use super::arguments::{GRADIENTS_MAX, UpdateArguments};
+use super::arguments::GRADIENTS_MAX;
 use super::checked::Refused;
 use super::code::{Kernels, Program};
 use super::gathering::{Banks, aligned};
@@ -38,13 +38,6 @@ const DEPTH: usize = 64;
 
 /// One update's numbers at most.
 const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
-
-/// Updates that are one launch, at most.
-pub(super) const ROWS_MAX: usize = 16;
-/// Launches of several updates that are under way at the same time.
-const TABLES: usize = DEPTH / ROWS_MAX;
-/// What the kernel of such a launch takes, and the numbers of its updates.
-const TABLE_BYTES: usize = ROWS_MAX * (size_of::<UpdateArguments>() + NUMBERS_BYTES);
 
 /// Pieces of the ring that bytes of memory go through which is not pinned.
 pub(super) const RING_PIECES: usize = 8;
@@ -70,7 +63,6 @@ pub struct Cuda {
     pub(super) sum: Part,
     pub(super) desks: Vec<Desk>,
     pub(super) free: Vec<Seat>,
-    pub(super) tables: Vec<Table>,
     room: Room,
     pub(super) slots: Vec<Slot>,
     pub(super) arenas: Vec<Locked>,
@@ -121,14 +113,6 @@ pub(super) struct Job {
     pub(super) work: Work,
     pub(super) desk: usize,
     pub(super) numbers: Piece,
-    /// Of the first of several updates that are one launch.
-    pub(super) table: Option<Table>,
-}
-
-/// What one launch of several updates needs, on the host and on the device.
-pub(super) struct Table {
-    pub(super) host: Piece,
-    pub(super) part: Part,
 }
 
 impl Cuda {
@@ -145,8 +129,7 @@ impl Cuda {
         let refused = |error: Refused| Failure::call(format!("CUDA device {}: {error}", settings.ordinal));
         let sum_bytes = aligned(u64::from(settings.chunk_bytes));
         let gradient_bytes = settings.gradient_bytes;
-        let (numbers_bytes, table_bytes) = ((DEPTH * NUMBERS_BYTES) as u64, aligned(TABLE_BYTES as u64));
-        let fixed = sum_bytes + gradient_bytes + numbers_bytes + TABLES as u64 * table_bytes;
+        let fixed = sum_bytes + gradient_bytes + (DEPTH * NUMBERS_BYTES) as u64;
         let memory = Memory::new(&context, fixed).map_err(|error| {
             let (free, total) = context.memory().unwrap_or((0, 0));
             Failure::call(format!(
@@ -168,10 +151,6 @@ impl Cuda {
             desks.push(Desk { numbers: place, copied: event()?, computed: event()? });
             free.push(Seat { desk, numbers, end: event()? });
         }
-        let tables = Pinned::new(&context, TABLES * TABLE_BYTES).map_err(refused)?.pieces(TABLE_BYTES);
-        let first = sum_bytes + gradient_bytes + numbers_bytes;
-        let place = |index: u64| part(first + index * table_bytes..first + (index + 1) * table_bytes);
-        let tables = tables.into_iter().zip(0..).map(|(host, index)| Table { host, part: place(index) }).collect();
         Ok(Self {
             lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
             ring: Ring::new(&context, ring).map_err(refused)?,
@@ -191,7 +170,6 @@ impl Cuda {
             name,
             desks,
             free,
-            tables,
             context,
             settings,
         })
@@ -224,10 +202,9 @@ impl Cuda {
     fn collect(&mut self) -> Result<(), Failure> {
         self.check_alive()?;
         self.go_on()?;
-        let Self { lanes, free, tables, slots, spoiled, over, .. } = self;
+        let Self { lanes, free, slots, spoiled, over, .. } = self;
         let collected = lanes.release(|ticket, job, end| {
-            let Job { work, desk, numbers, table } = job;
-            tables.extend(table);
+            let Job { work, desk, numbers } = job;
             free.push(Seat { desk, numbers, end });
             let slot = &mut slots[work.slot().0 as usize];
             slot.is_busy = false;
@@ -294,7 +271,6 @@ impl Accelerator for Cuda {
             });
             let emptied = waited.and_then(|()| {
                 self.lanes.empty(|job, end| {
-                    self.tables.extend(job.table);
                     self.free.push(Seat { desk: job.desk, numbers: job.numbers, end });
                 })
             });
@@ -311,13 +287,11 @@ impl Accelerator for Cuda {
         self.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.go_on()?;
-        while self.course.is_none() && self.lanes.has_room() && !queue.is_empty() {
-            let count = self.alike(queue);
-            if count < 2 {
-                self.begin(queue.pop_front().expect("it is not empty"))?;
-            } else {
-                self.begin_together(queue.drain(..count).collect())?;
-            }
+        while self.course.is_none()
+            && self.lanes.has_room()
+            && let Some(work) = queue.pop_front()
+        {
+            self.begin(work)?;
         }
         Ok(())
     }

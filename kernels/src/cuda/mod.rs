@@ -36,7 +36,6 @@ mod submission;
 mod sys;
 #[cfg(test)]
 mod tests;
-mod together;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;

@@ -51,9 +51,9 @@ pub(super) struct Course {
 }
 
 /// Why work was not submitted whole, and whether its slot has been written.
-pub(super) struct Stopped {
-    pub(super) refused: Refused,
-    pub(super) is_written: bool,
+struct Stopped {
+    refused: Refused,
+    is_written: bool,
 }
 
 impl Cuda {
@@ -84,7 +84,7 @@ impl Cuda {
         self.lock(&work);
         let Seat { desk, mut numbers, end } = self.free.pop().expect("whoever begins has asked for room");
         numbers.bytes_mut()[..self.packed.len()].copy_from_slice(&self.packed);
-        let ticket = self.lanes.hold(Job { work, desk, numbers, table: None }, end);
+        let ticket = self.lanes.hold(Job { work, desk, numbers }, end);
         self.course = Some(Course {
             ticket,
             index,
@@ -279,7 +279,7 @@ impl Cuda {
     }
 
     /// What was submitted of the work is waited for, and its leases come back; or the device is lost.
-    pub(super) fn spoil(&mut self, ticket: Ticket, index: usize, stopped: &Stopped) -> Result<(), Failure> {
+    fn spoil(&mut self, ticket: Ticket, index: usize, stopped: &Stopped) -> Result<(), Failure> {
         let Stopped { refused, is_written } = stopped;
         if !refused.is_of_the_call() {
             return Err(self.lose(refused));
@@ -296,7 +296,7 @@ impl Cuda {
 
 impl Slot {
     /// Whether the work is what the slot was adopted for.
-    pub(super) fn check(&self, work: &Work) {
+    fn check(&self, work: &Work) {
         let slot = work.slot();
         assert!(!self.is_busy, "slot {slot} has work under way");
         let holds = |lease: &Lease| self.resident.bytes <= lease.len();
@@ -328,7 +328,7 @@ impl Slot {
     }
 
     /// What its kernel takes, without gradients and numbers.
-    pub(super) fn arguments(&self) -> UpdateArguments {
+    fn arguments(&self) -> UpdateArguments {
         let mut states = [0; STATES_MAX];
         states.iter_mut().zip(&self.states).for_each(|(into, state)| *into = state.address());
         let own = Kind::of(self.resident.element_type).code();
@@ -360,15 +360,10 @@ fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Opti
 
 /// As many blocks as the elements are worth, and no more than are there at once.
 pub(super) fn grid(context: &Context, elements: u64) -> Grid {
-    grid_of(context, elements, 1)
-}
-
-/// The same for so many tensors, of which the longest has so many elements.
-pub(super) fn grid_of(context: &Context, elements: u64, tensors: u32) -> Grid {
     let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
-    let most = context.properties().multiprocessors.max(1) * BLOCKS_EACH / tensors;
-    let blocks = u32::try_from(worth.min(most.max(1).into())).expect("a device has fewer multiprocessors than that");
-    Grid { blocks: (blocks, tensors), threads: BLOCK_THREADS, shared: 0 }
+    let most = u64::from(context.properties().multiprocessors.max(1) * BLOCKS_EACH);
+    let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
+    Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }
 
 /// The bytes of work that go to the device, by their number.
@@ -384,12 +379,12 @@ fn stored(job: &mut Job, place: usize) -> &mut Lease {
     &mut states[place]
 }
 
-pub(super) fn gradient(job: &Job, index: usize) -> &[u8] {
+fn gradient(job: &Job, index: usize) -> &[u8] {
     let Work::Update { gradients, .. } = &job.work else { unreachable!("only an update has gradients") };
     gradients[index].gradient().bytes
 }
 
-pub(super) fn into(job: &mut Job) -> &mut Lease {
+fn into(job: &mut Job) -> &mut Lease {
     let Work::Update { into, .. } = &mut job.work else { unreachable!("only an update has a place") };
     into
 }

@@ -70,13 +70,6 @@ impl Module {
     }
 }
 
-impl Entry {
-    /// Whether it is the same kernel.
-    pub(in crate::cuda) fn is(&self, other: &Self) -> bool {
-        self.handle == other.handle
-    }
-}
-
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.enter().is_err() {

@@ -46,7 +46,7 @@ pub(super) struct Fate {
 }
 
 /// A job's chunks: every type, rules with and without states, lengths that fit nothing, many gradients and none.
-const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 11] = [
+const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 8] = [
     ("adam", Float32, Bfloat16, 4, 4096),
     ("adam", Float32, Float32, 1, 1003),
     ("nesterov", Float64, Float16, 3, 777),
@@ -56,10 +56,6 @@ const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 11] = [
     ("sgd", Float64, Float64, 9, 2048),
     // None of them in every other round, when the moments go on alone.
     ("adam", Float32, Float16, 0, 64),
-    // With the one before, in odd rounds, and without it, these are one launch.
-    ("adam", Float32, Float32, 2, 300),
-    ("adam", Float32, Bfloat16, 1, 65),
-    ("adam", Float32, Float16, 3, 1029),
 ];
 
 pub(super) fn rule(name: &str) -> Option<Prepared> {
@@ -266,10 +262,10 @@ impl Chunk {
         (0..count).map(|trainer| values(self.gradient_type, elements, seed(trainer))).collect()
     }
 
-    /// In every other round, every other gradient is in memory that nobody pins.
+    /// Every other gradient is in memory that nobody pins.
     fn begin(&self, arenas: &Arenas, round: u64) -> Work {
         let gradient = |(index, bytes): (usize, Vec<u8>)| {
-            let lease = lease(if round % 2 == 1 || index % 2 == 0 { &arenas.own } else { &arenas.foreign }, &bytes);
+            let lease = lease(if index % 2 == 0 { &arenas.own } else { &arenas.foreign }, &bytes);
             GradientLease { bytes: lease.len(), lease, element_type: self.gradient_type }
         };
         let gradients = self.gradients(round).into_iter().enumerate().map(gradient).collect();
