@@ -102,8 +102,8 @@ fn summary(each: &CudaSettings, settings: &Settings) -> String {
         |folder| format!("compiled rules are kept in {}", folder.display()),
     );
     format!(
-        "each takes {gradient_bytes} bytes for gradients ({gradients}) and {chunk_bytes} for a sum; {memory}; chunks of \
-         {bytes_least} bytes or more live there; {cache}"
+        "each takes {gradient_bytes} bytes for gradients ({gradients}) and {chunk_bytes} for a sum; {memory}; chunks \
+         of {bytes_least} bytes or more live there; {cache}"
     )
 }
 
@@ -172,13 +172,13 @@ mod tests {
         };
         check(
             "--trainers 32",
-            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; what is free is for \
-             parameters and states; chunks of 65536 bytes or more live there; compiled rules are not kept",
+            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; what is free is \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are not kept",
         );
         check(
             "--shards 2 --device-memory 1GiB --device-gradients 8MiB --device-cache /c",
-            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 536870912 bytes are for \
-             parameters and states; chunks of 65536 bytes or more live there; compiled rules are kept in /c",
+            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 536870912 bytes are \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are kept in /c",
         );
     }
 }
