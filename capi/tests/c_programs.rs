@@ -96,10 +96,22 @@ fn succeeded(output: &Output, what: &str) {
 }
 
 /// Runs a program against fresh servers, with nothing in its environment but where they are.
-fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, (folder, bind): (&Path, &str)) {
+fn run(command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, place: (&Path, &str)) {
+    run_with(command, source, argument, place, &[]);
+}
+
+/// The same with more in its environment.
+fn run_with(
+    mut command: Command,
+    source: &str,
+    argument: impl Fn(&str) -> Option<String>,
+    (folder, bind): (&Path, &str),
+    more: &[(&str, &str)],
+) {
     let first = Server::start(folder, bind, &["--shards", "2", "--servers", "2"]);
     let second = start_second(folder, bind, &first.address);
     command.env_clear().env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");
+    command.envs(more.iter().copied());
     command.args(argument(&first.address));
     succeeded(&command.output().expect("the program starts"), source);
     drop((first, second));
@@ -210,6 +222,22 @@ fn rows_are_sent_and_fetched() {
 fn gradients_and_parameters_need_no_copies() {
     for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
         check_at(bind, "tests/c/memory.c", Language::C, Link::Shared, |address| Some(address.to_owned()));
+    }
+}
+
+#[test]
+fn gradients_and_parameters_may_lie_on_a_device() {
+    let folder = TempDir::new().expect("there is room");
+    let driver = sources().join("../kernels/cu/standin/driver.cpp");
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o"]);
+    succeeded(&command.arg(folder.path().join("libcuda.so.1")).arg(driver).output().expect("there is g++"), "driver");
+    let source = "tests/c/device.c";
+    let program = compile(folder.path(), source, Language::C, Link::Shared);
+    let path = folder.path().display().to_string();
+    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+        let more = [("LD_LIBRARY_PATH", path.as_str()), ("PSERVER_STANDIN_GUARD", "1")];
+        run_with(Command::new(&program), source, nothing, (folder.path(), bind), &more);
     }
 }
 

@@ -22,6 +22,7 @@ mod cache;
 mod checked;
 mod code;
 pub mod emit;
+mod found;
 mod gathering;
 mod locked;
 mod probe;
@@ -39,9 +40,11 @@ mod tests;
 pub use accelerator::Cuda;
 pub use beside::Beside;
 pub use emit::Emitted;
+pub use found::Found;
 pub use gathering::Gathering;
 pub use probe::{Probe, Timed, Way};
-pub use settings::Settings;
+pub use safe::{Claim, Foreign};
+pub use settings::{Settings, rules_folder};
 pub use source::Module;
 
 /// Opens a device, with everything else as it is when nobody chooses.

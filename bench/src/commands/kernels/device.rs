@@ -12,7 +12,7 @@ use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Formula, Prepared, Step};
 use pserver_core::port::{Accelerator, Code, Done, GradientLease, Kernels, Plain, Resident, Update, Work};
-use pserver_kernels::cuda::{Cuda, Probe, Settings, Timed, Way};
+use pserver_kernels::cuda::{Cuda, Probe, Settings, Timed, Way, rules_folder};
 use serde_json::json;
 
 use super::{Args, Kernel};
@@ -77,7 +77,9 @@ impl Case {
 
 pub(super) fn run(args: &Args) -> Result<Report> {
     let gradients = if args.gradients.is_empty() { GRADIENTS.to_vec() } else { args.gradients.clone() };
-    let settings = Settings::of(args.ordinal);
+    // Rules that are not shipped are compiled once, and kept where a server of this user keeps them.
+    let cache = rules_folder(|name| std::env::var(name).ok());
+    let settings = Settings { cache, ..Settings::of(args.ordinal) };
     let mut probe = Probe::open(&settings)?;
     let (device, architecture, driver) = probe.about();
     let rules = args.rule.iter().map(|rule| crate::job::word(*rule)).collect::<Vec<_>>();
