@@ -21,6 +21,7 @@ mod beside;
 mod cache;
 mod checked;
 mod code;
+mod direct;
 pub mod emit;
 mod gathering;
 mod locked;
@@ -38,6 +39,7 @@ mod tests;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;
+pub use direct::{Direct, DirectBuffer};
 pub use emit::Emitted;
 pub use gathering::Gathering;
 pub use probe::{Probe, Timed, Way};
