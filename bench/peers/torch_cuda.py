@@ -1,6 +1,7 @@
 """PyTorch on a device: the sum of some gradients, then its fused optimizer. A JSON line for each case.
 
-The parameter and the states are binary32; gradients are binary32 or bfloat16, and are added in binary32, as servers do. One gradient of binary32 is handed to the optimizer as it is.
+The parameter and the states are binary32; gradients are binary32 or bfloat16, and are added in binary32, as servers do.
+One gradient of binary32 is handed to the optimizer as it is. What needs more memory than there is, is left out.
 Times are the device's own, medians; the ceiling is its copy of one tensor to another in the same run.
 """
 
