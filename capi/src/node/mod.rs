@@ -83,7 +83,7 @@ impl Server {
             (epoch, Some(registered))
         };
         let first_shard = sessions.len();
-        for shard in 0..start.settings.shards {
+        for (shard, accelerator) in (0..start.settings.shards).zip(device::open(&start.settings)?) {
             let options = NetworkOptions {
                 poll: start.settings.poll,
                 checks: start.settings.checks,
@@ -92,7 +92,7 @@ impl Server {
             let transport = Network::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
-            let node = ShardNode::new(&start, shard, epoch)?;
+            let node = ShardNode::new(&start, shard, epoch, accelerator)?;
             sessions.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
         }
         let stop_listener = stop.clone();

@@ -13,7 +13,7 @@ use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::Start;
-use super::device;
+use super::device::Opened;
 use super::session::Session;
 use crate::settings::Journal;
 
@@ -50,7 +50,7 @@ struct Disk {
 
 impl ShardNode {
     /// A shard, with what an earlier process left.
-    pub(super) fn new(start: &Start, index: u16, epoch: Epoch) -> Result<Self, Failure> {
+    pub(super) fn new(start: &Start, index: u16, epoch: Epoch, accelerator: Opened) -> Result<Self, Failure> {
         let options =
             ShardOptions { epoch, round_timeout: start.settings.round_timeout, shares_memory: start.shares_memory };
         let kernels = Cpu::new();
@@ -58,7 +58,7 @@ impl ShardNode {
             tracing::info!("kernels: {}", kernels.name());
         }
         let mut shard = Shard::new(options, Box::new(kernels));
-        if let Some(accelerator) = device::open(start.settings.device, index)? {
+        if let Some(accelerator) = accelerator {
             shard = shard.with_accelerator(accelerator);
         }
         let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };

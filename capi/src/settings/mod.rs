@@ -144,6 +144,14 @@ pub struct Settings {
     pub checks: Checks,
     /// What updates parameters.
     pub device: Device,
+    /// Bytes of the device's memory for parameters and states, of all shards; none is what is free.
+    pub device_memory: Option<u64>,
+    /// Bytes of the device's memory for gradients on their way, of all shards; none is reckoned from the job.
+    pub device_gradients: Option<u64>,
+    /// Chunks shorter than this stay on the processor.
+    pub device_least: u64,
+    /// Where rules that were compiled for the device are kept; none is nowhere.
+    pub device_cache: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -204,6 +212,10 @@ impl Settings {
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
             device: reader.take("device", values::plain(DEVICE_EXPECTED)),
+            device_memory: reader.take("device_memory", values::optional(values::bytes)),
+            device_gradients: reader.take("device_gradients", values::optional(values::bytes)),
+            device_least: reader.take("device_least", values::bytes),
+            device_cache: reader.take("device_cache", values::optional(values::path)),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
@@ -218,6 +230,8 @@ impl Settings {
         let open = !self.bind.is_loopback() && !self.insecure;
         let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
+        let gradients_least =
+            u64::from(self.shards) * pserver_kernels::cuda::Settings::gradient_bytes_least(self.chunk_bytes);
         let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
         [
             (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
@@ -234,6 +248,11 @@ impl Settings {
                 everywhere && self.advertise.is_none(),
                 "advertise",
                 "the address at which others reach this server, as bind is every address of this machine".to_owned(),
+            ),
+            (
+                self.device_gradients.is_some_and(|bytes| bytes < gradients_least),
+                "device_gradients",
+                format!("{gradients_least} bytes or more: room for four chunks of each shard"),
             ),
             (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
         ]

@@ -68,7 +68,7 @@ impl Kernels {
     /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
     pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
         let shipped = load_shipped(context)?;
-        Ok(Self { context: Arc::clone(context), shipped, cache: cache.map(Cache::new), known: Vec::new() })
+        Ok(Self { context: Arc::clone(context), shipped, cache: cache.and_then(Cache::new), known: Vec::new() })
     }
 
     /// The kernel that adds gradients of this parameter's type.
