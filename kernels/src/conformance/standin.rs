@@ -108,6 +108,16 @@ pub fn driver_with_compiler() -> Result<Told, String> {
     Ok(told)
 }
 
+/// As [`driver_with_compiler`], whose shipped modules have these kernels: all that a program needs.
+///
+/// # Errors
+/// That there is no g++.
+pub fn everything(module: &Module) -> Result<Told, String> {
+    let mut told = driver_with_compiler()?;
+    told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
+    Ok(told)
+}
+
 /// A library of these kernels, for the driver or for [`runner`].
 ///
 /// # Errors
