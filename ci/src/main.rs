@@ -6,6 +6,7 @@
 //! maintainers; [`debian`] has the packages that it reads.
 
 mod debian;
+mod gpu;
 mod kernels;
 mod soft_roce;
 mod tasks;

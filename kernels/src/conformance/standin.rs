@@ -146,7 +146,8 @@ pub fn beside_the_program(name: &str) -> PathBuf {
 /// The folder of what is made of this text.
 fn folder_of(what: &str, text: &str) -> PathBuf {
     let digest = blake3::hash(text.as_bytes()).to_hex();
-    let folder = beside_the_program("standin").join(format!("{what}-{}", &digest[..16]));
+    // Tests are in `deps`, examples in `examples`, and all take what one of them made.
+    let folder = beside_the_program("../standin").join(format!("{what}-{}", &digest[..16]));
     create_dir_all(&folder).expect("the folder of the tests can be written");
     folder
 }
