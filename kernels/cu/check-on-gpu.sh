@@ -120,14 +120,14 @@ install() {
 digits() {
     folder=$2
     mkdir -p "$folder"
-    serve "$1" "$folder" tcp://127.0.0.1:0
+    serve "$1" "$folder" tcp://127.0.0.1:0 || return 1
     address=$(sed -n 's/^ready //p' "$folder/ready")
     for trainer in 0 1; do
         # A trainer ends when nobody can write to its input any more; here the shell can.
         mkfifo "$folder/orders.$trainer"
         eval "exec $((trainer + 3))<>\"$folder/orders.$trainer\""
         "$pserver" quickstart-trainer --coordinator "$address" --trainer "$trainer" --trainers 2 --servers 1 \
-            --mode sync --epochs 30 --seed 1 \
+            --mode sync --epochs 8 --seed 1 \
             --optimizer 'optimizer: Adam adam { } lr_policy: Const const_lr { learning_rate: 0.002 }' \
             <"$folder/orders.$trainer" >"$folder/trainer.$trainer" 2>"$folder/words.$trainer" &
         eval "trainer_$trainer=$!"
@@ -135,15 +135,20 @@ digits() {
     done
     echo finish >&3
     if [ "$3" = killed ]; then
-        until [ "$(grep -c epoch "$folder/trainer.0")" -ge 2 ]; do kill -0 "$trainer_0" && sleep 0.02; done
-        kill -9 "$server" && kill -0 "$trainer_0" && kill -0 "$trainer_1" && echo "the server was killed"
+        until [ "$(grep -c epoch "$folder/trainer.0")" -ge 2 ]; do
+            kill -0 "$trainer_0" || return 1
+            sleep 0.02
+        done
+        kill -9 "$server" || return 1
         wait "$server" 2>/dev/null || true
-        serve "$1" "$folder" "$address"
+        kill -0 "$trainer_0" && kill -0 "$trainer_1" && echo "the server was killed" || return 1
+        serve "$1" "$folder" "$address" || return 1
     fi
-    wait "$trainer_0" && wait "$trainer_1"
+    for trainer in "$trainer_0" "$trainer_1"; do
+        wait "$trainer" || { cat "$folder"/words.* "$folder/server.log" && return 1; }
+    done
     exec 3>&- 4>&-
-    kill -TERM "$server"
-    wait "$server"
+    kill -TERM "$server" && wait "$server" || return 1
     tail -n 1 "$folder/trainer.0"
     sed -n 's/.*device: /device: /p' "$folder"/server.log | sort -u
 }
@@ -167,10 +172,10 @@ serve() {
 
 # A device that is killed has the model of a processor that is not.
 digits_are_equal() {
-    set -e
-    digits cpu "$work/cpu" whole
-    digits cuda:0 "$work/cuda" killed
-    for device in cpu cuda; do sha256sum <"$work/$device/models/digits.safetensors" >"$work/$device.sum"; done
+    digits cpu "$work/cpu" whole && digits cuda:0 "$work/cuda" killed || return 1
+    for device in cpu cuda; do
+        sha256sum <"$work/$device/models/digits.safetensors" >"$work/$device.sum" || return 1
+    done
     echo "cpu  $(cat "$work/cpu.sum")" && echo "cuda $(cat "$work/cuda.sum")"
     cmp "$work/cpu.sum" "$work/cuda.sum"
 }

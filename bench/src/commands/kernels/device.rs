@@ -28,8 +28,6 @@ const TYPES: [ElementType; 2] = [ElementType::Float32, ElementType::Bfloat16];
 const PARAMETER: ElementType = ElementType::Float32;
 /// Elements that a link is timed with, at most: longer copies are no faster.
 const LINK_ELEMENTS_MAX: u64 = 1 << 26;
-/// Of what memory is free, how much is taken: the driver needs some, and so do others.
-const SHARE: f64 = 0.9;
 /// Times that a user's rule and the built-in one have their turn.
 const TURNS: usize = 5;
 /// What lines are about.
@@ -193,11 +191,9 @@ fn ceilings(probe: &mut Probe, args: &Args) -> Result<Ceilings> {
     })
 }
 
-/// How many elements fit, when each takes so many bytes.
+/// How many elements fit, when each takes so many bytes. The driver needs some memory, and so do others.
 fn fitting(free: u64, each: u64) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of what is free")]
-    let taken = (free as f64 * SHARE) as u64;
-    (taken / each).max(1)
+    (free / 10 * 9 / each).max(1)
 }
 
 fn moved(name: &str, rate: f64) -> Outcome {

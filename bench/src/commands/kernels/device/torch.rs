@@ -56,7 +56,7 @@ fn merge(results: &mut Vec<Outcome>, lines: &str) -> Result<()> {
         let name = format!("torch {}, {} {}", text("rule"), of("gradients"), text("gradient_type"));
         let mut theirs = Outcome::new(&name).with("what", "torch");
         for (field, value) in &fields {
-            theirs = theirs.with(if field == "left_out" { "verdict" } else { field }, value.clone());
+            theirs = theirs.with(if field == "left_out" { "verdict" } else { field.as_str() }, value.clone());
         }
         if let Some(own) = results.iter_mut().find(|result| is_same(result)) {
             let rates = (own.field("elements_per_second").as_f64(), of("elements_per_second").as_f64());
