@@ -274,6 +274,7 @@ if [ -n "$page" ]; then
             "$(date -u +%Y-%m-%d)" "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
         nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader 2>/dev/null |
             sed 's/^/Device: /;s/$/./' || true
+        [ -z "$standin" ] || printf 'On the driver that stands in for a device: the figures below mean nothing.\n'
         printf '\n| part | verdict |\n| --- | --- |\n'
         cat "$report.verdicts"
         for figures in "$work"/[0-9].md; do
