@@ -9,8 +9,11 @@ use crate::launches::module;
 use crate::reductions::{scalars_are_right, total_is_right};
 use crate::rows::uniting_is_right;
 
+/// Some kernels' name, and whether they left what they should.
+type Workload = (&'static str, fn(&mut dyn Launcher) -> bool);
+
 /// What every kernel with a barrier is run by.
-const WORKLOADS: [(&str, fn(&mut dyn Launcher) -> bool); 3] =
+const WORKLOADS: [Workload; 3] =
     [("sort and segments", uniting_is_right), ("total", total_is_right), ("scalars", scalars_are_right)];
 
 /// The lines of the module that wait for the whole block.
