@@ -7,6 +7,7 @@
 
 mod aarch64;
 mod debian;
+mod gpu;
 mod kernels;
 mod soft_roce;
 mod tasks;

@@ -82,7 +82,7 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// What the kernels' own program prints.
-fn ours(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
+pub(crate) fn ours(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
     let mut command = workspace.cargo();
     command.args(["run", "--quiet", "--package", "pserver-kernels", "--example", "cuda_module", "--"]).args(arguments);
     let output = command.stderr(Stdio::inherit()).output().context("run the example cuda_module")?;

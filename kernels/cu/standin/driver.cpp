@@ -17,6 +17,7 @@
 //                                        streams do, and its error stays: every call returns it from then on
 //   PSERVER_STANDIN_NO_WAITS=1           cuStreamWaitEvent does nothing: what a missing wait would do
 //   PSERVER_STANDIN_KERNELS=/a.so:/b.so  libraries that the shim made (docs/CUDA.md)
+//   PSERVER_STANDIN_LAUNCHED=/file       a line for every kernel that ran
 //   PSERVER_STANDIN_GUARD=1              memory of the device is not the processor's: touching it is a segmentation
 //                                        fault, outside of copies and kernels
 //   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
@@ -812,6 +813,10 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
     const unsigned grid[3] = {x, y, z}, block[3] = {wide, high, deep};
     void* argument = words.data();
     if (launch(name.c_str(), grid, block, shared, &argument)) broken(name + " could not be launched");
+    if (const char* path = getenv("PSERVER_STANDIN_LAUNCHED")) {
+      static FILE* file = fopen(path, "a");
+      if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
+    }
   };
   stream_of(here, stream)->operations.push_back(std::move(operation));
   return SUCCESS;

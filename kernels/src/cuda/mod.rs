@@ -21,6 +21,7 @@ mod beside;
 mod cache;
 mod checked;
 mod code;
+mod direct;
 pub mod emit;
 mod found;
 mod gathering;
@@ -39,6 +40,7 @@ mod tests;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;
+pub use direct::{Direct, DirectBuffer};
 pub use emit::Emitted;
 pub use found::Found;
 pub use gathering::Gathering;

@@ -11,6 +11,8 @@ use std::mem;
 use std::ptr;
 use std::sync::Arc;
 
+use bytemuck::{Pod, bytes_of};
+
 use super::{Context, Entry, Grid, Part, Piece};
 use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, Code};
@@ -283,12 +285,17 @@ impl<W> Lanes<W> {
     }
 
     /// Starts a kernel, on the compute lane, whose one parameter is this structure. Addresses in it are of the device.
-    pub(in crate::cuda) fn launch<A: Copy>(&mut self, entry: &Entry, grid: Grid, argument: &A) -> Result<(), Refused> {
+    pub(in crate::cuda) fn launch<A: Pod>(&mut self, entry: &Entry, grid: Grid, argument: &A) -> Result<(), Refused> {
+        self.launch_bytes(entry, grid, bytes_of(argument))
+    }
+
+    /// As [`Lanes::launch`], of a structure's bytes.
+    pub(in crate::cuda) fn launch_bytes(&mut self, entry: &Entry, grid: Grid, argument: &[u8]) -> Result<(), Refused> {
         const END: *mut c_void = ptr::null_mut();
         const POINTER: *mut c_void = ptr::without_provenance_mut(1);
         const SIZE: *mut c_void = ptr::without_provenance_mut(2);
-        let mut size = size_of::<A>();
-        let start = ptr::from_ref(argument).cast_mut().cast::<c_void>();
+        let mut size = argument.len();
+        let start = argument.as_ptr().cast_mut().cast::<c_void>();
         let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
         let Grid { blocks: (wide, high), threads, shared } = grid;
         let stream = self.stream(Lane::Compute);
