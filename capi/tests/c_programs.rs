@@ -1,4 +1,7 @@
 //! C programs against the real library and real servers, plainly and under valgrind.
+//!
+//! Where there is no compiler, `PSERVER_C_PROGRAMS` names a folder of programs that somebody else made of the same
+//! sources, and `PSERVER_TEST_BIND` says where servers listen instead of at [`TCP`].
 
 mod cluster;
 
@@ -9,6 +12,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use cluster::skip::skip;
 use tempfile::TempDir;
+
+const TCP: &str = "tcp://127.0.0.1:0";
 
 /// A server process, which ends when this value does.
 struct Server {
@@ -66,8 +71,16 @@ fn library(name: &str) -> PathBuf {
     folders.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} was not built beside {}", program.display()))
 }
 
+/// The folder with programs that are made already.
+fn made() -> Option<PathBuf> {
+    std::env::var_os("PSERVER_C_PROGRAMS").map(PathBuf::from)
+}
+
 /// Compiles a program without any warning, and links it.
 fn compile(folder: &Path, source: &str, language: Language, link: Link) -> PathBuf {
+    if let Some(made) = made() {
+        return made.join(Path::new(source).file_stem().expect("a source has a name"));
+    }
     let program = folder.join("program");
     let (compiler, standard) = match language {
         Language::C => ("cc", ["-std=c99", "-xc"]),
@@ -123,7 +136,8 @@ fn start_second(folder: &Path, bind: &str, coordinator: &str) -> Server {
 }
 
 fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
-    check_at("tcp://127.0.0.1:0", source, language, link, argument);
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    check_at(&bind, source, language, link, argument);
 }
 
 /// The same with servers that listen at `bind`.
@@ -131,7 +145,8 @@ fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: 
     let folder = TempDir::new().expect("there is room");
     let program = compile(folder.path(), source, language, link);
     run(Command::new(&program), source, &argument, (folder.path(), bind));
-    if matches!(link, Link::Static) {
+    // What a program does with its memory is looked at where it is compiled.
+    if matches!(link, Link::Static) || made().is_some() {
         return;
     }
     if !has_valgrind() {
@@ -220,7 +235,8 @@ fn rows_are_sent_and_fetched() {
 
 #[test]
 fn gradients_and_parameters_need_no_copies() {
-    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
         check_at(bind, "tests/c/memory.c", Language::C, Link::Shared, |address| Some(address.to_owned()));
     }
 }

@@ -7,7 +7,7 @@ mod cluster;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cluster::job::{Job, Local, client, folder};
+use cluster::job::{BIND, Job, Local, TCP, client, folder};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
 use cluster::skip::{is_full, skip};
@@ -44,8 +44,11 @@ struct Layout {
 
 /// The processor, and an accelerator whose work is over later.
 const DEVICES: [&str; 2] = ["cpu", "simulated"];
-/// Sockets, and shared memory.
-const BINDS: [&str; 2] = ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"];
+
+/// Sockets, and shared memory or what is asked for instead.
+fn binds() -> [&'static str; 2] {
+    [TCP, if *BIND == TCP { "shm://127.0.0.1:0" } else { &BIND }]
+}
 
 /// Every layout, in `orders`.
 fn all_layouts(orders: &[Order]) -> Vec<Layout> {
@@ -53,7 +56,7 @@ fn all_layouts(orders: &[Order]) -> Vec<Layout> {
     for servers in [1, 2, 3] {
         for shards in [1, 2, 4] {
             for chunk_bytes in [32 * 1024, 1024 * 1024] {
-                for (bind, device) in BINDS.into_iter().flat_map(|bind| DEVICES.map(|device| (bind, device))) {
+                for (bind, device) in binds().into_iter().flat_map(|bind| DEVICES.map(|device| (bind, device))) {
                     let layout = |order: &Order| Layout { servers, shards, chunk_bytes, bind, device, order: *order };
                     all.extend(orders.iter().map(layout));
                 }
@@ -70,7 +73,7 @@ fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
         let servers = [1, 2, 3][row];
         let shards = [1, 2, 4][column];
         let chunk_bytes = [32 * 1024, 1024 * 1024][(row + column) % 2];
-        let bind = BINDS[number / 2 % 2];
+        let bind = binds()[number / 2 % 2];
         let device = DEVICES[(row + 1) * (column + 1) % 2];
         Layout { servers, shards, chunk_bytes, bind, device, order: orders[(row + column) % orders.len()] }
     };
@@ -145,7 +148,8 @@ fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
 fn check(name: &str, optimizer: &str, is_in_full: bool) {
     let mut luck = Luck::of(name);
     let orders = [Order::Shuffled(luck.next()), Order::Racing, Order::Shuffled(luck.next())];
-    let layouts = if is_in_full || is_full() { all_layouts(&orders) } else { covering_layouts(&orders) };
+    let layouts =
+        if is_in_full && *BIND == TCP || is_full() { all_layouts(&orders) } else { covering_layouts(&orders) };
     let tensors = tensors(optimizer);
     let results = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
@@ -178,7 +182,7 @@ fn a_device_of_cuda_has_the_digest_of_the_processor() {
     let optimizer = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
     let (tensors, order) = (tensors(optimizer), Order::Racing);
     let layout = |servers, shards, chunk_bytes, device| {
-        train(Layout { servers, shards, chunk_bytes, bind: BINDS[0], device, order }, &tensors)
+        train(Layout { servers, shards, chunk_bytes, bind: binds()[0], device, order }, &tensors)
     };
     let cpu = layout(1, 1, 1024 * 1024, "cpu");
     for (servers, shards, chunk_bytes) in [(1, 1, 1024 * 1024), (2, 2, 32 * 1024)] {

@@ -19,7 +19,7 @@ fn world(device: &Rough) -> World {
 }
 
 /// Sends some frames, with long payloads and short ones.
-fn traffic(side: &mut Side, peer: PeerId) {
+pub(super) fn traffic(side: &mut Side, peer: PeerId) {
     for number in 0..12 {
         let payload = bytes(if number % 2 == 0 { 100_000 } else { 100 }, number);
         let chunk = side.lease(&payload);
@@ -27,7 +27,7 @@ fn traffic(side: &mut Side, peer: PeerId) {
     }
 }
 
-fn outstanding(world: &World) -> usize {
+pub(super) fn outstanding(world: &World) -> usize {
     let out = |side: &Side| side.parcels_out + side.places_out;
     out(&world.near) + out(&world.far)
 }

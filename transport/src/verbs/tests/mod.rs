@@ -6,4 +6,4 @@ mod failures;
 mod fallback;
 mod foe;
 mod real;
-mod stage;
+pub(super) mod stage;

@@ -1,8 +1,10 @@
 //! Two transports that can reach each other over a device.
 
 use std::any::Any;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread::{self, JoinHandle};
 
 use pserver_core::wire::{Address, Scheme};
@@ -65,18 +67,33 @@ pub(super) fn far_away(server: &Address) -> Address {
     Address { scheme: Scheme::Auto, host: "127.0.0.1".to_owned(), port }
 }
 
-/// The device of this machine; where there is none, the test is counted as skipped.
-pub(super) fn hardware() -> Option<Device> {
-    match Device::find(&Devices::Best) {
-        Ok(device) => Some(device),
-        Err(why) => {
-            let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|what| what.trim() == "rdma"), "rdma is required here: {why}");
-            if let Ok(path) = std::env::var("PSERVER_SKIP_REPORT") {
-                let report = std::fs::OpenOptions::new().append(true).create(true).open(path);
-                writeln!(report.expect("the report opens"), "SKIPPED: rdma: {why}").expect("the report is written");
-            }
-            None
-        }
+/// The device of this machine; where there is none, the test of this name is counted as skipped.
+pub(super) fn hardware(test: &str) -> Option<Device> {
+    Device::find(&Devices::Best).map_err(|why| skip(test, &why.to_string())).ok()
+}
+
+/// Says which test was skipped, so that it is known when it has run elsewhere.
+pub(in crate::verbs) fn skip(test: &str, why: &str) {
+    let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|what| what.trim() == "rdma"), "rdma is required, and {why}");
+    if let Ok(path) = std::env::var("PSERVER_SKIP_REPORT") {
+        let report = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        writeln!(report.expect("the report opens"), "SKIPPED: rdma: {test}: {why}").expect("the report is written");
+    }
+}
+
+/// The network interface under a device, which a test may take down.
+pub(in crate::verbs) struct Link(OsString);
+
+impl Link {
+    /// `PSERVER_RDMA_INTERFACE`: nobody else's connections go with it.
+    pub(in crate::verbs) fn that_may_go_down() -> Option<Self> {
+        std::env::var_os("PSERVER_RDMA_INTERFACE").map(Self)
+    }
+
+    /// Up or down.
+    pub(in crate::verbs) fn goes(&self, state: &str) {
+        let ip = Command::new("/bin/ip").args(["link", "set"]).arg(&self.0).arg(state).status();
+        assert!(ip.expect("ip runs").success(), "the link does not go {state}");
     }
 }
