@@ -1,5 +1,5 @@
-//! Whose turn it is. One thread at a time is inside a client and moves everybody's calls; whoever wants to enter knocks,
-//! and whoever is inside and waits for servers steps outside.
+//! Whose turn it is. One thread at a time is inside a client and moves everybody's calls; whoever wants to enter
+//! knocks, and whoever is inside and waits for servers steps outside.
 //!
 //! Who has stepped outside sleeps until its call is over, or nobody else moves it: whoever leaves wakes one of those
 //! who wait, or else the client's own thread.

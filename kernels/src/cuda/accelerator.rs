@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Events order a piece of work's copies and kernels, and those of the next one begin while it runs. The host waits for
-//! nothing; it asks for the one event at the end. Bytes in memory that is not pinned go through a ring of pinned pieces,
-//! and the work is submitted as far as there are free ones, a little in every turn of the caller's loop.
+//! nothing; it asks for the one event at the end. Bytes in memory that is not pinned go through a ring of pinned
+//! pieces, and the work is submitted as far as there are free ones, a little in every turn of the caller's loop.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -19,8 +19,8 @@
 //! **Order.** A step runs the ready unit of the lowest index, counted from the end of the stage whose turn ended last
 //! and around. Nothing else decides, so that the same arrivals give the same run.
 //!
-//! **What fails.** An op that fails has done nothing, and its run is half over. Who saved what a run can change before it
-//! ([`Executor::save`]) takes it back ([`Executor::restore`]).
+//! **What fails.** An op that fails has done nothing, and its run is half over. Who saved what a run can change before
+//! it ([`Executor::save`]) takes it back ([`Executor::restore`]).
 //!
 //! **Whose turn it is.** An accumulator with a staleness bound says which arrival `recv` gives: with a bound of 0 one
 //! piece of every sender in each merged gradient, and a piece that is early waits where it has arrived. So what a

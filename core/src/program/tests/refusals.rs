@@ -305,8 +305,8 @@ fn updates_say_what_does_not_fit() {
         update("const_lr { learning_rate: 1e39 }"),
         "w v count",
         "w count",
-        "input 1 \"w\" is float32[4, 3]; expected the learning rate 1e39 times rate_scale 1e0 is 1e39; expected at most \
-         3.4028234663852886e38 for float32",
+        "input 1 \"w\" is float32[4, 3]; expected the learning rate 1e39 times rate_scale 1e0 is 1e39; expected at \
+         most 3.4028234663852886e38 for float32",
     );
     let failure = Graph::new(program(vec![op(update("optimizer: Sdg"), "w v count", "w count")])).unwrap_err();
     assert!(failure.to_string().starts_with("block 0, op 0 update: in its config, line 1, column 12"), "{failure}");

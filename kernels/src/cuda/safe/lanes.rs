@@ -58,8 +58,8 @@ struct Held<W> {
     is_closed: bool,
 }
 
-/// Pinned pieces that bytes go through on their way to the device, when they lie where it does not reach by itself. They
-/// are used in turns; one whose bytes are still on their way is waited for by asking, never by standing still.
+/// Pinned pieces that bytes go through on their way to the device, when they lie where it does not reach by itself.
+/// They are used in turns; one whose bytes are still on their way is waited for by asking, never by standing still.
 pub(in crate::cuda) struct Ring {
     pieces: Vec<RingPiece>,
     next: usize,
@@ -222,8 +222,8 @@ impl<W> Lanes<W> {
         self.context.called("cuMemcpyHtoDAsync", code)
     }
 
-    /// Copies the first of a value's bytes to the device through a piece of the ring, as many as it holds; how many, and
-    /// none when no piece is free.
+    /// Copies the first of a value's bytes to the device through a piece of the ring, as many as it holds; how many,
+    /// and none when no piece is free.
     pub(in crate::cuda) fn copy_through(
         &mut self,
         ring: &mut Ring,

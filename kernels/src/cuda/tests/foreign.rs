@@ -72,8 +72,8 @@ fn memory_of_another_kind_is_refused_with_what_was_expected() {
         let address = Memory::new(&context, 1000).map(|memory| (memory.part(0..1).address(), memory));
         let (address, _memory) = address.expect("there is as much");
         let expected = format!(
-            "memory at {address:#x}: the driver says that it is of kind 3; expected the host's memory (kind 1) or a CUDA \
-             device's (kind 2)"
+            "memory at {address:#x}: the driver says that it is of kind 3; expected the host's memory (kind 1) or a \
+             CUDA device's (kind 2)"
         );
         assert_eq!(found(address, 1), Err(expected));
     });
