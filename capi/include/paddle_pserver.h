@@ -424,7 +424,8 @@ int paddle_register_buffer(paddle_pserver_client *client,
  * @return 0 if successful, otherwise -1: when no memory that begins there is registered, or when it is a device's and
  * a call uses it that is not over, or not waited for.
  */
-int paddle_unregister_buffer(paddle_pserver_client *client, void *memory);
+int paddle_unregister_buffer(paddle_pserver_client *client,
+                             void *memory);
 
 /**
  * @brief Says how what is sent from an address gets to a server of this machine through shared memory.
