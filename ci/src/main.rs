@@ -7,6 +7,7 @@
 
 mod aarch64;
 mod debian;
+mod gpu;
 mod kernels;
 mod rdma_sys;
 mod soft_roce;

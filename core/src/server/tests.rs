@@ -11,3 +11,4 @@ mod rounds;
 mod rows;
 mod script;
 mod stage;
+mod stalled;

@@ -3,6 +3,7 @@
 
 mod copies;
 mod failures;
+mod fallback;
 mod foe;
 mod real;
 pub(super) mod stage;

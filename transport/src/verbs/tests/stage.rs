@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread::{self, JoinHandle};
 
-use pserver_core::wire::Address;
+use pserver_core::wire::{Address, Scheme};
 
 use crate::conformance::Ends;
 use crate::network::{Listener, Network, NetworkOptions, Stop};
@@ -42,6 +43,28 @@ pub(super) fn transports(address: &str, options: &NetworkOptions) -> (Network, N
 pub(super) fn ends(address: &str, options: &NetworkOptions) -> Ends {
     let (near, far, address, keep) = transports(address, options);
     Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
+}
+
+/// A port whose bytes go to another: to those who connect here, the server is on another machine.
+pub(super) fn far_away(server: &Address) -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let server = (server.host.clone(), server.port);
+    thread::spawn(move || {
+        while let Ok((near, _)) = listener.accept() {
+            let Ok(far) = TcpStream::connect((server.0.as_str(), server.1)) else { return };
+            for (mut from, mut to) in [(&near, &far), (&far, &near)]
+                .map(|(from, to)| (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor")))
+            {
+                thread::spawn(move || {
+                    // Either side may go at any time.
+                    let _ = io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            }
+        }
+    });
+    Address { scheme: Scheme::Auto, host: "127.0.0.1".to_owned(), port }
 }
 
 /// The device of this machine; where there is none, the test of this name is counted as skipped.
