@@ -58,12 +58,15 @@ pub(super) fn open(settings: &Settings) -> Result<Vec<Opened>, Failure> {
     }
 }
 
+/// A shard that the device refused, and why.
+type Refused = (u16, Failure);
+
 /// Opens the device for one shard after the other; for those that it refuses, why.
 fn open_shards(
     found: &Found,
     each: &CudaSettings,
     settings: &Settings,
-) -> Result<(Vec<Opened>, Vec<(u16, Failure)>), Failure> {
+) -> Result<(Vec<Opened>, Vec<Refused>), Failure> {
     let (free, total) = found.memory()?;
     let (mut opened, mut refused): (Vec<Opened>, Vec<_>) = (Vec::new(), Vec::new());
     for shard in 0..settings.shards {
