@@ -509,7 +509,8 @@ impl Serving {
     pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
         let clock = |trainer| chunk.heard(trainer).clock;
-        let fewest = || self.active().map(clock).min().unwrap_or(0);
+        // Where everybody has left nobody is waited for, neither now nor by who comes back.
+        let fewest = || self.active().map(clock).min().unwrap_or(u64::MAX);
         let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
         if !pace.admits(has_piece, clock(one.trainer), fewest) {
             return false;

@@ -31,7 +31,7 @@ impl Pace {
         match self {
             Self::Any => true,
             Self::Rounds => !has_piece,
-            Self::Bounded(bound) => given < fewest() + u64::from(bound),
+            Self::Bounded(bound) => given < fewest().saturating_add(bound.into()),
         }
     }
 }
