@@ -3,20 +3,21 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
+use crate::built::Built;
 use crate::kernels;
 use crate::workspace::{Tally, Workspace};
 
 const SCRIPT: &str = "kernels/cu/check-on-gpu.sh";
-/// The programs that it runs: which variable names each, and which of the executables that cargo made it is.
-const PROGRAMS: [(&str, &str); 4] = [
-    ("PSERVER_GPU_TESTS", "/deps/pserver_kernels-"),
-    ("PSERVER_GPU_TABLES", "/deps/cuda-"),
-    ("PSBENCH", "/debug/psbench"),
-    ("PSERVER", "/debug/pserver"),
+/// The programs that it runs: which variable names each, of which target it is, and whether it is the target's tests.
+const PROGRAMS: [(&str, &str, bool); 4] = [
+    ("PSERVER_GPU_TESTS", "pserver_kernels", true),
+    ("PSERVER_GPU_TABLES", "cuda", true),
+    ("PSBENCH", "psbench", false),
+    ("PSERVER", "pserver", false),
 ];
 /// As a sanitizer is called: it runs the program, and looks at nothing.
 const SANITIZER: &str = "#!/bin/sh\nshift 4\nexec \"$@\"\n";
@@ -40,8 +41,9 @@ fn on_standin(workspace: &Workspace) -> Result<Tally> {
     script.arg(report.with_extension("md")).arg(&report);
     let told = String::from_utf8(kernels::ours(workspace, &["standin"])?).context("what the driver is told")?;
     script.envs(told.lines().filter_map(|line| line.split_once('=')));
-    for (variable, path) in programs(workspace)? {
-        script.env(variable, path);
+    let built = Built::tests(workspace)?;
+    for (variable, target, is_test) in PROGRAMS {
+        script.env(variable, built.program(target, is_test)?);
     }
     for (variable, name, text) in
         [("PSERVER_SANITIZER", "gpu-sanitizer", SANITIZER), ("PSERVER_TORCH", "gpu-torch", TORCH)]
@@ -61,21 +63,4 @@ fn on_standin(workspace: &Workspace) -> Result<Tally> {
         println!("{SCRIPT} skipped on the stand-in: {skipped:?}");
     }
     Ok(if is_whole { tally } else { Tally::of_step(false) })
-}
-
-/// Those of the tests' own build, so that nothing is built twice.
-fn programs(workspace: &Workspace) -> Result<Vec<(&'static str, String)>> {
-    let mut cargo = workspace.cargo();
-    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let output = cargo.stderr(Stdio::inherit()).output().context("build the tests")?;
-    ensure!(output.status.success(), "the tests do not build");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let executables: Vec<&str> =
-        text.lines().filter_map(|line| line.split("\"executable\":\"").nth(1)?.split('"').next()).collect();
-    let of = |(variable, part): (&'static str, &str)| {
-        let is_it = |path: &&&str| path.contains(part) && (part.ends_with('-') || path.ends_with(part));
-        let found = executables.iter().find(is_it).with_context(|| format!("cargo made no {part}*"))?;
-        Ok((variable, (*found).to_owned()))
-    };
-    PROGRAMS.into_iter().map(of).collect()
 }

@@ -6,6 +6,7 @@
 //! maintainers, as is [`rdma_sys`], which compares it; [`debian`] has the packages that they read.
 
 mod aarch64;
+mod built;
 mod debian;
 mod gpu;
 mod kernels;

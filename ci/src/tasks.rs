@@ -1,5 +1,7 @@
 //! Every task, in the order in which `cargo ci test` runs them.
 
+use std::time::Instant;
+
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -82,10 +84,12 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
     let mut total = Tally::default();
     for task in tasks {
         println!("== {}", task.name);
+        let begun = Instant::now();
         total += (task.run)(workspace).unwrap_or_else(|error| {
             println!("{}: {error:#}", task.name);
             Tally::of_step(false)
         });
+        println!("== {} took {} s", task.name, begun.elapsed().as_secs());
     }
     for skip in workspace.take_skips() {
         println!("{skip}");

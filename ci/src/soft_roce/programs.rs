@@ -4,17 +4,23 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
+use crate::built::Built;
 use crate::debian::succeed;
 use crate::soft_roce::furnish::{Furnishing, folder};
 use crate::workspace::Workspace;
 
-/// Test programs, by their names in the guest: `transport-unit` are the tests within `pserver-transport`, the others
-/// are files of `capi/tests`.
-const TESTS: &[&str] = &["transport-unit", "capi-kill", "capi-digest", "capi-c_programs"];
+/// Test programs: their names in the guest, and the targets that they are the tests of. The first are the tests within
+/// `pserver-transport`, the others are files of `capi/tests`.
+const TESTS: &[(&str, &str)] = &[
+    ("transport-unit", "pserver_transport"),
+    ("capi-kill", "kill"),
+    ("capi-digest", "digest"),
+    ("capi-c_programs", "c_programs"),
+];
 /// What is measured.
 const PROGRAMS: &[&str] = &["pserver", "psbench"];
 const LIBRARY: &str = "libpaddle_pserver.so";
@@ -38,19 +44,18 @@ pub(super) fn lock(workspace: &Workspace) -> Result<File> {
 /// Builds everything, and puts it beside Debian's. Tests are built as `rust-tests` builds the whole workspace, so that
 /// after them nothing is left to do; what is measured is built for speed.
 pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing) -> Result<()> {
-    let tests = build(workspace, &["test", "--workspace", "--no-run"])?;
-    for name in TESTS {
-        furnishing.add(workspace, name, Path::new(&built(&tests, name)?))?;
+    let tests = Built::tests(workspace)?;
+    for (name, target) in TESTS {
+        furnishing.add(workspace, name, Path::new(&tests.program(target, true)?))?;
     }
-    let fast = build(workspace, &["build", "--release", "--package", "pserver", "--package", "pserver-bench"])?;
+    let fast = Built::by(workspace, &["build", "--release", "--package", "pserver", "--package", "pserver-bench"])?;
     for name in PROGRAMS {
-        furnishing.add(workspace, name, Path::new(&built(&fast, name)?))?;
+        furnishing.add(workspace, name, Path::new(&fast.program(name, false)?))?;
     }
-    furnishing.pserver = PathBuf::from(built(&fast, "pserver")?);
+    furnishing.pserver = PathBuf::from(fast.program("pserver", false)?);
     // The tests of a package know where its programs are.
-    furnishing.link(&built(&tests, "pserver")?, "/bin/pserver");
-    let library = library(&fast).context("cargo does not say that it built the library")?;
-    add_c_programs(workspace, furnishing, Path::new(&library))?;
+    furnishing.link(&tests.program("pserver", false)?, "/bin/pserver");
+    add_c_programs(workspace, furnishing, Path::new(&fast.file(LIBRARY)?))?;
     // Tests go there from their package's folder.
     furnishing.folder(&workspace.root().join("capi"));
     READ.iter().try_for_each(|path| furnishing.same(&workspace.root().join(path)))
@@ -72,70 +77,4 @@ fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &
         furnishing.program(&format!("c/{name}"), &program, &folder)?;
     }
     Ok(())
-}
-
-/// What cargo says about what it has built.
-fn build(workspace: &Workspace, arguments: &[&str]) -> Result<String> {
-    let mut cargo = workspace.cargo();
-    cargo.args(arguments).args(["--quiet", "--message-format=json-render-diagnostics"]);
-    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo ended with {}", output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Where cargo says that it put a program.
-fn built(messages: &str, name: &str) -> Result<String> {
-    let (target, is_test) = match (name, name.strip_prefix("capi-")) {
-        ("transport-unit", _) => ("pserver_transport", true),
-        (_, Some(test)) => (test, true),
-        (program, None) => (program, false),
-    };
-    let found = read(messages).find_map(|message| {
-        let is_wanted = message["target"]["name"] == target && message["profile"]["test"] == is_test;
-        message["executable"].as_str().filter(|_| is_wanted).map(str::to_owned)
-    });
-    found.with_context(|| format!("cargo does not say that it built {name}"))
-}
-
-/// Where it put the C library.
-fn library(messages: &str) -> Option<String> {
-    read(messages).find_map(|message| {
-        let files = message["filenames"].as_array()?.iter().filter_map(|file| file.as_str());
-        files.filter(|file| file.ends_with(LIBRARY)).map(str::to_owned).next()
-    })
-}
-
-fn read(messages: &str) -> impl Iterator<Item = serde_json::Value> {
-    messages.lines().filter_map(|line| serde_json::from_str(line).ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_is_found_among_the_messages_of_cargo() {
-        let message = |name: &str, test: bool, path: &str| {
-            let executable = if path.is_empty() { "null".to_owned() } else { format!("\"{path}\"") };
-            format!(
-                "{{\"target\":{{\"name\":\"{name}\"}},\"profile\":{{\"test\":{test}}},\
-                 \"filenames\":[\"/a/x.rlib\",\"{path}.so\"],\"executable\":{executable}}}"
-            )
-        };
-        let messages = [
-            message("pserver_transport", false, ""),
-            message("pserver_transport", true, "/a/unit"),
-            message("pserver", true, "/a/tests-of-pserver"),
-            "not json".to_owned(),
-            message("pserver", false, "/a/pserver"),
-            message("kill", true, "/a/libpaddle_pserver"),
-        ];
-        let messages = messages.join("\n");
-        let found = |name| built(&messages, name).ok();
-        assert_eq!(found("transport-unit").as_deref(), Some("/a/unit"));
-        assert_eq!(found("pserver").as_deref(), Some("/a/pserver"));
-        assert_eq!(found("capi-kill").as_deref(), Some("/a/libpaddle_pserver"));
-        assert_eq!(library(&messages).as_deref(), Some("/a/libpaddle_pserver.so"));
-        assert_eq!(built(&messages, "psbench").unwrap_err().to_string(), "cargo does not say that it built psbench");
-    }
 }
