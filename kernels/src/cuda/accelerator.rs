@@ -95,10 +95,9 @@ pub(super) struct Slot {
 /// What one piece of work under way needs on the device.
 pub(super) struct Desk {
     pub(super) numbers: Part,
-    /// Its copies in are done.
-    pub(super) copied: Event,
-    /// Its kernel is done.
-    pub(super) computed: Event,
+    /// Where there are no gradients: its copy in is done, and later its kernel. A wait is for what was recorded when it
+    /// was asked for, so one event is both.
+    pub(super) reached: Event,
 }
 
 /// What it needs on the host.
@@ -148,7 +147,7 @@ impl Cuda {
             let event = || Event::new(&context, false).map_err(refused);
             let from = sum_bytes + gradient_bytes + (desk * NUMBERS_BYTES) as u64;
             let place = part(from..from + NUMBERS_BYTES as u64);
-            desks.push(Desk { numbers: place, copied: event()?, computed: event()? });
+            desks.push(Desk { numbers: place, reached: event()? });
             free.push(Seat { desk, numbers, end: event()? });
         }
         Ok(Self {
