@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::RowsRoom;
-use super::device::Device;
+use super::device::{Device, NoRoom};
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
@@ -133,8 +133,8 @@ impl Shard {
     /// A shard whose chunks live on an accelerator, as far as they can: from initialisation on, or from the end of
     /// [`Shard::restore`] on.
     #[must_use]
-    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>) -> Self {
-        self.device = Some(Device::new(accelerator));
+    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>, no_room: NoRoom) -> Self {
+        self.device = Some(Device::new(accelerator, no_room));
         self
     }
 
@@ -179,14 +179,14 @@ impl Shard {
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
-    /// checkpoint and the journal.
+    /// checkpoint and the journal; and when what was restored finds no room there and must.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
             && device.is_new(serving.table.generation)
         {
-            device.take_in(serving, &self.pool);
+            device.take_in(serving, &self.pool)?;
         }
         let mut done = Vec::new();
         device.exchange(&mut done)?;
@@ -468,6 +468,9 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
         }
+        if frame.head.kind == Kind::Finish {
+            self.check_room(frame)?;
+        }
         if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
             let head = frame.encode();
             let mut parts: Vec<&[u8]> = vec![&head];
@@ -481,6 +484,16 @@ impl Shard {
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
         self.apply(&Arrived { now, peer, position, frame, places }, leases.collect(), replies)
+    }
+
+    /// Whether parameters that must live on the accelerator find room there. They keep it.
+    fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
+        if !device.must_hold_all() || table.generation != frame.head.generation {
+            return Ok(());
+        }
+        let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
+        device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
     /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender

@@ -20,7 +20,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::limits::RULE_SCALARS_MAX;
 use pserver_core::memory::Arena;
-use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
+use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 use super::arguments::GRADIENTS_MAX;
 use super::checked::Refused;
@@ -243,11 +243,12 @@ impl Accelerator for Cuda {
         Ok(())
     }
 
-    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
         self.check_alive()?;
         let (bytes, most) = (u64::from(resident.bytes), self.settings.chunk_bytes);
         if most < resident.bytes {
-            return Err(Failure::call(format!("a chunk of {bytes} bytes; this device was opened for {most} at most")));
+            let text = format!("a chunk of {bytes} bytes; this device was opened for {most} at most");
+            return Err(NotAdopted::Unfit(text));
         }
         let program = self.kernels.program(&resident.code, resident.element_type)?;
         let sum = self.kernels.sum(resident.element_type)?;
