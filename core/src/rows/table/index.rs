@@ -124,11 +124,17 @@ impl Index {
 
     /// Every row and its slot, in no order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
-        let pages = (0..).zip(&self.pages).map(|(number, _)| self.page(number));
-        pages.flatten().filter_map(|entry| {
-            let (id, slot) = read(entry);
-            slot.map(|slot| (id, slot))
-        })
+        (0..self.pages()).flat_map(|number| self.entries_in(number))
+    }
+
+    /// How many pages there are. A page that is split leaves half of its rows to a new one, behind all others.
+    pub(super) fn pages(&self) -> u32 {
+        u32::try_from(self.pages.len()).expect("pages are numbered in 32 bits")
+    }
+
+    /// The rows of a page and their slots, in no order.
+    pub(super) fn entries_in(&self, number: u32) -> impl Iterator<Item = (u64, u32)> {
+        self.page(number).iter().map(read).filter_map(|(id, slot)| slot.map(|slot| (id, slot)))
     }
 
     /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when
