@@ -245,3 +245,64 @@ fn read(entry: &[u8; ENTRY_BYTES]) -> (u64, Option<u32>) {
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("half of an entry"));
     (number(key), number(value).checked_sub(1).and_then(|slot| u32::try_from(slot).ok()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Hash, Index, PAGE_ENTRIES, read};
+    use crate::luck::Luck;
+    use crate::memory::{Arena, Budget};
+    use crate::partition::Buckets;
+    use crate::rows::ROW_IDS_MAX;
+    use crate::rows::table::Pieces;
+
+    const IDS: usize = 20_000;
+    /// What a page that is as full as can be takes to find an id that is there, as a mean.
+    const MEAN_STEPS_MAX: f64 = 3.0;
+    /// So many pages of 102 ids, which is how full they are at the least when they have just been split.
+    const PAGES_MAX: u32 = 200;
+
+    fn index(ids: impl IntoIterator<Item = u64>) -> (Index, Vec<u64>) {
+        let mut budget = Budget::new();
+        budget.line("pages", 4096, 2 * u64::from(PAGES_MAX));
+        let arena = Arena::new(&budget).expect("a small arena");
+        let mut index = Index::new(Pieces::new(arena, 4096)).expect("there is room");
+        let ids: Vec<u64> = ids.into_iter().filter(|id| *id < ROW_IDS_MAX).take(IDS).collect();
+        for (slot, id) in (0..).zip(&ids) {
+            index.insert(*id, slot).expect("chance does not make ids share their hash");
+        }
+        (index, ids)
+    }
+
+    /// How many entries are looked at to find an id that is there.
+    fn steps(index: &Index, id: u64) -> usize {
+        let hash = Hash::of(id);
+        let page = index.page(index.directory[hash.directory(index.depth)]);
+        let places = (0..PAGE_ENTRIES).map(|step| (hash.place() + step) % PAGE_ENTRIES);
+        1 + places.take_while(|place| read(&page[*place]).0 != id).count()
+    }
+
+    fn check(what: &str, ids: impl IntoIterator<Item = u64>) {
+        let (index, ids) = index(ids);
+        let steps: Vec<usize> = ids.iter().map(|id| steps(&index, *id)).collect();
+        let mean = steps.iter().sum::<usize>() as f64 / steps.len() as f64;
+        let longest = steps.iter().max().expect("there are ids");
+        assert!(mean <= MEAN_STEPS_MAX && *longest <= PAGE_ENTRIES / 2, "{what}: {mean} steps, at most {longest}");
+        assert!(index.pages() <= PAGES_MAX, "{what}: {} pages for {} ids", index.pages(), ids.len());
+        assert!((0..).zip(&ids).all(|(slot, id)| index.find(*id) == Some(slot)), "{what}: every id is found");
+    }
+
+    #[test]
+    fn an_id_is_found_in_few_steps_however_ids_are_dealt() {
+        check("one after another", 0..);
+        check("one after another, from the end", (0..ROW_IDS_MAX).rev());
+        for bits in 1..49 {
+            check("multiples of a power of two", (0..).map(|id: u64| id << bits));
+        }
+        check("two runs, alike but for the upper bits", (0..).flat_map(|id| [id, id | 1 << 62]));
+        check("the bits of a number turned round", (1..).map(|id: u64| id.reverse_bits() >> 1));
+        let mut luck = Luck(5);
+        check("at random", std::iter::repeat_with(move || luck.below(ROW_IDS_MAX)));
+        let buckets = Buckets { count: 64, rows: 1 << 40 };
+        check("those of one bucket of many", (0..).filter(|id| buckets.of(*id) == 7));
+    }
+}
