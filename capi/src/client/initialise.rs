@@ -85,8 +85,8 @@ impl Client {
         self.enter()?.finish_init()
     }
 
-    /// Gives up the initialisation that this trainer was chosen for, and what was declared: another trainer that offers to
-    /// initialise is chosen at once. Who was not chosen gives up nothing.
+    /// Gives up the initialisation that this trainer was chosen for, and what was declared: another trainer that offers
+    /// to initialise is chosen at once. Who was not chosen gives up nothing.
     ///
     /// # Errors
     /// When the coordinator does not answer before the deadline; another is then chosen when the lease has lapsed.

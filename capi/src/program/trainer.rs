@@ -91,7 +91,8 @@ fn initialise_with(
         return Ok(());
     }
     declare(client, parts, kept).and_then(|()| client.finish_init()).inspect_err(|_| {
-        // The next trainer may have the memory that this one lacks. If the coordinator does not hear it, the lease lapses.
+        // The next trainer may have the memory that this one lacks. If the coordinator does not hear it, the lease
+        // lapses.
         let _ = client.give_up_init();
     })
 }
