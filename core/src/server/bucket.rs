@@ -106,8 +106,8 @@ pub(super) struct Bucket {
     /// How many rows it may have.
     rows_max: u64,
     table: RowTable,
-    /// Of an update that waits until its rows have seen what they missed: how far that is, as a contribution and a place
-    /// in it.
+    /// Of an update that waits until its rows have seen what they missed: how far that is, as a contribution and a
+    /// place in it.
     caught_up: Option<(usize, usize)>,
     gathering: Vec<Gathering>,
     /// The last call of a trainer that was given up: what else comes of it is refused, until it comes anew.
@@ -308,8 +308,8 @@ impl Bucket {
         self.table.set(&mut room.work, &mut Plain, &rows)
     }
 
-    /// The next version: the contributions' rows are merged, in their order, and the rule steps. False when the rows have
-    /// missed more than there was `left` for; it then goes on at the next try.
+    /// The next version: the contributions' rows are merged, in their order, and the rule steps. False when the rows
+    /// have missed more than there was `left` for; it then goes on at the next try.
     pub(super) fn update<'a>(
         &mut self,
         room: &mut RowsRoom,
@@ -327,8 +327,8 @@ impl Bucket {
         self.table.apply(&mut room.work, kernels, &merged, step).map(|()| true)
     }
 
-    /// Lets the rows of contributions see what they have missed; false when that goes on at the next try. What is within
-    /// the allowance the update does itself.
+    /// Lets the rows of contributions see what they have missed; false when that goes on at the next try. What is
+    /// within the allowance the update does itself.
     fn catch_up(
         &mut self,
         room: &mut RowsRoom,

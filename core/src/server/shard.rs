@@ -180,8 +180,9 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, and tries again what had
-    /// no memory; true when there was something. Call it every turn, and soon again while [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, and tries again
+    /// what had no memory; true when there was something. Call it every turn, and soon again while
+    /// [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the

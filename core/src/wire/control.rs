@@ -281,8 +281,8 @@ pub mod request {
         /// A reader asks where everything is.
         #[prost(bool, tag = "9")]
         Observe(bool),
-        /// The initialiser cannot finish, and another is to be chosen at once. The head has the generation that it gives
-        /// back; any other changes nothing.
+        /// The initialiser cannot finish, and another is to be chosen at once. The head has the generation that it
+        /// gives back; any other changes nothing.
         #[prost(bool, tag = "10")]
         Resign(bool),
     }

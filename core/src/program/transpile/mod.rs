@@ -9,8 +9,9 @@
 //!   these ops; everything else stays on trainers. [`Placement`] says how servers share it.
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
-//! Read in this order: [`Part`] and [`Transpiler`]; `outline` (where things are); `group` (which ops belong together, and what may be cut);
-//! [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`; `columns`; `draw`.
+//! Read in this order: [`Part`] and [`Transpiler`]; `outline` (where things are); `group` (which ops belong together,
+//! and what may be cut); [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`; `columns`;
+//! `draw`.
 
 mod columns;
 mod cost;

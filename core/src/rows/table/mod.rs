@@ -281,10 +281,10 @@ impl RowTable {
         assert!(is_over, "no table is so long");
     }
 
-    /// As [`pull`](Self::pull), but no more than the allowance `left` is for, as in [`catch_up`](Self::catch_up). True
-    /// when every row is written; else `reading` says how far it is, and it goes on with the same `ids` and `into`. Each
-    /// row is then as it was at some version since the reading began, and no two need be of one if the table was updated
-    /// meanwhile.
+    /// As [`pull`](Self::pull), but no more than the allowance `left` is for, as in [`catch_up`](Self::catch_up).
+    /// True when every row is written; else `reading` says how far it is, and it goes on with the same `ids` and
+    /// `into`. Each row is then as it was at some version since the reading began, and no two need be of one if the
+    /// table was updated meanwhile.
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
@@ -516,8 +516,8 @@ impl RowTable {
         self.store(tile);
     }
 
-    /// Reads the rows of a tile, once they have seen what they missed, and puts them back; false when they have not, and
-    /// the reading goes on with them.
+    /// Reads the rows of a tile, once they have seen what they missed, and puts them back; false when they have not,
+    /// and the reading goes on with them.
     fn read_tile(
         &mut self,
         tile: &mut Tile,

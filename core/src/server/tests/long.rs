@@ -1,5 +1,5 @@
-//! Work on rows that takes long: rows that have missed much, and a checkpoint of many rows. It is done in pieces, between
-//! which others are answered, and what comes of it is what would come of it at once.
+//! Work on rows that takes long: rows that have missed much, and a checkpoint of many rows. It is done in pieces,
+//! between which others are answered, and what comes of it is what would come of it at once.
 
 use std::sync::Arc;
 
