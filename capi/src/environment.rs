@@ -7,6 +7,7 @@
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `120s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
 //! | `poll`, how a call waits | `PSERVER_POLL` | `adaptive` |
+//! | `token_file`, where the job's token is | `PSERVER_TOKEN_FILE` | none |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
 //! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader.
@@ -22,7 +23,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
-use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED};
+use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED, Token};
 use pserver_transport::verbs::DEVICE_EXPECTED;
 
 use crate::client::ClientOptions;
@@ -31,8 +32,11 @@ use crate::client::ClientOptions;
 const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Where a setting is from that nobody made.
+const DEFAULT: &str = "default";
 /// Every name that options and file know.
-const NAMES: [&str; 7] = ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device"];
+const NAMES: [&str; 8] =
+    ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device", "token_file"];
 
 /// Where settings are looked up; handed in, so that only the C boundary asks the process.
 pub struct Surroundings<'a> {
@@ -97,6 +101,7 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
     let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
+    let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "none");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
@@ -105,11 +110,21 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
+        token: token(&token_file, surroundings)?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let plain = [&deadline, &reader, &poll, &checks, &rdma_device].map(ToString::to_string);
+    let plain = [&deadline, &reader, &poll, &checks, &rdma_device, &token_file].map(ToString::to_string);
     let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
+}
+
+/// The token in the file that is named, if one is.
+fn token(claim: &Claim, surroundings: &Surroundings<'_>) -> Result<Option<Token>, Failure> {
+    if claim.origin == DEFAULT {
+        return Ok(None);
+    }
+    let secret = (surroundings.file)(&claim.text)?;
+    Token::new(secret.as_bytes()).map(Some).map_err(|failure| claim.refused(&failure.to_string()))
 }
 
 impl<'a> Places<'a> {
@@ -152,7 +167,7 @@ impl<'a> Places<'a> {
         said.or_else(|| self.in_file(setting)).unwrap_or_else(|| Claim {
             setting,
             text: default.to_owned(),
-            origin: "default".to_owned(),
+            origin: DEFAULT.to_owned(),
         })
     }
 
@@ -200,7 +215,7 @@ impl Claim {
 impl fmt::Display for Claim {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, text, origin } = self;
-        if origin == "default" {
+        if origin == DEFAULT {
             write!(formatter, "{setting} = {text} (default)")
         } else {
             write!(formatter, "{setting} = {text} (from {origin})")
@@ -301,7 +316,7 @@ mod tests {
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
                         deadline = 120s (default); reader = no (default); poll = adaptive (default); \
-                        checks = between-hosts (default); rdma_device = auto (default)";
+                        checks = between-hosts (default); rdma_device = auto (default); token_file = none (default)";
         check("", &[], "", Ok(expected));
     }
 
@@ -315,6 +330,12 @@ mod tests {
         check("", &[device], "", Ok("rdma_device = mlx5_0:1 (from PSERVER_RDMA_DEVICE)"));
         check("rdma_device=none", &[device], "", Ok("rdma_device = none (from the options)"));
         check("rdma_device=mlx5_0:x", &[], "", Err("NAME:PORT:GID"));
+        let token = "PSERVER_TOKEN_FILE=/run/token";
+        let secret = "0123456789abcdef\n";
+        check("", &[token], secret, Ok("token_file = /run/token (from PSERVER_TOKEN_FILE)"));
+        check("token_file=t", &[token], secret, Ok("token_file = t (from the options)"));
+        let short = "token_file (from the options) is \"t\": a token of 5 bytes; expected 16 to 1024";
+        check("token_file=t", &[], "short", Err(short));
         check("", &[config, "PMI_RANK=4"], file, Ok("trainer = 4 (from PMI_RANK)"));
         check("trainer=3", &[config, "PSERVER_TRAINER=4"], file, Ok("trainer = 3 (from the options)"));
         check("", &[config, "PSERVER_DEADLINE=6s"], file, Ok("deadline = 6s (from PSERVER_DEADLINE)"));

@@ -40,7 +40,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
 use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::network::{Checks, Network, NetworkOptions, Poll};
+use pserver_transport::network::{Checks, Network, NetworkOptions, Poll, Token};
 use pserver_transport::verbs::{self, DeviceChoice, Devices};
 
 use buffers::Buffers;
@@ -78,6 +78,8 @@ pub struct ClientOptions {
     pub checks: Checks,
     /// Which RDMA device connections use.
     pub rdma_device: DeviceChoice,
+    /// The job's token, which servers that have one ask for.
+    pub token: Option<Token>,
 }
 
 impl ClientOptions {
@@ -93,6 +95,7 @@ impl ClientOptions {
             poll: Poll::default(),
             checks: Checks::default(),
             rdma_device: DeviceChoice::default(),
+            token: None,
         }
     }
 }
@@ -248,8 +251,9 @@ impl Client {
     /// # Errors
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
-        let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
-        let transport = NetworkOptions { poll, checks, devices, ..NetworkOptions::default() };
+        let (poll, checks, token) = (options.poll, options.checks, options.token.clone());
+        let devices = Devices::from(&options.rdma_device);
+        let transport = NetworkOptions { poll, checks, devices, token, ..NetworkOptions::default() };
         let verbs = OverVerbs::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

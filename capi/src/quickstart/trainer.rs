@@ -5,6 +5,7 @@
 //! trainers, [`super::run`].
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +16,7 @@ use pserver_core::program::{Elements, Graph, PlainRun, Purpose, Tensor, Value};
 use pserver_core::wire::Address;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::graph::CpuArithmetic;
+use pserver_transport::network::Token;
 use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +62,9 @@ pub struct TrainerArgs {
     /// Which RDMA device it uses.
     #[arg(long, value_parser = conduct::rdma_device, default_value_t)]
     pub rdma_device: DeviceChoice,
+    /// The file with the job's token.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// A line of JSON from a trainer to the parent.
@@ -102,7 +107,8 @@ pub fn run(args: &TrainerArgs) -> Result<()> {
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
     let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());
-    let client = Client::new(ClientOptions { trainer, rdma_device, ..ClientOptions::new(coordinator) })?;
+    let token = args.token_file.as_deref().map(Token::read).transpose()?;
+    let client = Client::new(ClientOptions { trainer, rdma_device, token, ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
         writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")

@@ -4,8 +4,9 @@ use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, Frame, Scheme};
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::NetworkOptions;
@@ -23,6 +24,19 @@ pub(super) enum Made {
     Rising(TcpStream, Address, Answer),
 }
 
+/// Why there is no connection.
+pub(super) enum Unmade {
+    Lost(String),
+    /// The server refused it, or this side the server.
+    Refused(Frame),
+}
+
+impl From<io::Error> for Unmade {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
 /// What an address was reached by.
 enum Reached {
     Made(Made),
@@ -32,39 +46,56 @@ enum Reached {
 
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
 /// system said.
-pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, String> {
-    let mut refusals = Vec::new();
-    for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
+pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, Unmade> {
+    let lost = |why: &dyn Display| Unmade::Lost(format!("connecting to {address}: {why}"));
+    let (mut refusals, mut refused) = (Vec::new(), None);
+    for number in resolve(&address).await.map_err(|error| lost(&error))? {
         let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
         match attempt {
             Ok(Ok(Reached::Made(made))) => return Ok(made),
             Ok(Ok(Reached::Rising(stream))) => return Ok(rise(stream, address, hall).await),
-            Ok(Err(error)) => refusals.push(format!("{number}: {error}")),
+            Ok(Err(Unmade::Lost(error))) => refusals.push(format!("{number}: {error}")),
+            // Somebody else may listen at another of the addresses.
+            Ok(Err(Unmade::Refused(frame))) => refused = Some(frame),
             Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
     }
-    Err(format!("connecting to {address}: {}", refusals.join("; ")))
+    Err(refused.map_or_else(|| lost(&refusals.join("; ")), Unmade::Refused))
 }
 
 /// Connects by what the address's scheme says, and says what it was when that was a choice.
-async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> io::Result<Reached> {
-    if address.scheme == Scheme::Tcp {
-        return connect_to(number, options).await.map(|stream| Reached::Made(Made::Tcp(stream)));
+async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> Result<Reached, Unmade> {
+    match address.scheme {
+        Scheme::Auto | Scheme::Shm => match meet(number).await {
+            Ok(mut met) => {
+                show(options, &mut met.stream).await?;
+                tracing::info!(%address, "connected through shared memory");
+                Ok(Reached::Made(Made::Shm(met)))
+            }
+            Err(error) if address.scheme == Scheme::Shm => Err(error.into()),
+            Err(error) => {
+                let stream = cross(number, options).await?;
+                tracing::info!(%address, "no shared memory: {error}");
+                Ok(Reached::Rising(stream))
+            }
+        },
+        Scheme::Tcp => Ok(Reached::Made(Made::Tcp(cross(number, options).await?))),
+        _ => Ok(Reached::Rising(cross(number, options).await?)),
     }
-    if address.scheme == Scheme::Verbs {
-        return connect_to(number, options).await.map(Reached::Rising);
-    }
-    match meet(number).await {
-        Ok(met) => {
-            tracing::info!(%address, "connected through shared memory");
-            Ok(Reached::Made(Made::Shm(met)))
-        }
-        Err(error) if address.scheme == Scheme::Shm => Err(error),
-        Err(error) => {
-            let stream = connect_to(number, options).await?;
-            tracing::info!(%address, "no shared memory: {error}");
-            Ok(Reached::Rising(stream))
-        }
+}
+
+/// A TCP connection to who has the job's token.
+async fn cross(number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, Unmade> {
+    let mut stream = connect_to(number, options).await?;
+    show(options, &mut stream).await?;
+    Ok(stream)
+}
+
+/// Shows the job's token, if it has one.
+async fn show(options: &NetworkOptions, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(), Unmade> {
+    match &options.token {
+        Some(token) => token.show(stream).await,
+        None => Ok(()),
     }
 }
 
