@@ -16,7 +16,7 @@ use crate::checkpoint::Journal;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
-use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
+use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self, Range};
 use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
@@ -56,6 +56,8 @@ pub struct Shard {
     pub(super) journal: Option<Journal>,
     /// Where the journal ended when it was stopped: the position of everything that is not in it.
     pub(super) unwritten: u64,
+    /// How much it replays in one turn of what rows have missed, see [`ROWS_REPLAYED_BYTES`].
+    pub(super) replays: u64,
     kernels: Box<dyn Kernels>,
     pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
@@ -122,6 +124,7 @@ impl Shard {
             known: Vec::new(),
             journal: None,
             unwritten: 0,
+            replays: ROWS_REPLAYED_BYTES,
             kernels,
             device: None,
             peers: BTreeMap::new(),
@@ -153,6 +156,9 @@ impl Shard {
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
                 self.peers.remove(&peer);
+                if let Phase::Serving(serving) = &mut self.phase {
+                    serving.forget_pulls(peer);
+                }
                 self.retry(now, out);
             }
             Event::Left { .. } | Event::Connected { .. } => {}
@@ -174,13 +180,19 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, and tries again what had no memory; true when
-    /// there was something. Call it every turn, and soon again while [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, and tries again
+    /// what had no memory; true when there was something. Call it every turn, and soon again while
+    /// [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
     /// checkpoint and the journal; and when what was restored finds no room there and must.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+        let is_any = self.catch_up_rows(now, out);
+        Ok(self.attend_device(now, out)? || is_any)
+    }
+
+    fn attend_device(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
@@ -212,10 +224,20 @@ impl Shard {
         is_any
     }
 
-    /// Whether the accelerator has work.
+    /// Goes on with what takes more than a turn; whether there was any.
+    fn catch_up_rows(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
+        let (mut is_any, replays) = (false, self.replays);
+        if matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up()) {
+            self.turn(now, out, |serving, cx| is_any = serving.go_on_catching_up(cx, replays));
+        }
+        is_any
+    }
+
+    /// Whether the accelerator has work, or rows catch up with what they have missed.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
-        self.device.as_ref().is_some_and(Device::is_under_way)
+        let is_catching_up = matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up());
+        is_catching_up || self.device.as_ref().is_some_and(Device::is_under_way)
     }
 
     /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
@@ -270,7 +292,8 @@ impl Shard {
             self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
             let device = self.device.as_mut();
-            let mut cx = Context { now, kernels, pool, device, replies: &mut replies, peer: NOBODY, position: 0 };
+            let (replies, left) = (&mut replies, self.replays);
+            let mut cx = Context { now, kernels, pool, device, replies, peer: NOBODY, position: 0, left };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -530,7 +553,9 @@ impl Shard {
         };
         let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
         let device = self.device.as_mut();
-        let mut cx = Context { now, kernels, pool, device, replies, peer, position };
+        // While the journal is replayed nobody waits.
+        let left = if peer == NOBODY { u64::MAX } else { self.replays };
+        let mut cx = Context { now, kernels, pool, device, replies, peer, position, left };
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;
@@ -657,7 +682,8 @@ impl Shard {
     fn catch_up(&mut self, position: u64) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
-        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device: None, replies, peer: NOBODY, position });
+        let (device, peer, left) = (None, NOBODY, u64::MAX);
+        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device, replies, peer, position, left });
     }
 
     /// The replay of the journal is over.

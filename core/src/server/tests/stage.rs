@@ -15,6 +15,7 @@ use crate::ids::{
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
+use crate::server::shard::Phase;
 use crate::server::{NoRoom, Output, Shard, ShardOptions};
 use crate::time::Now;
 use crate::wire::{
@@ -365,6 +366,9 @@ impl Stage {
     }
 
     pub(super) fn try_settle(&mut self) -> Result<(), Failure> {
+        while matches!(&self.shard.phase, Phase::Serving(serving) if serving.is_catching_up()) {
+            self.turn();
+        }
         let mut out = Vec::new();
         let settled = self.shard.settle(self.now, Duration::from_millis(100), &mut out);
         self.outputs(out);
