@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
@@ -204,12 +204,11 @@ impl Job {
             let found = Device::find(&Devices::from(&choice));
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
-        if self.transport == Transport::Loopback {
-            bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
-                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
-            );
-        }
+        ensure!(
+            self.transport != Transport::Loopback || self.poll != Poll::Adaptive,
+            "--poll adaptive: within one process who waits sleeps or looks; expected block or busy with --transport \
+             loopback"
+        );
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::pushpull::Work;
 use crate::duel::{Pace, Team};
-use crate::job::{Job, word};
+use crate::job::{Job, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes;
 
@@ -36,6 +36,10 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.work.connect.is_none(), "--connect: the memory of that server is not seen from here; expected none");
+    ensure!(
+        args.work.transport != Transport::Loopback,
+        "--transport loopback: the servers' memory is the trainers' too; expected tcp or shm"
+    );
     let jobs = args.work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "rounds": ROUNDS, "job": jobs.first() });
     let mut report = Report::new("memory", parameters, COLUMNS);

@@ -15,6 +15,7 @@ use pserver_core::wire::Address;
 use pserver_core::wire::answer::Saved;
 use std::sync::Arc;
 
+use super::Reach;
 use crate::client::{Client, ClientOptions, Facts, Wanted, WantedRows};
 
 /// A sparse parameter's matrix is written whole up to so many bytes, however few of its rows are there.
@@ -25,9 +26,10 @@ const ROWS_PER_ROW: u64 = 2;
 const BLOCK_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Where a model comes from and goes to.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Saving {
     pub(super) coordinator: Address,
+    pub(super) reach: Reach,
     pub(super) root: PathBuf,
 }
 
@@ -51,7 +53,8 @@ enum RowIds {
 pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
-    let client = Client::new(ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) })?;
+    let options = ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) };
+    let client = saving.reach.client(options)?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
         let facts = client.describe(&name)?;
