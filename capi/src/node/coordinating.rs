@@ -56,6 +56,7 @@ impl CoordinatorNode {
             coordinator: start.address.clone(),
             reach: start.reach.clone(),
             root: start.settings.model_dir.clone(),
+            token_file: start.settings.token_file.clone(),
         };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();

@@ -27,7 +27,7 @@ use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
 use pserver_transport::loopback::Hub;
-use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Stop, Token};
 use pserver_transport::verbs::Devices;
 
 use coordinating::CoordinatorNode;
@@ -70,6 +70,7 @@ struct Start {
     address: Address,
     storage: Option<Arc<dyn Storage>>,
     clock: Instant,
+    token: Option<Token>,
     /// Whether trainers of this machine read values where they are.
     shares_memory: bool,
     reach: Reach,
@@ -79,11 +80,13 @@ impl Server {
     /// Starts a server: takes its address, brings back what an earlier process left, and serves.
     ///
     /// # Errors
-    /// When the address cannot be had, the disk cannot be read, or server 0 does not answer.
+    /// When the token cannot be read, the address cannot be had, the disk cannot be read, or server 0 does not answer.
     pub fn start(settings: Settings) -> Result<Self, Failure> {
-        let listener = Listener::bind(&settings.bind, NetworkOptions::default())?;
+        let token = settings.token_file.as_deref().map(Token::read).transpose()?;
+        let options = NetworkOptions { token: token.clone(), ..NetworkOptions::default() };
+        let listener = Listener::bind(&settings.bind, options)?;
         let address = advertised(&settings, &listener.local_address());
-        let start = Start::new(settings, address, listener.shares_memory(), Reach::Network)?;
+        let start = Start { token, ..Start::new(settings, address, listener.shares_memory(), Reach::Network)? };
         let mut lanes: Vec<_> = (0..=start.settings.shards).map(|_| None).collect();
         let sessions = Sessions::start(&start, |lane, options| {
             let transport = Network::new(options)?;
@@ -103,13 +106,17 @@ impl Server {
     /// the name that it is bound to, such as `loopback://server-0:1`. For tests and measurements.
     ///
     /// # Errors
-    /// As [`Server::start`]; and when the address is for other processes.
+    /// As [`Server::start`]; and when the address or a token is for other processes.
     pub fn start_within(settings: Settings, hub: &Hub) -> Result<Self, Failure> {
         let address = settings.bind.clone();
         if address.scheme != Scheme::Loopback {
             return Err(Failure::Node(format!(
                 "listening on {address} within this process: expected an address such as loopback://server-0:1"
             )));
+        }
+        if settings.token_file.is_some() {
+            let text = format!("listening on {address} within this process: a token is for others; expected none");
+            return Err(Failure::Node(text));
         }
         let start = Start::new(settings, address, false, Reach::Within(hub.clone()))?;
         let sessions = Sessions::start(&start, |lane, options| {
@@ -218,7 +225,7 @@ impl Reach {
 impl Start {
     fn new(settings: Settings, address: Address, shares_memory: bool, reach: Reach) -> Result<Self, Failure> {
         let storage = open_storage(&settings)?;
-        Ok(Self { settings, address, storage, clock: Instant::now(), shares_memory, reach })
+        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach })
     }
 
     fn job(&self) -> JobMessage {

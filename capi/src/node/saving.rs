@@ -31,6 +31,7 @@ pub(super) struct Saving {
     pub(super) coordinator: Address,
     pub(super) reach: Reach,
     pub(super) root: PathBuf,
+    pub(super) token_file: Option<PathBuf>,
 }
 
 /// Where the bytes of a tensor come from.
@@ -53,7 +54,8 @@ enum RowIds {
 pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
-    let options = ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) };
+    let (coordinator, token_file) = (saving.coordinator.clone(), saving.token_file.clone());
+    let options = ClientOptions { is_reader: true, token_file, ..ClientOptions::new(coordinator) };
     let client = saving.reach.client(options)?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
