@@ -1,7 +1,7 @@
 //! Frames in process, for tests and measurements: the same promises as over a network, between threads or within one.
 //!
-//! A payload stays in its sender's memory until its frame lands; it is copied once, on the receiver's thread. It carries
-//! a checksum, which finds mistakes of ours in tests, unless [`LoopbackTransport::with`] says otherwise.
+//! A payload stays in its sender's memory until its frame lands; it is copied once, on the receiver's thread. It
+//! carries a checksum, which finds mistakes of ours in tests, unless [`LoopbackTransport::with`] says otherwise.
 
 mod bell;
 mod link;
