@@ -45,6 +45,22 @@ pub(crate) struct Ran {
     pub(crate) verbs: Verbs,
 }
 
+impl Ran {
+    /// What trainers did that ran the same rounds together: a round's time is that of the slowest.
+    pub(crate) fn together(all: &[Self]) -> Result<Self> {
+        let mut ran = Self { seconds: vec![0.0; all.first().map_or(0, |one| one.seconds.len())], ..Self::default() };
+        for one in all {
+            ensure!(one.seconds.len() == ran.seconds.len(), "trainers ran different numbers of rounds");
+            ran.seconds.iter_mut().zip(&one.seconds).for_each(|(most, seconds)| *most = most.max(*seconds));
+            ran.wrong += one.wrong;
+            ran.verbs.copies += one.verbs.copies;
+            ran.verbs.registrations += one.verbs.registrations;
+            ran.verbs.connections += one.verbs.connections;
+        }
+        Ok(ran)
+    }
+}
+
 /// What went over verbs.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Verbs {
@@ -77,8 +93,8 @@ pub(crate) enum Cores {
     Second,
 }
 
-/// This thread's cores, given back when it is dropped: a child inherits those of the thread that starts it.
-struct Kept(Option<CpuSet>);
+/// This thread's cores, given back when it is dropped: a child or a thread inherits those of the thread that starts it.
+pub(crate) struct Kept(Option<CpuSet>);
 
 impl Cores {
     pub(crate) fn of_servers(job: &Job) -> Self {
@@ -89,7 +105,8 @@ impl Cores {
         if job.pin { Self::Second } else { Self::All }
     }
 
-    fn keep(self) -> Result<Kept> {
+    /// Keeps this thread, and those that it starts, on them until what is returned is dropped.
+    pub(crate) fn keep(self) -> Result<Kept> {
         let before = sched_getaffinity(Pid::from_raw(0)).context("the system does not say which cores are ours")?;
         let mine: Vec<usize> = (0..CpuSet::count()).filter(|core| before.is_set(*core).unwrap_or(false)).collect();
         let (first, second) = mine.split_at(mine.len() / 2);

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::child::{Ask, Cores, Member, Ran, Usage, Verbs};
-use crate::job::{Job, ModeName, Poll, RuleName};
+use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
 use crate::ours;
 use crate::statistics::median;
 use crate::straight::shm;
@@ -50,6 +50,9 @@ pub(crate) struct Pace {
 impl Team {
     /// The parameter server, with servers of its own or those at `coordinator`.
     pub(crate) fn ours(job: &Job, coordinator: Option<&str>) -> Result<Self> {
+        if job.transport == Transport::Loopback {
+            return Self::within(job);
+        }
         let mut servers = Vec::new();
         let mut first = coordinator.map(str::to_owned);
         for index in 0..job.servers {
@@ -66,9 +69,26 @@ impl Team {
         let empty = sum(&mut servers)?;
         let regions = barrier(job)?;
         let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), address])?;
-        let name = format!("pserver {}", crate::job::word(job.transport));
+        let name = format!("pserver {}", word(job.transport));
         let spins = job.poll == Poll::Busy;
         Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
+    }
+
+    /// The parameter server in one process: servers and trainers are threads of it, and it answers as one trainer.
+    fn within(job: &Job) -> Result<Self> {
+        let regions = barrier(job)?;
+        let mut arguments = vec!["child-within".to_owned(), "--job".to_owned(), serde_json::to_string(job)?];
+        arguments.extend(regions.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
+        let (member, _) = Member::start("servers and trainers", &arguments, Cores::All)?;
+        Ok(Self {
+            name: format!("pserver {}", word(job.transport)),
+            servers: Vec::new(),
+            trainers: vec![member],
+            spins: job.poll == Poll::Busy,
+            chunk_bytes: job.chunk_bytes,
+            empty: Usage::default(),
+            _regions: regions,
+        })
     }
 
     /// The straight server of a path.
@@ -123,18 +143,9 @@ impl Team {
         let ran = self.trainers.iter_mut().map(Member::answer).collect::<Result<Vec<Ran>>>()?;
         let after = self.server_usage()?;
         self.rest(true)?;
-        let mut block = Block { seconds: ran[0].seconds.clone(), ..Block::default() };
-        for one in &ran {
-            ensure!(one.seconds.len() == block.seconds.len(), "trainers ran different numbers of rounds");
-            block.seconds.iter_mut().zip(&one.seconds).for_each(|(most, seconds)| *most = most.max(*seconds));
-            block.wrong += one.wrong;
-            block.verbs.copies += one.verbs.copies;
-            block.verbs.registrations += one.verbs.registrations;
-            block.verbs.connections += one.verbs.connections;
-        }
-        let cpu_seconds = after.cpu_seconds - before.cpu_seconds;
-        block.server = Usage { cpu_seconds, ..after };
-        Ok(block)
+        let Ran { seconds, wrong, verbs } = Ran::together(&ran)?;
+        let server = Usage { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
+        Ok(Block { seconds, wrong, server, verbs })
     }
 
     /// Whether its servers are processes of ours, whose use of the machine is known.
@@ -144,7 +155,9 @@ impl Team {
 
     fn rest(&self, rests: bool) -> Result<()> {
         if self.spins {
-            self.servers.iter().try_for_each(|server| server.rest(rests))?;
+            // Within one process the servers are where the trainers are.
+            let spinning = if self.has_servers() { &self.servers } else { &self.trainers };
+            spinning.iter().try_for_each(|member| member.rest(rests))?;
         }
         Ok(())
     }

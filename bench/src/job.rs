@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
+use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
+use pserver_core::optim::Prepared;
 use pserver_transport::verbs::{DEVICE_EXPECTED, Device, DeviceChoice, Devices};
 use serde::{Deserialize, Serialize};
 
@@ -202,18 +204,26 @@ impl Job {
             let found = Device::find(&Devices::from(&choice));
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
-        if self.transport == Transport::Loopback {
-            bail!(
-                "--transport loopback stays within one process, and servers and trainers are processes; expected tcp \
-                 or shm (the microbenchmarks measure loopback: cargo bench -p pserver-bench)"
-            );
-        }
+        ensure!(
+            self.transport != Transport::Loopback || self.poll != Poll::Adaptive,
+            "--poll adaptive: within one process who waits sleeps or looks; expected block or busy with --transport \
+             loopback"
+        );
         Ok(())
     }
 
     /// The optimizer message that the servers get, or what they do with differences.
     pub(crate) fn optimizer(&self) -> &'static str {
         if self.mode == ModeName::Delta { "algorithm: \"add\"" } else { self.rule.text() }
+    }
+
+    /// The rule that they update by; none where a value becomes the gradients' sum, or what it is set to.
+    pub(crate) fn rule(&self) -> Result<Option<Prepared>> {
+        if self.mode != ModeName::Delta && matches!(self.rule, RuleName::None | RuleName::Sum) {
+            return Ok(None);
+        }
+        let rule = OptimizerSettings::from_text(self.optimizer())?.rule.context("the message names a rule")?;
+        Ok(Some(Prepared::new(rule)?))
     }
 
     pub(crate) fn elements(&self) -> u64 {

@@ -24,6 +24,7 @@ mod sizes;
 mod statistics;
 mod straight;
 mod tensors;
+mod threads;
 mod trainer;
 mod within;
 

@@ -33,7 +33,7 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
         ("--optimizer", job.optimizer().to_owned()),
         ("--checks", word(job.checks)),
         ("--rdma-device", job.rdma_device.clone()),
-        ("--bind", at(job.transport, "127.0.0.1:0")),
+        ("--bind", bind(job.transport, index)),
         ("--log-level", "warn".to_owned()),
     ];
     if job.mode == ModeName::Bounded {
@@ -49,6 +49,12 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
     }
     all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
     all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+/// Where server `index` listens: on a free port, or in a process under its own name.
+fn bind(transport: Transport, index: u16) -> String {
+    let within = || format!("server-{index}:1");
+    at(transport, &if transport == Transport::Loopback { within() } else { "127.0.0.1:0".to_owned() })
 }
 
 /// An address, reached by a transport.
@@ -77,12 +83,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 
 /// A trainer's process.
 pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
-    let mut exchange = Trainer::new(job, coordinator, trainer)?;
+    let mut exchange = Trainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
     Runner::new(&mut exchange, job, trainer, barrier)?.serve()
 }
 
 /// A trainer's options, found as the C library finds them.
-fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
+pub(crate) fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
     let variable = |name: &str| match name {
         "PSERVER_POLL" => Some(word(job.poll)),
         "PSERVER_CHECKS" => Some(word(job.checks)),
@@ -94,7 +100,7 @@ fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> 
 }
 
 /// A trainer's end, through the library.
-struct Trainer {
+pub(crate) struct Trainer {
     client: Client,
     job: Job,
     names: Vec<String>,
@@ -129,8 +135,8 @@ impl Memory {
 }
 
 impl Trainer {
-    fn new(job: &Job, coordinator: &str, trainer: u32) -> Result<Self> {
-        let client = Client::new(options(job, coordinator, trainer)?)?;
+    /// A trainer whose job is there when this returns.
+    pub(crate) fn new(client: Client, job: &Job) -> Result<Self> {
         let (gradient_bytes, value_bytes) = (length(job.dtype.gradient().bytes()), length(job.dtype.value().bytes()));
         let scaled = |cut: &Range<usize>, by: usize| cut.start * by..cut.end * by;
         let cuts = job.cuts();

@@ -7,8 +7,7 @@
 //! All rules work element by element, so values repeat with the same period, and one period of them is reckoned
 //! here: for Adam by the servers' own kernels, whose bits do not depend on where a tensor is cut.
 
-use anyhow::{Context, Result};
-use pserver_core::config::OptimizerSettings;
+use anyhow::Result;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::narrow;
@@ -16,7 +15,7 @@ use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::{self, Cpu};
 
-use crate::job::{Dtype, Job, ModeName, RuleName};
+use crate::job::{Dtype, Job};
 
 /// Elements of a period; a prime.
 const PERIOD: usize = 1021;
@@ -64,13 +63,7 @@ impl Pattern {
 impl Expected {
     pub(crate) fn new(job: &Job) -> Result<Self> {
         let pattern = Pattern::of(job);
-        let rule = match job.rule {
-            RuleName::None | RuleName::Sum if job.mode != ModeName::Delta => None,
-            _ => {
-                let rule = OptimizerSettings::from_text(job.optimizer())?.rule.context("the message names a rule")?;
-                Some(Prepared::new(rule)?)
-            }
-        };
+        let rule = job.rule()?;
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
         let states = vec![zeros.clone(); rule.as_ref().map_or(0, |rule| rule.states().len())];
         Ok(Self { pattern, rule, value: zeros, states, rounds: 0, kernels: Cpu::new() })
@@ -151,7 +144,7 @@ impl FromF64 for f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Buffers, Checks, Poll, Transport};
+    use crate::job::{Buffers, Checks, ModeName, Poll, RuleName, Transport};
     use crate::sizes::length;
 
     fn job(rule: RuleName) -> Job {

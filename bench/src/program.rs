@@ -10,7 +10,7 @@ use paddle_pserver::settings::ServeArgs;
 use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, pushpull, rows, scale};
 use crate::job::Job;
 use crate::report::Report;
-use crate::{ours, straight};
+use crate::{ours, straight, threads};
 
 /// Measures the parameter server beside the straightest program for each path, and checks every value it gets.
 #[derive(Parser)]
@@ -76,6 +76,14 @@ enum Command {
         #[arg(long)]
         coordinator: String,
     },
+    /// Servers and trainers of a measurement, in one process.
+    #[command(hide = true)]
+    ChildWithin {
+        #[arg(long)]
+        job: String,
+        #[arg(long)]
+        barrier: Option<String>,
+    },
     /// A straight server of a measurement.
     #[command(hide = true)]
     StraightServer {
@@ -131,6 +139,10 @@ fn run(cli: Cli) -> Result<bool> {
         Command::ChildTrainer { trainer, coordinator } => {
             let (job, barrier) = trainer.read()?;
             return ours::train(&job, &coordinator, trainer.trainer, barrier).map(|()| true);
+        }
+        Command::ChildWithin { job, barrier } => {
+            let job = serde_json::from_str(&job).context("--job")?;
+            return threads::serve(&job, barrier.as_deref()).map(|()| true);
         }
         Command::StraightServer { plan } => {
             return straight::serve(&serde_json::from_str(&plan).context("--plan")?).map(|()| true);

@@ -63,7 +63,8 @@ impl<'a> Runner<'a> {
         })
     }
 
-    fn run(&mut self, rounds: u32, rate: Option<f64>, spoil: bool) -> Result<Ran> {
+    /// Runs rounds and checks what comes back.
+    pub(crate) fn run(&mut self, rounds: u32, rate: Option<f64>, spoil: bool) -> Result<Ran> {
         // Where only an even number of rounds has a known outcome, there is an even number.
         let rounds = if self.each { rounds } else { rounds.next_multiple_of(2) };
         let mut ran = Ran { seconds: Vec::with_capacity(rounds as usize), ..Ran::default() };

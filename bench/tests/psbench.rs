@@ -86,6 +86,22 @@ fn pushpull_measures_shared_memory_and_every_way_to_wait() {
 }
 
 #[test]
+fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
+    let within = |more: &[&'static str]| [more, &["-n", "18", "--transport", "loopback"]].concat();
+    let report =
+        check(&within(&["pushpull", "-s", "4k,1MiB", "--trainers", "2", "--servers", "2", "--shards", "2"]), 2);
+    let result = &report["end"]["results"][1];
+    assert_eq!((&result["transport"], &result["trainers"]), (&json!("loopback"), &json!(2)), "{result}");
+    assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"));
+    assert_eq!(result["server_cpu_seconds_per_gigabyte"], Value::Null, "they have no process of their own");
+    check(&within(&["pushpull", "-s", "64k", "--rule", "adam", "--params", "3", "--buffers", "registered"]), 1);
+    check(&within(&["pushpull", "-s", "64k", "--mode", "async", "--rule", "sgd", "--trainers", "2"]), 1);
+    check(&within(&["latency", "-s", "4k", "--poll", "busy"]), 1);
+    let output = psbench(&within(&["pushpull", "-s", "4k", "--spoil"]));
+    assert_eq!(output.status.code(), Some(1), "a wrong value ends the program with 1");
+}
+
+#[test]
 fn pushpull_says_what_the_servers_used() {
     let report = check(&["pushpull", "-s", "1MiB", "-n", "18"], 1);
     let result = &report["end"]["results"][0];
@@ -362,7 +378,11 @@ fn what_cannot_be_run_is_refused_by_name() {
         assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
     };
     refused(&["pushpull", "--transport", "verbs"], "verbs");
-    refused(&["pushpull", "--transport", "loopback"], "loopback");
+    let loopback = ["--transport", "loopback"];
+    refused(&[&["pushpull", "--poll", "adaptive"][..], &loopback].concat(), "--poll adaptive");
+    refused(&[&["pushpull", "-s", "4k", "--connect", "tcp://127.0.0.1:7164"][..], &loopback].concat(), "--connect");
+    refused(&[&["memory"][..], &loopback].concat(), "expected tcp or shm");
+    refused(&[&["peers"][..], &loopback].concat(), "expected tcp or shm");
     refused(&["pushpull", "-s", "10"], "multiple of 4");
     refused(&["pushpull", "-s", "ten"], "not a size");
     refused(&["pushpull", "--rule", "none", "--trainers", "2"], "--trainers 2");

@@ -4,7 +4,7 @@ use std::thread;
 
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
-use pserver_transport::loopback;
+use pserver_transport::loopback::{self, LoopbackTransport};
 use pserver_transport::network::{Checks, Listener, Network, NetworkOptions, Poll, Stop, Token};
 use pserver_transport::verbs::{Device, Devices};
 
@@ -44,6 +44,15 @@ fn loopback_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
         Ends::new(Box::new(near), Box::new(far), address)
+    });
+}
+
+#[test]
+fn loopback_keeps_every_promise_without_checksums_and_without_sleep() {
+    conformance::check(|| {
+        let (near, far, address) = loopback::pair();
+        let with = |end: LoopbackTransport| Box::new(end.with(Checks::BetweenHosts, Poll::Busy));
+        Ends::new(with(near), with(far), address)
     });
 }
 

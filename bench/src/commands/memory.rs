@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::pushpull::Work;
 use crate::duel::{Pace, Team};
-use crate::job::{Job, RuleName, word};
+use crate::job::{Job, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes;
 
@@ -36,6 +36,10 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.work.connect.is_none(), "--connect: the memory of that server is not seen from here; expected none");
+    ensure!(
+        args.work.transport != Transport::Loopback,
+        "--transport loopback: the servers' memory is the trainers' too; expected tcp or shm"
+    );
     let jobs = args.work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "rounds": ROUNDS, "job": jobs.first() });
     let mut report = Report::new("memory", parameters, COLUMNS);
@@ -53,7 +57,8 @@ fn measure(job: &Job, spoil: bool) -> Result<Outcome> {
     let initialised = team.server_usage()?.resident_bytes;
     let block = team.block(ROUNDS, Pace { rate: None, spoil })?;
     let resident = block.server.resident_bytes;
-    let kept = job.bytes * (1 + states(job));
+    let states = job.rule()?.map_or(0, |rule| rule.states().len());
+    let kept = job.bytes * (1 + u64::try_from(states)?);
     // Every trainer's gradient may have to wait for the others' until its round is complete.
     let gradients = job.gradient_bytes() * u64::from(job.trainers);
     let due = empty + kept + gradients;
@@ -71,9 +76,4 @@ fn measure(job: &Job, spoil: bool) -> Result<Outcome> {
         .with("ratio_to_ceiling", due as f64 / resident as f64)
         .with("overhead_bytes_per_parameter", overhead)
         .with("wrong", block.wrong))
-}
-
-/// Tensors that a rule keeps beside each parameter.
-fn states(job: &Job) -> u64 {
-    if job.rule == RuleName::Adam { 2 } else { 0 }
 }

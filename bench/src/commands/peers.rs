@@ -106,6 +106,10 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.duration > 0.0, "--duration {}: expected seconds above zero", args.duration);
+    ensure!(
+        !args.transport.contains(&Transport::Loopback),
+        "--transport loopback: peers are processes of their own; expected tcp or shm"
+    );
     let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "poll": word(args.poll),
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
         "transport": args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,

@@ -15,10 +15,10 @@ pub(crate) struct Work {
     /// How bytes travel.
     #[arg(long, value_enum, default_value_t = Transport::Tcp)]
     pub(crate) transport: Transport,
-    /// Trainers; each is a process.
+    /// Trainers; each is a process, or with --transport loopback a thread.
     #[arg(long, default_value_t = 1)]
     pub(crate) trainers: u32,
-    /// Servers; each is a process.
+    /// Servers; each is a process, or with --transport loopback threads of the trainers' one.
     #[arg(long, default_value_t = 1)]
     pub(crate) servers: u16,
     /// Shards of each server.
@@ -123,6 +123,10 @@ impl Work {
             pin: self.pin,
         };
         job.check()?;
+        ensure!(
+            self.connect.is_none() || job.transport != Transport::Loopback,
+            "--connect: servers that are reached with --transport loopback are in this process; expected none"
+        );
         Ok(job)
     }
 

@@ -63,7 +63,8 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.work.connect.is_none(), "--connect: the parameters of that job do not grow; expected none");
-    for job in args.axis.iter().map(|axis| jobs(args, *axis)).collect::<Result<Vec<_>>>()?.iter().flatten() {
+    let axes = args.axis.iter().map(|axis| Ok((*axis, jobs(args, *axis)?))).collect::<Result<Vec<_>>>()?;
+    for job in axes.iter().flat_map(|(_, jobs)| jobs) {
         check_memory(job, args.work.alone)?;
     }
     let parameters = json!({ "bytes": args.bytes, "cuts": args.cuts, "teams": args.teams, "fixed_bytes": args.fixed,
@@ -72,12 +73,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "job": args.work.job(args.fixed)? });
     let mut report = Report::new("scale", parameters, COLUMNS);
     report.carried_by(&word(args.work.transport));
-    for axis in &args.axis {
+    for (axis, jobs) in &axes {
         let first = report.results.len();
-        for job in jobs(args, *axis)? {
+        for job in jobs {
             eprintln!("psbench: scale of {}", job.title());
-            measure(&job, &args.work.terms(), &mut report)?;
-            per_byte(&mut report, *axis, &job, first);
+            measure(job, &args.work.terms(), &mut report)?;
+            per_byte(&mut report, *axis, job, first);
         }
     }
     Ok(report)

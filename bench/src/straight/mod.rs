@@ -53,7 +53,8 @@ impl Shape {
     /// The path that a job is compared with.
     pub(crate) fn of(job: &Job) -> Self {
         match (job.transport, job.buffers) {
-            (Transport::Shm, Buffers::Ordinary) => Self::ShmCopy,
+            // Within one process a payload is copied once each way, too.
+            (Transport::Shm, Buffers::Ordinary) | (Transport::Loopback, _) => Self::ShmCopy,
             (Transport::Shm, Buffers::Registered) => Self::ShmInPlace,
             _ => Self::Tcp,
         }

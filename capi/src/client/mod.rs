@@ -40,13 +40,13 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
 use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
+use pserver_transport::loopback::Hub;
 use pserver_transport::network::{Checks, Network, NetworkOptions, Poll, Token};
 use pserver_transport::verbs::{self, DeviceChoice, Devices};
 
 use buffers::Buffers;
 use calls::Call;
 use dealt::RowsRoom;
-use engine::MakeTransport;
 use job::{Job, Search};
 use turns::{Entered, Shared};
 use views::Room;
@@ -57,7 +57,7 @@ pub use views::View;
 
 pub(crate) use buffers::{Extent, Held};
 pub(crate) use calls::CallNumber;
-pub(crate) use engine::Engine;
+pub(crate) use engine::{Engine, MakeTransport};
 pub(crate) use initialise::{answer, unexpected};
 pub(crate) use turns::reason;
 
@@ -224,6 +224,11 @@ pub(crate) fn networks(options: NetworkOptions, verbs: OverVerbs) -> MakeTranspo
     })
 }
 
+/// Makes transports to servers of this process.
+pub(crate) fn within(options: NetworkOptions, hub: Hub) -> MakeTransport {
+    Box::new(move || Ok(Box::new(hub.transport().with(options.checks, options.poll))))
+}
+
 /// Everything behind the lock.
 struct State {
     options: ClientOptions,
@@ -256,6 +261,15 @@ impl Client {
         let transport = NetworkOptions { poll, checks, devices, token, ..NetworkOptions::default() };
         let verbs = OverVerbs::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
+    }
+
+    /// A client of servers that were started in this process and in this hub.
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn within(options: ClientOptions, hub: &Hub) -> Result<Self, Failure> {
+        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
+        Self::with(options, within(transport, hub.clone()), OverVerbs::default())
     }
 
     /// A client over transports that `make` makes: the first one, and another one whenever that broke. For tests, and

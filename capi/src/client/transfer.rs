@@ -233,7 +233,7 @@ impl State {
                 self.uses(buffer);
             }
             let back = match &order.place {
-                Some(Place::Caller(all)) => self.buffers.around(all),
+                Some(Place::Caller(all)) if has_buffers => self.buffers.around(all),
                 _ => None,
             };
             let mut cut = Cut::new(order, (within, back), book);

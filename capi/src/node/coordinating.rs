@@ -54,6 +54,7 @@ impl CoordinatorNode {
         coordinator.register(0, start.entry())?;
         let saving = Saving {
             coordinator: start.address.clone(),
+            reach: start.reach.clone(),
             root: start.settings.model_dir.clone(),
             token: start.token.clone(),
         };

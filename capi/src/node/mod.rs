@@ -3,6 +3,8 @@
 //! Every thread but the first runs the same loop over a session of `pserver_core::server` and a transport of its
 //! own; nothing is shared on the data path.
 //!
+//! A server is for other processes ([`Server::start`]) or for clients of its own one ([`Server::start_within`]).
+//!
 //! Not here: what a frame does to a shard (`pserver_core::server`), where the options come from (`settings`).
 
 mod coordinating;
@@ -23,7 +25,8 @@ use pserver_core::error::Failure;
 use pserver_core::ids::Epoch;
 use pserver_core::port::Transport;
 use pserver_core::time::Now;
-use pserver_core::wire::{Address, JobMessage, ServerEntry};
+use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
+use pserver_transport::loopback::Hub;
 use pserver_transport::network::{Listener, Network, NetworkOptions, Stop, Token};
 use pserver_transport::verbs::Devices;
 
@@ -32,6 +35,7 @@ use registration::Registered;
 use session::{Control, Running};
 use sharding::ShardNode;
 
+use crate::client::{Client, ClientOptions, MakeTransport, OverVerbs, networks, within};
 use crate::settings::Settings;
 
 /// A server that runs.
@@ -39,11 +43,25 @@ pub struct Server {
     address: Address,
     stop: Stop,
     listener: Option<JoinHandle<Result<(), Failure>>>,
-    sessions: Vec<Running>,
-    /// How many sessions come before the shards: the coordinator's, in server 0.
+    sessions: Sessions,
+}
+
+/// What of a server decides, each with a thread of its own.
+struct Sessions {
+    all: Vec<Running>,
+    /// How many come before the shards: the coordinator's, in server 0.
     first_shard: usize,
     /// Dropping it ends the registration of a server other than 0.
     _registered: Option<Registered>,
+}
+
+/// How a server reaches others, and its clients reach it.
+#[derive(Clone)]
+enum Reach {
+    /// From process to process.
+    Network,
+    /// Within this process.
+    Within(Hub),
 }
 
 /// What every part of a server needs at start.
@@ -55,6 +73,7 @@ struct Start {
     token: Option<Token>,
     /// Whether trainers of this machine read values where they are.
     shares_memory: bool,
+    reach: Reach,
 }
 
 impl Server {
@@ -67,46 +86,44 @@ impl Server {
         let options = NetworkOptions { token: token.clone(), ..NetworkOptions::default() };
         let listener = Listener::bind(&settings.bind, options)?;
         let address = advertised(&settings, &listener.local_address());
-        let storage = open_storage(&settings)?;
-        let shares_memory = listener.shares_memory();
-        let start = Start { settings, address: address.clone(), storage, clock: Instant::now(), token, shares_memory };
-        let mut sessions = Vec::new();
-        let mut lanes = Vec::new();
-        let stop = Stop::new();
-        let (epoch, registered) = if start.settings.index == 0 {
-            let devices = Devices::from(&start.settings.rdma_device);
-            let transport = Network::new(NetworkOptions { devices, ..NetworkOptions::default() })?;
-            lanes.push(Some(transport.adopter()));
-            let control = Control::new(transport.doorbell());
-            let node = CoordinatorNode::new(&start, control.clone())?;
-            let epoch = node.epoch();
-            sessions.push(Running::spawn("pserver-coordinator", node, transport, control, start.clock)?);
-            (epoch, None)
-        } else {
-            lanes.push(None);
-            let (epoch, registered) = registration::register(&start)?;
-            (epoch, Some(registered))
-        };
-        let first_shard = sessions.len();
-        for (shard, accelerator) in (0..start.settings.shards).zip(device::open(&start.settings)?) {
-            let options = NetworkOptions {
-                poll: start.settings.poll,
-                checks: start.settings.checks,
-                devices: Devices::from(&start.settings.rdma_device),
-                ..NetworkOptions::default()
-            };
+        let start = Start { token, ..Start::new(settings, address, listener.shares_memory(), Reach::Network)? };
+        let mut lanes: Vec<_> = (0..=start.settings.shards).map(|_| None).collect();
+        let sessions = Sessions::start(&start, |lane, options| {
             let transport = Network::new(options)?;
-            lanes.push(Some(transport.adopter()));
-            let control = Control::new(transport.doorbell());
-            let node = ShardNode::new(&start, shard, epoch, accelerator)?;
-            sessions.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
-        }
+            lanes[usize::from(lane)] = Some(transport.adopter());
+            Ok(transport)
+        })?;
+        let stop = Stop::new();
         let stop_listener = stop.clone();
         let listener = std::thread::Builder::new()
             .name("pserver-accept".to_owned())
             .spawn(move || listener.run(lanes, stop_listener))
             .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { address, stop, listener: Some(listener), sessions, first_shard, _registered: registered })
+        Ok(Self { address: start.address, stop, listener: Some(listener), sessions })
+    }
+
+    /// Starts a server for clients of this process ([`Client::within`]): `hub` has a place for each of its lanes, under
+    /// the name that it is bound to, such as `loopback://server-0:1`. For tests and measurements.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; and when the address or a token is for other processes.
+    pub fn start_within(settings: Settings, hub: &Hub) -> Result<Self, Failure> {
+        let address = settings.bind.clone();
+        if address.scheme != Scheme::Loopback {
+            return Err(Failure::Node(format!(
+                "listening on {address} within this process: expected an address such as loopback://server-0:1"
+            )));
+        }
+        if settings.token_file.is_some() {
+            let text = format!("listening on {address} within this process: a token is for others; expected none");
+            return Err(Failure::Node(text));
+        }
+        let start = Start::new(settings, address, false, Reach::Within(hub.clone()))?;
+        let sessions = Sessions::start(&start, |lane, options| {
+            let transport = hub.listen(&start.address.of_lane(lane.into()))?;
+            Ok(transport.with(options.checks, options.poll))
+        })?;
+        Ok(Self { address: start.address, stop: Stop::new(), listener: None, sessions })
     }
 
     /// Where trainers find it.
@@ -118,7 +135,7 @@ impl Server {
     /// Whether one of its threads has ended by itself, which only a failure makes it do.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.sessions.iter().any(Running::has_ended)
+        self.sessions.all.iter().any(Running::has_ended)
     }
 
     /// Stops: nobody new is let in, what has arrived is applied, a last checkpoint is taken.
@@ -136,8 +153,9 @@ impl Server {
             ended = session::join(listener);
         }
         // Shards first, all at once: while they finish, the coordinator still answers.
-        let shards = self.sessions.split_off(self.sessions.len().min(self.first_shard));
-        for sessions in [shards, std::mem::take(&mut self.sessions)] {
+        let Sessions { all, first_shard, .. } = &mut self.sessions;
+        let shards = all.split_off(all.len().min(*first_shard));
+        for sessions in [shards, std::mem::take(all)] {
             sessions.iter().for_each(Running::stop);
             ended = sessions.into_iter().map(Running::join).fold(ended, Result::and);
         }
@@ -153,7 +171,63 @@ impl Drop for Server {
     }
 }
 
+impl Sessions {
+    /// Starts the coordinator, where there is one, and the shards. `transport` makes the transport of a lane: lane zero
+    /// is the coordinator's, and the shards follow.
+    fn start<T: Transport + 'static>(
+        start: &Start,
+        mut transport: impl FnMut(u16, NetworkOptions) -> Result<T, Failure>,
+    ) -> Result<Self, Failure> {
+        let settings = &start.settings;
+        let options = || NetworkOptions { devices: Devices::from(&settings.rdma_device), ..NetworkOptions::default() };
+        let mut all = Vec::new();
+        let (epoch, registered) = if settings.index == 0 {
+            let transport = transport(0, options())?;
+            let control = Control::new(transport.doorbell());
+            let node = CoordinatorNode::new(start, control.clone())?;
+            let epoch = node.epoch();
+            all.push(Running::spawn("pserver-coordinator", node, transport, control, start.clock)?);
+            (epoch, None)
+        } else {
+            let (epoch, registered) = registration::register(start)?;
+            (epoch, Some(registered))
+        };
+        let first_shard = all.len();
+        for (shard, accelerator) in (0..settings.shards).zip(device::open(settings)?) {
+            let options = NetworkOptions { poll: settings.poll, checks: settings.checks, ..options() };
+            let transport = transport(shard + 1, options)?;
+            let control = Control::new(transport.doorbell());
+            let node = ShardNode::new(start, shard, epoch, accelerator)?;
+            all.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
+        }
+        Ok(Self { all, first_shard, _registered: registered })
+    }
+}
+
+impl Reach {
+    /// Makes transports to other servers.
+    fn transports(&self, options: NetworkOptions) -> MakeTransport {
+        match self {
+            Self::Network => networks(options, OverVerbs::default()),
+            Self::Within(hub) => within(options, hub.clone()),
+        }
+    }
+
+    /// A client of a job that this server is part of.
+    fn client(&self, options: ClientOptions) -> Result<Client, Failure> {
+        match self {
+            Self::Network => Client::new(options),
+            Self::Within(hub) => Client::within(options, hub),
+        }
+    }
+}
+
 impl Start {
+    fn new(settings: Settings, address: Address, shares_memory: bool, reach: Reach) -> Result<Self, Failure> {
+        let storage = open_storage(&settings)?;
+        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach })
+    }
+
     fn job(&self) -> JobMessage {
         let (mode, staleness) = self.settings.mode.numbers();
         JobMessage {

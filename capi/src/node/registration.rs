@@ -13,7 +13,7 @@ use pserver_transport::network::{NetworkOptions, Poll};
 use pserver_transport::verbs::Devices;
 
 use super::Start;
-use crate::client::{Engine, OverVerbs, networks};
+use crate::client::Engine;
 
 /// How long server 0 may take to come up: the servers of a job are started in any order.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -33,7 +33,7 @@ pub(super) fn register(start: &Start) -> Result<(Epoch, Registered), Failure> {
     let devices = Devices::from(&start.settings.rdma_device);
     let token = start.token.clone();
     let options = NetworkOptions { poll: Poll::Block, devices, token, ..NetworkOptions::default() };
-    let mut engine = Engine::new(coordinator, Role::Server, networks(options, OverVerbs::default()))?;
+    let mut engine = Engine::new(coordinator, Role::Server, start.reach.transports(options))?;
     let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let epoch = report(&mut engine, &register, DEADLINE)?;
     let (until, stopped) = bounded(0);

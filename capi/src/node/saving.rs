@@ -16,6 +16,7 @@ use pserver_core::wire::answer::Saved;
 use pserver_transport::network::Token;
 use std::sync::Arc;
 
+use super::Reach;
 use crate::client::{Client, ClientOptions, Facts, Wanted, WantedRows};
 
 /// A sparse parameter's matrix is written whole up to so many bytes, however few of its rows are there.
@@ -26,9 +27,10 @@ const ROWS_PER_ROW: u64 = 2;
 const BLOCK_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Where a model comes from and goes to.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Saving {
     pub(super) coordinator: Address,
+    pub(super) reach: Reach,
     pub(super) root: PathBuf,
     pub(super) token: Option<Token>,
 }
@@ -54,7 +56,8 @@ pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
     let (coordinator, token) = (saving.coordinator.clone(), saving.token.clone());
-    let client = Client::new(ClientOptions { is_reader: true, token, ..ClientOptions::new(coordinator) })?;
+    let options = ClientOptions { is_reader: true, token, ..ClientOptions::new(coordinator) };
+    let client = saving.reach.client(options)?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
         let facts = client.describe(&name)?;

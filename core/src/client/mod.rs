@@ -177,7 +177,7 @@ impl Client {
                 && again <= now
             {
                 lane.state = LaneState::Opening;
-                out.push(Output::Connect { lane: LaneId(index), address: lane.address.clone() });
+                out.push(Output::Connect { lane: LaneId(index), address: lane.address.of_lane(lane.number) });
             }
         }
     }

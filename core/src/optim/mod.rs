@@ -42,7 +42,7 @@ pub use coefficients::{Coefficients, Step};
 pub use element::{Gradient, fill};
 pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
 pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
-pub use prepared::{Formula, Prepared};
+pub use prepared::{Formula, Numbers, Prepared};
 pub(crate) use range::Range;
 pub use rule::{Regularizer, Rule};
 pub use schedule::Schedule;

@@ -99,6 +99,36 @@ impl Prepared {
     }
 }
 
+/// The numbers of one update after another. Updates that are alike share them: the chunks that a frame brings gradients
+/// for mostly have one rule, and are at one version.
+#[derive(Debug, Default)]
+pub struct Numbers {
+    /// What the scalars are of.
+    of: Option<(Arc<Prepared>, StepBits)>,
+    scalars: Vec<f64>,
+}
+
+/// A step's version, rate, norm and scale: zeros of either sign and whatever is not a number are told apart.
+type StepBits = (u64, Option<u64>, Option<u64>, u64);
+
+impl Numbers {
+    /// What an update by a rule computes.
+    ///
+    /// # Panics
+    ///
+    /// As [`Rule::inputs`].
+    #[must_use]
+    pub fn formula<'a>(&'a mut self, rule: &'a Arc<Prepared>, step: &Step) -> Formula<'a> {
+        let Some(code) = &rule.code else { return rule.formula(step, &mut self.scalars) };
+        let bits = (step.version.0, step.rate.map(f64::to_bits), step.norm.map(f64::to_bits), step.scale.to_bits());
+        if !matches!(&self.of, Some((known, of)) if Arc::ptr_eq(known, rule) && *of == bits) {
+            code.evaluate(&rule.rule.inputs(step), &mut self.scalars);
+            self.of = Some((Arc::clone(rule), bits));
+        }
+        Formula::Rule { code, scalars: &self.scalars }
+    }
+}
+
 /// The texts that make up a rule, in the order in which they run.
 fn pieces(rule: &Rule) -> Result<Vec<Arc<Written>>, Failure> {
     let mut pieces = Vec::new();

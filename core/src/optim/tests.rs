@@ -128,6 +128,31 @@ fn a_rule_counts_its_updates_where_its_code_does() {
     check(written("w -= lr * g / n"), true);
 }
 
+#[test]
+fn the_numbers_of_an_update_are_its_own_whatever_came_before() {
+    let clipped = Rule { clip_norm: Some(2.0), ..rule(Algorithm::Sgd, 0.5) };
+    let algorithms = [ADAM, MOMENTUM, Algorithm::Sum].map(|algorithm| rule(algorithm, 0.1));
+    let rules = algorithms.into_iter().chain([clipped]);
+    let rules: Vec<_> = rules.map(|rule| Arc::new(Prepared::new(rule).expect("it is a rule"))).collect();
+    let bits = |formula: Formula<'_>| match formula {
+        Formula::Rule { scalars, .. } => scalars.iter().map(|scalar| scalar.to_bits()).collect(),
+        Formula::Add { scale } | Formula::Sum { scale } => vec![scale.to_bits()],
+    };
+    let mut numbers = Numbers::default();
+    for version in [1, 1, 2] {
+        for rate in [None, Some(0.0), Some(-0.0), Some(0.25)] {
+            for (norm, scale) in [(1.0, 1.0), (4.0, 1.0), (4.0, 1.0), (4.0, -1.0), (f64::NAN, 0.5)] {
+                for rule in rules.iter().chain(&rules[..1]) {
+                    let step = Step { version: Version(version), rate, norm: Some(norm), scale };
+                    let expected = bits(rule.formula(&step, &mut Vec::new()));
+                    assert_eq!(bits(numbers.formula(rule, &step)), expected, "{:?} at {step:?}", rule.rule());
+                    assert_eq!(bits(numbers.formula(rule, &step)), expected, "the same once more");
+                }
+            }
+        }
+    }
+}
+
 /// `w = g = [0, 1, 2, 3, 4]`, the same gradient every time, against the vectors recomputed from Paddle's formulas with
 /// scalars in binary64 and storage in binary32. The last bits differ where Paddle reads a momentum back that it has
 /// just rounded and the plain form does not.

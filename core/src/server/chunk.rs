@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::bucket::{Bucket, Wish};
 use super::device::Seat;
 use super::pool::Pool;
@@ -11,7 +13,7 @@ use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Prepared, Step};
+use crate::optim::{Algorithm, Numbers, Prepared, Step};
 use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
@@ -127,7 +129,8 @@ pub(super) struct Chunk {
     /// Its parameter's.
     pub(super) rule: Arc<Prepared>,
     pub(super) version: Version,
-    pub(super) heard: Vec<Heard>,
+    /// By trainer; of a lone one without memory of its own.
+    pub(super) heard: SmallVec<[Heard; 1]>,
     pub(super) round: Round,
     pub(super) waiters: Vec<Waiter>,
     /// Since when the shard's list of waits says that somebody waits for it.
@@ -167,7 +170,7 @@ impl Chunk {
             element_type,
             rule,
             version: Version(0),
-            heard: Vec::new(),
+            heard: SmallVec::new(),
             round: Round::default(),
             waiters: Vec::new(),
             noted: None,
@@ -272,7 +275,8 @@ impl Chunk {
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
         let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
         let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
-        if Arc::get_mut(value).is_none() {
+        // Who reads it holds a count; a count of one is ours, and nobody else can make it more.
+        if 1 < Arc::strong_count(value) {
             let mut fresh = Value::new(pool.take(bytes)?, bytes);
             if copies {
                 fresh.bytes_mut().copy_from_slice(value.bytes());
@@ -319,12 +323,12 @@ impl Chunk {
     }
 
     /// Turns the gradients of the round into the next version: in place when nobody reads the value, else into a fresh
-    /// lease. The version of `step` is set here; `scalars` is a place for the update's numbers.
+    /// lease. The version of `step` is set here; `numbers` has those of the update before.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
         pool: &mut Pool,
-        scalars: &mut Vec<f64>,
+        numbers: &mut Numbers,
         step: &Step,
     ) -> Result<(), Failure> {
         self.make_writable(pool)?;
@@ -338,7 +342,7 @@ impl Chunk {
         }
         let step = Step { version: Version(self.version.0 + 1), ..*step };
         kernels.update(Update {
-            formula: self.rule.formula(&step, scalars),
+            formula: numbers.formula(&self.rule, &step),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],
@@ -349,11 +353,9 @@ impl Chunk {
     }
 }
 
-fn heard_of(heard: &mut Vec<Heard>, trainer: TrainerId) -> &mut Heard {
+fn heard_of(heard: &mut SmallVec<[Heard; 1]>, trainer: TrainerId) -> &mut Heard {
     let index = trainer.0 as usize;
     if heard.len() <= index {
-        // Of a million chunks of a lone trainer each has room for one and not for four.
-        heard.reserve_exact((index + 1 - heard.len()).max(heard.len()));
         heard.resize(index + 1, Heard::default());
     }
     &mut heard[index]

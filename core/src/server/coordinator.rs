@@ -642,11 +642,17 @@ fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
 }
 
 fn check_pages(pages: &[Vec<u8>]) -> Result<(), Failure> {
-    let decode = |page: &Vec<u8>| {
-        CataloguePage::decode(page.as_slice()).map_err(|error| Failure::call(format!("catalogue page: {error}")))
-    };
-    Catalogue::from_pages(pages.iter().map(decode).collect::<Result<Vec<_>, _>>()?)?;
-    Ok(())
+    let mut decoded = Ok(());
+    // One page after another: what they bring is in memory once, and only until it is checked.
+    let found = pages.iter().map_while(|page| match CataloguePage::decode(page.as_slice()) {
+        Ok(page) => Some(page),
+        Err(error) => {
+            decoded = Err(Failure::call(format!("catalogue page: {error}")));
+            None
+        }
+    });
+    let catalogue = Catalogue::from_pages(found);
+    decoded.and(catalogue.map(drop))
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -9,9 +9,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsRoom};
-use super::chunk::{Chunk, Heard};
+use super::chunk::Chunk;
 use super::reply::Refusal;
-use super::round::Contribution;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -23,7 +22,10 @@ use crate::wire::{Entry, InitMessage};
 
 /// A parameter of which this shard holds chunks.
 pub(super) struct Held {
+    /// What was declared, but for its configuration.
     pub(super) declaration: Declaration,
+    /// One for all parameters that say the same.
+    config: Arc<[u8]>,
     /// One for all parameters with the same rule.
     pub(super) rule: Arc<Prepared>,
     /// What its buckets are, if it is updated by rows.
@@ -33,16 +35,9 @@ pub(super) struct Held {
 }
 
 // What a shard keeps of a parameter of one chunk whose lone trainer has pushed, beside its value: this much, and a
-// name, a shape, a configuration and what the allocator adds to ten pieces of memory, together less than 1 KiB.
-const _: () = assert!(
-    size_of::<Held>()
-        + size_of::<Chunk>()
-        + size_of::<Contribution>()
-        + size_of::<Heard>()
-        + size_of::<Value>()
-        + 2 * size_of::<(ChunkId, usize)>()
-        <= 640
-);
+// name, a shape and what the allocator adds to six pieces of memory, together less than 1 KiB.
+const _: () =
+    assert!(size_of::<Held>() + size_of::<Chunk>() + size_of::<Value>() + 2 * size_of::<(ChunkId, usize)>() <= 640);
 
 /// The chunks of a parameter that must step together because its rule needs the whole gradient.
 #[derive(Default)]
@@ -60,11 +55,12 @@ impl Held {
         let InitMessage { declaration: Some(declared), chunk_bytes, .. } = message else {
             return Err(Refusal::invalid("an init frame without a declaration"));
         };
-        let declaration = Declaration::try_from(declared).map_err(invalid)?;
-        let ParameterConfig { rule, sparse } = ParameterConfig::decode(&declaration.config).map_err(invalid)?;
-        let prepared = match rules.get(&declaration.config) {
-            Some(known) => Arc::clone(known),
-            None => Arc::new(Prepared::new(rule).map_err(invalid)?),
+        let mut declaration = Declaration::try_from(declared).map_err(invalid)?;
+        let config = std::mem::take(&mut declaration.config);
+        let ParameterConfig { rule, sparse } = ParameterConfig::decode(&config).map_err(invalid)?;
+        let (config, prepared) = match rules.get_key_value(config.as_slice()) {
+            Some((known, prepared)) => (Arc::clone(known), Arc::clone(prepared)),
+            None => (config.into(), Arc::new(Prepared::new(rule).map_err(invalid)?)),
         };
         let rule = prepared.rule();
         rule.validate_for(declaration.element_type).map_err(invalid)?;
@@ -80,12 +76,14 @@ impl Held {
         if rows.is_none() && !is_legal {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
-        Ok(Self { declaration, rule: prepared, rows, chunk_bytes, group: Group::default() })
+        declaration.shape.shrink_to_fit();
+        Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, group: Group::default() })
     }
 
     /// The init frame's message that declares it.
     pub(super) fn message(&self, index: ParameterIndex) -> InitMessage {
-        let declaration = Some(DeclarationMessage::from(&self.declaration));
+        let declared = DeclarationMessage::from(&self.declaration);
+        let declaration = Some(DeclarationMessage { config: self.config.to_vec(), ..declared });
         InitMessage { parameter: index.0, declaration, chunk_bytes: self.chunk_bytes }
     }
 
@@ -140,7 +138,7 @@ impl Held {
 
 /// The rules of a table by their configuration: parameters that say the same share one, which then stays in cache, and
 /// for which a kernel makes code once.
-type Rules = BTreeMap<Vec<u8>, Arc<Prepared>>;
+type Rules = BTreeMap<Arc<[u8]>, Arc<Prepared>>;
 
 /// Everything that a shard holds under one generation.
 pub(super) struct Table {
@@ -172,6 +170,15 @@ impl Table {
         self.places.get(&id).copied()
     }
 
+    /// As [`Table::place`], of a chunk that probably follows the one at `last`: most frames name chunks in the order in
+    /// which they were declared.
+    #[inline]
+    pub(super) fn place_after(&self, last: Option<usize>, id: ChunkId) -> Option<usize> {
+        let next = last.map_or(0, |last| last + 1);
+        let is_next = self.chunks.get(next).is_some_and(|chunk| chunk.id == id);
+        if is_next { Some(next) } else { self.place(id) }
+    }
+
     /// The parameter of a chunk that this shard holds.
     pub(super) fn held(&self, id: ChunkId) -> &Held {
         self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
@@ -196,9 +203,8 @@ impl Table {
             None => {
                 let held = Held::from_message(message, &self.rules)?;
                 check(&held)?;
-                let config = &held.declaration.config;
-                if !self.rules.contains_key(config) {
-                    self.rules.insert(config.clone(), Arc::clone(&held.rule));
+                if !self.rules.contains_key(&held.config) {
+                    self.rules.insert(Arc::clone(&held.config), Arc::clone(&held.rule));
                 }
                 self.parameters.insert(index, Box::new(held));
                 Ok(())
@@ -213,13 +219,17 @@ impl Table {
         self.held(entry.id).check_whole(entry)
     }
 
-    /// Checks an entry that brings a gradient and gives its chunk's place; halves are shorter than their chunk.
-    pub(super) fn check_gradient(&self, entry: &Entry) -> Result<usize, Refusal> {
-        let place = self.place(entry.id).ok_or_else(|| unknown(entry.id))?;
+    /// Checks an entry that brings a gradient and gives its chunk's place, which probably follows `last`; halves are
+    /// shorter than their chunk.
+    pub(super) fn check_gradient(&self, last: Option<usize>, entry: &Entry) -> Result<usize, Refusal> {
+        let place = self.place_after(last, entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.chunks[place];
         if chunk.bucket().is_some() {
             let held = self.held(entry.id);
             held.rows.as_ref().expect("the chunk is a bucket").check_entry(held.name(), entry)?;
+            return Ok(place);
+        }
+        if (entry.element_type, entry.bytes) == (chunk.element_type, chunk.bytes) {
             return Ok(place);
         }
         if !entry.element_type.is_gradient_for(chunk.element_type) {

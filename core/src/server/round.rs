@@ -106,7 +106,8 @@ pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
 pub(super) struct Round {
     /// One of a trainer at most, as of what is ahead.
     contributions: Pieces<Contribution>,
-    ahead: Pieces<Contribution>,
+    /// Made when somebody is ahead for the first time.
+    ahead: Option<Box<Pieces<Contribution>>>,
     sum: Option<Lease>,
 }
 
@@ -116,7 +117,7 @@ impl Round {
     }
 
     pub(super) fn ahead(&self, trainer: TrainerId) -> Option<&Contribution> {
-        self.ahead.of(trainer)
+        self.ahead.as_ref()?.of(trainer)
     }
 
     pub(super) fn contribution_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
@@ -124,12 +125,12 @@ impl Round {
     }
 
     pub(super) fn ahead_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        self.ahead.of_mut(trainer)
+        self.ahead.as_mut()?.of_mut(trainer)
     }
 
     /// The contributions that wait for their turn, in trainer order.
     pub(super) fn all_ahead(&self) -> &[Contribution] {
-        self.ahead.as_slice()
+        self.ahead.as_ref().map_or(&[], |ahead| ahead.as_slice())
     }
 
     #[inline]
@@ -140,18 +141,18 @@ impl Round {
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
-        let is_first = self.ahead.of(contribution.trainer).is_none();
+        let is_first = self.ahead(contribution.trainer).is_none();
         assert!(is_first, "a trainer is at most one contribution ahead");
-        self.ahead.put(contribution);
+        self.ahead.get_or_insert_default().put(contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.take(trainer)
+        self.ahead.as_mut()?.take(trainer)
     }
 
     /// Takes back what `trainer` contributed to the open round, and forgets what of its waits.
     pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.take(trainer);
+        self.take_ahead(trainer);
         self.contributions.take(trainer)
     }
 
@@ -179,7 +180,8 @@ impl Round {
     /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is
     /// told may write its gradient again, so what is still read at its sender's is copied before.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
-        let all = self.ahead.as_mut_slice().iter_mut().chain(self.contributions.as_mut_slice());
+        let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.as_mut_slice());
+        let all = ahead.chain(self.contributions.as_mut_slice());
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let tell = |one: &mut Contribution| {
             one.make_own(pool);
@@ -319,6 +321,6 @@ impl Round {
     /// Ends the round.
     pub(super) fn close(&mut self) {
         self.sum = None;
-        self.contributions.drain();
+        self.contributions.clear();
     }
 }

@@ -20,9 +20,8 @@ use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
-use crate::limits::RULE_SCALARS_MAX;
 use crate::memory::Lease;
-use crate::optim::{self, Algorithm, Step};
+use crate::optim::{self, Algorithm, Numbers, Step};
 use crate::port::Kernels;
 use crate::program::executor::Pace;
 use crate::time::Now;
@@ -100,8 +99,8 @@ pub(super) struct Serving {
     /// Chunks that come from a checkpoint with contributions that are not in their values, by the journal's position at
     /// which they were written.
     behind: BTreeSet<(u64, usize)>,
-    /// A place for the numbers of one update.
-    scalars: Vec<f64>,
+    /// Those of the update before.
+    numbers: Numbers,
 }
 
 /// What is to be done with one entry of a push.
@@ -145,7 +144,7 @@ impl Serving {
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
             behind,
-            scalars: Vec::with_capacity(RULE_SCALARS_MAX),
+            numbers: Numbers::default(),
         })
     }
 
@@ -156,8 +155,10 @@ impl Serving {
         if self.comes_back(&frame.head) && position == u64::MAX {
             self.check_all_open()?;
         }
+        let mut last = None;
         for entry in &frame.entries {
-            let place = self.table.check_gradient(entry)?;
+            let place = self.table.check_gradient(last, entry)?;
+            last = Some(place);
             self.check_rows_wish(place, &frame.head)?;
             if !self.table.chunks[place].is_before_restored(position)
                 && matches!(self.verdict(place, &frame.head, entry)?, Verdict::New)
@@ -789,7 +790,7 @@ impl Serving {
             }
             None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
             None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.left),
-            None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step).map(|()| true),
+            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
         };
         let lack = match updated {
             Ok(true) => return true,

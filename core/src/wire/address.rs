@@ -15,7 +15,7 @@ pub enum Scheme {
     Shm,
     /// Between machines whose network cards read and write registered memory by themselves.
     Verbs,
-    /// Within one process, for tests.
+    /// Within one process, for tests and measurements.
     Loopback,
 }
 
@@ -67,6 +67,16 @@ impl Address {
     #[must_use]
     pub fn reached_by(self, scheme: Scheme) -> Self {
         if scheme == Scheme::Auto { self } else { Self { scheme, ..self } }
+    }
+
+    /// Where a lane of the server at this address is: one port has all of them, but within a process each has its own,
+    /// which has the lane's number whatever the address's own is.
+    #[must_use]
+    pub fn of_lane(&self, lane: u64) -> Self {
+        match (self.scheme, u16::try_from(lane)) {
+            (Scheme::Loopback, Ok(port)) => Self { port, ..self.clone() },
+            _ => self.clone(),
+        }
     }
 
     /// Whether only this machine can reach it.

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use smallvec::SmallVec;
+
 /// When an accumulator takes a piece of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
@@ -45,15 +47,16 @@ pub trait Sent {
     fn sender(&self) -> Self::Sender;
 }
 
-/// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays.
+/// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays, and a lone one
+/// needs none of its own: of a million accumulators most have a lone sender.
 #[derive(Clone, Debug)]
 pub struct Pieces<T> {
-    held: Vec<T>,
+    held: SmallVec<[T; 1]>,
 }
 
 impl<T> Default for Pieces<T> {
     fn default() -> Self {
-        Self { held: Vec::new() }
+        Self { held: SmallVec::new() }
     }
 }
 
@@ -89,10 +92,6 @@ impl<T: Sent> Pieces<T> {
     pub fn put(&mut self, piece: T) -> &mut T {
         let sender = piece.sender();
         let at = self.held.partition_point(|one| one.sender() <= sender);
-        if self.held.capacity() == self.held.len() {
-            // Of a million accumulators of a lone sender each has room for one and not for four.
-            self.held.reserve_exact(self.held.len().max(1));
-        }
         if at == self.held.len() {
             self.held.push(piece);
         } else {
@@ -108,8 +107,14 @@ impl<T: Sent> Pieces<T> {
     }
 
     /// Takes all pieces, in order.
-    pub fn drain(&mut self) -> std::vec::Drain<'_, T> {
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.held.drain(..)
+    }
+
+    /// Drops all pieces.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.held.clear();
     }
 
     #[inline]

@@ -1,0 +1,98 @@
+//! The parameter server and its trainers as threads of one process, with nothing between them but the in-process
+//! transport: what a round costs beside the wire.
+//!
+//! To the parent the process is one trainer, whose rounds are those of the slowest.
+
+use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use anyhow::{Context, Result};
+use clap::{Args, FromArgMatches};
+use paddle_pserver::client::Client;
+use paddle_pserver::node::Server;
+use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_transport::loopback::Hub;
+
+use crate::child::{self, Ask, Cores, Ran};
+use crate::job::Job;
+use crate::ours::{self, Trainer};
+use crate::straight;
+use crate::trainer::Runner;
+
+/// A trainer's thread, as the main one sees it.
+struct Thread {
+    asks: Sender<Ask>,
+    rounds: Receiver<Ran>,
+}
+
+/// The process: servers, then trainers, then answers to the parent until it ends.
+pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
+    let hub = Hub::default();
+    let servers = start(job, &hub)?;
+    let coordinator = servers.first().context("there is at least one server")?.address().to_string();
+    let _kept = Cores::of_trainers(job).keep()?;
+    let are_ready = Barrier::new(1 + usize::try_from(job.trainers)?);
+    thread::scope(|scope| {
+        let begin = |trainer| {
+            let ((asks, asked), (done, rounds)) = (channel(), channel());
+            let (hub, coordinator, are_ready) = (&hub, &coordinator, &are_ready);
+            scope.spawn(move || {
+                let made = train(job, hub, coordinator, (trainer, barrier), are_ready, (&asked, &done));
+                made.unwrap_or_else(|error| {
+                    // The others wait for this one, and would for ever.
+                    eprintln!("psbench: trainer {trainer}: {error:#}");
+                    std::process::exit(1);
+                });
+            });
+            Thread { asks, rounds }
+        };
+        let threads: Vec<Thread> = (0..job.trainers).map(begin).collect();
+        are_ready.wait();
+        child::serve(&coordinator, |ask| match ask {
+            Ask::Usage => Ok(serde_json::to_value(child::usage()?)?),
+            Ask::Run { .. } => {
+                threads.iter().try_for_each(|one| one.asks.send(ask)).context("a trainer has ended")?;
+                let ran = threads.iter().map(|one| one.rounds.recv()).collect::<Result<Vec<_>, _>>();
+                Ok(serde_json::to_value(Ran::together(&ran.context("a trainer has ended")?)?)?)
+            }
+        })
+    })?;
+    servers.into_iter().try_for_each(|server| Ok(server.stop()?))
+}
+
+/// The servers, told what those of other processes are told.
+fn start(job: &Job, hub: &Hub) -> Result<Vec<Server>> {
+    let _kept = Cores::of_servers(job).keep()?;
+    let command = ServeArgs::augment_args(clap::Command::new("serve"));
+    let mut servers: Vec<Server> = Vec::new();
+    for index in 0..job.servers {
+        let coordinator = servers.first().map(|first| first.address().to_string());
+        let line = ours::server_arguments(job, index, coordinator.as_deref());
+        let line = std::iter::once("serve".to_owned()).chain(line);
+        let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
+        servers.push(Server::start_within(Settings::load(&args, &[])?, hub)?);
+    }
+    Ok(servers)
+}
+
+/// A trainer: rounds as they are asked for, until nobody asks.
+fn train(
+    job: &Job,
+    hub: &Hub,
+    coordinator: &str,
+    (trainer, barrier): (u32, Option<&str>),
+    are_ready: &Barrier,
+    (asked, done): (&Receiver<Ask>, &Sender<Ran>),
+) -> Result<()> {
+    let client = Client::within(ours::options(job, coordinator, trainer)?, hub)?;
+    let mut exchange = Trainer::new(client, job)?;
+    let mut runner = Runner::new(&mut exchange, job, trainer, straight::barrier(barrier, job)?)?;
+    are_ready.wait();
+    for ask in asked {
+        if let Ask::Run { rounds, rate, spoil } = ask {
+            done.send(runner.run(rounds, rate, spoil)?).context("nobody waits for rounds")?;
+        }
+    }
+    Ok(())
+}
