@@ -92,7 +92,7 @@ impl Server {
             let transport = Network::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
-            let node = ShardNode::new(&start, shard, epoch)?;
+            let node = ShardNode::new(&start, shard, epoch, transport.capabilities())?;
             sessions.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
         }
         let stop_listener = stop.clone();

@@ -210,7 +210,7 @@ impl Client {
         match event {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
-                    Some(lane) => lane.land(&frame),
+                    Some(lane) => lane.land(peer, &frame),
                     None => Incoming::nowhere(&frame),
                 };
                 out.push(Output::Submit(Submit::Land { peer, into }));
@@ -266,11 +266,13 @@ impl Client {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let Some(lane) = self.lane_of(peer) else { return };
+        let has_places = frame.payload_bytes() > 0;
+        let kept = if has_places { lane.put_back(peer, &mut body.into_iter()) } else { Vec::new() };
         match frame.head.kind {
             Kind::Welcome => lane.welcome(peer, out),
             Kind::Refused => self.refused(now, peer, frame, out),
             Kind::Error => self.error(now, peer, frame),
-            _ => lane.answered(frame, body),
+            _ => lane.answered(frame, kept),
         }
         self.settle(peer, frame.head.request);
     }
@@ -314,9 +316,7 @@ impl Client {
         }
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer)) {
             // Places that were named in the moment in which the connection ended come back later.
-            if !unfilled.is_empty() {
-                lane.put_back(unfilled);
-            }
+            lane.put_all_back(peer, unfilled);
             if !lane.was(peer) {
                 lane.lost(now, reason);
             }

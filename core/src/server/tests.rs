@@ -4,6 +4,7 @@ mod coordinating;
 mod device;
 mod gate;
 mod in_step;
+mod landings;
 mod modes;
 mod programs;
 mod restart;

@@ -1,7 +1,7 @@
 //! Two sides driven by one thread, and what each has seen.
 
 use std::any::Any;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ pub(crate) struct World {
     pub(crate) near: Side,
     pub(crate) far: Side,
     pub(crate) address: Address,
+    pub(crate) landings: usize,
     _keep: Box<dyn Any>,
 }
 
@@ -38,6 +39,11 @@ pub(crate) struct Side {
     /// Parcels and places handed over and not back yet.
     pub(crate) parcels_out: usize,
     pub(crate) places_out: usize,
+    /// Frames of each connection whose places are out, and the most that there were of one.
+    pub(crate) landing: BTreeMap<PeerId, usize>,
+    pub(crate) most_landing: usize,
+    /// Frames that have left and whose parcels were not back then.
+    pub(crate) left: usize,
     tickets: u64,
 }
 
@@ -54,8 +60,8 @@ pub(crate) enum Seen {
 
 impl World {
     pub(crate) fn new(ends: Ends) -> Self {
-        let Ends { near, far, address, keep } = ends;
-        Self { near: Side::new(near), far: Side::new(far), address, _keep: keep }
+        let Ends { near, far, address, landings, keep } = ends;
+        Self { near: Side::new(near), far: Side::new(far), address, landings, _keep: keep }
     }
 
     /// Connects and says hello; the two ends of the connection.
@@ -116,6 +122,9 @@ impl Side {
             arena: Arena::new(&budget).expect("the pages are not touched before use"),
             parcels_out: 0,
             places_out: 0,
+            landing: BTreeMap::new(),
+            most_landing: 0,
+            left: 0,
             tickets: 0,
         }
     }
@@ -136,7 +145,27 @@ impl Side {
     /// Answers a head.
     pub(crate) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
         self.places_out += into.len();
+        let landing = self.landing.entry(peer).or_default();
+        *landing += 1;
+        self.most_landing = self.most_landing.max(*landing);
         self.queue.push_back(Submit::Land { peer, into });
+    }
+
+    /// Answers every head that has no answer, and from here on each as it comes.
+    pub(crate) fn release(&mut self) {
+        self.holds_all = false;
+        let mut waiting = BTreeMap::new();
+        for seen in &self.seen {
+            match seen {
+                Seen::Head(peer, frame) => drop(waiting.insert(*peer, frame.clone())),
+                Seen::Landed(peer, frame, _) if waiting.get(peer) == Some(frame) => drop(waiting.remove(peer)),
+                _ => {}
+            }
+        }
+        for (peer, frame) in waiting {
+            let places = self.places(&frame);
+            self.land(peer, places);
+        }
     }
 
     /// Places for everything a frame brings.
@@ -212,11 +241,17 @@ impl Side {
             }
             Event::Landed { peer, frame, body } => {
                 self.places_out -= body.len();
+                if let Some(landing) = self.landing.get_mut(&peer).filter(|_| !body.is_empty()) {
+                    *landing -= 1;
+                }
                 self.check_sums(&frame, &body);
                 Seen::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
             }
             // Some transports say so, and a parcel is out until it is back.
-            Event::Left { .. } => return,
+            Event::Left { .. } => {
+                self.left += 1;
+                return;
+            }
             Event::Sent { peer, ticket, body } => {
                 self.parcels_out -= body.len();
                 Seen::Sent(peer, ticket)

@@ -1,15 +1,20 @@
 //! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those
 //! that were sent, keys of others, and calls that are refused.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::memory::Mapped;
 
+use super::plain::Plain;
 use super::provider::{
     Access, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
+
+/// A device that takes its time tells of what is done after so many polls.
+const SLOW_POLLS: u64 = 40;
 
 /// What a device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub(super) enum Mischief {
     Key(u32),
     /// Nothing completes any more, and pairs are not destroyed.
     Dead,
+    /// Everything completes some polls after it was done.
+    Slow,
 }
 
 /// What goes wrong, and when: for pairs that are open or for those that are not, with the completion of this number
@@ -66,10 +73,20 @@ struct RoughPair {
     inner: Box<dyn Pair>,
     is_open: bool,
     late: Vec<Done>,
+    /// What has completed, by the poll in which it is told.
+    slow: VecDeque<(u64, Done)>,
+    polls: u64,
     rough: Rough,
 }
 
 impl Rough {
+    /// A device in process that takes its time.
+    pub(super) fn slow() -> Self {
+        let slow = Self::new(Arc::new(Plain::new()));
+        slow.plot(Some(Plot { mischief: Mischief::Slow, is_open: true, after: 0 }));
+        slow
+    }
+
     pub(super) fn new(inner: Arc<dyn Provider>) -> Self {
         Self { inner, plot: Arc::default() }
     }
@@ -86,6 +103,11 @@ impl Rough {
     /// What lasts, if it is plotted for this kind of pair.
     fn lasting(&self, is_open: bool) -> Option<Mischief> {
         self.lock().filter(|plot| plot.is_open == is_open).map(|plot| plot.mischief)
+    }
+
+    /// Whether all of it is slow, whichever pairs.
+    fn is_slow(&self) -> bool {
+        self.lock().is_some_and(|plot| plot.mischief == Mischief::Slow)
     }
 
     /// What happens to the next completion or call that `applies` picks.
@@ -135,7 +157,8 @@ impl Domain for RoughDomain {
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
         let (inner, rough) = (self.0.pair(plan)?, self.1.clone());
-        Ok(Box::new(RoughPair { inner, is_open: plan.is_open, late: Vec::new(), rough }))
+        let (late, slow, is_open) = (Vec::new(), VecDeque::new(), plan.is_open);
+        Ok(Box::new(RoughPair { inner, is_open, late, slow, polls: 0, rough }))
     }
 }
 
@@ -206,6 +229,14 @@ impl Pair for RoughPair {
         }
         let mut whole = Vec::new();
         self.inner.poll(&mut whole)?;
+        self.polls += 1;
+        if self.rough.is_slow() || !self.slow.is_empty() {
+            let due = self.polls + SLOW_POLLS;
+            self.slow.extend(whole.drain(..).map(|done| (due, done)));
+            while let Some((_, done)) = self.slow.pop_front_if(|(due, _)| *due <= self.polls) {
+                whole.push(done);
+            }
+        }
         let has_message = whole.iter().any(|one| matches!(one.what, Ok(What::Message(_))));
         let late = if has_message { std::mem::take(&mut self.late) } else { Vec::new() };
         whole.into_iter().for_each(|one| self.spoil(one, done));

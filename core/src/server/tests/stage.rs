@@ -11,6 +11,7 @@ use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
     Version,
 };
+use crate::limits::LANDINGS_MAX;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
 use crate::server::{Output, Shard, ShardOptions};
@@ -180,6 +181,8 @@ pub(super) struct Stage {
     pub(super) holds: bool,
     pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
     pub(super) actors: BTreeMap<u32, Actor>,
+    /// Places for heads that were not answered at once.
+    pub(super) late_places: Vec<(PeerId, Vec<Incoming>)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
     pub(super) is_late: bool,
     peers: u64,
@@ -199,6 +202,7 @@ impl Stage {
             holds: false,
             held: Vec::new(),
             actors: BTreeMap::new(),
+            late_places: Vec::new(),
             is_late: false,
             peers: 0,
             tickets: 0,
@@ -400,7 +404,7 @@ impl Stage {
                         self.event(Event::Sent { peer, ticket: Ticket(0), body });
                     }
                 }
-                Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
+                Output::Submit(Submit::Land { peer, into }) => self.late_places.push((peer, into)),
                 Output::Close(peer) => {
                     self.closed.push(peer);
                     let gone = Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() };
@@ -422,7 +426,7 @@ impl Stage {
 }
 
 fn options() -> ShardOptions {
-    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false }
+    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false, landings: LANDINGS_MAX }
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {

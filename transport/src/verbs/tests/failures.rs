@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::stage::ends;
+use crate::conformance;
 use crate::conformance::world::{Seen, Side, World, bytes, push};
 use crate::network::{NetworkOptions, Poll};
 use crate::verbs::plain::Plain;
@@ -10,6 +11,7 @@ use crate::verbs::rough::{Mischief, Plot, Rough};
 use crate::verbs::status::Status;
 use crate::verbs::{Device, Devices, INLINE_BYTES_MAX};
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::port::Outgoing;
 
 fn world(device: &Rough) -> World {
@@ -53,6 +55,15 @@ fn ended(mischief: Mischief, is_open: bool, after: u32) -> String {
     world.until("the next connection works", |world| world.far.landed().count() == landed + 12);
     world.until("its parcels are back", |world| outstanding(world) == 0);
     reason
+}
+
+#[test]
+fn a_device_that_takes_its_time_keeps_every_promise() {
+    let devices = || Devices::This(Device(Arc::new(Rough::slow())));
+    conformance::check(|| {
+        let options = NetworkOptions { devices: devices(), ..NetworkOptions::default() };
+        ends("verbs://127.0.0.1:0", &options).landing(LANDINGS_MAX)
+    });
 }
 
 #[test]
