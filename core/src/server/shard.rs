@@ -601,8 +601,8 @@ impl Shard {
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
         let rows = plans.map(|plan| plan.bytes_on_their_way(trainers)).fold(0, u64::saturating_add);
-        let landings = u64::try_from(self.options.landings).unwrap_or(u64::MAX);
-        self.pool.seal(&budget(table, &job, landings), rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let budget = budget(table, &job, u64::try_from(self.options.landings).unwrap_or(u64::MAX));
+        self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };

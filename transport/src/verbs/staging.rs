@@ -11,7 +11,7 @@ const BYTES: u32 = 64 * 1024 * 1024;
 /// There are so many slots of a size at least: more than one frame needs, whatever its payloads' lengths.
 const SLOTS_MIN: u32 = 4;
 
-const _: () = assert!(LANDINGS_MAX as u32 * FRAME_PAYLOAD_BYTES_MAX <= BYTES, "whole chunks of as many as land at once");
+const _: () = assert!(LANDINGS_MAX * FRAME_PAYLOAD_BYTES_MAX as usize <= BYTES as usize, "what lands at once fits");
 
 /// An arena for each size of slot that was ever needed, and its registration.
 pub(super) struct Staging {

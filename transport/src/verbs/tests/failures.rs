@@ -147,7 +147,7 @@ fn kept(mischief: Option<Mischief>) -> u64 {
 #[test]
 fn what_a_device_does_not_give_back_is_given_to_nobody() {
     assert_eq!(kept(None), 0);
-    assert_eq!(kept(Some(Mischief::Dead)), 1, "the lease that it was filling");
+    assert_eq!(kept(Some(Mischief::Dead)), 2, "those of four frames at once that it was filling");
 }
 
 #[test]
