@@ -47,7 +47,10 @@ pub(crate) struct Ran {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
+    /// The most that was resident so far.
     pub(crate) peak_rss_bytes: u64,
+    /// What is resident now.
+    pub(crate) resident_bytes: u64,
 }
 
 /// The cores that a child may run on.
@@ -198,7 +201,14 @@ pub(crate) fn usage() -> Result<Usage> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("the system does not say what was used")?;
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     let kibibytes = u64::try_from(usage.max_rss()).context("memory is not negative")?;
-    Ok(Usage { cpu_seconds: micros as f64 * 1e-6, peak_rss_bytes: kibibytes * 1024 })
+    let resident_bytes = resident_bytes().context("/proc/self/status does not say what is resident")?;
+    Ok(Usage { cpu_seconds: micros as f64 * 1e-6, peak_rss_bytes: kibibytes * 1024, resident_bytes })
+}
+
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A server's answers: it works on other threads, and only its usage is asked for.

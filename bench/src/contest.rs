@@ -20,6 +20,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) iterations: Option<u32>,
     /// Servers that are there already.
     pub(crate) connect: Option<&'a str>,
+    /// Without the straight server.
+    pub(crate) alone: bool,
     pub(crate) pace: Pace,
 }
 
@@ -41,6 +43,7 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
     let mut ours = Team::ours(job, terms.connect)?;
     // What this machine does says nothing about servers on another.
     let is_here = match terms.connect {
+        _ if terms.alone => false,
         Some(address) => Address::parse(address)?.is_loopback(),
         None => true,
     };

@@ -24,6 +24,8 @@ pub(crate) struct Team {
     /// Whether its servers spin and rest while the others' turn is.
     spins: bool,
     pub(crate) chunk_bytes: u64,
+    /// What its servers used before the first trainer.
+    empty: Usage,
     /// Memory that its members share lives as long as the team.
     _regions: Vec<(Region, String)>,
 }
@@ -59,11 +61,12 @@ impl Team {
             servers.push(member);
         }
         let address = ours::at(job.transport, &first.context("there is at least one server")?);
+        let empty = sum(&mut servers)?;
         let regions = barrier(job)?;
         let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), address])?;
         let name = format!("pserver {}", crate::job::word(job.transport));
         let spins = job.poll == Poll::Busy;
-        Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, _regions: regions })
+        Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
     }
 
     /// The straight server of a path.
@@ -80,30 +83,32 @@ impl Team {
             plan.regions = shared.iter().map(|(_, path)| path.clone()).collect();
         }
         let arguments = ["straight-server".to_owned(), "--plan".to_owned(), serde_json::to_string(&plan)?];
-        let (server, address) = Member::start("straight server", &arguments, Cores::of_servers(job))?;
+        let (mut server, address) = Member::start("straight server", &arguments, Cores::of_servers(job))?;
+        let empty = server.usage()?;
         plan.address = address;
         let more = ["--plan".to_owned(), serde_json::to_string(&plan)?];
         let trainers = start_trainers(job, &barrier, "straight-trainer", &more)?;
         shared.extend(barrier);
         let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
-        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes: plan.chunk_bytes, _regions: shared })
+        let chunk_bytes = plan.chunk_bytes;
+        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes, empty, _regions: shared })
     }
 
-    /// The straight server of a path with the chunk that suits it best.
+    /// The straight server of a path with the chunk that suits it best. One at a time is tried, so that memory is
+    /// asked of the machine once.
     pub(crate) fn best_straight(shape: Shape, job: &Job) -> Result<Self> {
         let pace = Pace { rate: None, spoil: false };
-        let mut best: Option<(f64, Self)> = None;
+        let mut best: Option<(f64, u64)> = None;
         let fitting = CHUNKS.iter().enumerate().filter(|(index, _)| *index == 0 || CHUNKS[index - 1] < job.bytes);
         for (_, chunk_bytes) in fitting {
             let mut team = Self::straight(shape, job, *chunk_bytes)?;
             team.block(3, pace)?;
             let seconds = median(&team.block(7, pace)?.seconds);
-            team.rest(true)?;
-            if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
-                best = Some((seconds, team));
+            if best.is_none_or(|(least, _)| seconds < least) {
+                best = Some((seconds, *chunk_bytes));
             }
         }
-        Ok(best.context("a chunk fits")?.1)
+        Self::straight(shape, job, best.context("a chunk fits")?.1)
     }
 
     /// Runs rounds.
@@ -123,7 +128,7 @@ impl Team {
             block.wrong += one.wrong;
         }
         let cpu_seconds = after.cpu_seconds - before.cpu_seconds;
-        block.server = Usage { cpu_seconds, peak_rss_bytes: after.peak_rss_bytes };
+        block.server = Usage { cpu_seconds, ..after };
         Ok(block)
     }
 
@@ -139,15 +144,27 @@ impl Team {
         Ok(())
     }
 
-    fn server_usage(&mut self) -> Result<Usage> {
-        let mut sum = Usage::default();
-        for server in &mut self.servers {
-            let one = server.usage()?;
-            sum.cpu_seconds += one.cpu_seconds;
-            sum.peak_rss_bytes += one.peak_rss_bytes;
-        }
-        Ok(sum)
+    /// What its servers used before the first trainer.
+    pub(crate) fn empty(&self) -> Usage {
+        self.empty
     }
+
+    /// What its servers have used so far, together.
+    pub(crate) fn server_usage(&mut self) -> Result<Usage> {
+        sum(&mut self.servers)
+    }
+}
+
+/// What several processes have used so far.
+fn sum(members: &mut [Member]) -> Result<Usage> {
+    let mut sum = Usage::default();
+    for member in members {
+        let one = member.usage()?;
+        sum.cpu_seconds += one.cpu_seconds;
+        sum.peak_rss_bytes += one.peak_rss_bytes;
+        sum.resident_bytes += one.resident_bytes;
+    }
+    Ok(sum)
 }
 
 /// How many rounds a block of both teams has, so that all blocks take about `seconds`; both are warm afterwards.

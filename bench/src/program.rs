@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use paddle_pserver::settings::ServeArgs;
 
-use crate::commands::{ceiling, compare, doctor, kernels, latency, peers, pushpull, rows, scale};
+use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, pushpull, rows, scale};
 use crate::job::Job;
 use crate::report::Report;
 use crate::{ours, straight};
@@ -47,8 +47,11 @@ enum Command {
     Latency(latency::Args),
     /// The servers' arithmetic, beside memory's own speed.
     Kernels(kernels::Args),
-    /// A table of rows on one core, beside an array that is walked in the same order.
+    /// Rows pushed and pulled, beside the straight server; with --local a table on one core, beside an array that is
+    /// walked in the same order.
     Rows(rows::Args),
+    /// What servers hold in memory, beside what they must.
+    Memory(memory::Args),
     /// Time per byte as bytes, parameters and trainers grow.
     Scale(scale::Args),
     /// What this machine can do, with nothing of the parameter server in the way.
@@ -115,6 +118,7 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Latency(args) => latency::run(&args)?,
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Rows(args) => rows::run(&args)?,
+        Command::Memory(args) => memory::run(&args)?,
         Command::Scale(args) => scale::run(&args)?,
         Command::Ceiling(args) => ceiling::run(&args)?,
         Command::Peers(args) => peers::run(&args)?,

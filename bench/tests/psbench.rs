@@ -39,6 +39,14 @@ fn check(arguments: &[&str], results: usize) -> Value {
     report
 }
 
+/// The only result of a subcommand that must end well.
+fn report_of_one(arguments: &[&str]) -> Value {
+    let report = report(arguments);
+    let all = report["end"]["results"].as_array().expect("the schema says so");
+    assert_eq!(all.len(), 1, "{arguments:?}");
+    all[0].clone()
+}
+
 #[test]
 fn pushpull_measures_every_rule_mode_and_type() {
     check(&["pushpull", "-s", "4k,1MiB", "-n", "18"], 2);
@@ -148,6 +156,11 @@ fn scale_grows_along_every_axis() {
     let scale = ["scale", "-s", "4k,64k", "--cuts", "1,10", "--teams", "1,2", "--fixed", "64k", "-n", "9"];
     let report = check(&scale, 6);
     assert!(report["end"]["results"][1]["growth"].is_number());
+    let alone = report_of_one(&["scale", "-s", "4k", "--axis", "bytes", "-n", "9", "--alone"]);
+    assert_eq!(alone["ratio_to_ceiling"], Value::Null, "{alone}");
+    let output = psbench(&["scale", "-s", "1MiB,64TiB", "--axis", "bytes"]);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("64 TiB, 1 trainer needs about 512 TiB, and this machine has"), "{words}");
 }
 
 /// A peer that is a shell script; the report, and how the program ended.
@@ -213,6 +226,29 @@ fn a_peer_that_gives_no_figure_is_listed_with_its_reason() {
     check("exec sleep 60", &["--run-limit", "0"], "was not done within 0 s");
     check(&fake_peer(0).replace(":$1", ":7"), &[], "it ran rounds of 7 bytes");
     check(&fake_peer(0).replace("[$all]", "[0.001]"), &[], "it ran 1 rounds; expected 2");
+}
+
+#[test]
+fn memory_is_measured_beside_what_must_be_kept() {
+    let report = check(&["memory", "-s", "4MiB", "--params", "1000", "--rule", "adam"], 1);
+    let result = &report["end"]["results"][0];
+    assert_eq!((&result["kept_bytes"], &result["gradient_bytes"]), (&json!(12 << 20), &json!(4 << 20)), "{result}");
+    let of = |field: &str| result[field].as_u64().expect("it is a whole number");
+    assert!(of("initialised_bytes") > of("empty_bytes") + (12 << 20), "{result}");
+    assert!(of("resident_bytes") >= of("initialised_bytes"), "{result}");
+    let output = psbench(&["memory", "-s", "4k", "--spoil"]);
+    assert_eq!(output.status.code(), Some(1), "a wrong value ends the program with 1");
+}
+
+#[test]
+fn what_has_no_time_is_left_out_of_a_comparison() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let path = folder.path().join("doctor.json");
+    std::fs::write(&path, report(&["doctor"]).to_string()).expect("it can be written");
+    let path = path.to_str().expect("UTF-8");
+    let output = psbench(&["compare", path, path]);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("the reports have no result with a time in common"), "{words}");
 }
 
 #[test]

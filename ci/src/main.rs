@@ -5,6 +5,7 @@
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
 //! maintainers; [`debian`] has the packages that it reads.
 
+mod aarch64;
 mod debian;
 mod kernels;
 mod soft_roce;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::workspace::{Tally, Workspace};
-use crate::{kernels, soft_roce, tidy, verbs_bindings};
+use crate::{aarch64, kernels, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
@@ -21,6 +21,7 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "fmt", about: "The sources are as rustfmt writes them", run: fmt },
     Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
     Task { name: "clippy", about: "No warning in any target", run: clippy },
+    Task { name: "aarch64", about: "The sources compile for another processor", run: aarch64::run },
     Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu },
     Task {
         name: "cuda-artifacts",

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use pserver_core::luck::Luck;
 use serde_json::{Value, json};
 
 use crate::report::{Column, Outcome, Report, SCHEMA_VERSION, plain, scaled};
@@ -48,10 +49,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for later in results(&new)? {
         // What was added since has nothing to be compared with.
         if let Some(earlier) = results(&old)?.iter().find(|one| key(one) == key(later)) {
-            report.results.push(compare(earlier, later)?);
+            report.results.extend(compare(earlier, later)?);
         }
     }
-    ensure!(!report.results.is_empty(), "the reports have no result in common");
+    ensure!(!report.results.is_empty(), "the reports have no result with a time in common");
     Ok(report)
 }
 
@@ -73,7 +74,7 @@ fn results(report: &Value) -> Result<&Vec<Value>> {
 
 /// What makes two results the same measurement.
 fn key(result: &Value) -> Vec<&Value> {
-    const SAME: [&str; 12] = [
+    const SAME: [&str; 14] = [
         "name",
         "poll",
         "buffers",
@@ -86,25 +87,28 @@ fn key(result: &Value) -> Vec<&Value> {
         "pin",
         "elements",
         "axis",
+        "checks",
+        "staleness",
     ];
     SAME.iter().map(|field| &result[*field]).collect()
 }
 
-fn compare(old: &Value, new: &Value) -> Result<Outcome> {
+/// How one measurement changed; nothing for one that has no time, such as what a doctor finds.
+fn compare(old: &Value, new: &Value) -> Result<Option<Outcome>> {
     let name = new["name"].as_str().context("a result without a name")?;
-    let samples = |result: &Value| -> Result<Vec<f64>> {
+    let samples = |result: &Value| -> Option<Vec<f64>> {
         let blocks = result["block_latency_us"].as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
         let samples = blocks.or_else(|| result["latency_us_p50"].as_f64().map(|one| vec![one]));
-        samples.filter(|all| !all.is_empty()).with_context(|| format!("{name}: no time to compare"))
+        samples.filter(|all| !all.is_empty())
     };
-    let (before, after) = (samples(old)?, samples(new)?);
+    let (Some(before), Some(after)) = (samples(old), samples(new)) else { return Ok(None) };
     let (low, high) = interval(&before, &after);
     let verdict = match (low, high) {
         (_, high) if high < 1.0 => "faster",
         (low, _) if low > 1.0 => "slower",
         _ => "no difference seen",
     };
-    Ok(Outcome::new(name)
+    let outcome = Outcome::new(name)
         .with("old_latency_us_p50", median(&before))
         .with("new_latency_us_p50", median(&after))
         .with("change", median(&after) / median(&before))
@@ -113,23 +117,16 @@ fn compare(old: &Value, new: &Value) -> Result<Outcome> {
         .with("verdict", verdict)
         .with("old_ratio_to_ceiling", old["ratio_to_ceiling"].clone())
         .with("ratio_to_ceiling", new["ratio_to_ceiling"].clone())
-        .with("wrong", old["wrong"].as_u64().unwrap_or(0) + new["wrong"].as_u64().unwrap_or(0)))
+        .with("wrong", old["wrong"].as_u64().unwrap_or(0) + new["wrong"].as_u64().unwrap_or(0));
+    Ok(Some(outcome))
 }
 
 /// Where the quotient of the medians lies with a confidence of 95 %: blocks are drawn anew from those that were
 /// measured, again and again, and always the same ones, so that a comparison can be repeated.
 fn interval(before: &[f64], after: &[f64]) -> (f64, f64) {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut luck = Luck(1);
     let mut draw = |samples: &[f64]| {
-        let chosen: Vec<f64> = samples
-            .iter()
-            .map(|_| {
-                // Knuth's constants; the high bits are the good ones.
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let place = (state >> 33) % u64::try_from(samples.len()).expect("samples are few");
-                samples[crate::sizes::length(place)]
-            })
-            .collect();
+        let chosen: Vec<f64> = samples.iter().map(|_| luck.choose(samples)).collect();
         median(&chosen)
     };
     let quotients: Vec<f64> = (0..DRAWS).map(|_| draw(after) / draw(before)).collect();

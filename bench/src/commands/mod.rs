@@ -5,6 +5,7 @@ pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 pub(crate) mod latency;
+pub(crate) mod memory;
 pub(crate) mod peers;
 pub(crate) mod pushpull;
 pub(crate) mod rows;

@@ -64,6 +64,9 @@ pub(crate) struct Work {
     /// Use the servers of this job instead of starting some; they must run with `--merge sum`.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) connect: Option<String>,
+    /// Without the straight server beside it: less memory is needed, and there is no ratio.
+    #[arg(long)]
+    pub(crate) alone: bool,
     /// Spoil every value before it is checked: the run must fail.
     #[arg(long, hide = true)]
     pub(crate) spoil: bool,
@@ -135,6 +138,7 @@ impl Work {
             duration: self.duration,
             iterations: self.iterations,
             connect: self.connect.as_deref(),
+            alone: self.alone,
             pace: Pace { rate: None, spoil: self.spoil },
         }
     }

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     batch: u64,
     /// Rules, with --local; several with commas between them. Over the network it is gradient descent, whose values
     /// can be checked by counting.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "adagrad")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "adagrad", requires = "local")]
     rule: Vec<Kernel>,
     /// How often rows are wanted; several with commas between them.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "zipf,uniform")]
@@ -64,8 +64,8 @@ pub(crate) struct Args {
     /// How steep Zipf's law is.
     #[arg(long, default_value_t = 1.05)]
     exponent: f64,
-    /// What becomes of the updates that a row has missed.
-    #[arg(long, value_enum, default_value = "exact")]
+    /// What becomes of the updates that a row has missed, with --local.
+    #[arg(long, value_enum, default_value = "exact", requires = "local")]
     missed: Missed,
     /// Batches that are looked up, and as many that are updated.
     #[arg(short = 'n', long, default_value_t = 5 * BLOCKS_MIN)]

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::pushpull::Work;
 use crate::contest::measure;
+use crate::environment::memory_bytes;
 use crate::job::{Job, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
@@ -20,6 +21,10 @@ enum Axis {
     /// The trainers that push the same bytes.
     Trainers,
 }
+
+/// Tensors of a job's bytes that are there at once, of one side: a trainer's gradient and value, the server's value and
+/// a gradient that waits.
+const COPIES: u64 = 4;
 
 /// The options of `psbench scale`.
 #[derive(Clone, Debug, clap::Args)]
@@ -58,6 +63,9 @@ const COLUMNS: &[Column] = &[
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.work.connect.is_none(), "--connect: the parameters of that job do not grow; expected none");
+    for job in args.axis.iter().map(|axis| jobs(args, *axis)).collect::<Result<Vec<_>>>()?.iter().flatten() {
+        check_memory(job, args.work.alone)?;
+    }
     let parameters = json!({ "bytes": args.bytes, "cuts": args.cuts, "teams": args.teams, "fixed_bytes": args.fixed,
         "axis": args.axis.iter().map(|axis| word(*axis)).collect::<Vec<_>>(),
         "duration_seconds": args.work.duration, "iterations": args.work.iterations,
@@ -86,6 +94,21 @@ fn jobs(args: &Args, axis: Axis) -> Result<Vec<Job>> {
         Axis::Params => args.cuts.iter().map(|params| with(&|work| work.params = *params)).collect(),
         Axis::Trainers => args.teams.iter().map(|trainers| with(&|work| work.trainers = *trainers)).collect(),
     }
+}
+
+/// Refuses what the machine has no memory for, before hours are spent on what comes before it.
+fn check_memory(job: &Job, alone: bool) -> Result<()> {
+    let sides = if alone { 1 } else { 2 };
+    let needed = job.bytes.saturating_mul(COPIES * u64::from(job.trainers) * sides);
+    let there = memory_bytes().unwrap_or(u64::MAX);
+    ensure!(
+        needed < there,
+        "{} needs about {}, and this machine has {}; expected less, or --alone, which needs half",
+        job.title(),
+        sizes::show(needed >> 20 << 20),
+        sizes::show(there >> 20 << 20)
+    );
+    Ok(())
 }
 
 /// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
