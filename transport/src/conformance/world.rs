@@ -22,6 +22,8 @@ pub(crate) struct World {
     pub(crate) far: Side,
     pub(crate) address: Address,
     pub(crate) landings: usize,
+    /// How often both sides were polled.
+    pub(crate) steps: u64,
     _keep: Box<dyn Any>,
 }
 
@@ -34,11 +36,15 @@ pub(crate) struct Side {
     /// Peers whose heads get no places.
     pub(crate) held: BTreeSet<PeerId>,
     pub(crate) holds_all: bool,
+    /// Heads get their places when what came before has landed.
+    pub(crate) lands_singly: bool,
     pub(crate) discards: bool,
     pub(crate) arena: Arena,
     /// Parcels and places handed over and not back yet.
     pub(crate) parcels_out: usize,
     pub(crate) places_out: usize,
+    /// Heads without an answer.
+    pub(crate) waiting: BTreeMap<PeerId, Frame>,
     /// Frames of each connection whose places are out, and the most that there were of one.
     pub(crate) landing: BTreeMap<PeerId, usize>,
     pub(crate) most_landing: usize,
@@ -61,7 +67,7 @@ pub(crate) enum Seen {
 impl World {
     pub(crate) fn new(ends: Ends) -> Self {
         let Ends { near, far, address, landings, keep } = ends;
-        Self { near: Side::new(near), far: Side::new(far), address, landings, _keep: keep }
+        Self { near: Side::new(near), far: Side::new(far), address, landings, steps: 0, _keep: keep }
     }
 
     /// Connects and says hello; the two ends of the connection.
@@ -82,6 +88,7 @@ impl World {
     pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
+            self.steps += 1;
             let near = self.near.step();
             let far = self.far.step();
             if !near && !far {
@@ -118,10 +125,12 @@ impl Side {
             seen: Vec::new(),
             held: BTreeSet::new(),
             holds_all: false,
+            lands_singly: false,
             discards: false,
             arena: Arena::new(&budget).expect("the pages are not touched before use"),
             parcels_out: 0,
             places_out: 0,
+            waiting: BTreeMap::new(),
             landing: BTreeMap::new(),
             most_landing: 0,
             left: 0,
@@ -145,6 +154,7 @@ impl Side {
     /// Answers a head.
     pub(crate) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
         self.places_out += into.len();
+        self.waiting.remove(&peer);
         let landing = self.landing.entry(peer).or_default();
         *landing += 1;
         self.most_landing = self.most_landing.max(*landing);
@@ -154,15 +164,7 @@ impl Side {
     /// Answers every head that has no answer, and from here on each as it comes.
     pub(crate) fn release(&mut self) {
         self.holds_all = false;
-        let mut waiting = BTreeMap::new();
-        for seen in &self.seen {
-            match seen {
-                Seen::Head(peer, frame) => drop(waiting.insert(*peer, frame.clone())),
-                Seen::Landed(peer, frame, _) if waiting.get(peer) == Some(frame) => drop(waiting.remove(peer)),
-                _ => {}
-            }
-        }
-        for (peer, frame) in waiting {
+        for (peer, frame) in std::mem::take(&mut self.waiting) {
             let places = self.places(&frame);
             self.land(peer, places);
         }
@@ -233,7 +235,10 @@ impl Side {
                 Seen::Accepted(peer)
             }
             Event::Head { peer, frame } => {
-                if !self.holds_all && !self.held.contains(&peer) {
+                let waits = self.lands_singly && self.landing.get(&peer).is_some_and(|landing| *landing > 0);
+                if self.holds_all || waits || self.held.contains(&peer) {
+                    self.waiting.insert(peer, frame.clone());
+                } else {
                     let places = self.places(&frame);
                     self.land(peer, places);
                 }
@@ -243,6 +248,9 @@ impl Side {
                 self.places_out -= body.len();
                 if let Some(landing) = self.landing.get_mut(&peer).filter(|_| !body.is_empty()) {
                     *landing -= 1;
+                }
+                if self.lands_singly {
+                    self.release();
                 }
                 self.check_sums(&frame, &body);
                 Seen::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
@@ -257,6 +265,7 @@ impl Side {
                 Seen::Sent(peer, ticket)
             }
             Event::Gone { peer, reason, unsent, unfilled } => {
+                self.waiting.remove(&peer);
                 self.parcels_out -= unsent.iter().map(|(_, body)| body.len()).sum::<usize>();
                 self.places_out -= unfilled.len();
                 Seen::Gone(peer, reason)

@@ -66,6 +66,31 @@ fn a_device_that_takes_its_time_keeps_every_promise() {
     });
 }
 
+/// How often both sides are polled until 32 frames of 256 KiB are there each way, over a device that takes its time.
+fn polls(lands_singly: bool) -> u64 {
+    let mut world = world(&Rough::slow());
+    let (near, far) = world.connect();
+    (world.near.lands_singly, world.far.lands_singly) = (lands_singly, lands_singly);
+    let payload = bytes(256 * 1024, 1);
+    for number in 0..32 {
+        for (side, peer) in [(&mut world.near, near), (&mut world.far, far)] {
+            let chunk = side.lease(&payload);
+            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+        }
+    }
+    let before = world.steps;
+    world.until("all landed", |world| world.near.landed().count() == 32 && world.far.landed().count() == 33);
+    world.until("the parcels are back", |world| outstanding(world) == 0);
+    world.steps - before
+}
+
+#[test]
+fn frames_that_land_at_once_share_their_round_trips() {
+    let (singly, at_once) = (polls(true), polls(false));
+    println!("polls until 32 frames of 256 KiB are there each way: {singly} one by one, {at_once} several at once");
+    assert!(2 * at_once < singly, "{singly} polls one by one, {at_once} at once");
+}
+
 #[test]
 fn every_status_ends_the_connection_and_is_named() {
     for status in 1..25 {
