@@ -1,6 +1,7 @@
 """PyTorch on a device: the sum of some gradients, then its fused optimizer. A JSON line for each case.
 
 The parameter and the states are binary32; gradients are binary32 or bfloat16, and are added in binary32, as servers do.
+One gradient of binary32 is handed to the optimizer as it is. What needs more memory than there is, is left out.
 Times are the device's own, medians; the ceiling is its copy of one tensor to another in the same run.
 """
 
@@ -14,7 +15,7 @@ RULES = {
     "adam": lambda tensors: torch.optim.Adam(tensors, lr=1e-3, fused=True),
     "adamw": lambda tensors: torch.optim.AdamW(tensors, lr=1e-3, weight_decay=0.01, fused=True),
 }
-TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main():
@@ -30,24 +31,32 @@ def main():
     for rule in options.rule.split(","):
         for count in map(int, options.gradients.split(",")):
             for name, dtype in TYPES.items():
-                seconds = case(RULES[rule], count, dtype, options)
+                told = {"rule": rule, "gradients": count, "gradient_type": name, "elements": options.elements}
+                try:
+                    seconds = case(RULES[rule], count, dtype, options)
+                except torch.cuda.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    print(json.dumps({**told, "left_out": "the device has too little memory"}), flush=True)
+                    continue
                 # What one fused pass has to move: parameter and two states there and back, and each gradient once.
                 moved = options.elements * (24 + count * dtype.itemsize)
                 print(json.dumps({
-                    "peer": f"torch {rule}", "version": torch.__version__, "gradients": count, "gradient_type": name,
-                    "elements_per_second": options.elements / seconds, "bytes_per_second": moved / seconds,
-                    "ceiling_bytes_per_second": ceiling, "ratio_to_ceiling": moved / seconds / ceiling,
-                }))
+                    **told, "version": torch.__version__, "elements_per_second": options.elements / seconds,
+                    "bytes_per_second": moved / seconds, "ceiling_bytes_per_second": ceiling,
+                    "ratio_to_ceiling": moved / seconds / ceiling,
+                }), flush=True)
 
 
 def case(rule, count, dtype, options):
     parameter = torch.ones(options.elements, device="cuda", requires_grad=True)
     gradients = [torch.ones(options.elements, device="cuda", dtype=dtype) for _ in range(count)]
-    parameter.grad = torch.zeros_like(parameter)
+    is_sum_needed = count > 1 or dtype != torch.float32
+    parameter.grad = torch.zeros_like(parameter) if is_sum_needed else gradients[0]
     optimizer = rule([parameter])
 
     def step():
-        parameter.grad.copy_(gradients[0])
+        if is_sum_needed:
+            parameter.grad.copy_(gradients[0])
         for gradient in gradients[1:]:
             parameter.grad.add_(gradient)
         optimizer.step()

@@ -41,6 +41,19 @@ pub(crate) struct Ran {
     pub(crate) seconds: Vec<f64>,
     /// Elements that were not what they must be.
     pub(crate) wrong: u64,
+    /// What went over verbs meanwhile, on the trainer's side.
+    pub(crate) verbs: Verbs,
+}
+
+/// What went over verbs.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Verbs {
+    /// Payload bytes that a processor copied.
+    pub(crate) copies: u64,
+    /// Pieces of memory that were registered.
+    pub(crate) registrations: u64,
+    /// Connections that were made, since the trainer began.
+    pub(crate) connections: u64,
 }
 
 /// What a process has used so far.

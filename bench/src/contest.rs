@@ -5,6 +5,7 @@ use hdrhistogram::Histogram;
 use pserver_core::wire::Address;
 use serde_json::{Map, Value, json};
 
+use crate::child::Verbs;
 use crate::duel::{BLOCKS_MIN, Block, Pace, Team, alternate, rounds_for};
 use crate::job::Job;
 use crate::report::{Outcome, Report};
@@ -107,6 +108,11 @@ impl<'a> Score<'a> {
         self.team.has_servers().then(|| used / (self.round_bytes * self.latencies.len() as f64 * 1e-9))
     }
 
+    /// What went over verbs in all blocks, on the trainers' side.
+    fn verbs(&self, what: fn(&Verbs) -> u64) -> u64 {
+        self.blocks.iter().map(|block| what(&block.verbs)).sum()
+    }
+
     fn peak_rss_bytes(&self) -> Option<u64> {
         let most = self.blocks.iter().map(|block| block.server.peak_rss_bytes).max();
         most.filter(|_| self.team.has_servers())
@@ -134,6 +140,9 @@ fn outcome(job: &Job, mine: &Score<'_>) -> Outcome {
         .with("server_cpu_seconds_per_gigabyte", json!(mine.cpu_seconds_per_gigabyte()))
         .with("server_peak_rss_bytes", json!(rss))
         .with("server_peak_rss_per_parameter_byte", json!(rss.map(|rss| rss as f64 / job.bytes as f64)))
+        .with("copies", json!(mine.verbs(|verbs| verbs.copies)))
+        .with("registrations", json!(mine.verbs(|verbs| verbs.registrations)))
+        .with("connections", json!(mine.blocks.last().map_or(0, |block| block.verbs.connections)))
         .with("wrong", mine.wrong())
 }
 

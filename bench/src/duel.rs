@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::child::{Ask, Cores, Member, Ran, Usage};
+use crate::child::{Ask, Cores, Member, Ran, Usage, Verbs};
 use crate::job::{Job, ModeName, Poll, RuleName};
 use crate::ours;
 use crate::statistics::median;
@@ -36,6 +36,8 @@ pub(crate) struct Block {
     pub(crate) seconds: Vec<f64>,
     pub(crate) wrong: u64,
     pub(crate) server: Usage,
+    /// Of all trainers.
+    pub(crate) verbs: Verbs,
 }
 
 /// How rounds are run.
@@ -126,6 +128,9 @@ impl Team {
             ensure!(one.seconds.len() == block.seconds.len(), "trainers ran different numbers of rounds");
             block.seconds.iter_mut().zip(&one.seconds).for_each(|(most, seconds)| *most = most.max(*seconds));
             block.wrong += one.wrong;
+            block.verbs.copies += one.verbs.copies;
+            block.verbs.registrations += one.verbs.registrations;
+            block.verbs.connections += one.verbs.connections;
         }
         let cpu_seconds = after.cpu_seconds - before.cpu_seconds;
         block.server = Usage { cpu_seconds, ..after };

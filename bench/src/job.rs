@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use pserver_core::dtype::ElementType;
-use pserver_transport::verbs::{Device, Devices};
+use pserver_transport::verbs::{DEVICE_EXPECTED, Device, DeviceChoice, Devices};
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
@@ -119,6 +119,8 @@ pub(crate) struct Job {
     /// How many rounds one trainer may be ahead of the slowest in bounded mode.
     pub(crate) staleness: u32,
     pub(crate) checks: Checks,
+    /// Which RDMA device everybody uses, as `pserver serve --rdma-device` reads it.
+    pub(crate) rdma_device: String,
     pub(crate) dtype: Dtype,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,
@@ -193,7 +195,11 @@ impl Job {
             word(self.transport)
         );
         if self.transport == Transport::Verbs {
-            let found = Device::find(&Devices::Best);
+            let choice: DeviceChoice = self
+                .rdma_device
+                .parse()
+                .map_err(|()| anyhow!("--rdma-device {}: expected {DEVICE_EXPECTED}", self.rdma_device))?;
+            let found = Device::find(&Devices::from(&choice));
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         if self.transport == Transport::Loopback {

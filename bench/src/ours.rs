@@ -1,6 +1,8 @@
 //! The parameter server's own processes, put together as its program and its library put them together.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,7 +14,7 @@ use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::memory::Buffer;
 
-use crate::child;
+use crate::child::{self, Verbs};
 use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::sizes::length;
 use crate::straight::Barrier;
@@ -30,6 +32,7 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
         ("--merge", "sum".to_owned()),
         ("--optimizer", job.optimizer().to_owned()),
         ("--checks", word(job.checks)),
+        ("--rdma-device", job.rdma_device.clone()),
         ("--bind", at(job.transport, "127.0.0.1:0")),
         ("--log-level", "warn".to_owned()),
     ];
@@ -83,6 +86,7 @@ fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> 
     let variable = |name: &str| match name {
         "PSERVER_POLL" => Some(word(job.poll)),
         "PSERVER_CHECKS" => Some(word(job.checks)),
+        "PSERVER_RDMA_DEVICE" => Some(job.rdma_device.clone()),
         _ => None,
     };
     let surroundings = Surroundings { variable: &variable, file: &|_| unreachable!("no file is named") };
@@ -161,6 +165,13 @@ impl Trainer {
 }
 
 impl Exchange for Trainer {
+    fn verbs(&self) -> Verbs {
+        let verbs = self.client.verbs();
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let (copies, registrations) = (read(&verbs.copied_bytes), read(&verbs.registrations));
+        Verbs { copies, registrations, connections: read(&verbs.connections) }
+    }
+
     fn gradient(&mut self) -> &mut [u8] {
         self.gradient.bytes_mut()
     }

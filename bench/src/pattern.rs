@@ -8,10 +8,10 @@
 //! here: for Adam by the servers' own kernels, whose bits do not depend on where a tensor is cut.
 
 use anyhow::{Context, Result};
-use half::{bf16, f16};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
+use pserver_core::narrow;
 use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::{self, Cpu};
@@ -129,8 +129,7 @@ fn encode(element_type: ElementType, values: impl Iterator<Item = f64>) -> Vec<u
     for value in values {
         match element_type {
             ElementType::Float64 => bytes.extend(value.to_le_bytes()),
-            ElementType::Float16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
-            ElementType::Bfloat16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
+            ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrow::half_bytes(value, element_type)),
             _ => bytes.extend(f32::from_f64(value).to_le_bytes()),
         }
     }
@@ -167,6 +166,7 @@ mod tests {
             mode: ModeName::Sync,
             staleness: 0,
             checks: Checks::BetweenHosts,
+            rdma_device: "auto".to_owned(),
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,

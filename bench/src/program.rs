@@ -34,6 +34,9 @@ struct OutputArgs {
     /// Write a page with tables and plots to this file too.
     #[arg(long, global = true, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write a page of Markdown with the environment and the table to this file too.
+    #[arg(long, global = true, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// Write the distributions of latencies to this file too, for HdrHistogram's plotters.
     #[arg(long, global = true, value_name = "FILE")]
     hgrm: Option<PathBuf>,
@@ -148,6 +151,9 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
     };
     if let Some(path) = &output.html {
         write(path, &report.html()?)?;
+    }
+    if let Some(path) = &output.markdown {
+        write(path, &report.markdown())?;
     }
     if let Some(path) = &output.hgrm {
         write(path, &report.hgrm())?;

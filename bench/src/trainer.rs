@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::child::{self, Ask, Ran};
+use crate::child::{self, Ask, Ran, Verbs};
 use crate::job::{Job, ModeName};
 use crate::pattern::{Expected, Pattern};
 use crate::straight::Barrier;
@@ -23,6 +23,11 @@ pub(crate) trait Exchange {
 
     /// Brings the value to what all trainers' rounds made of it, where rounds are not waited for.
     fn settle(&mut self) -> Result<()>;
+
+    /// What went over verbs so far.
+    fn verbs(&self) -> Verbs {
+        Verbs::default()
+    }
 }
 
 /// Runs rounds as the parent asks.
@@ -61,7 +66,8 @@ impl<'a> Runner<'a> {
     fn run(&mut self, rounds: u32, rate: Option<f64>, spoil: bool) -> Result<Ran> {
         // Where only an even number of rounds has a known outcome, there is an even number.
         let rounds = if self.each { rounds } else { rounds.next_multiple_of(2) };
-        let mut ran = Ran { seconds: Vec::with_capacity(rounds as usize), wrong: 0 };
+        let mut ran = Ran { seconds: Vec::with_capacity(rounds as usize), ..Ran::default() };
+        let before = self.exchange.verbs();
         let origin = Instant::now();
         for index in 0..rounds {
             self.pattern.fill(self.trainer, self.round, self.exchange.gradient());
@@ -84,6 +90,10 @@ impl<'a> Runner<'a> {
             ran.wrong += self.check(spoil);
             self.barrier.wait();
         }
+        let after = self.exchange.verbs();
+        let (copies, registrations) =
+            (after.copies.saturating_sub(before.copies), after.registrations.saturating_sub(before.registrations));
+        ran.verbs = Verbs { copies, registrations, connections: after.connections };
         Ok(ran)
     }
 

@@ -2,22 +2,35 @@
 
 mod schema;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::shipped;
 use serde_json::{Value, json};
 
 const SCHEMA: &str = include_str!("../psbench.schema.json");
 
 fn psbench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_psbench")).args(arguments).output().expect("the program can be run")
+    psbench_told(arguments, &[])
+}
+
+fn psbench_told(arguments: &[&str], told: &[(&'static str, String)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_psbench"));
+    command.args(arguments).envs(told.iter().cloned()).output().expect("the program can be run")
 }
 
 /// Runs a subcommand that must end well; its report.
 fn report(arguments: &[&str]) -> Value {
+    report_told(arguments, &[])
+}
+
+/// The same where the environment says more.
+fn report_told(arguments: &[&str], told: &[(&'static str, String)]) -> Value {
     let mut all = arguments.to_vec();
     all.push("--json");
-    let output = psbench(&all);
+    let output = psbench_told(&all, told);
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {}\n{words}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is JSON and nothing else");
@@ -78,6 +91,9 @@ fn pushpull_says_what_the_servers_used() {
     let result = &report["end"]["results"][0];
     assert!(result["server_cpu_seconds_per_gigabyte"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{result}");
     assert!(result["server_peak_rss_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{result}");
+    for counter in ["copies", "registrations", "connections"] {
+        assert_eq!(result[counter], json!(0), "{counter}: nothing goes over verbs here");
+    }
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(9));
 }
 
@@ -119,6 +135,58 @@ fn a_device_that_is_not_there_is_named_with_the_reason() {
     let reasons = ["libcuda.so.1 not found", "no CUDA device", "CUDA device 4000000000 does not exist: there are"];
     assert_eq!(output.status.code(), Some(1), "{found}");
     assert!(reasons.iter().any(|reason| found.contains(reason)), "{found}");
+}
+
+/// What stands in for torch: one line that it would write.
+const TORCH: &str = r#"#!/bin/sh
+echo '{"rule": "adam", "gradients": 8, "gradient_type": "bfloat16", "elements": 10007, "elements_per_second": 1.0}'
+"#;
+
+#[test]
+fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
+    let mut told = match standin::everything(&shipped::module()) {
+        Ok(told) => told,
+        Err(why) => return skip("g++", &why),
+    };
+    told.push(("PSERVER_STANDIN_MEMORY", (1_u64 << 30).to_string()));
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let torch = folder.path().join("torch");
+    std::fs::write(&torch, TORCH).expect("it can be written");
+    std::fs::set_permissions(&torch, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    let page = folder.path().join("page.md");
+    let (torch, page) = (torch.to_str().expect("UTF-8"), page.to_str().expect("UTF-8"));
+    let small = ["kernels", "--device", "cuda", "--elements", "10007", "--step-elements", "5003", "-n", "2"];
+    let more = ["--rule", "sum,adam,adam-text", "--gradients", "1,8", "--goals", "--torch", torch, "--markdown", page];
+    let report = report_told(&[&small[..], &more].concat(), &told);
+    let results = report["end"]["results"].as_array().expect("a list");
+    let field = |name: &str, field: &str| {
+        let found = results.iter().find(|result| result["name"].as_str().is_some_and(|has| has.starts_with(name)));
+        found.unwrap_or_else(|| panic!("no line {name}"))[field].clone()
+    };
+    // Copies; two lines for each rule, number and type; torch's; goals.
+    assert_eq!(results.len(), 4 + 2 * 3 * 2 * 2 + 1 + 10);
+    let is_ratio = |value: Value| value.as_f64().is_some_and(|ratio| ratio > 0.0);
+    assert!(is_ratio(field("copy both ways at once", "bytes_per_second")));
+    assert!(is_ratio(field("adam, 8 bfloat16, kernel", "ratio_to_torch")));
+    assert!(field("adam, 1 bfloat16, kernel", "ratio_to_torch").is_null(), "torch said nothing of one gradient");
+    assert!(is_ratio(field("adam-text, 8 float32, kernel", "ratio_to_built_in")));
+    assert!(is_ratio(field("sum, 8 float32, server step", "ratio_to_link_apart")));
+    assert_eq!(field("sum, 8 float32, server step", "elements"), json!(5003));
+    let verdict = field("goal: adam, 8 bfloat16, kernel: times torch", "verdict");
+    assert_eq!(verdict, json!("met, at 10007 elements"), "a stand-in's figures are no figures");
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert!(page.contains("| goal: adam, 8 bfloat16, kernel: times torch |"), "{page}");
+}
+
+/// Says that something was not tested (`docs/TESTING.md`, "Skips").
+fn skip(what: &str, why: &str) {
+    let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|one| one.trim() == what), "{what} is required here: {why}");
+    let line = format!("SKIPPED: {what}: {why}\n");
+    let Ok(report) = std::env::var("PSERVER_SKIP_REPORT") else { return };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&report);
+    let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
+    written.unwrap_or_else(|error| panic!("the report of skipped tests, {report}: {error}"));
 }
 
 #[test]

@@ -403,9 +403,16 @@ int paddle_buffer_free(paddle_pserver_client *client,
  * nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
  * the call is always allowed, and paddle_buffer_path says what came of it.
  *
+ * Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
+ * call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
+ * of the host. What the device's default stream was told before the call has happened by then; other streams the
+ * caller waits for. Such memory is in one call at a time. Without this call it is no content: reading it ends the
+ * program.
+ *
  * @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
  * @param bytes how many, at least 1.
- * @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer.
+ * @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer; when it is
+ * neither the host's nor a device's, or not all of it is; or when the host has no pages for that of a device.
  */
 int paddle_register_buffer(paddle_pserver_client *client,
                            void *memory,
@@ -414,9 +421,11 @@ int paddle_register_buffer(paddle_pserver_client *client,
 /**
  * @brief Takes paddle_register_buffer back.
  *
- * @return 0 if successful, otherwise -1: when no memory that begins there is registered.
+ * @return 0 if successful, otherwise -1: when no memory that begins there is registered, or when it is a device's and
+ * a call uses it that is not over, or not waited for.
  */
-int paddle_unregister_buffer(paddle_pserver_client *client, void *memory);
+int paddle_unregister_buffer(paddle_pserver_client *client,
+                             void *memory);
 
 /**
  * @brief Says how what is sent from an address gets to a server of this machine through shared memory.

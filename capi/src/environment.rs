@@ -23,6 +23,7 @@ use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
 use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED};
+use pserver_transport::verbs::DEVICE_EXPECTED;
 
 use crate::client::ClientOptions;
 
@@ -31,7 +32,7 @@ const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Every name that options and file know.
-const NAMES: [&str; 6] = ["coordinator", "trainer", "deadline", "reader", "poll", "checks"];
+const NAMES: [&str; 7] = ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device"];
 
 /// Where settings are looked up; handed in, so that only the C boundary asks the process.
 pub struct Surroundings<'a> {
@@ -95,6 +96,7 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "120s");
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
+    let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
@@ -102,9 +104,10 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
         deadline: deadline.read(duration, "a time such as 500ms, 30s, 10m or 2h, at most 168h")?,
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
+        rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let plain = [&deadline, &reader, &poll, &checks].map(ToString::to_string);
+    let plain = [&deadline, &reader, &poll, &checks, &rdma_device].map(ToString::to_string);
     let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
 }
@@ -298,7 +301,7 @@ mod tests {
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
                         deadline = 120s (default); reader = no (default); poll = adaptive (default); \
-                        checks = between-hosts (default)";
+                        checks = between-hosts (default); rdma_device = auto (default)";
         check("", &[], "", Ok(expected));
     }
 
@@ -308,6 +311,10 @@ mod tests {
         let config = "PSERVER_CONFIG=job.toml";
         check("", &[config], file, Ok("coordinator = tcp://f:1 (from job.toml); trainer = 5 (from job.toml)"));
         check("", &[config, "PSERVER_TRAINER=4"], file, Ok("trainer = 4 (from PSERVER_TRAINER)"));
+        let device = "PSERVER_RDMA_DEVICE=mlx5_0:1";
+        check("", &[device], "", Ok("rdma_device = mlx5_0:1 (from PSERVER_RDMA_DEVICE)"));
+        check("rdma_device=none", &[device], "", Ok("rdma_device = none (from the options)"));
+        check("rdma_device=mlx5_0:x", &[], "", Err("NAME:PORT:GID"));
         check("", &[config, "PMI_RANK=4"], file, Ok("trainer = 4 (from PMI_RANK)"));
         check("trainer=3", &[config, "PSERVER_TRAINER=4"], file, Ok("trainer = 3 (from the options)"));
         check("", &[config, "PSERVER_DEADLINE=6s"], file, Ok("deadline = 6s (from PSERVER_DEADLINE)"));

@@ -1,7 +1,8 @@
 //! The `pserver` program: a server, the quickstart, programs divided, and a look at what is on disk.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +17,9 @@ use paddle_pserver::settings::{LogFormat, ServeArgs, Settings};
 use paddle_pserver::transpile;
 use pserver_core::checkpoint::storage::Directory;
 use tracing_subscriber::EnvFilter;
+
+/// How often a server is asked whether it has failed. Signals wake it up at once.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// A high-performance parameter server.
 #[derive(Parser)]
@@ -89,48 +93,60 @@ fn serve(args: &ServeArgs) -> Result<()> {
     }
     let settings = Settings::load(args, &environment)?;
     log_to_stderr(&settings);
-    let asked = Asked::listen(args.until_stdin_closes)?;
+    let mut asked = Asked::listen(args.until_stdin_closes)?;
     let ready_fd = settings.ready_fd;
     let server = Server::start(settings)?;
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
-    while !asked.stop.load(Ordering::Acquire) {
+    while !asked.wait(LOOK_AGAIN)? {
         if server.has_failed() {
             server.stop()?;
             bail!("the server has failed");
         }
-        // A signal sets a flag and nothing else, so the flag is looked at.
-        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(server.stop()?)
 }
 
 /// What signals, and with `--until-stdin-closes` the parent's end, ask of a server.
 struct Asked {
-    stop: Arc<AtomicBool>,
+    /// A byte comes when the server is to stop.
+    stop: UnixStream,
     /// While the server starts there is nothing to drain, and it may wait long for server 0: then it ends at once.
     starting: Arc<AtomicBool>,
 }
 
 impl Asked {
     fn listen(until_stdin_closes: bool) -> Result<Self> {
-        let (stop, starting) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let (stop, asks) = UnixStream::pair().context("a socket for signals")?;
+        let starting = Arc::new(AtomicBool::new(true));
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            let asks = asks.try_clone().context("a socket for signals")?;
             signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))
-                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+                .and_then(|_| signal_hook::low_level::pipe::register(signal, asks))
                 .context("waiting for signals")?;
         }
         if until_stdin_closes {
-            let (stop, starting) = (Arc::clone(&stop), Arc::clone(&starting));
+            let starting = Arc::clone(&starting);
             let closed = move || {
                 if starting.load(Ordering::Acquire) {
                     std::process::exit(0);
                 }
-                stop.store(true, Ordering::Release);
+                // The other end is open for as long as this process serves.
+                let _ = (&asks).write_all(b"x");
             };
             quickstart::lifeline::watch(closed).context("watching standard input")?;
         }
         Ok(Self { stop, starting })
+    }
+
+    /// Waits at most so long; whether the server is to stop.
+    fn wait(&mut self, limit: Duration) -> Result<bool> {
+        self.stop.set_read_timeout(Some(limit)).context("waiting for signals")?;
+        match self.stop.read(&mut [0]) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
+            Err(error) => Err(error).context("waiting for signals"),
+        }
     }
 }
 

@@ -31,8 +31,8 @@ pub struct Args {
     /// Every gradient is an update; nobody waits for the other trainers.
     #[arg(long = "async")]
     is_async: bool,
-    /// As --async, with the fastest trainer at most so many steps in front of the slowest.
-    #[arg(long, conflicts_with = "is_async", value_name = "STEPS")]
+    /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
+    #[arg(long, conflicts_with = "is_async", value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     staleness: Option<u32>,
     /// How the gradients of one update become one.
     #[arg(long, value_enum, default_value_t = Merging::Mean)]

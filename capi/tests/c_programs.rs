@@ -1,11 +1,19 @@
 //! C programs against the real library and real servers, plainly and under valgrind.
+//!
+//! Where there is no compiler, `PSERVER_C_PROGRAMS` names a folder of programs that somebody else made of the same
+//! sources, and `PSERVER_TEST_BIND` says where servers listen instead of at [`TCP`].
 
-use std::io::{BufRead, BufReader, Write};
+mod cluster;
+
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use cluster::skip::skip;
 use tempfile::TempDir;
+
+const TCP: &str = "tcp://127.0.0.1:0";
 
 /// A server process, which ends when this value does.
 struct Server {
@@ -63,8 +71,16 @@ fn library(name: &str) -> PathBuf {
     folders.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} was not built beside {}", program.display()))
 }
 
+/// The folder with programs that are made already.
+fn made() -> Option<PathBuf> {
+    std::env::var_os("PSERVER_C_PROGRAMS").map(PathBuf::from)
+}
+
 /// Compiles a program without any warning, and links it.
 fn compile(folder: &Path, source: &str, language: Language, link: Link) -> PathBuf {
+    if let Some(made) = made() {
+        return made.join(Path::new(source).file_stem().expect("a source has a name"));
+    }
     let program = folder.join("program");
     let (compiler, standard) = match language {
         Language::C => ("cc", ["-std=c99", "-xc"]),
@@ -93,10 +109,22 @@ fn succeeded(output: &Output, what: &str) {
 }
 
 /// Runs a program against fresh servers, with nothing in its environment but where they are.
-fn run(mut command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, (folder, bind): (&Path, &str)) {
+fn run(command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, place: (&Path, &str)) {
+    run_with(command, source, argument, place, &[]);
+}
+
+/// The same with more in its environment.
+fn run_with(
+    mut command: Command,
+    source: &str,
+    argument: impl Fn(&str) -> Option<String>,
+    (folder, bind): (&Path, &str),
+    more: &[(&str, &str)],
+) {
     let first = Server::start(folder, bind, &["--shards", "2", "--servers", "2"]);
     let second = start_second(folder, bind, &first.address);
     command.env_clear().env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");
+    command.envs(more.iter().copied());
     command.args(argument(&first.address));
     succeeded(&command.output().expect("the program starts"), source);
     drop((first, second));
@@ -108,7 +136,8 @@ fn start_second(folder: &Path, bind: &str, coordinator: &str) -> Server {
 }
 
 fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
-    check_at("tcp://127.0.0.1:0", source, language, link, argument);
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    check_at(&bind, source, language, link, argument);
 }
 
 /// The same with servers that listen at `bind`.
@@ -116,11 +145,12 @@ fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: 
     let folder = TempDir::new().expect("there is room");
     let program = compile(folder.path(), source, language, link);
     run(Command::new(&program), source, &argument, (folder.path(), bind));
-    if matches!(link, Link::Static) {
+    // What a program does with its memory is looked at where it is compiled.
+    if matches!(link, Link::Static) || made().is_some() {
         return;
     }
     if !has_valgrind() {
-        skip(&format!("{source} under valgrind: valgrind is not installed"));
+        skip("valgrind", &format!("it is not installed, and {source} does not run under it"));
         return;
     }
     let mut command = Command::new("valgrind");
@@ -133,16 +163,6 @@ fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: 
 
 fn has_valgrind() -> bool {
     Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
-}
-
-/// Says loudly what was not checked.
-fn skip(what: &str) {
-    assert!(std::env::var_os("PSERVER_REQUIRE").is_none(), "PSERVER_REQUIRE is set, and yet: {what}");
-    println!("SKIPPED: {what}");
-    if let Some(path) = std::env::var_os("PSERVER_SKIP_REPORT") {
-        let report = std::fs::File::options().append(true).create(true).open(path);
-        writeln!(report.expect("the report can be opened"), "SKIPPED: {what}").expect("the report can be written");
-    }
 }
 
 fn nothing(_: &str) -> Option<String> {
@@ -215,8 +235,25 @@ fn rows_are_sent_and_fetched() {
 
 #[test]
 fn gradients_and_parameters_need_no_copies() {
-    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
         check_at(bind, "tests/c/memory.c", Language::C, Link::Shared, |address| Some(address.to_owned()));
+    }
+}
+
+#[test]
+fn gradients_and_parameters_may_lie_on_a_device() {
+    let folder = TempDir::new().expect("there is room");
+    let driver = sources().join("../kernels/cu/standin/driver.cpp");
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o"]);
+    succeeded(&command.arg(folder.path().join("libcuda.so.1")).arg(driver).output().expect("there is g++"), "driver");
+    let source = "tests/c/device.c";
+    let program = compile(folder.path(), source, Language::C, Link::Shared);
+    let path = folder.path().display().to_string();
+    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+        let more = [("LD_LIBRARY_PATH", path.as_str()), ("PSERVER_STANDIN_GUARD", "1")];
+        run_with(Command::new(&program), source, nothing, (folder.path(), bind), &more);
     }
 }
 

@@ -7,13 +7,15 @@ mod cluster;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cluster::job::{Job, Local, client, folder};
+use cluster::job::{BIND, Job, Local, TCP, client, folder};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
-use cluster::skip::is_full;
+use cluster::skip::{is_full, skip};
 use cluster::training::{Tensor, begin, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::dtype::ElementType::{Float32, Float64};
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::shipped;
 
 const TRAINERS: u32 = 3;
 const ROUNDS: u64 = 3;
@@ -42,8 +44,11 @@ struct Layout {
 
 /// The processor, and an accelerator whose work is over later.
 const DEVICES: [&str; 2] = ["cpu", "simulated"];
-/// Sockets, and shared memory.
-const BINDS: [&str; 2] = ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"];
+
+/// Sockets, and shared memory or what is asked for instead.
+fn binds() -> [&'static str; 2] {
+    [TCP, if *BIND == TCP { "shm://127.0.0.1:0" } else { &BIND }]
+}
 
 /// Every layout, in `orders`.
 fn all_layouts(orders: &[Order]) -> Vec<Layout> {
@@ -51,7 +56,7 @@ fn all_layouts(orders: &[Order]) -> Vec<Layout> {
     for servers in [1, 2, 3] {
         for shards in [1, 2, 4] {
             for chunk_bytes in [32 * 1024, 1024 * 1024] {
-                for (bind, device) in BINDS.into_iter().flat_map(|bind| DEVICES.map(|device| (bind, device))) {
+                for (bind, device) in binds().into_iter().flat_map(|bind| DEVICES.map(|device| (bind, device))) {
                     let layout = |order: &Order| Layout { servers, shards, chunk_bytes, bind, device, order: *order };
                     all.extend(orders.iter().map(layout));
                 }
@@ -68,7 +73,7 @@ fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
         let servers = [1, 2, 3][row];
         let shards = [1, 2, 4][column];
         let chunk_bytes = [32 * 1024, 1024 * 1024][(row + column) % 2];
-        let bind = BINDS[number / 2 % 2];
+        let bind = binds()[number / 2 % 2];
         let device = DEVICES[(row + 1) * (column + 1) % 2];
         Layout { servers, shards, chunk_bytes, bind, device, order: orders[(row + column) % orders.len()] }
     };
@@ -117,7 +122,9 @@ fn racing(clients: &[Client], tensors: &[Tensor]) {
 
 fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
     let folder = folder();
-    let mut job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path()).with("--device", layout.device);
+    let job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path()).with("--device", layout.device);
+    // Also what these small tensors are cut into is a device's.
+    let mut job = job.with("--device-least", "1KiB");
     (job.shards, job.chunk_bytes, job.bind) = (layout.shards, layout.chunk_bytes, layout.bind);
     let servers = Local::start(&job);
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
@@ -141,7 +148,8 @@ fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
 fn check(name: &str, optimizer: &str, is_in_full: bool) {
     let mut luck = Luck::of(name);
     let orders = [Order::Shuffled(luck.next()), Order::Racing, Order::Shuffled(luck.next())];
-    let layouts = if is_in_full || is_full() { all_layouts(&orders) } else { covering_layouts(&orders) };
+    let layouts =
+        if is_in_full && *BIND == TCP || is_full() { all_layouts(&orders) } else { covering_layouts(&orders) };
     let tensors = tensors(optimizer);
     let results = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
@@ -163,6 +171,41 @@ fn check(name: &str, optimizer: &str, is_in_full: bool) {
         assert_eq!(kept.digest(), first.digest(), "{name}: {layout:?} and {first_layout:?}: {difference}");
     }
     println!("{name}: {} layouts, digest {}", results.len(), first.digest());
+}
+
+/// On the first device of CUDA, or where there is none on the driver that stands in for one, which says what it ran.
+#[test]
+fn a_device_of_cuda_has_the_digest_of_the_processor() {
+    if !standin::is_inside() && pserver_kernels::cuda::open(0).is_err() {
+        return on_standin();
+    }
+    let optimizer = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
+    let (tensors, order) = (tensors(optimizer), Order::Racing);
+    let layout = |servers, shards, chunk_bytes, device| {
+        train(Layout { servers, shards, chunk_bytes, bind: binds()[0], device, order }, &tensors)
+    };
+    let cpu = layout(1, 1, 1024 * 1024, "cpu");
+    for (servers, shards, chunk_bytes) in [(1, 1, 1024 * 1024), (2, 2, 32 * 1024)] {
+        let cuda = layout(servers, shards, chunk_bytes, "cuda:0");
+        let difference = cpu.difference(&cuda).unwrap_or_default();
+        assert_eq!(cuda.digest(), cpu.digest(), "{servers} servers of {shards} shards: {difference}");
+    }
+    println!("cuda:0: digest {}", cpu.digest());
+}
+
+fn on_standin() {
+    let mut told = match standin::driver_with(&shipped::module()) {
+        Ok(told) => told,
+        Err(why) => return skip("g++", &why),
+    };
+    let folder = folder();
+    let launched = folder.path().join("launched");
+    told.push(("PSERVER_STANDIN_LAUNCHED", launched.display().to_string()));
+    standin::run_again(&told.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>());
+    let launched = std::fs::read_to_string(launched).unwrap_or_default();
+    let updates = launched.lines().filter(|name| name.starts_with("pserver_update_")).count();
+    // Two layouts, three tensors at the least, each updated in every round.
+    assert!(6 <= updates / usize::try_from(ROUNDS).expect("few"), "the device ran {updates} updates");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Servers that are killed (SIGKILL) and started again lose no gradient and apply none twice. Ten kills run by
-//! default, a hundred with `PSERVER_FULL=1`.
+//! default, a hundred with `PSERVER_FULL=1`, as many as `PSERVER_KILLS` says.
 
 mod cluster;
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cluster::job::{Job, Local, client, client_with, folder, reader};
+use cluster::job::{BIND, Job, Local, TCP, client, client_with, folder, reader};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
 use cluster::process::Processes;
@@ -25,7 +25,16 @@ const TRAINERS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn kills() -> usize {
-    if is_full() { 100 } else { 10 }
+    match std::env::var("PSERVER_KILLS") {
+        Ok(number) => number.parse().expect("PSERVER_KILLS is a number"),
+        Err(_) => {
+            if is_full() {
+                100
+            } else {
+                10
+            }
+        }
+    }
 }
 
 fn job(folder: &TempDir, mode: &'static str) -> Job {
@@ -101,7 +110,7 @@ fn check_conserved(tensor: &Tensor, value: &[u8], pushed: u64) {
 
 #[test]
 fn no_gradient_is_lost_or_applied_twice_when_servers_are_killed() {
-    check_nothing_is_lost("conservation", "tcp://127.0.0.1:0", "cpu");
+    check_nothing_is_lost("conservation", &BIND, "cpu");
 }
 
 #[test]
@@ -155,7 +164,7 @@ fn check_nothing_is_lost(name: &str, bind: &'static str, device: &str) {
 /// What `rounds` rounds give when nobody is killed.
 fn undisturbed(tensors: &[Tensor], rounds: u64) -> Kept {
     let folder = folder();
-    let job = Job::new(1, TRAINERS).with_checkpoints(folder.path());
+    let job = Job { bind: TCP, ..Job::new(1, TRAINERS).with_checkpoints(folder.path()) };
     let servers = Local::start(&job);
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
     for client in &clients {

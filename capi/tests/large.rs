@@ -1,17 +1,23 @@
 //! Large parameters, and many small ones. `PSERVER_LARGE=1` runs the real size, which is 3 GiB in one parameter; a
-//! small size runs always. Figures are printed, and nothing depends on them.
+//! small size runs always. Times are printed, and nothing depends on them.
 
 mod cluster;
 
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use cluster::job::{Job, client};
 use cluster::process::{Process, free_ports};
 use cluster::skip::{is_set, skip};
-use cluster::training::{Tensor, begin, given};
-use paddle_pserver::client::{Client, Given, Wanted};
+use cluster::training::{Tensor, begin, given, wanted};
+use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
+use pserver_core::error::Failure;
+use pserver_core::port::Transport;
+use pserver_core::wire::Address;
+use pserver_transport::network::{Network, NetworkOptions};
+use pserver_transport::trace::{Counters, Trace};
 
 const MIB: usize = 1024 * 1024;
 const GIB: usize = 1024 * MIB;
@@ -91,34 +97,48 @@ fn a_parameter_of_3_gib_comes_back_whole() {
     check_size(3 * GIB);
 }
 
-/// Seconds that a round of push and pull takes, the best of a few.
-fn seconds_of_a_round(count: usize, elements: usize) -> f64 {
+/// Gradients share frames up to so many bytes (`packer.rs`).
+const SHARED_BYTES: usize = 256 * 1024;
+
+/// A client, and what goes over its first transport; it has no second one.
+fn counted(coordinator: &Address) -> (Client, Arc<Counters>) {
+    let network = Network::new(NetworkOptions::default()).expect("this process can have another transport");
+    let trace = Trace::new(Box::new(network));
+    let counters = trace.counters();
+    let once = Mutex::new(Some(trace));
+    let make = move || -> Result<Box<dyn Transport>, Failure> {
+        let trace = once.lock().expect("nobody panics").take();
+        Ok(Box::new(trace.ok_or_else(|| Failure::call("there is only one"))?))
+    };
+    let options = ClientOptions { trainer: Some(0), ..ClientOptions::new(coordinator.clone()) };
+    (Client::over(options, make).expect("there is a transport"), counters)
+}
+
+/// Frames that a trainer sends and gets in a round of push and pull.
+fn frames_of_a_round(count: usize, elements: usize) -> (u64, u64) {
     let tensors: Vec<Tensor> =
         (0..count).map(|number| Tensor::new(&format!("tensor {number}"), Float32, elements, "").zeroed()).collect();
     let process = start(&Job { chunk_bytes: 1024 * 1024, ..Job::new(1, 1) });
-    let client = client(&process.address, 0);
+    let (client, counters) = counted(&process.address);
     begin(&client, &tensors).expect("the tensors are initialised");
     let gradients: Vec<Vec<u8>> = tensors.iter().map(Tensor::initial).collect();
     let mut values = gradients.clone();
-    let mut round = || {
-        let begun = Instant::now();
-        push_pull(&client, &tensors, &gradients, &mut values);
-        begun.elapsed().as_secs_f64()
-    };
-    // The first one asks for versions.
-    round();
-    (0..5).map(|_| round()).fold(f64::INFINITY, f64::min)
+    let frames = || (counters.out.frames(), counters.inward.frames());
+    let before = frames();
+    let mut wanted = wanted(&tensors, &mut values);
+    client.push_pull(&given(&tensors, &gradients), None, &mut wanted).expect("a round is closed");
+    let after = frames();
+    (after.0 - before.0, after.1 - before.1)
 }
 
-fn push_pull(client: &Client, tensors: &[Tensor], gradients: &[Vec<u8>], values: &mut [Vec<u8>]) {
-    let given = given(tensors, gradients);
-    let wanted = tensors.iter().zip(values).map(|(tensor, content)| Wanted { name: &tensor.name, content });
-    let mut wanted: Vec<Wanted<'_>> = wanted.collect();
-    client.push_pull(&given, None, &mut wanted).expect("a round is closed");
-}
-
+/// How long both take stands in the report of `psbench`.
 #[test]
-fn many_small_parameters_cost_about_what_one_large_one_does() {
-    let (small, large) = (seconds_of_a_round(10_000, 250), seconds_of_a_round(1, 2_500_000));
-    println!("10,000 of 1 kB: {small:.4} s; one of 10 MB: {large:.4} s; ratio {:.2}", small / large);
+fn many_small_parameters_take_about_as_many_frames_as_their_bytes_need() {
+    let (count, bytes) = (10_000, 1000);
+    let (sent, received) = frames_of_a_round(count, bytes / 4);
+    let least = count.div_ceil(SHARED_BYTES / bytes);
+    println!("{count} of {bytes} bytes: {sent} frames sent, {received} received; as full as can be: {least}");
+    let most = u64::try_from(least).expect("few");
+    assert!(sent == most, "{sent} frames sent; expected {most}");
+    assert!(received <= 2 * most, "{received} frames received; expected at most {}", 2 * most);
 }

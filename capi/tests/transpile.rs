@@ -70,4 +70,5 @@ fn refusals_name_the_file_and_the_place() {
     check(&example, &["--batch", "0"], "batch is 0; expected 1 or more");
     check(&example, &["--strategy", "columns", "--trainers", "2", "--servers", "1"], "1 servers; expected none");
     check(&example, &["--async", "--staleness", "2"], "cannot be used with");
+    check(&example, &["--staleness", "0"], "'0' for '--staleness <STEPS>': 0 is not in 1..");
 }

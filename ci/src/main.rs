@@ -3,11 +3,14 @@
 //! Not here: the tests themselves. Each package holds its own; this program runs them, counts them and checks what a
 //! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
-//! maintainers; [`debian`] has the packages that it reads.
+//! maintainers, as is [`rdma_sys`], which compares it; [`debian`] has the packages that they read.
 
 mod aarch64;
+mod built;
 mod debian;
+mod gpu;
 mod kernels;
+mod rdma_sys;
 mod soft_roce;
 mod tasks;
 mod tidy;

@@ -1,10 +1,12 @@
 //! Every task, in the order in which `cargo ci test` runs them.
 
+use std::time::Instant;
+
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::workspace::{Tally, Workspace};
-use crate::{aarch64, kernels, soft_roce, tidy, verbs_bindings};
+use crate::{aarch64, gpu, kernels, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
@@ -22,7 +24,7 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
     Task { name: "clippy", about: "No warning in any target", run: clippy },
     Task { name: "aarch64", about: "The sources compile for another processor", run: aarch64::run },
-    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu },
+    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu::run },
     Task {
         name: "cuda-artifacts",
         about: "The committed CUDA artifacts are those of the sources",
@@ -82,10 +84,12 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
     let mut total = Tally::default();
     for task in tasks {
         println!("== {}", task.name);
+        let begun = Instant::now();
         total += (task.run)(workspace).unwrap_or_else(|error| {
             println!("{}: {error:#}", task.name);
             Tally::of_step(false)
         });
+        println!("== {} took {} s", task.name, begun.elapsed().as_secs());
     }
     for skip in workspace.take_skips() {
         println!("{skip}");
@@ -108,10 +112,6 @@ fn fmt(workspace: &Workspace) -> Result<Tally> {
 
 fn clippy(workspace: &Workspace) -> Result<Tally> {
     workspace.step(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
-}
-
-fn gpu(workspace: &Workspace) -> Result<Tally> {
-    workspace.step_that_may_skip(workspace.command("sh").arg("kernels/cu/check-on-gpu.sh"))
 }
 
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {

@@ -2,7 +2,8 @@
 //!
 //! Not here: the file it writes, `transport/src/verbs/sys/bindings.rs`. It is committed, so building needs no header,
 //! no libclang and no libibverbs, which is opened when a program starts. For the same reason this task stands outside
-//! of `cargo ci test`: it is for who wants another function, or another version of the headers.
+//! of `cargo ci test`: it is for who wants another function, or another version of the headers. What another crate
+//! makes of them is asked of [`crate::rdma_sys`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::debian::{Packages, succeed};
+use crate::rdma_sys;
 use crate::workspace::{Tally, Workspace};
 
 const WRITTEN: &str = "transport/src/verbs/sys/bindings.rs";
@@ -23,6 +25,7 @@ const PACKAGES: Packages<'static> = Packages {
     folder: "verbs-bindings",
     names: &[
         "libibverbs-dev",
+        "librdmacm-dev",
         "libclang1-14",
         "libclang-common-14-dev",
         "libllvm14",
@@ -124,7 +127,9 @@ pub(crate) fn run(workspace: &Workspace, only_check: bool) -> Result<Tally> {
         return Ok(Tally::of_step(false));
     }
     println!("verbs-bindings: {WRITTEN} is what the headers say");
-    Ok(Tally::of_step(true))
+    let mut total = Tally::of_step(true);
+    total += rdma_sys::agrees(workspace, &committed, &root)?;
+    Ok(total)
 }
 
 /// The generator in its one version, built once into `target/bindgen`.

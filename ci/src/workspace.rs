@@ -1,5 +1,6 @@
 //! How a task runs a program in the workspace, and how results are counted.
 
+use std::collections::BTreeSet;
 use std::fmt::{Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -92,9 +93,10 @@ impl Workspace {
         written.context("cannot report a skip")
     }
 
-    /// Takes back what was skipped for want of `what`, because it has been run elsewhere since; how many lines.
-    pub(crate) fn make_up_for(&self, what: &str) -> Result<usize> {
-        let (made_up, left) = parted(self.skips(), what);
+    /// Takes back what tests skipped for want of `what`, when they are among those that have passed elsewhere since;
+    /// how many lines.
+    pub(crate) fn make_up_for(&self, what: &str, passed: &BTreeSet<String>) -> Result<usize> {
+        let (made_up, left) = parted(self.skips(), what, passed);
         fs::write(&self.skip_report, left).context("cannot write the skip report")?;
         Ok(made_up)
     }
@@ -160,11 +162,13 @@ impl Display for Tally {
     }
 }
 
-/// How many lines are for want of `what`, and the text of the others.
-fn parted(lines: Vec<String>, what: &str) -> (usize, String) {
-    let start = format!("SKIPPED: {what}:");
-    let (wanted, left): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.starts_with(&start));
-    (wanted.len(), left.into_iter().map(|line| line + "\n").collect())
+/// How many lines `SKIPPED: <what>: <test>: <why>` are of tests that have passed, and the text of the others.
+fn parted(lines: Vec<String>, what: &str, passed: &BTreeSet<String>) -> (usize, String) {
+    let start = format!("SKIPPED: {what}: ");
+    let test = |line: &String| line.strip_prefix(&start)?.split_once(": ").map(|(test, _)| test.to_owned());
+    let (made_up, left): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| test(line).is_some_and(|test| passed.contains(&test)));
+    (made_up.len(), left.into_iter().map(|line| line + "\n").collect())
 }
 
 fn skip_lines(report: &str) -> Vec<String> {
@@ -214,12 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_run_elsewhere_was_not_skipped() {
-        let lines =
-            skip_lines("SKIPPED: rdma: none\nSKIPPED: rdma-core: old\nSKIPPED: rdma: none\nSKIPPED: cuda: no\n");
-        let left = "SKIPPED: rdma-core: old\nSKIPPED: cuda: no\n".to_owned();
-        assert_eq!(parted(lines, "rdma"), (2, left));
-        assert_eq!(parted(Vec::new(), "rdma"), (0, String::new()));
+    fn only_what_passed_elsewhere_was_not_skipped() {
+        let report = "SKIPPED: rdma: a::b: none\nSKIPPED: rdma-core: a::b: old\nSKIPPED: rdma: a::b: none\n\
+                      SKIPPED: cuda: a::b: no\nSKIPPED: rdma: a::c: none\nSKIPPED: rdma: no guest\n";
+        let left = "SKIPPED: rdma-core: a::b: old\nSKIPPED: cuda: a::b: no\nSKIPPED: rdma: a::c: none\n\
+                    SKIPPED: rdma: no guest\n";
+        let passed = ["a::b", "no guest"].map(str::to_owned).into();
+        assert_eq!(parted(skip_lines(report), "rdma", &passed), (2, left.to_owned()));
+        assert_eq!(parted(Vec::new(), "rdma", &passed), (0, String::new()));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod ids;
 pub mod limits;
 pub mod luck;
 pub mod memory;
+pub mod narrow;
 pub mod optim;
 pub mod partition;
 pub mod port;

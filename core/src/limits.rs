@@ -67,6 +67,12 @@ const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
 /// Items of one queue, and pieces that one accumulator takes.
 pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;
 
+/// Bytes that the variables of a program that runs may take together, unless who runs it says otherwise: what a large
+/// host has. What a smaller one lacks, its system refuses.
+pub const PROGRAM_MEMORY_BYTES_MAX: u64 = 1 << 38;
+/// A string that a program receives, accumulates or sends to: addresses, whatever they look like.
+pub const PROGRAM_STRING_BYTES_MAX: usize = NAME_BYTES_MAX;
+
 /// State tensors of one rule. Each is as much memory as the parameter, so four times what Adam has is already a rule
 /// that few can afford, and a kernel keeps an address for each in a register.
 pub const STATES_MAX: usize = 8;

@@ -1,9 +1,10 @@
 //! What `cargo ci kernels` asks this package for: `source` prints the shipped module's text, `manifest CUBIN PTX` the
-//! manifest of these artifacts.
+//! manifest of these artifacts, `standin` what a process must be told to find the driver that stands in for a device.
 
 use std::env::args;
 use std::io::{Write, stdout};
 
+use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 
 fn main() -> std::io::Result<()> {
@@ -11,7 +12,11 @@ fn main() -> std::io::Result<()> {
     let text = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["source"] => shipped::module().text().to_owned(),
         ["manifest", cubin, ptx] => shipped::manifest(&std::fs::read(cubin)?, &std::fs::read(ptx)?),
-        _ => panic!("expected `source`, or `manifest` and two files; found {arguments:?}"),
+        ["standin"] => {
+            let told = standin::everything(&shipped::module()).map_err(std::io::Error::other)?;
+            told.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
+        }
+        _ => panic!("expected `source`, `standin`, or `manifest` and two files; found {arguments:?}"),
     };
     stdout().write_all(text.as_bytes())
 }

@@ -9,11 +9,13 @@
 //! Not a number equals not a number: which of its patterns comes out is nobody's promise.
 
 pub mod device;
+pub mod standin;
 
 use std::sync::Arc;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
+use pserver_core::narrow;
 use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rule::{Settings, Written};
@@ -463,8 +465,7 @@ fn push(bytes: &mut Vec<u8>, element_type: ElementType, value: f64, bits: u64) {
         ElementType::Int64 | ElementType::Uint64 => bytes.extend(bits.to_le_bytes()),
         ElementType::Float32 => bytes.extend((value as f32).to_le_bytes()),
         ElementType::Float64 => bytes.extend(value.to_le_bytes()),
-        ElementType::Float16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
-        ElementType::Bfloat16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+        ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrow::half_bytes(value, element_type)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! A table of rows is a dense parameter to the bit, whatever the optimizer, by the plain kernel and by this one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::collection::vec;
@@ -10,11 +11,12 @@ use proptest::test_runner::TestCaseError;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget};
-use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
+use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Schedule, Step, fill};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rows::{
     CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, SelectedRows, TableSettings, Workspace,
 };
+use pserver_core::rule::Written;
 use pserver_kernels::cpu::Cpu;
 
 const ROWS: u64 = 40;
@@ -41,7 +43,13 @@ impl Dense {
         for (id, row) in (0..).zip(weight.chunks_mut(row_bytes)) {
             settings.begin(id, row);
         }
-        let states = vec![vec![0; weight.len()]; settings.rule.states().len()];
+        let element_type = settings.layout.element_type();
+        let begun = |initial| {
+            let mut state = vec![0; weight.len()];
+            fill(element_type, &mut state, initial);
+            state
+        };
+        let states = settings.rule.states().iter().map(|state| begun(state.initial)).collect();
         Self { weight, states }
     }
 
@@ -166,7 +174,14 @@ fn algorithms() -> Vec<Algorithm> {
         ftrl(-0.5, 0.1),
         ftrl(-0.7, 0.0),
         ftrl(0.0, 0.0),
+        written(include_str!("../../core/rules/lion.rule")),
+        // A user's: it moves without a gradient, counts, and has a state that does not begin at zero.
+        written("state s = 0.5\nstate m = 0\nm = 0.5*m + g\ns = s*0.9 + m*m\nw -= lr*m/(1 + s) + lr*0.01*w/n"),
     ]
+}
+
+fn written(text: &str) -> Algorithm {
+    Algorithm::Written(Arc::new(Written::new(text, &BTreeMap::new()).expect("a valid rule")))
 }
 
 fn schedules() -> Vec<Schedule> {

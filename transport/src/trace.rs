@@ -11,6 +11,9 @@ use pserver_core::ids::PeerId;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::{Address, Frame, Kind};
 
+use crate::network::Network;
+use crate::verbs;
+
 /// Kinds are numbered from one to fourteen.
 const KINDS: usize = 15;
 
@@ -25,6 +28,8 @@ pub struct Counters {
     pub connections: AtomicU64,
     /// Connections that are over.
     pub gone: AtomicU64,
+    /// What went over verbs, where the transport has them.
+    pub verbs: Arc<verbs::Counters>,
 }
 
 /// What went one way.
@@ -97,6 +102,13 @@ impl Trace {
     #[must_use]
     pub fn new(inner: Box<dyn Transport>) -> Self {
         Self { inner, counters: Arc::default() }
+    }
+
+    /// Connections to other processes, counted; what goes over verbs from when they were made.
+    #[must_use]
+    pub fn over(network: Network) -> Self {
+        let counters = Counters { verbs: network.verbs(), ..Counters::default() };
+        Self { inner: Box::new(network), counters: Arc::new(counters) }
     }
 
     /// The counters, which go on counting.

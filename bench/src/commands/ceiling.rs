@@ -100,6 +100,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         mode: ModeName::Sync,
         staleness: 0,
         checks: Checks::BetweenHosts,
+        rdma_device: "auto".to_owned(),
         dtype: Dtype::F32,
         rule: RuleName::Sum,
         poll,

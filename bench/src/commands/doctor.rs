@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
+use pserver_transport::verbs::{Device, Devices};
 use serde_json::json;
 
 use crate::environment::memory_bytes;
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &Args) -> Report {
     let mut findings = vec![cores(), numa(), memlock(), nofile(), huge_pages(), clock(), socket_buffers()];
     findings.extend(interfaces());
     findings.extend(rdma());
+    findings.extend(verbs());
     findings.extend(args.peers.iter().map(|peer| reach(peer, args.patience)));
     for one in findings {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);
@@ -153,6 +155,22 @@ fn rdma() -> Vec<Finding> {
         found.push(finding(&name, if is_active { "ok" } else { "bad" }, text, fix));
     }
     found
+}
+
+/// What connections over verbs would use, and whether it takes memory of accelerators.
+fn verbs() -> Vec<Finding> {
+    let fix = "connections between machines go over TCP";
+    let device = match Device::find(&Devices::Best) {
+        Ok(device) => device,
+        Err(reason) => return vec![finding("verbs", "note", reason, fix)],
+    };
+    let memory = device.device_memory();
+    let (verdict, text) = match &memory {
+        Ok(()) => ("ok", "on".to_owned()),
+        Err(reason) => ("note", format!("off: {reason}")),
+    };
+    let fix_memory = "gradients of a GPU go through the host; a card whose driver takes dma-buf says on";
+    vec![finding("verbs", "ok", device.name(), fix), finding("device memory over verbs", verdict, text, fix_memory)]
 }
 
 fn reach(peer: &str, patience: f64) -> Finding {

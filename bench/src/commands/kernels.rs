@@ -2,6 +2,8 @@
 
 mod device;
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -9,7 +11,8 @@ use clap::ValueEnum;
 use nix::time::{ClockId, clock_gettime};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Rule, Step};
+use pserver_core::optim::{Algorithm, Rule, Step};
+use pserver_core::rule::{Settings, Written};
 use serde_json::json;
 
 use crate::duel::BLOCKS_MIN;
@@ -37,7 +40,13 @@ pub(crate) enum Kernel {
     Adamw,
     /// A rule that is only a text.
     Lion,
+    /// Adam as a user writes it: a text that no kernel is shipped for.
+    AdamText,
 }
+
+/// Adam with moments that go a part of the way to the gradient: other operations, as many streams.
+const ADAM_TEXT: &str = "state m = 0; state v = 0; m = m + 0.1*(g - m); v = v + 0.001*(g*g - v); \
+    w -= lr * sqrt(1 - pow(0.999, n)) / (1 - pow(0.9, n)) * m / (sqrt(v) + 1e-8)";
 
 /// Where kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,6 +82,15 @@ pub(crate) struct Args {
     /// Repetitions of each kernel.
     #[arg(short = 'n', long, default_value_t = BLOCKS_MIN)]
     iterations: u32,
+    /// On a device: elements of a server's step, if memory is enough and a tensor has as many.
+    #[arg(long, value_parser = sizes::parse, default_value = "33554432")]
+    step_elements: u64,
+    /// On a device: a Python that has torch with CUDA, which does the same afterwards.
+    #[arg(long, value_name = "PYTHON")]
+    torch: Option<PathBuf>,
+    /// On a device: say of each goal of `docs/CUDA.md` whether it is met.
+    #[arg(long)]
+    goals: bool,
 }
 
 const COLUMNS: &[Column] = &[
@@ -103,6 +121,10 @@ impl Kernel {
             Self::Adam => "optimizer: Adam adam { }",
             Self::Adamw => "optimizer: Adam adam { decay: 0.01 }",
             Self::Lion => return Ok(Some(Fused::Lion.rule()?)),
+            Self::AdamText => {
+                let algorithm = Algorithm::Written(Arc::new(Written::new(ADAM_TEXT, &Settings::new())?));
+                return Ok(Some(Rule { algorithm, ..Fused::Adam.rule()? }));
+            }
         };
         let settings = OptimizerSettings::from_text(&format!("{text} const_lr {{ learning_rate: 0.001 }}"))?;
         Ok(Some(settings.rule.context("the message names a rule")?))

@@ -220,6 +220,7 @@ impl Course<'_> {
             mode: ModeName::Sync,
             staleness: 0,
             checks: Checks::BetweenHosts,
+            rdma_device: "auto".to_owned(),
             dtype: Dtype::F32,
             rule: peer.rule,
             poll: self.args.poll,

@@ -39,6 +39,9 @@ pub(crate) struct Work {
     /// Which payloads over TCP carry checksums, ours only: the straight server has none.
     #[arg(long, value_enum, default_value_t = Checks::BetweenHosts)]
     pub(crate) checks: Checks,
+    /// The RDMA device of servers and trainers, as of `pserver serve --rdma-device`.
+    #[arg(long, default_value = "auto")]
+    pub(crate) rdma_device: String,
     /// The type of gradients.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
@@ -112,6 +115,7 @@ impl Work {
             mode: self.mode,
             staleness: self.staleness,
             checks: self.checks,
+            rdma_device: self.rdma_device.clone(),
             dtype: self.dtype,
             rule: self.rule,
             poll: self.poll,

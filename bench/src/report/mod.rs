@@ -6,6 +6,7 @@
 mod csv;
 mod hgrm;
 mod html;
+mod markdown;
 mod plot;
 mod table;
 
@@ -128,6 +129,11 @@ impl Report {
     /// A page that needs nothing but a browser.
     pub(crate) fn html(&self) -> Result<String> {
         html::write(self)
+    }
+
+    /// A page of Markdown: the environment and the table.
+    pub(crate) fn markdown(&self) -> String {
+        markdown::write(self)
     }
 
     /// Every latency's distribution, as HdrHistogram's own tools write it.

@@ -11,6 +11,7 @@ use super::checked::{Call, Room};
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::Places;
+use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, Parameter};
 use crate::client::Given;
 
@@ -72,14 +73,17 @@ pub extern "C" fn paddle_get_params(
     guard("paddle_get_params", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let texts = call.names(names, len)?;
-        let rooms = rooms(call, dst, len, &texts)?;
+        let mut staged = Staged::default();
+        let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
+        let rooms = rooms(&wanted, &texts)?;
         if texts.is_empty() {
             return Ok(0);
         }
         let mut places = Places::measure(&session.client, &rooms, &[])?;
         session.client.pull(&mut places.wanted())?;
+        staged.store()?;
         let pointers = call.array(names, len, "names")?;
-        fill(call, dst, pointers.iter().map(|pointer| pointer.cast_mut()), places);
+        fill(call, dst, pointers.iter().map(|pointer| pointer.cast_mut()), places, &staged);
         Ok(0)
     })
 }
@@ -100,13 +104,17 @@ pub extern "C" fn paddle_push_pull(
 ) -> c_int {
     guard("paddle_push_pull", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        let given = call.parameters(grads, len, "grads")?;
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        let given = call.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
-        let rooms = rooms(call, dst, len, &names)?;
+        let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
+        let rooms = rooms(&wanted, &names)?;
         let mut places = Places::measure(&session.client, &rooms, &given)?;
         session.client.push_pull(&given, None, &mut places.wanted())?;
+        staged.store()?;
         let pointers = call.array(grads, len, "grads")?;
-        fill(call, dst, pointers.iter().map(|gradient| gradient.name), places);
+        fill(call, dst, pointers.iter().map(|gradient| gradient.name), places, &staged);
         Ok(0)
     })
 }
@@ -141,26 +149,43 @@ pub(super) fn init(
     session.client.init_param(given.name, given.element_type, shape, given.content, settings).map(|()| 0)
 }
 
+/// The same of what the caller says, whose content may lie on a device.
+pub(super) fn init_claimed(
+    call: &Call,
+    client: *mut ClientHandle,
+    claim: Parameter,
+    shape: &[u64],
+    settings: &OptimizerSettings,
+) -> Result<c_int, Failure> {
+    let session = Handle::of_pointer(client).find()?;
+    let mut staged = Staged::default();
+    let sent = staged.sent(&session.client, std::slice::from_ref(&claim))?;
+    init(client, &call.parameter(&sent[0], "params")?, shape, settings)
+}
+
 /// The room that the caller has for each parameter.
 pub(super) fn rooms<'call>(
-    call: &'call Call,
-    dst: *mut Parameter,
-    len: c_int,
+    claims: &[Parameter],
     names: &[&'call str],
 ) -> Result<Vec<(&'call str, Option<Room>)>, Failure> {
-    let claims = call.array(dst.cast_const(), len, "dst")?;
     let room =
         |(name, claim): (&&'call str, &Parameter)| Ok((*name, Room::of(claim.content, claim.content_len, name)?));
     names.iter().zip(claims).map(room).collect()
 }
 
 /// Writes the outputs of a call that succeeded.
-pub(super) fn fill(call: &Call, dst: *mut Parameter, names: impl Iterator<Item = *mut c_char>, places: Places<'_>) {
+pub(super) fn fill(
+    call: &Call,
+    dst: *mut Parameter,
+    names: impl Iterator<Item = *mut c_char>,
+    places: Places<'_>,
+    staged: &Staged,
+) {
     for (index, (name, filled)) in names.zip(places.hand_over()).enumerate() {
         let parameter = Parameter {
             name,
             element_type: filled.element_type,
-            content: filled.content,
+            content: staged.theirs(filled.content),
             content_len: filled.content_len,
         };
         call.write(dst.wrapping_add(index), parameter);

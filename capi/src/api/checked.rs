@@ -114,14 +114,14 @@ impl Call {
         Ok(Given { name, element_type, content })
     }
 
-    /// An array of gradients or values, at least one.
-    pub(super) fn parameters(
-        &self,
-        pointer: *const Parameter,
-        len: c_int,
-        what: &str,
-    ) -> Result<Vec<Given<'_>>, Failure> {
-        let claims = self.array(pointer, at_least_one(len, what)?, what)?.iter().enumerate();
+    /// What the caller says of gradients or values, at least one.
+    pub(super) fn claims(&self, pointer: *const Parameter, len: c_int, what: &str) -> Result<&[Parameter], Failure> {
+        self.array(pointer, at_least_one(len, what)?, what)
+    }
+
+    /// Gradients or values.
+    pub(super) fn all(&self, claims: &[Parameter], what: &str) -> Result<Vec<Given<'_>>, Failure> {
+        let claims = claims.iter().enumerate();
         claims.map(|(index, claim)| self.parameter(claim, &format!("{what}[{index}]"))).collect()
     }
 

@@ -4,10 +4,11 @@ use std::ffi::{c_double, c_int};
 
 use pserver_core::config::OptimizerSettings;
 
-use super::batch::init;
+use super::batch::init_claimed;
 use super::checked;
 use super::guard::guard;
 use super::handles::Handle;
+use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, Parameter};
 
 /// @brief Declares a parameter and sends its initial value, as a vector. It is optimised as
@@ -18,9 +19,7 @@ use super::sys::{ClientHandle, Gradient, Parameter};
 /// paddle_begin_init_params, or the program ends and is started again.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_init_param_e2(client: *mut ClientHandle, params: Parameter) -> c_int {
-    guard("paddle_init_param", -1, |call| {
-        init(client, &call.parameter(&params, "params")?, &[], &OptimizerSettings::default())
-    })
+    guard("paddle_init_param", -1, |call| init_claimed(call, client, params, &[], &OptimizerSettings::default()))
 }
 
 /// @brief Sends gradients to the servers. It returns when every server has them for good. A call that failed may be
@@ -42,7 +41,9 @@ pub extern "C" fn paddle_send_grads_e2(
     guard("paddle_send_grads", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let rate = checked::rate(learning_rate)?;
-        session.client.push(&call.parameters(grads, total, "grads")?, Some(rate)).map(|()| 0)
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(grads, total, "grads")?)?;
+        session.client.push(&call.all(&sent, "grads")?, Some(rate)).map(|()| 0)
     })
 }
 
@@ -55,6 +56,8 @@ pub extern "C" fn paddle_send_grads_e2(
 pub extern "C" fn paddle_set_params(client: *mut ClientHandle, params: *const Parameter, total: c_int) -> c_int {
     guard("paddle_set_params", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        session.client.set(&call.parameters(params, total, "params")?).map(|()| 0)
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(params, total, "params")?)?;
+        session.client.set(&call.all(&sent, "params")?).map(|()| 0)
     })
 }

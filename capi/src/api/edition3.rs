@@ -2,9 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::batch::init;
+use super::batch::init_claimed;
 use super::guard::guard;
 use super::handles::Handle;
+use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, Parameter};
 
 /// @brief Declares a parameter and sends its initial value, as a vector.
@@ -20,9 +21,7 @@ pub extern "C" fn paddle_init_param(
     params: Parameter,
     param_config_proto: *const c_char,
 ) -> c_int {
-    guard("paddle_init_param", -1, |call| {
-        init(client, &call.parameter(&params, "params")?, &[], &call.settings(param_config_proto)?)
-    })
+    guard("paddle_init_param", -1, |call| init_claimed(call, client, params, &[], &call.settings(param_config_proto)?))
 }
 
 /// @brief paddle_init_param with the configuration in protobuf's binary form.
@@ -39,7 +38,7 @@ pub extern "C" fn paddle_init_param_n(
 ) -> c_int {
     guard("paddle_init_param_n", -1, |call| {
         let settings = call.settings_bytes(config, i64::try_from(config_len).unwrap_or(i64::MAX))?;
-        init(client, &call.parameter(&params, "params")?, &[], &settings)
+        init_claimed(call, client, params, &[], &settings)
     })
 }
 
@@ -57,8 +56,8 @@ pub extern "C" fn paddle_init_param_shaped(
     param_config_proto: *const c_char,
 ) -> c_int {
     guard("paddle_init_param_shaped", -1, |call| {
-        let given = call.parameter(&params, "params")?;
-        init(client, &given, call.shape(shape, dimensions)?, &call.settings(param_config_proto)?)
+        let settings = call.settings(param_config_proto)?;
+        init_claimed(call, client, params, call.shape(shape, dimensions)?, &settings)
     })
 }
 
@@ -74,6 +73,8 @@ pub extern "C" fn paddle_init_param_shaped(
 pub extern "C" fn paddle_send_grads(client: *mut ClientHandle, grads: *const Gradient, len: c_int) -> c_int {
     guard("paddle_send_grads", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        session.client.push(&call.parameters(grads, len, "grads")?, None).map(|()| 0)
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        session.client.push(&call.all(&sent, "grads")?, None).map(|()| 0)
     })
 }

@@ -10,6 +10,7 @@ use super::guard::guard;
 use super::handles::{Handle, give_number};
 use super::places::Places;
 use super::session::Session;
+use super::staged::Staged;
 use super::sys::{ElementTypeNumber, Parameter};
 
 /// Go's int in C.
@@ -73,7 +74,7 @@ pub extern "C" fn paddle_new_etcd_pserver_client(etcd_endpoints: *mut c_char) ->
 /// client changes only paddle_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_pserver_client_release_go(client: GoClient) {
-    guard("paddle_pserver_client_release", (), |_| Handle::Number(client).remove().map(drop));
+    guard("paddle_pserver_client_release", (), |_| Handle::Number(client).release());
 }
 
 /// @brief Begins to initialise the parameters on the servers. A client made with selected 0 gets 0 at once; of the
@@ -104,7 +105,9 @@ pub extern "C" fn paddle_init_param_go(
     guard("paddle_init_param", -1, |call| {
         let session = Handle::Number(client).find()?;
         let claim = plain(param);
-        let given = call.parameter(&claim, "param")?;
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, std::slice::from_ref(&claim))?;
+        let given = call.parameter(&sent[0], "param")?;
         let settings = call.settings_bytes(param_config, i64::from(config_len))?;
         session.client.init_param(given.name, given.element_type, &[], given.content, &settings).map(|()| 0)
     })
@@ -127,9 +130,10 @@ pub extern "C" fn paddle_finish_init_params_go(client: GoClient) -> c_int {
 pub extern "C" fn paddle_send_grads_go(client: GoClient, grads: *mut *mut GoGradient, total: c_int) -> c_int {
     guard("paddle_send_grads", -1, |call| {
         let session = Handle::Number(client).find()?;
-        let claims = claims(call, grads, at_least_one(total, "grads")?, "grads")?.into_iter().enumerate();
-        let given = claims.map(|(index, claim)| call.parameter(&claim, &format!("grads[{index}]")));
-        session.client.push(&given.collect::<Result<Vec<_>, _>>()?, None).map(|()| 0)
+        let claims = claims(call, grads, at_least_one(total, "grads")?, "grads")?;
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, &claims)?;
+        session.client.push(&call.all(&sent, "grads")?, None).map(|()| 0)
     })
 }
 
@@ -147,14 +151,17 @@ pub extern "C" fn paddle_get_params_go(client: GoClient, dst: *mut *mut GoParame
         if claims.is_empty() {
             return Ok(0);
         }
-        let rooms: Vec<_> = claims.iter().enumerate().map(|one| room(call, one)).collect::<Result<_, _>>()?;
+        let mut staged = Staged::default();
+        let wanted = staged.wanted(&session.client, &claims)?;
+        let rooms: Vec<_> = wanted.iter().enumerate().map(|one| room(call, one)).collect::<Result<_, _>>()?;
         let mut places = Places::measure(&session.client, &rooms, &[])?;
         places.refuse_inexact()?;
         session.client.pull(&mut places.wanted())?;
+        staged.store()?;
         let pointers = call.array(dst, total, "dst")?;
         for (pointer, (claim, filled)) in pointers.iter().zip(claims.iter().zip(places.hand_over())) {
             let (element_type, content_len) = (filled.element_type, filled.content_len);
-            let content = filled.content.cast();
+            let content = staged.theirs(filled.content).cast();
             call.write(*pointer, GoParameter { name: claim.name, element_type, content, content_len });
         }
         Ok(0)

@@ -1,6 +1,5 @@
 //! Where failures and panics stop on their way to C, and what is told about them.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pserver_core::error::Failure;
 
 use super::checked::Call;
+use crate::client::reason;
 
 thread_local! {
     /// The text of this thread's last failure.
@@ -36,11 +36,6 @@ fn note(text: &str) {
     let text = CString::new(printable).unwrap_or_default();
     // In a thread that is ending there is nowhere left to keep it.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
-}
-
-fn reason(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
 }
 
 /// What a status means, without the reason.

@@ -85,6 +85,13 @@ impl Handle {
         list.remove(&self.key()).ok_or_else(|| registry.unknown(self))
     }
 
+    /// Takes the client out, and gives up what was started with it and not waited for. The rest of it goes with the
+    /// last call that is inside.
+    pub(super) fn release(self) -> Result<(), Failure> {
+        self.remove()?.client.give_up("the client was released");
+        Ok(())
+    }
+
     fn key(self) -> u64 {
         match self {
             Self::Pointer(bits) => bits,

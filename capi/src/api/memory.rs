@@ -7,6 +7,7 @@ use pserver_core::error::Failure;
 
 use super::guard::guard;
 use super::handles::{Handle, find_view, give_view, take_view};
+use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, ViewHandle};
 use crate::client::{Path, View};
 
@@ -61,9 +62,16 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
 /// nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
 /// the call is always allowed, and paddle_buffer_path says what came of it.
 ///
+/// Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
+/// call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
+/// of the host. What the device's default stream was told before the call has happened by then; other streams the
+/// caller waits for. Such memory is in one call at a time. Without this call it is no content: reading it ends the
+/// program.
+///
 /// @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
 /// @param bytes how many, at least 1.
-/// @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer.
+/// @return 0 if successful, otherwise -1: when some of it is registered already, or lies in a buffer; when it is
+/// neither the host's nor a device's, or not all of it is; or when the host has no pages for that of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut c_void, bytes: usize) -> c_int {
     guard("paddle_register_buffer", -1, |call| {
@@ -75,7 +83,8 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
 
 /// @brief Takes paddle_register_buffer back.
 ///
-/// @return 0 if successful, otherwise -1: when no memory that begins there is registered.
+/// @return 0 if successful, otherwise -1: when no memory that begins there is registered, or when it is a device's and
+/// a call uses it that is not over, or not waited for.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_unregister_buffer(client: *mut ClientHandle, memory: *mut c_void) -> c_int {
     guard("paddle_unregister_buffer", -1, |_| {
@@ -142,7 +151,9 @@ pub extern "C" fn paddle_push_pull_view(
     guard("paddle_push_pull_view", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         call.aligned(out.cast_const(), "out")?;
-        let view = session.client.push_pull_view(&call.parameters(grads, len, "grads")?, None)?;
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        let view = session.client.push_pull_view(&call.all(&sent, "grads")?, None)?;
         call.write(out, give_view(&session, view));
         Ok(0)
     })

@@ -7,7 +7,8 @@
 //! (`capi/include`, made from these files by `capi/tests/header.rs`).
 //!
 //! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can
-//! only name), `places` (where parameters go), then the faces: [`shared`] and [`rows`] by all editions, [`batch`],
+//! only name), `places` (where parameters go), `staged` (contents on a device), then the faces: [`shared`] and [`rows`]
+//! by all editions, [`batch`],
 //! [`started`] and [`memory`] by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
 
 pub mod batch;
@@ -27,3 +28,4 @@ mod guard;
 mod handles;
 mod places;
 mod session;
+mod staged;

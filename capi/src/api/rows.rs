@@ -1,6 +1,6 @@
 //! Parameters that are updated by rows, of all editions.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use pserver_core::error::Failure;
 
@@ -9,6 +9,7 @@ use super::checked::{Call, Room, at_least_one, element_type};
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::refuse_overlapping_rows;
+use super::staged::Staged;
 use super::sys::{ClientHandle, ElementTypeNumber, Rows};
 use crate::client::{Given, GivenRows, WantedRows};
 
@@ -55,7 +56,11 @@ pub extern "C" fn paddle_send_rows(client: *mut ClientHandle, grads: *const Rows
     guard("paddle_send_rows", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let claims = call.array(grads, at_least_one(len, "grads")?, "grads")?.iter().enumerate();
-        let given = claims.map(|(index, claim)| given(call, claim, &format!("grads[{index}]")));
+        let mut staged = Staged::default();
+        let given = claims.map(|(index, claim)| {
+            let content = staged.sent_from(&session.client, claim.content, claim.content_len)?;
+            given(call, &Rows { content, ..*claim }, &format!("grads[{index}]"))
+        });
         session.client.push_rows(&given.collect::<Result<Vec<_>, _>>()?, None).map(|()| 0)
     })
 }
@@ -72,8 +77,12 @@ pub extern "C" fn paddle_get_rows(client: *mut ClientHandle, dst: *const Rows, l
     guard("paddle_get_rows", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let claims = call.array(dst, at_least_one(len, "dst")?, "dst")?.iter().enumerate();
-        let mut rooms = claims.map(|(index, claim)| wanted(call, claim, &format!("dst[{index}]")));
-        let mut rooms = rooms.by_ref().collect::<Result<Vec<_>, _>>()?;
+        let mut staged = Staged::default();
+        let rooms = claims.map(|(index, claim)| {
+            let content = staged.wanted_at(&session.client, claim.content, claim.content_len)?;
+            wanted(call, claim, content, &format!("dst[{index}]"))
+        });
+        let mut rooms = rooms.collect::<Result<Vec<_>, _>>()?;
         for (name, claim, ..) in &rooms {
             let (found, expected) =
                 (element_type(claim.element_type, name)?, session.client.describe(name)?.element_type);
@@ -86,7 +95,8 @@ pub extern "C" fn paddle_get_rows(client: *mut ClientHandle, dst: *const Rows, l
             let values = room.as_mut().map_or(&mut [][..], |room| room.bytes_mut(room.bytes));
             WantedRows { name, ids, values }
         });
-        session.client.pull_rows(&mut wanted.collect::<Vec<_>>()).map(|()| 0)
+        session.client.pull_rows(&mut wanted.collect::<Vec<_>>())?;
+        staged.store().map(|()| 0)
     })
 }
 
@@ -102,10 +112,15 @@ fn given<'call>(call: &'call Call, claim: &Rows, what: &str) -> Result<GivenRows
 /// What a fetch is told of one parameter.
 type Claimed<'call> = (&'call str, &'call Rows, &'call [u64], Option<Room>);
 
-fn wanted<'call>(call: &'call Call, claim: &'call Rows, what: &str) -> Result<Claimed<'call>, Failure> {
+fn wanted<'call>(
+    call: &'call Call,
+    claim: &'call Rows,
+    content: *mut c_void,
+    what: &str,
+) -> Result<Claimed<'call>, Failure> {
     let name = call.name(claim.name, &format!("{what}.name"))?;
     let ids = call.array(claim.ids, claim.ids_len, &format!("parameter \"{name}\": ids"))?;
-    let room = Room::of(claim.content, claim.content_len, name)?;
+    let room = Room::of(content, claim.content_len, name)?;
     if room.is_none() && claim.content_len != 0 {
         return Err(Failure::call(format!("parameter \"{name}\": content is NULL; expected a pointer")));
     }

@@ -7,7 +7,8 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
-use crate::client::{Client, View};
+use super::staged::Staged;
+use crate::client::{CallNumber, Client, View};
 use crate::environment::{Surroundings, find};
 
 /// A client behind a handle.
@@ -21,6 +22,8 @@ pub(super) struct Session {
     declared: Mutex<BTreeMap<String, Declared>>,
     /// By where they begin. After the client, whose calls use them.
     buffers: Mutex<BTreeMap<usize, Buffer>>,
+    /// Of calls that were started, what lies on a device. After the client, whose calls use it.
+    staged: Mutex<BTreeMap<CallNumber, Staged>>,
 }
 
 #[derive(Clone, Copy)]
@@ -31,7 +34,14 @@ struct Declared {
 
 impl Session {
     pub(super) fn new(client: Client, offers: bool) -> Self {
-        Self { views: Mutex::default(), client, offers, declared: Mutex::default(), buffers: Mutex::default() }
+        Self {
+            views: Mutex::default(),
+            client,
+            offers,
+            declared: Mutex::default(),
+            buffers: Mutex::default(),
+            staged: Mutex::default(),
+        }
     }
 
     /// A client with these options, and for the rest what the process's environment says.
@@ -51,6 +61,11 @@ impl Session {
     /// The buffers that C has.
     pub(super) fn buffers(&self) -> MutexGuard<'_, BTreeMap<usize, Buffer>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What lies on a device, of calls that were started and not waited for.
+    pub(super) fn staged(&self) -> MutexGuard<'_, BTreeMap<CallNumber, Staged>> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The views that C has, by the bits of their handles.

@@ -41,7 +41,7 @@ pub extern "C" fn paddle_pserver_client_release(client: *mut ClientHandle) {
     if client.is_null() {
         return;
     }
-    guard("paddle_pserver_client_release", (), |_| Handle::of_pointer(client).remove().map(drop));
+    guard("paddle_pserver_client_release", (), |_| Handle::of_pointer(client).release());
 }
 
 /// @brief Saves all parameters as one model, on the machine of server 0.

@@ -7,6 +7,7 @@ use super::checked::Call;
 use super::guard::guard;
 use super::handles::{Handle, find_call, give_call, take_call};
 use super::places::Places;
+use super::staged::Staged;
 use super::sys::{CallHandle, ClientHandle, Gradient, Parameter};
 
 /// @brief Starts paddle_push_pull and returns while it goes on. Calls about one parameter are carried out in the
@@ -34,13 +35,19 @@ pub extern "C" fn paddle_push_pull_start(
         let session = Handle::of_pointer(client).find()?;
         call.aligned(out.cast_const(), "out")?;
         let lasting = Call::lasting();
-        let given = lasting.parameters(grads, len, "grads")?;
+        let mut staged = Staged::default();
+        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        let given = lasting.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
-        let places = Places::measure(&session.client, &rooms(lasting, dst, len, &names)?, &given)?;
+        let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
+        let places = Places::measure(&session.client, &rooms(&wanted, &names)?, &given)?;
         let number = session.client.start_push_pull(&given, places.lent()?)?;
-        call.write(out, give_call(&session, number));
         let pointers = call.array(grads, len, "grads")?;
-        fill(call, dst, pointers.iter().map(|gradient| gradient.name), places);
+        fill(call, dst, pointers.iter().map(|gradient| gradient.name), places, &staged);
+        if !staged.is_empty() {
+            session.staged().insert(number, staged);
+        }
+        call.write(out, give_call(&session, number));
         Ok(0)
     })
 }
@@ -54,7 +61,9 @@ pub extern "C" fn paddle_push_pull_start(
 pub extern "C" fn paddle_wait(call: *mut CallHandle) -> c_int {
     guard("paddle_wait", -1, |_| {
         let (session, number) = take_call(call)?;
-        session.client.wait(number).map(|()| 0)
+        let waited = session.client.wait(number);
+        let staged = session.staged().remove(&number);
+        waited.and_then(|()| staged.map_or(Ok(0), |mut staged| staged.store().map(|()| 0)))
     })
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::memory::{Buffer, Mapping};
+use pserver_kernels::cuda::{Claim, Foreign};
 
 use super::Client;
 
@@ -45,13 +46,26 @@ pub(crate) struct Held(#[expect(dead_code, reason = "it is held, and dropped wit
 
 struct Known {
     bytes: usize,
-    /// Of a buffer, as long as it is there; nothing for memory that was registered.
-    mapping: Option<Weak<Mapping>>,
+    origin: Origin,
+}
+
+/// Whose it is.
+enum Origin {
+    /// A buffer of the library's making, as long as it is there.
+    Buffer(Weak<Mapping>),
+    /// The caller's, registered.
+    Host,
+    /// The caller's on a device, registered.
+    Device(Arc<Foreign>),
 }
 
 impl Known {
     fn is_gone(&self) -> bool {
-        self.mapping.as_ref().is_some_and(|mapping| mapping.strong_count() == 0)
+        matches!(&self.origin, Origin::Buffer(mapping) if mapping.strong_count() == 0)
+    }
+
+    fn mapping(&self) -> Option<Arc<Mapping>> {
+        if let Origin::Buffer(mapping) = &self.origin { mapping.upgrade() } else { None }
     }
 }
 
@@ -65,7 +79,7 @@ impl Client {
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
         let buffer = Buffer::new(bytes)?;
         let mapping = Arc::downgrade(buffer.mapping());
-        self.buffers().add(buffer.start().addr(), buffer.mapping().len(), Some(mapping))?;
+        self.buffers().add(buffer.start().addr(), buffer.mapping().len(), Origin::Buffer(mapping))?;
         Ok(buffer)
     }
 
@@ -76,9 +90,18 @@ impl Client {
         self.buffers().path(address)
     }
 
-    /// Notes memory of the caller's own.
+    /// Notes memory of the caller's own, of the host or of a device.
     pub(crate) fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
-        self.buffers().add(address, bytes, None)
+        let origin = Foreign::find(address, bytes)?.map_or(Origin::Host, Origin::Device);
+        self.buffers().add(address, bytes, origin)
+    }
+
+    /// Memory of a device that was registered, for one call; nothing for all other memory.
+    ///
+    /// # Errors
+    /// When not all of it is registered, or another call has some of it.
+    pub(crate) fn claim(&self, address: usize, bytes: usize) -> Result<Option<Claim>, Failure> {
+        self.buffers().claim(address, bytes)
     }
 
     /// Forgets memory that was registered.
@@ -98,7 +121,7 @@ impl Client {
 }
 
 impl Buffers {
-    fn add(&self, address: usize, bytes: usize, mapping: Option<Weak<Mapping>>) -> Result<(), Failure> {
+    fn add(&self, address: usize, bytes: usize, origin: Origin) -> Result<(), Failure> {
         let mut known = self.known();
         known.retain(|_, one| !one.is_gone());
         let end = address.checked_add(bytes).filter(|end| *end > address);
@@ -111,20 +134,33 @@ impl Buffers {
                 other.bytes
             )));
         }
-        known.insert(address, Known { bytes, mapping });
+        known.insert(address, Known { bytes, origin });
         Ok(())
     }
 
     fn forget(&self, address: usize) -> Result<(), Failure> {
         let mut known = self.known();
         let wrong = |what: &str| Err(Failure::call(format!("{address:#x} {what}")));
-        match known.get(&address) {
+        match known.get(&address).map(|one| &one.origin) {
             None => wrong("was not registered with this client, or not any more"),
-            Some(Known { mapping: Some(_), .. }) => wrong("is a buffer of the library's; expected to be freed"),
-            Some(Known { mapping: None, .. }) => {
+            Some(Origin::Buffer(_)) => wrong("is a buffer of the library's; expected to be freed"),
+            // Every claim has a copy, and whoever claims asks for it under this lock.
+            Some(Origin::Device(memory)) if 1 < Arc::strong_count(memory) => {
+                wrong("is used by a call that is not over, or not waited for")
+            }
+            Some(Origin::Host | Origin::Device(_)) => {
                 known.remove(&address);
                 Ok(())
             }
+        }
+    }
+
+    fn claim(&self, address: usize, bytes: usize) -> Result<Option<Claim>, Failure> {
+        let known = self.known();
+        let Some((start, one)) = known.range(..=address).next_back() else { return Ok(None) };
+        match &one.origin {
+            Origin::Device(memory) if address - start < one.bytes => memory.claim(address - start, bytes).map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -146,9 +182,9 @@ impl Buffers {
         if address - start >= one.bytes {
             return None;
         }
-        match &one.mapping {
-            None => Some(Path::Copied),
-            Some(mapping) => {
+        match &one.origin {
+            Origin::Host | Origin::Device(_) => Some(Path::Copied),
+            Origin::Buffer(mapping) => {
                 let is_in_place = mapping.upgrade()?.is_in_place();
                 Some(if is_in_place { Path::InPlace } else { Path::Copied })
             }
@@ -161,7 +197,7 @@ impl Buffers {
         for Extent { address, bytes } in memory {
             let before_end = known.range(..address.saturating_add(bytes)).rev();
             let touched = before_end.take_while(|(start, one)| **start + one.bytes > address);
-            for mapping in touched.filter_map(|(_, one)| one.mapping.as_ref()?.upgrade()) {
+            for mapping in touched.filter_map(|(_, one)| one.mapping()) {
                 if !held.iter().any(|other| Arc::ptr_eq(other, &mapping)) {
                     held.push(mapping);
                 }
@@ -179,7 +215,7 @@ impl Buffers {
     pub(super) fn around(&self, slice: &[u8]) -> Option<Arc<Mapping>> {
         let known = self.known();
         let (_, one) = known.range(..=slice.as_ptr().addr()).next_back()?;
-        let mapping = one.mapping.as_ref()?.upgrade()?;
+        let mapping = one.mapping()?;
         mapping.offset_of(slice).map(|_| mapping)
     }
 
@@ -202,14 +238,14 @@ mod tests {
     #[test]
     fn memory_is_known_once_and_never_twice() {
         let known = Buffers::default();
-        known.add(1000, 100, None).expect("nobody has it");
-        check(known.add(1000, 100, None), "overlap 100 bytes at 0x3e8");
-        check(known.add(1099, 1, None), "overlap");
-        check(known.add(900, 101, None), "overlap");
-        check(known.add(900, 1000, None), "overlap");
-        check(known.add(500, 0, None), "0 bytes at 0x1f4; expected 1 or more");
-        check(known.add(usize::MAX, 2, None), "expected 1 or more");
-        known.add(1100, 1, None).expect("it begins where the other ends");
+        known.add(1000, 100, Origin::Host).expect("nobody has it");
+        check(known.add(1000, 100, Origin::Host), "overlap 100 bytes at 0x3e8");
+        check(known.add(1099, 1, Origin::Host), "overlap");
+        check(known.add(900, 101, Origin::Host), "overlap");
+        check(known.add(900, 1000, Origin::Host), "overlap");
+        check(known.add(500, 0, Origin::Host), "0 bytes at 0x1f4; expected 1 or more");
+        check(known.add(usize::MAX, 2, Origin::Host), "expected 1 or more");
+        known.add(1100, 1, Origin::Host).expect("it begins where the other ends");
         assert_eq!(
             (known.path(999), known.path(1000), known.path(1099)),
             (None, Some(Path::Copied), Some(Path::Copied))
@@ -217,7 +253,7 @@ mod tests {
         check(known.forget(1001), "was not registered");
         known.forget(1000).expect("it was registered");
         check(known.forget(1000), "not any more");
-        known.add(900, 150, None).expect("it is free again");
+        known.add(900, 150, Origin::Host).expect("it is free again");
     }
 
     #[test]
@@ -225,7 +261,7 @@ mod tests {
         let known = Buffers::default();
         let buffer = Buffer::new(100).expect("a page");
         let address = buffer.start().addr();
-        known.add(address, 4096, Some(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
+        known.add(address, 4096, Origin::Buffer(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
         assert_eq!(known.path(address + 4095), Some(Path::InPlace));
         check(known.forget(address), "expected to be freed");
         let used = known.around(&buffer[10..]).expect("it lies there");
@@ -247,7 +283,7 @@ mod tests {
         let known = Buffers::default();
         let buffer = Buffer::new(100).expect("a page");
         let address = buffer.start().addr();
-        known.add(address, 4096, Some(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
+        known.add(address, 4096, Origin::Buffer(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
         let registered = lend(|book| {
             let loan = book.read(&buffer).within(buffer.mapping());
             let (memory, _) = loan.mapped().expect("it lies in a buffer");

@@ -1,6 +1,8 @@
 //! What turns requests into traffic: one transport, driven by whichever thread makes a call.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pserver_core::client::{Client, Finished, Identity, LaneId, Output, Refused, RequestBody};
@@ -10,7 +12,6 @@ use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
-use pserver_transport::network::{Network, NetworkOptions};
 
 /// The longest that one wait of the transport lasts, so that a missed wake-up costs no more.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -19,13 +20,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often the holder of the initialiser's lease is heard.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
+/// Makes a transport: the first, and another one when that broke.
+pub(crate) type MakeTransport = Box<dyn Fn() -> Result<Box<dyn Transport>, Failure> + Send>;
+
 /// Requests, a transport and a clock.
 pub(crate) struct Engine {
     requests: Client,
     /// None after it broke and no other could be made, until one can.
     transport: Option<Box<dyn Transport>>,
-    /// How it was made, and is made anew when it breaks.
-    options: NetworkOptions,
+    make: MakeTransport,
+    /// That of the transport there is.
+    bell: Arc<Mutex<Option<Doorbell>>>,
     origin: Instant,
     /// How whoever made it wants servers to be reached.
     scheme: Scheme,
@@ -40,14 +45,16 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(coordinator: &Address, role: Role, options: NetworkOptions) -> Result<Self, Failure> {
+    pub(crate) fn new(coordinator: &Address, role: Role, make: MakeTransport) -> Result<Self, Failure> {
         let identity = Identity::stranger(role, host_name(), std::process::id());
         let mut requests = Client::new(identity);
         let control = requests.add_lane(coordinator.clone(), 0, "the coordinator (server 0)".to_owned());
+        let transport = make()?;
         Ok(Self {
             requests,
-            transport: Some(Box::new(Network::new(options.clone())?)),
-            options,
+            bell: Arc::new(Mutex::new(Some(transport.doorbell()))),
+            transport: Some(transport),
+            make,
             origin: Instant::now(),
             scheme: coordinator.scheme,
             control,
@@ -72,27 +79,55 @@ impl Engine {
         self.requests.add_lane(address.reached_by(self.scheme), number, name)
     }
 
-    /// Wakes a turn that waits, from any thread.
+    /// Wakes a turn that waits, from any thread, whichever transport there is then.
     pub(super) fn doorbell(&self) -> Doorbell {
-        self.transport.as_ref().map_or_else(|| Doorbell::new(|| ()), |transport| transport.doorbell())
+        let bell = Arc::clone(&self.bell);
+        Doorbell::new(move || {
+            let current = bell.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            current.iter().for_each(Doorbell::ring);
+        })
+    }
+
+    fn answers_to(&self, bell: Option<Doorbell>) {
+        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = bell;
     }
 
     pub(super) fn ask(&mut self, lane: LaneId, frame: Frame, body: RequestBody) -> Ticket {
         self.requests.ask(lane, frame, body, &mut self.out)
     }
 
+    /// A question to the coordinator, and the lane that it goes over.
+    pub(super) fn question(&self, request: Request) -> (LaneId, Frame) {
+        let message = ControlRequest { request: Some(request) };
+        (self.control, Frame::with_control(Head::new(Kind::Control), &message))
+    }
+
     /// Asks the coordinator and waits for the answer's control message.
     pub(crate) fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refused> {
-        let message = ControlRequest { request: Some(request) };
-        let frame = Frame::with_control(Head::new(Kind::Control), &message);
-        let ticket = self.ask(self.control, frame, RequestBody::default());
+        let (lane, frame) = self.question(request);
+        let ticket = self.ask(lane, frame, RequestBody::default());
         let mut finished = self.finish(&[ticket], deadline, what)?;
         Ok(finished.pop().expect("one request has one answer"))
     }
 
-    /// Takes every request that is over.
+    /// Takes every request that is over, but for heartbeats.
     pub(super) fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
-        self.requests.take_finished()
+        let beats = &mut self.beats;
+        self.requests.take_finished().filter(|(ticket, _)| {
+            let before = beats.len();
+            beats.retain(|beat| beat != ticket);
+            beats.len() == before
+        })
+    }
+
+    /// Whether some shard may be at another address.
+    pub(super) fn is_astray(&self) -> bool {
+        self.requests.is_astray()
+    }
+
+    /// Changes where a lane connects to next.
+    pub(super) fn move_lane(&mut self, lane: LaneId, address: Address) {
+        self.requests.move_lane(lane, address.reached_by(self.scheme));
     }
 
     /// Who did not answer these requests, whose tickets are in order, in words.
@@ -143,21 +178,18 @@ impl Engine {
         }
     }
 
-    /// Sends a heartbeat when one is due, and forgets the answers to earlier ones.
+    /// Sends a heartbeat when one is due and the one before was answered.
     fn beat(&mut self) {
         if !self.holds_lease {
             return;
         }
         let now = self.now();
-        let requests = &mut self.requests;
-        self.beats.retain(|ticket| requests.take(*ticket).is_none());
         if now < self.last_beat + HEARTBEAT || !self.beats.is_empty() {
             return;
         }
         self.last_beat = now;
-        let message = ControlRequest { request: Some(Request::Heartbeat(true)) };
-        let frame = Frame::with_control(Head::new(Kind::Control), &message);
-        let ticket = self.ask(self.control, frame, RequestBody::default());
+        let (lane, frame) = self.question(Request::Heartbeat(true));
+        let ticket = self.ask(lane, frame, RequestBody::default());
         self.beats.push(ticket);
     }
 
@@ -202,9 +234,12 @@ impl Engine {
     }
 
     /// The transport is of no use any more: every parcel goes with it, and another takes its place.
-    fn break_off(&mut self, failure: &Failure) {
+    pub(super) fn break_off(&mut self, failure: &Failure) {
+        self.answers_to(None);
         // It goes whether there is another or not: a call that is over has its memory back.
-        self.transport = None;
+        let broken = self.transport.take();
+        // What panicked once may do so again while it goes.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
         self.queue.clear();
         self.out.clear();
         self.events.clear();
@@ -214,11 +249,12 @@ impl Engine {
 
     /// Begins to connect, with a new transport when the one before broke.
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
-        let transport = match self.transport.take() {
-            Some(transport) => transport,
-            None => Box::new(Network::new(self.options.clone())?),
-        };
-        self.transport.insert(transport).connect(address)
+        if self.transport.is_none() {
+            let transport = (self.make)()?;
+            self.answers_to(Some(transport.doorbell()));
+            self.transport = Some(transport);
+        }
+        self.transport.as_mut().expect("there is one now").connect(address)
     }
 
     fn carry_out(&mut self, now: Now) {

@@ -3,39 +3,45 @@
 use std::collections::BTreeMap;
 
 use prost::Message;
-use pserver_core::client::{LaneId, Refused, RequestBody};
+use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings, row_layout};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Place, Round, TrainerId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
-use pserver_core::memory::{LoanBook, lend};
+use pserver_core::memory::LoanBook;
 use pserver_core::optim::Rule;
 use pserver_core::partition::{Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter};
 use pserver_core::port::Outgoing;
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
 use pserver_core::wire::{
-    CatalogueRequest, ControlAnswer, Entry, FinishMessage, Frame, Head, InitMessage, JobMessage, JoinRequest, Joined,
-    Kind,
+    CatalogueRequest, ControlAnswer, Entry, FinishMessage, Frame, Head, InitMessage, JoinRequest, Joined, Kind,
 };
 
+use super::calls::CallNumber;
 use super::dealt::{Dealt, Stack};
 use super::job::{Draft, Job, Phase};
+use super::turns::Entered;
 use super::{Client, Extent, State};
 
 /// A page of the catalogue leaves room in its frame for the message around it.
 const PAGE_BYTES_MAX: u32 = FRAME_CONTROL_BYTES_MAX / 2;
 
 impl Client {
-    /// Offers to initialise the parameters. True: this trainer was chosen and declares them. False: another has
-    /// done it, and they are there now.
+    /// Offers to initialise the parameters. True: this trainer was chosen and declares them. False: they are there now,
+    /// as another has declared them, or this client knew already.
     ///
     /// # Errors
-    /// When nobody has initialised before the deadline.
+    /// When the settings are wrong, or nobody has initialised before the deadline.
     pub fn begin_init(&self, settings: &OptimizerSettings) -> Result<bool, Failure> {
         let mut state = self.enter()?;
         state.joined()?;
+        // What is refused here is refused before anybody is chosen.
+        let draft = state.draft(settings)?;
+        if state.ready_job().is_ready() {
+            return Ok(false);
+        }
         let generation = match state.begin(true)? {
             Answer::Granted(generation) => Generation(generation),
             Answer::Initialised(done) => {
@@ -46,7 +52,7 @@ impl Client {
         };
         state.engine.identify(|identity| identity.generation = generation);
         state.engine.holds_lease = true;
-        state.draft(settings)?;
+        state.ready_job().phase = Phase::Initialising(Box::new(draft));
         drop(state);
         self.keep_lease();
         Ok(true)
@@ -84,11 +90,11 @@ impl Client {
         let shared = std::sync::Arc::downgrade(&self.shared);
         let beat = move || {
             while let Some(shared) = shared.upgrade() {
-                if let Ok(mut state) = shared.state.try_lock() {
+                if let Some(mut state) = shared.try_enter() {
                     if !state.engine.holds_lease {
                         return;
                     }
-                    state.engine.turn(std::time::Duration::ZERO);
+                    state.advance(std::time::Duration::ZERO);
                 }
                 drop(shared);
                 std::thread::sleep(std::time::Duration::from_millis(250));
@@ -99,30 +105,46 @@ impl Client {
     }
 }
 
-impl State {
+impl Entered<'_> {
     /// Joins the job when that has not happened.
     pub(super) fn joined(&mut self) -> Result<&mut Job, Failure> {
-        if self.job.is_none() {
-            let request = if self.options.is_reader {
-                Request::Observe(true)
-            } else {
-                Request::Join(JoinRequest { trainer: self.options.trainer, incarnation: 0 })
+        while self.job.is_none() {
+            let call = match self.joining {
+                Some(call) => call,
+                None => self.begin_to_join(),
             };
-            let finished = self.engine.control(request, self.options.deadline, "joining the job")?;
-            let joined = match answer(&finished.control)? {
-                Answer::Joined(joined) => joined,
-                other => return Err(unexpected(&other)),
-            };
-            self.job = Some(self.enter_job(joined)?);
+            self.wait_over(call);
+            // Of several threads the first to come back takes the answer in, for all.
+            if self.joining == Some(call) {
+                self.joining = None;
+                let joined = self.take_answer(call)?;
+                match answer(&joined)? {
+                    Answer::Joined(joined) => self.job = Some(self.enter_job(joined)?),
+                    other => return Err(unexpected(&other)),
+                }
+            }
         }
-        Ok(self.job.as_mut().expect("it was just joined"))
+        Ok(self.ready_job())
+    }
+
+    fn begin_to_join(&mut self) -> CallNumber {
+        let request = if self.options.is_reader {
+            Request::Observe(true)
+        } else {
+            Request::Join(JoinRequest { trainer: self.options.trainer, incarnation: 0 })
+        };
+        let (lane, frame) = self.engine.question(request);
+        let times = (self.until, self.options.deadline);
+        let call = self.question("joining the job", times, vec![(lane, frame, RequestBody::default())]);
+        self.joining = Some(call);
+        call
     }
 
     /// Waits until the parameters are initialised, and knows the catalogue from then on.
     pub(super) fn ready(&mut self) -> Result<&mut Job, Failure> {
         match &self.joined()?.phase {
             Phase::Ready(_) => {}
-            Phase::Initialising(_) => {
+            Phase::Initialising(_) | Phase::Finishing => {
                 return Err(Failure::call(
                     "the parameters are not initialised yet: this trainer was chosen and has not finished",
                 ));
@@ -132,9 +154,118 @@ impl State {
                 other => return Err(unexpected(&other)),
             },
         }
-        Ok(self.job.as_mut().expect("it was joined"))
+        Ok(self.ready_job())
     }
 
+    fn begin(&mut self, offers: bool) -> Result<Answer, Failure> {
+        answer(&self.control(Request::Begin(offers), "waiting until the parameters are initialised")?)
+    }
+
+    /// Fetches the catalogue that was committed.
+    fn fetch(&mut self, done: Initialised) -> Result<(), Failure> {
+        let mut pages = Vec::new();
+        for page in 0..done.pages {
+            let request = Request::Catalogue(CatalogueRequest { page });
+            let Answer::Page(bytes) = answer(&self.control(request, "fetching the catalogue")?)? else {
+                return Err(Failure::call("the coordinator answered with something else than a page"));
+            };
+            let decoded = CataloguePage::decode(bytes.as_slice());
+            pages.push(decoded.map_err(|error| Failure::call(format!("catalogue page {page}: {error}")))?);
+        }
+        let catalogue = Catalogue::from_pages(pages)?;
+        if self.ready_job().is_ready() {
+            // Another thread was first, and may have calls on their way.
+            return Ok(());
+        }
+        self.engine.holds_lease = false;
+        self.engine.identify(|identity| identity.generation = Generation(done.generation));
+        let job = self.ready_job();
+        job.settings = done.job.unwrap_or(job.settings);
+        job.is_initialised(catalogue, None);
+        Ok(())
+    }
+
+    fn init_param(&mut self, declaration: Declaration, content: &[u8]) -> Result<(), Failure> {
+        let what = format!("initialising parameter \"{}\"", declaration.name.as_str());
+        let generation = self.engine.identity().generation;
+        let index = self.drafting()?.catalogue.declare(declaration)?;
+        let job = self.ready_job();
+        let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
+        let parameter = draft.catalogue.parameter(index).expect("it was just declared");
+        let stack = stack_of(parameter, content, job.chunk_bytes())?;
+        let done = self.lend(|state, book| {
+            let job = state.ready_job();
+            let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
+            let parameter = draft.catalogue.parameter(index).expect("it was just declared");
+            let frames = match &stack {
+                Some(stack) => init_rows_frames(job, parameter, stack, book),
+                None => init_frames(job, parameter, content, book),
+            };
+            let with_body = |(lane, frame, payload)| (lane, frame, RequestBody { payload, ..RequestBody::default() });
+            state.ask_all(frames.into_iter().map(with_body).collect(), &what)
+        });
+        self.moved.count(u64::try_from(content.len()).unwrap_or(u64::MAX), 0);
+        done.map_err(|failure| self.initialisation_failed(generation, failure))
+    }
+
+    fn finish_init(&mut self) -> Result<(), Failure> {
+        self.drafting()?;
+        let generation = self.engine.identity().generation;
+        let Phase::Initialising(draft) = std::mem::replace(&mut self.ready_job().phase, Phase::Finishing) else {
+            unreachable!("the draft was just used");
+        };
+        let finished = self.finish_shards(&draft).and_then(|()| self.commit(generation, &draft));
+        if let Err(failure) = finished {
+            return Err(self.initialisation_failed(generation, failure));
+        }
+        self.engine.holds_lease = false;
+        let job = self.ready_job();
+        job.settings = draft.settings;
+        job.is_initialised(draft.catalogue, Some(Round(0)));
+        Ok(())
+    }
+
+    fn finish_shards(&mut self, draft: &Draft) -> Result<(), Failure> {
+        let mut counts: BTreeMap<Place, u64> = BTreeMap::new();
+        for parameter in draft.catalogue.iter() {
+            for (chunk, _) in parameter.chunks() {
+                *counts.entry(parameter.place(chunk)).or_default() += 1;
+            }
+        }
+        let finish = |(place, lane)| {
+            let chunks = counts.get(&place).copied().unwrap_or(0);
+            let message = FinishMessage { chunks, job: Some(draft.settings) };
+            (lane, Frame::with_control(Head::new(Kind::Finish), &message), RequestBody::default())
+        };
+        let frames = self.ready_job().lanes().map(finish).collect();
+        self.ask_all(frames, "finishing the initialisation")
+    }
+
+    fn commit(&mut self, generation: Generation, draft: &Draft) -> Result<(), Failure> {
+        let pages = draft.catalogue.pages(PAGE_BYTES_MAX);
+        for (number, page) in pages.iter().enumerate() {
+            let last = number + 1 == pages.len();
+            let job = last.then_some(draft.settings);
+            let commit = Commit { generation: generation.0, page: page.encode_to_vec(), last, job };
+            self.control(Request::Commit(commit), "committing the catalogue")?;
+        }
+        Ok(())
+    }
+
+    /// What was declared under a generation is void; the trainer begins anew or gives up.
+    fn initialisation_failed(&mut self, generation: Generation, failure: Failure) -> Failure {
+        if self.engine.identity().generation == generation {
+            self.engine.holds_lease = false;
+            let job = self.ready_job();
+            if !job.is_ready() {
+                job.phase = Phase::Joined;
+            }
+        }
+        failure
+    }
+}
+
+impl State {
     fn enter_job(&mut self, joined: Joined) -> Result<Job, Failure> {
         self.engine.identify(|identity| {
             identity.trainer = TrainerId(joined.trainer);
@@ -144,34 +275,8 @@ impl State {
         Job::new(joined, &mut self.engine)
     }
 
-    fn begin(&mut self, offers: bool) -> Result<Answer, Failure> {
-        let what = "waiting until the parameters are initialised";
-        let finished = self.engine.control(Request::Begin(offers), self.options.deadline, what)?;
-        answer(&finished.control)
-    }
-
-    /// Fetches the catalogue that was committed.
-    fn fetch(&mut self, done: Initialised) -> Result<(), Failure> {
-        let mut pages = Vec::new();
-        for page in 0..done.pages {
-            let request = Request::Catalogue(CatalogueRequest { page });
-            let finished = self.engine.control(request, self.options.deadline, "fetching the catalogue")?;
-            let Answer::Page(bytes) = answer(&finished.control)? else {
-                return Err(Failure::call("the coordinator answered with something else than a page"));
-            };
-            let decoded = CataloguePage::decode(bytes.as_slice());
-            pages.push(decoded.map_err(|error| Failure::call(format!("catalogue page {page}: {error}")))?);
-        }
-        let catalogue = Catalogue::from_pages(pages)?;
-        self.engine.identify(|identity| identity.generation = Generation(done.generation));
-        let job = self.job.as_mut().expect("it was joined");
-        job.settings = done.job.unwrap_or(job.settings);
-        job.is_initialised(catalogue, None);
-        Ok(())
-    }
-
-    /// Begins a catalogue under the settings of the job and what the initialiser says.
-    fn draft(&mut self, settings: &OptimizerSettings) -> Result<(), Failure> {
+    /// The beginning of a catalogue under the settings of the job and what the initialiser says.
+    fn draft(&mut self, settings: &OptimizerSettings) -> Result<Draft, Failure> {
         if settings.sparse.is_some() {
             return Err(Failure::call("sparse is said of one parameter; expected it with init_param, not for all"));
         }
@@ -191,14 +296,14 @@ impl State {
             None => job.default_config.clone(),
         };
         let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
-        job.phase = Phase::Initialising(Box::new(Draft { catalogue, settings: message, default_config }));
-        Ok(())
+        Ok(Draft { catalogue, settings: message, default_config })
     }
 
     fn drafting(&mut self) -> Result<&mut Draft, Failure> {
         match self.job.as_mut().map(|job| &mut job.phase) {
             Some(Phase::Initialising(draft)) => Ok(draft),
             Some(Phase::Ready(_)) => Err(Failure::call("the parameters are initialised already")),
+            Some(Phase::Finishing) => Err(Failure::call("another call is just finishing the initialisation")),
             _ => Err(Failure::call("this trainer was not chosen to initialise: begin_init_params comes first")),
         }
     }
@@ -234,88 +339,6 @@ impl State {
             buckets: None,
             home: settings.home,
         })
-    }
-
-    fn init_param(&mut self, declaration: Declaration, content: &[u8]) -> Result<(), Failure> {
-        let deadline = self.options.deadline;
-        let what = format!("initialising parameter \"{}\"", declaration.name.as_str());
-        let draft = self.drafting()?;
-        let index = draft.catalogue.declare(declaration)?;
-        let job = self.job.as_ref().expect("it was joined");
-        let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
-        let parameter = draft.catalogue.parameter(index).expect("it was just declared");
-        let engine = &mut self.engine;
-        let stack = stack_of(parameter, content, job.chunk_bytes())?;
-        let done = lend(|book| {
-            let frames = match &stack {
-                Some(stack) => init_rows_frames(job, parameter, stack, book),
-                None => init_frames(job, parameter, content, book),
-            };
-            let tickets: Vec<_> = frames
-                .into_iter()
-                .map(|(lane, frame, payload)| {
-                    engine.ask(lane, frame, RequestBody { payload, ..RequestBody::default() })
-                })
-                .collect();
-            engine.finish(&tickets, deadline, &what)
-        });
-        self.moved.sent += u64::try_from(content.len()).unwrap_or(u64::MAX);
-        done.map(|_| ()).map_err(|refusal| self.initialisation_failed(refusal))
-    }
-
-    fn finish_init(&mut self) -> Result<(), Failure> {
-        let draft = self.drafting()?;
-        let (settings, pages) = (draft.settings, draft.catalogue.pages(PAGE_BYTES_MAX));
-        let finished = self.finish_shards(settings).and_then(|()| self.commit(settings, &pages));
-        if let Err(refusal) = finished {
-            return Err(self.initialisation_failed(refusal));
-        }
-        self.engine.holds_lease = false;
-        let job = self.job.as_mut().expect("it was joined");
-        job.settings = settings;
-        let Phase::Initialising(draft) = std::mem::replace(&mut job.phase, Phase::Joined) else {
-            unreachable!("the draft was just used");
-        };
-        job.is_initialised(draft.catalogue, Some(Round(0)));
-        Ok(())
-    }
-
-    fn finish_shards(&mut self, settings: JobMessage) -> Result<(), Refused> {
-        let job = self.job.as_ref().expect("it was joined");
-        let Phase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
-        let mut counts: BTreeMap<Place, u64> = BTreeMap::new();
-        for parameter in draft.catalogue.iter() {
-            for (chunk, _) in parameter.chunks() {
-                *counts.entry(parameter.place(chunk)).or_default() += 1;
-            }
-        }
-        let mut tickets = Vec::new();
-        for (place, lane) in job.lanes() {
-            let chunks = counts.get(&place).copied().unwrap_or(0);
-            let message = FinishMessage { chunks, job: Some(settings) };
-            let frame = Frame::with_control(Head::new(Kind::Finish), &message);
-            tickets.push(self.engine.ask(lane, frame, RequestBody::default()));
-        }
-        self.engine.finish(&tickets, self.options.deadline, "finishing the initialisation").map(|_| ())
-    }
-
-    fn commit(&mut self, settings: JobMessage, pages: &[CataloguePage]) -> Result<(), Refused> {
-        let generation = self.engine.identity().generation.0;
-        for (number, page) in pages.iter().enumerate() {
-            let last = number + 1 == pages.len();
-            let commit = Commit { generation, page: page.encode_to_vec(), last, job: last.then_some(settings) };
-            self.engine.control(Request::Commit(commit), self.options.deadline, "committing the catalogue")?;
-        }
-        Ok(())
-    }
-
-    /// What was declared is void; the trainer begins anew or gives up.
-    fn initialisation_failed(&mut self, refused: Refused) -> Failure {
-        self.engine.holds_lease = false;
-        if let Some(job) = &mut self.job {
-            job.phase = Phase::Joined;
-        }
-        refused.into()
     }
 }
 

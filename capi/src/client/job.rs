@@ -1,19 +1,28 @@
 //! What a client knows of its job: who serves, what is where, and how far each parameter is.
 
 use std::sync::Weak;
+use std::time::Duration;
 
-use pserver_core::client::LaneId;
+use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
 use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ParameterIndex, Place, Round, Sequence};
+use pserver_core::ids::{ParameterIndex, Place, Round, Sequence, Ticket};
 use pserver_core::partition::{Catalogue, Parameter, Topology};
+use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
 use super::calls::CallNumber;
 use super::engine::Engine;
+use super::initialise::answer;
+use super::transfer::check_dense;
 use super::views::is_held;
-use super::{Facts, State};
+use super::{Facts, Sharing, State};
+
+/// How often the coordinator is asked where servers are that do not answer.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// A job that was joined.
 pub(super) struct Job {
@@ -38,6 +47,8 @@ pub(super) struct Progress {
     pub(super) round: Option<Round>,
     /// The last unfinished call about it.
     pub(super) busy: Option<CallNumber>,
+    /// The last push about it.
+    pub(super) pushed: Option<CallNumber>,
     /// The number of a push that failed: the next push is the same one again, and servers know it by its number.
     pub(super) push_again: Option<Sequence>,
     /// The same for a value that was set.
@@ -54,8 +65,18 @@ pub(super) enum Phase {
     Joined,
     /// This client was chosen and declares parameters.
     Initialising(Box<Draft>),
+    /// It has declared them all, and a call tells everybody.
+    Finishing,
     /// The parameters are there.
     Ready(Box<Catalogue>),
+}
+
+/// The question where servers are that do not answer.
+#[derive(Default)]
+pub(super) struct Search {
+    asked: Option<Ticket>,
+    /// Not before.
+    again: Now,
 }
 
 /// The catalogue while it is declared.
@@ -112,12 +133,36 @@ impl Job {
     pub(super) fn catalogue(&self) -> &Catalogue {
         match &self.phase {
             Phase::Ready(catalogue) => catalogue,
-            Phase::Joined | Phase::Initialising(_) => panic!("the job is not ready"),
+            Phase::Joined | Phase::Initialising(_) | Phase::Finishing => panic!("the job is not ready"),
         }
+    }
+
+    /// Whether the parameters are there.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Ready(_))
+    }
+
+    /// Where each lane connects to, as the coordinator knows it now; nothing when it is about other servers.
+    fn moved_lanes(&self, joined: Joined) -> Option<Vec<(LaneId, Address)>> {
+        let servers = joined.topology?;
+        if topology(&servers).ok()? != self.topology {
+            return None;
+        }
+        let mut moved = Vec::new();
+        for (place, lane) in self.lanes() {
+            let address = Address::parse(&servers.servers[usize::from(place.server.0)].address).ok()?;
+            moved.push((lane, address));
+        }
+        Some(moved)
     }
 
     fn mode(&self) -> Mode {
         Mode::from_numbers(self.settings.mode, self.settings.staleness).unwrap_or_default()
+    }
+
+    pub(super) fn sharing(&self) -> Sharing {
+        let merge = pserver_core::config::Merge::from_number(self.settings.merge).unwrap_or_default();
+        Sharing { mode: self.mode(), merge, trainers: self.settings.trainers }
     }
 
     /// The bytes that a payload is cut to.
@@ -206,13 +251,40 @@ impl State {
         self.job.as_mut().expect("the job is ready")
     }
 
-    /// The type and the length in bytes of each of these parameters.
+    /// Asks the coordinator where the servers are, when one does not answer: it may have been started elsewhere.
+    pub(super) fn look_for_servers(&mut self, now: Now) {
+        if self.job.is_none() || self.search.asked.is_some() || now < self.search.again || !self.engine.is_astray() {
+            return;
+        }
+        let (lane, frame) = self.engine.question(Request::Observe(true));
+        let asked = Some(self.engine.ask(lane, frame, RequestBody::default()));
+        self.search = Search { asked, again: now + SEARCH_PAUSE };
+    }
+
+    /// Takes in what the coordinator said about it.
+    pub(super) fn note_servers(&mut self, ticket: Ticket, result: Result<Finished, Refused>) {
+        if self.search.asked != Some(ticket) {
+            return;
+        }
+        self.search.asked = None;
+        let answered = result.ok().and_then(|finished| answer(&finished.control).ok());
+        let (Some(Answer::Joined(joined)), Some(job)) = (answered, &self.job) else { return };
+        if joined.epoch != self.engine.identity().epoch.0 {
+            return;
+        }
+        for (lane, address) in job.moved_lanes(joined).into_iter().flatten() {
+            self.engine.move_lane(lane, address);
+        }
+    }
+
+    /// The type and the length in bytes of each of these parameters, which are no sparse ones.
     pub(super) fn measure(&self, names: &[&str]) -> Result<Vec<(ElementType, u64)>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut last = None;
         let measure = |name: &&str| {
-            let declaration = job.chosen(job.parameter(name, &mut last)?).declaration();
-            Ok((declaration.element_type, declaration.bytes))
+            let parameter = job.chosen(job.parameter(name, &mut last)?);
+            check_dense(parameter)?;
+            Ok((parameter.declaration().element_type, parameter.declaration().bytes))
         };
         names.iter().map(measure).collect()
     }

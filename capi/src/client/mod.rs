@@ -25,20 +25,29 @@ mod transfer;
 mod turns;
 mod views;
 
-use std::sync::Arc;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pserver_core::client::{Finished, Refused};
+use pserver_core::config::{Merge, Mode};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
+use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::network::{Checks, NetworkOptions, Poll};
+use pserver_transport::network::{Checks, Network, NetworkOptions, Poll};
+use pserver_transport::verbs::{self, DeviceChoice, Devices};
 
 use buffers::Buffers;
 use calls::Call;
 use dealt::RowsRoom;
-use job::Job;
+use engine::MakeTransport;
+use job::{Job, Search};
 use turns::{Entered, Shared};
 use views::Room;
 
@@ -50,6 +59,7 @@ pub(crate) use buffers::{Extent, Held};
 pub(crate) use calls::CallNumber;
 pub(crate) use engine::Engine;
 pub(crate) use initialise::{answer, unexpected};
+pub(crate) use turns::reason;
 
 /// How a client finds its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +76,8 @@ pub struct ClientOptions {
     pub poll: Poll,
     /// Where payloads over TCP carry checksums.
     pub checks: Checks,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
 }
 
 impl ClientOptions {
@@ -80,6 +92,7 @@ impl ClientOptions {
             deadline: Duration::from_secs(120),
             poll: Poll::default(),
             checks: Checks::default(),
+            rdma_device: DeviceChoice::default(),
         }
     }
 }
@@ -141,6 +154,17 @@ pub struct Facts {
     pub is_sparse: bool,
 }
 
+/// How the trainers of a job share its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// What an update waits for.
+    pub mode: Mode,
+    /// How the gradients of one round become one.
+    pub merge: Merge,
+    /// Trainers in the job.
+    pub trainers: u32,
+}
+
 /// Bytes of payload that a client has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
@@ -150,20 +174,51 @@ pub struct Moved {
     pub received: u64,
 }
 
+/// [`Moved`] as it is counted.
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Counters {
+    fn count(&self, sent: u64, received: u64) {
+        self.sent.fetch_add(sent, Relaxed);
+        self.received.fetch_add(received, Relaxed);
+    }
+}
+
 /// A trainer's end of the job.
 pub struct Client {
     shared: Arc<Shared>,
     buffers: Arc<Buffers>,
+    options: ClientOptions,
+    moved: Arc<Counters>,
+    verbs: OverVerbs,
     process: u32,
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // In a child process nobody is there to give the lock back.
         if std::process::id() == self.process {
             self.shared.stop();
+        } else {
+            // In a child process the connections are the parent's, and nobody is there to give the lock back.
+            std::mem::forget(Arc::clone(&self.shared));
         }
     }
+}
+
+/// What goes over verbs through the last transport that was made.
+pub(crate) type OverVerbs = Arc<Mutex<Arc<verbs::Counters>>>;
+
+/// Makes transports to other processes.
+pub(crate) fn networks(options: NetworkOptions, verbs: OverVerbs) -> MakeTransport {
+    Box::new(move || {
+        let network = Network::new(options.clone())?;
+        *verbs.lock().unwrap_or_else(PoisonError::into_inner) = network.verbs();
+        Ok(Box::new(network))
+    })
 }
 
 /// Everything behind the lock.
@@ -172,7 +227,10 @@ struct State {
     engine: Engine,
     /// What is known of the job, once joined.
     job: Option<Job>,
-    moved: Moved,
+    /// The call that asks to join, while there is one.
+    joining: Option<CallNumber>,
+    search: Search,
+    moved: Arc<Counters>,
     /// Shared with [`Client`], which does not wait for its turn to look there.
     buffers: Arc<Buffers>,
     room: Room,
@@ -180,8 +238,6 @@ struct State {
     /// Calls whose results nobody has taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
-    /// Whether a call came to its end since somebody last told those who wait.
-    has_news: bool,
     /// Kept between turns for its memory.
     over: Vec<(Ticket, Result<Finished, Refused>)>,
 }
@@ -192,30 +248,50 @@ impl Client {
     /// # Errors
     /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
+        let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
+        let transport = NetworkOptions { poll, checks, devices, ..NetworkOptions::default() };
+        let verbs = OverVerbs::default();
+        Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
+    }
+
+    /// A client over transports that `make` makes: the first one, and another one whenever that broke. For tests, and
+    /// for who counts what goes over them.
+    ///
+    /// # Errors
+    /// When the first one cannot be made.
+    pub fn over(
+        options: ClientOptions,
+        make: impl Fn() -> Result<Box<dyn Transport>, Failure> + Send + 'static,
+    ) -> Result<Self, Failure> {
+        Self::with(options, Box::new(make), OverVerbs::default())
+    }
+
+    fn with(options: ClientOptions, make: MakeTransport, verbs: OverVerbs) -> Result<Self, Failure> {
         let role = if options.is_reader { Role::Reader } else { Role::Trainer };
-        let transport = NetworkOptions { poll: options.poll, checks: options.checks, ..NetworkOptions::default() };
-        let engine = Engine::new(&options.coordinator, role, transport)?;
-        let buffers = Arc::new(Buffers::default());
+        let engine = Engine::new(&options.coordinator, role, make)?;
+        let (buffers, moved) = (Arc::new(Buffers::default()), Arc::new(Counters::default()));
         let state = State {
-            options,
+            options: options.clone(),
             engine,
             job: None,
-            moved: Moved::default(),
+            joining: None,
+            search: Search::default(),
+            moved: Arc::clone(&moved),
             buffers: Arc::clone(&buffers),
             room: Room::default(),
             rows_room: RowsRoom::default(),
             calls: Vec::new(),
             last_call: 0,
-            has_news: false,
             over: Vec::new(),
         };
-        Ok(Self { shared: Arc::new(Shared::new(state)), buffers, process: std::process::id() })
+        let shared = Arc::new(Shared::new(state));
+        Ok(Self { shared, buffers, options, moved, verbs, process: std::process::id() })
     }
 
     /// The options it was made with.
     #[must_use]
     pub fn options(&self) -> ClientOptions {
-        self.shared.enter().options.clone()
+        self.options.clone()
     }
 
     /// The rank in the job; joins it when that has not happened.
@@ -228,10 +304,16 @@ impl Client {
         Ok(state.engine.identity().trainer.0)
     }
 
-    /// Bytes moved so far.
+    /// What went over verbs, which counts on, and from zero when a device broke and its connections were made anew.
+    #[must_use]
+    pub fn verbs(&self) -> Arc<verbs::Counters> {
+        Arc::clone(&self.verbs.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Bytes moved so far; in a child process, until the fork.
     #[must_use]
     pub fn moved(&self) -> Moved {
-        self.shared.enter().moved
+        Moved { sent: self.moved.sent.load(Relaxed), received: self.moved.received.load(Relaxed) }
     }
 
     /// What is known of a parameter; waits until the parameters are initialised.
@@ -257,6 +339,22 @@ impl Client {
         let mut servers: Vec<u16> = catalogue.topology().places().filter(keeps).map(|place| place.server.0).collect();
         servers.dedup();
         Ok(servers)
+    }
+
+    /// The trainers that the job is for; joins it when that has not happened.
+    ///
+    /// # Errors
+    /// As [`trainer`](Self::trainer).
+    pub fn trainers(&self) -> Result<u32, Failure> {
+        Ok(self.enter()?.joined()?.sharing().trainers)
+    }
+
+    /// How trainers share parameters; waits until these are initialised.
+    ///
+    /// # Errors
+    /// When initialisation does not finish before the deadline.
+    pub fn sharing(&self) -> Result<Sharing, Failure> {
+        Ok(self.enter()?.ready()?.sharing())
     }
 
     /// The names of all parameters in the order of declaration; waits until they are initialised.

@@ -109,6 +109,11 @@ impl Packer {
 }
 
 impl Packed {
+    /// A frame that is complete.
+    pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
+        Self { frame, body, bytes: 0 }
+    }
+
     #[inline]
     fn add(&mut self, bytes: u32, piece: Piece) {
         self.bytes = self.bytes.saturating_add(bytes);

@@ -7,7 +7,8 @@ use pserver_core::memory::{LoanBook, lend};
 
 use super::calls::CallNumber;
 use super::transfer::Fetch;
-use super::{Client, Extent, Given, State, Wanted};
+use super::turns::Entered;
+use super::{Client, Extent, Given, Held, Wanted};
 
 /// Starts calls within [`Client::scope`].
 pub struct Calls<'scope, 'env> {
@@ -78,10 +79,10 @@ impl Client {
     ) -> Result<CallNumber, Failure> {
         let sent = gradients.iter().map(|given| Extent::of(given.content));
         let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
-        self.start_with(&LoanBook::open(), |state, book| {
-            let call = state.start_push(gradients, None, Some(Fetch::all(into)), book)?;
-            state.holds(call, memory);
-            Ok(call)
+        self.start_with(&LoanBook::open(), memory, |state, book| {
+            let into = Fetch::all(into);
+            let chosen = state.choose(gradients, Some(&into))?;
+            state.start_push(chosen, gradients, None, Some(into), book)
         })
     }
 
@@ -92,18 +93,29 @@ impl Client {
 
     /// Whether a call is over, well or not.
     pub(crate) fn is_over(&self, call: CallNumber) -> Result<bool, Failure> {
-        Ok(self.enter()?.is_over(call))
+        Ok(self.enter()?.look_at(call))
+    }
+
+    /// Gives up the calls that were started: their memory is the caller's when this returns, and who waits for one is
+    /// told why.
+    pub(crate) fn give_up(&self, why: &str) {
+        if let Ok(mut state) = self.enter() {
+            state.abort_started(why);
+        }
     }
 
     fn start_with<'env>(
         &self,
         book: &LoanBook<'env>,
-        start: impl FnOnce(&mut State, &LoanBook<'env>) -> Result<CallNumber, Failure>,
+        memory: Held,
+        start: impl FnOnce(&mut Entered<'_>, &LoanBook<'env>) -> Result<CallNumber, Failure>,
     ) -> Result<CallNumber, Failure> {
         let mut state = self.enter()?;
         state.ready()?;
         self.shared.move_on()?;
-        start(&mut state, book)
+        let call = state.contain(|state| start(state, book))?;
+        state.goes_on_alone(call, memory);
+        Ok(call)
     }
 }
 
@@ -113,7 +125,10 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// # Errors
     /// What is wrong with which gradient; whatever else goes wrong is told to who waits.
     pub fn push(&self, gradients: &[Given<'env>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push(gradients, rate, None, book))
+        self.start(|state, book| {
+            let chosen = state.choose(gradients, None)?;
+            state.start_push(chosen, gradients, rate, None, book)
+        })
     }
 
     /// [`Client::push_pull`], started.
@@ -126,7 +141,11 @@ impl<'scope, 'env> Calls<'scope, 'env> {
         rate: Option<f64>,
         into: Vec<Wanted<'env>>,
     ) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push(gradients, rate, Some(Fetch::all(into)), book))
+        self.start(|state, book| {
+            let into = Fetch::all(into);
+            let chosen = state.choose(gradients, Some(&into))?;
+            state.start_push(chosen, gradients, rate, Some(into), book)
+        })
     }
 
     /// [`Client::pull`], started.
@@ -139,9 +158,9 @@ impl<'scope, 'env> Calls<'scope, 'env> {
 
     fn start(
         &self,
-        start: impl FnOnce(&mut State, &LoanBook<'env>) -> Result<CallNumber, Failure>,
+        start: impl FnOnce(&mut Entered<'_>, &LoanBook<'env>) -> Result<CallNumber, Failure>,
     ) -> Result<Pending<'scope>, Failure> {
-        let call = self.client.start_with(self.book, start)?;
+        let call = self.client.start_with(self.book, Held::default(), start)?;
         self.started().push(call);
         Ok(Pending { client: self.client, call })
     }
@@ -149,14 +168,14 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// Waits for the calls that nobody waited for; tells the first failure.
     fn finish_all(&self) -> Result<(), Failure> {
         let started = std::mem::take(&mut *self.started());
-        let mut state = self.client.shared.enter();
+        let mut state = self.client.enter()?;
         let results: Vec<_> = started.into_iter().filter_map(|call| state.wait(call)).collect();
         results.into_iter().collect()
     }
 
     fn abort(&self) {
         let started = std::mem::take(&mut *self.started());
-        let mut state = self.client.shared.enter();
+        let Ok(mut state) = self.client.enter() else { return };
         state.abort(&started, "the program panicked");
         for call in started {
             // Nobody is left to hear it.
@@ -170,10 +189,10 @@ impl<'scope, 'env> Calls<'scope, 'env> {
 }
 
 impl Pending<'_> {
-    /// Whether the call is over, well or not.
+    /// Whether the call is over, well or not: whether a wait for it would return at once.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.client.shared.enter().is_over(self.call)
+        self.client.is_over(self.call).unwrap_or(true)
     }
 
     /// Waits until the call is over.

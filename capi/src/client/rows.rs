@@ -9,7 +9,7 @@ use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
 use pserver_core::limits::LISTED_IDS_MAX;
-use pserver_core::memory::{LoanBook, lend};
+use pserver_core::memory::LoanBook;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, Merge, RowLayout, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
@@ -40,7 +40,8 @@ impl Client {
         state.ready()?;
         check_rate(rate)?;
         let (chosen, stacks) = state.stack(gradients)?;
-        let pushed = lend(|book| {
+        state.know_rounds(&chosen)?;
+        let pushed = state.lend(|state, book| {
             let call = state.start_push_rows(&chosen, &stacks, rate, book)?;
             state.finish(call)
         });
@@ -61,7 +62,7 @@ impl Client {
         let (chosen, questions) = state.questions(into)?;
         let mut answers: Vec<Vec<u8>> =
             questions.iter().map(|one| state.rows_room.take_of(one.answer_bytes())).collect();
-        lend(|book| {
+        state.lend(|state, book| {
             let call = state.start_pull_rows(&chosen, &questions, &mut answers, Flags::default(), book)?;
             state.finish(call)
         })?;
@@ -89,7 +90,7 @@ impl Client {
             let each = (LISTED_IDS_MAX as usize).min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
             let question = Question::after_ids(&open, each);
             let mut answers = vec![vec![0; question.answer_bytes()]];
-            lend(|book| {
+            state.lend(|state, book| {
                 let questions = std::slice::from_ref(&question);
                 let call = state.start_pull_rows(&[index], questions, &mut answers, Flags::LIST, book)?;
                 state.finish(call)
@@ -178,7 +179,6 @@ impl State {
         rate: Option<f64>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
-        self.know_rounds(chosen)?;
         let counts_rounds = self.ready_job().counts_rounds();
         let sent = stacks.iter().map(Stack::bytes).sum();
         let fresh = self.open(Kind::Push, chosen, (sent, 0))?;

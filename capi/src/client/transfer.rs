@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use prost::Message;
-use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::client::RequestBody;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
-use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping, lend};
+use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping};
 use pserver_core::partition::Parameter;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
@@ -18,6 +18,7 @@ use super::calls::CallNumber;
 use super::initialise::{answer, unexpected};
 use super::job::{Job, Progress};
 use super::packer::{Packer, Piece};
+use super::turns::Entered;
 use super::{Client, Extent, Given, State, Wanted};
 
 impl Client {
@@ -29,9 +30,9 @@ impl Client {
     pub fn push(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<(), Failure> {
         let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
-        state.ready()?;
-        lend(|book| {
-            let call = state.start_push(gradients, rate, None, book)?;
+        let chosen = state.choose(gradients, None)?;
+        state.lend(|state, book| {
+            let call = state.start_push(chosen, gradients, rate, None, book)?;
             state.finish(call)
         })
     }
@@ -47,9 +48,10 @@ impl Client {
         into: &mut [Wanted<'_>],
     ) -> Result<(), Failure> {
         let mut state = self.enter()?;
-        state.ready()?;
-        lend(|book| {
-            let call = state.start_push(gradients, rate, Some(borrowed(into)), book)?;
+        let into = borrowed(into);
+        let chosen = state.choose(gradients, Some(&into))?;
+        state.lend(|state, book| {
+            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
             state.finish(call)
         })
     }
@@ -62,7 +64,7 @@ impl Client {
     pub fn pull(&self, into: &mut [Wanted<'_>]) -> Result<(), Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        lend(|book| {
+        state.lend(|state, book| {
             let call = state.start_pull(borrowed(into), book)?;
             state.finish(call)
         })
@@ -76,7 +78,7 @@ impl Client {
         let _memory = self.hold(values.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
         state.ready()?;
-        lend(|book| {
+        state.lend(|state, book| {
             let call = state.start_set(values, book)?;
             state.finish(call)
         })
@@ -91,9 +93,9 @@ impl Client {
         state.ready()?;
         let what = format!("saving the model as \"{}\"", path.chars().take(200).collect::<String>());
         // A model is all parameters through one disk: ten times what a call may take.
-        let deadline = state.options.deadline * 10;
-        let finished = state.engine.control(Request::Save(path.to_owned()), deadline, &what)?;
-        match answer(&finished.control)? {
+        let limit = state.options.deadline * 10;
+        let times = (state.engine.now() + limit, limit);
+        match answer(&state.control_within(Request::Save(path.to_owned()), times, &what)?)? {
             Answer::Saved(saved) => Ok((saved.path, saved.bytes)),
             other => Err(unexpected(&other)),
         }
@@ -106,27 +108,63 @@ impl Client {
     pub fn leave(&self) -> Result<(), Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        state.leave()
+        state.finish_all();
+        let leave = |(_, lane)| (lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default());
+        let frames = state.ready_job().lanes().map(leave).collect();
+        // The calls that were waited for had deadlines of their own.
+        state.until = state.engine.now() + state.options.deadline;
+        state.ask_all(frames, "leaving the job")?;
+        state.control(Request::Leave(true), "leaving the job").map(drop)
+    }
+}
+
+impl Entered<'_> {
+    /// Waits until the parameters are there, checks everything about gradients, and the places for their parameters
+    /// when there are some, and knows how far those are.
+    pub(super) fn choose(
+        &mut self,
+        gradients: &[Given<'_>],
+        into: Option<&[Fetch<'_>]>,
+    ) -> Result<Vec<ParameterIndex>, Failure> {
+        let job = self.ready()?;
+        let chosen = choose_given(job, gradients, true)?;
+        if let Some(into) = into {
+            check_alike(job, gradients, into, &chosen)?;
+        }
+        self.know_rounds(&chosen)?;
+        Ok(chosen)
+    }
+
+    /// In sync mode a trainer that has not pulled yet asks how far the parameters are before it pushes.
+    pub(super) fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let job = self.ready_job();
+        let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
+        if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
+            return Ok(());
+        }
+        let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
+        self.open(Kind::Pull, &unknown, (0, 0))?;
+        let packer = self.packer(Kind::Pull, &unknown).without_values();
+        let orders = unknown.into_iter().map(|index| Order { index, given: None, place: None });
+        let call = self.pack(packer, orders, &LoanBook::open(), |_| (Round(0), Sequence(0)));
+        self.finish(call)
     }
 }
 
 impl State {
-    /// Starts to send gradients, and to fetch their parameters when there are places for them.
+    /// Starts to send gradients for the parameters that [`Entered::choose`] found, and to fetch these when there are
+    /// places for them.
     pub(super) fn start_push<'env>(
         &mut self,
+        chosen: Vec<ParameterIndex>,
         gradients: &[Given<'env>],
         rate: Option<f64>,
         into: Option<Vec<Fetch<'env>>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         check_rate(rate)?;
-        let chosen = choose_given(self.ready_job(), gradients, true)?;
-        if let Some(into) = &into {
-            check_alike(self.ready_job(), gradients, into, &chosen)?;
-        }
         let has_places = into.is_some();
         let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
-        self.know_rounds(&chosen)?;
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sent = gradients.iter().map(|given| bytes(given.content.len())).sum();
@@ -175,21 +213,6 @@ impl State {
         let packer = self.packer(Kind::Set, &chosen);
         let orders = values.iter().zip(chosen).map(|(given, index)| Order { index, given: Some(*given), place: None });
         Ok(self.pack(packer, orders, book, |progress| (Round(0), progress.set_again.unwrap_or(sequence))))
-    }
-
-    /// In sync mode a trainer that has not pulled yet asks how far the parameters are before it pushes.
-    pub(super) fn know_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
-        let job = self.ready_job();
-        let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
-        if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
-            return Ok(());
-        }
-        let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
-        self.open(Kind::Pull, &unknown, (0, 0))?;
-        let packer = self.packer(Kind::Pull, &unknown).without_values();
-        let orders = unknown.into_iter().map(|index| Order { index, given: None, place: None });
-        let call = self.pack(packer, orders, &LoanBook::open(), |_| (Round(0), Sequence(0)));
-        self.finish(call)
     }
 
     /// Makes the frames of the call that was opened, and sends each as soon as it is full.
@@ -255,16 +278,6 @@ impl State {
     pub(super) fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
         let job = self.job.as_ref().expect("the job is ready");
         Packer::new(kind, job.settings.chunk_bytes, chosen.len())
-    }
-
-    fn leave(&mut self) -> Result<(), Failure> {
-        self.finish_all();
-        let lanes: Vec<LaneId> = self.ready_job().lanes().map(|(_, lane)| lane).collect();
-        let leave = |lane| self.engine.ask(lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default());
-        let tickets: Vec<_> = lanes.into_iter().map(leave).collect();
-        self.engine.finish(&tickets, self.options.deadline, "leaving the job")?;
-        self.engine.control(Request::Leave(true), self.options.deadline, "leaving the job")?;
-        Ok(())
     }
 }
 
@@ -445,7 +458,7 @@ fn check_wanted(parameter: &Parameter, wanted: &Fetch<'_>) -> Result<(), Failure
     }
 }
 
-fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
+pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
     if parameter.declaration().buckets.is_none() {
         return Ok(());
     }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkIndex, ParameterIndex};
-use pserver_core::memory::{Arena, Budget, Lease, LoanBook, lend};
+use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
 
 use super::transfer::Fetch;
-use super::{Client, Extent, Given, State};
+use super::turns::Entered;
+use super::{Client, Extent, Given};
 
 /// What the slots of one size come to, at the least; only what is used takes memory.
 const ROOM_BYTES: u32 = 64 * 1024 * 1024;
@@ -90,11 +91,12 @@ impl Client {
     pub fn pull_view(&self, names: &[&str]) -> Result<View, Failure> {
         let mut state = self.enter()?;
         state.ready()?;
-        lend(|book| {
+        state.lend(|state, book| {
             let hold = state.hold(names)?;
             let into = names.iter().map(|name| Fetch { name, place: None }).collect();
             let call = state.start_pull(into, book)?;
-            state.finish_view(call, names, &hold, book)
+            let kept = state.finish_kept(call)?;
+            state.finish_view(kept, names, &hold, book)
         })
     }
 
@@ -105,18 +107,22 @@ impl Client {
     pub fn push_pull_view(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<View, Failure> {
         let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
-        state.ready()?;
+        let chosen = state.choose(gradients, None)?;
         let names: Vec<&str> = gradients.iter().map(|given| given.name).collect();
-        lend(|book| {
+        state.lend(|state, book| {
             let hold = state.hold(&names)?;
             let into = names.iter().map(|name| Fetch { name, place: None }).collect();
-            let call = state.start_push(gradients, rate, Some(into), book)?;
-            state.finish_view(call, &names, &hold, book)
+            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
+            let numbers = state.numbers_of(call);
+            let kept = state.finish_kept(call)?;
+            let view = state.finish_view(kept, &names, &hold, book);
+            // The gradients are applied: who makes the call again must be recognised.
+            view.map_err(|failure| state.take_back(call, &numbers, failure))
         })
     }
 }
 
-impl State {
+impl Entered<'_> {
     /// From here on the parameters are not fetched again before the hold is dropped.
     fn hold(&mut self, names: &[&str]) -> Result<Arc<()>, Failure> {
         let hold = Arc::new(());
@@ -133,25 +139,24 @@ impl State {
     /// anew.
     fn finish_view<'env>(
         &mut self,
-        mut call: super::CallNumber,
+        mut kept: Vec<Kept>,
         names: &[&'env str],
         hold: &Arc<()>,
         book: &LoanBook<'env>,
     ) -> Result<View, Failure> {
         for _ in 0..FETCHES_MAX {
-            let view = self.gather_view(call, names, Arc::clone(hold))?;
+            let view = self.gather_view(kept, names, Arc::clone(hold))?;
             if view.leases().all(Lease::is_kept) {
                 return Ok(view);
             }
             drop(view);
-            call = self.start_pull(names.iter().map(|name| Fetch { name, place: None }).collect(), book)?;
+            let call = self.start_pull(names.iter().map(|name| Fetch { name, place: None }).collect(), book)?;
+            kept = self.finish_kept(call)?;
         }
-        self.finish_kept(call)?;
         Err(Failure::call("connections ended again and again while the view was fetched; it may be fetched again"))
     }
 
-    fn gather_view(&mut self, call: super::CallNumber, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
-        let mut kept = self.finish_kept(call)?;
+    fn gather_view(&mut self, mut kept: Vec<Kept>, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
         kept.sort_unstable_by_key(|one| (one.parameter, one.chunk));
         let (job, mut last) = (self.job.as_ref().expect("the job is ready"), None);
         let order = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;

@@ -1,43 +1,187 @@
-//! Which accelerator a shard gets.
+//! Which accelerator each shard gets.
 //!
 //! Not here: what it does ([`pserver_core::port::Accelerator`]), and how a device of CUDA is opened
 //! ([`pserver_kernels::cuda`]).
 
+use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::port::{Accelerator, Simulated};
 use pserver_kernels::cpu::Cpu;
-use pserver_kernels::cuda::{Cuda, Settings};
+use pserver_kernels::cuda::{Cuda, Found, Settings as CudaSettings};
 
-use crate::settings::Device;
+use crate::settings::{Device, Settings};
 
 /// The most polls that a piece of simulated work takes.
 const SIMULATED_POLLS: u64 = 7;
 
-/// Opens what shard `index` works on beside the processor; nothing where that is all there is. The first shard says
-/// what was chosen, and why.
+/// What one shard works on beside the processor, if anything.
+pub(super) type Opened = Option<Box<dyn Accelerator>>;
+
+/// Opens what every shard works on beside the processor, and says once what was chosen, and why.
 ///
 /// # Errors
-/// When a device was asked for and cannot be had.
-pub(super) fn open(device: Device, index: u16) -> Result<Option<Box<dyn Accelerator>>, Failure> {
-    let opened: Option<Box<dyn Accelerator>> = match device {
-        Device::Cpu => None,
-        Device::Simulated => Some(Box::new(Simulated::new(Cpu::new(), u64::MAX, SIMULATED_POLLS))),
-        Device::Cuda { ordinal } => match Cuda::open(Settings::of(ordinal)) {
-            Ok(cuda) => Some(Box::new(cuda)),
-            Err(failure) => return Err(Failure::Node(format!("device cuda:{ordinal}: {failure}"))),
-        },
-        Device::Auto => match Cuda::open(Settings::of(0)) {
-            Ok(cuda) => Some(Box::new(cuda)),
-            Err(failure) => {
-                if index == 0 {
-                    tracing::info!("device: cpu: {failure}");
+/// When a device was asked for and cannot be had by every shard.
+pub(super) fn open(settings: &Settings) -> Result<Vec<Opened>, Failure> {
+    let none = || (0..settings.shards).map(|_| None).collect();
+    match settings.device {
+        Device::Cpu => Ok(none()),
+        Device::Simulated => {
+            let simulated = || Box::new(Simulated::new(Cpu::new(), u64::MAX, SIMULATED_POLLS));
+            tracing::info!("device: {}", simulated().capabilities().name);
+            Ok((0..settings.shards).map(|_| Some(simulated() as Box<dyn Accelerator>)).collect())
+        }
+        Device::Cuda { ordinal } => {
+            let (opened, refused) = Found::look(ordinal)
+                .and_then(|found| open_shards(&found, &for_shard(settings, ordinal), settings))
+                .map_err(|failure| Failure::Node(format!("device cuda:{ordinal}: {failure}")))?;
+            match refused.first() {
+                None => Ok(opened),
+                Some((shard, failure)) => Err(Failure::Node(format!(
+                    "device cuda:{ordinal}: shard {shard} of {}: {failure}",
+                    settings.shards
+                ))),
+            }
+        }
+        Device::Auto => match Found::look(0).and_then(|found| open_shards(&found, &for_shard(settings, 0), settings)) {
+            Ok((opened, refused)) => {
+                if let Some((_, failure)) = refused.first() {
+                    let shards: Vec<String> = refused.iter().map(|(shard, _)| shard.to_string()).collect();
+                    tracing::warn!("device: cpu for shards {}: {failure}", shards.join(", "));
                 }
-                None
+                Ok(opened)
+            }
+            Err(failure) => {
+                tracing::info!("device: cpu: {failure}");
+                Ok(none())
             }
         },
-    };
-    if let Some(accelerator) = opened.as_ref().filter(|_| index == 0) {
-        tracing::info!("device: {}", accelerator.capabilities().name);
     }
-    Ok(opened)
+}
+
+/// A shard that the device refused, and why.
+type Refused = (u16, Failure);
+
+/// Opens the device for one shard after the other; for those that it refuses, why.
+fn open_shards(
+    found: &Found,
+    each: &CudaSettings,
+    settings: &Settings,
+) -> Result<(Vec<Opened>, Vec<Refused>), Failure> {
+    let (free, total) = found.memory()?;
+    let (mut opened, mut refused): (Vec<Opened>, Vec<_>) = (Vec::new(), Vec::new());
+    for shard in 0..settings.shards {
+        match Cuda::open(each.clone()) {
+            Ok(cuda) => opened.push(Some(Box::new(cuda))),
+            Err(failure) => {
+                refused.push((shard, failure));
+                opened.push(None);
+            }
+        }
+    }
+    let have = usize::from(settings.shards) - refused.len();
+    tracing::info!(
+        "device: cuda:{} ({}) for {have} of {} shards; {free} of its {total} bytes were free; {}",
+        each.ordinal,
+        found.name(),
+        settings.shards,
+        summary(each, settings)
+    );
+    Ok((opened, refused))
+}
+
+/// What each shard takes, and why.
+fn summary(each: &CudaSettings, settings: &Settings) -> String {
+    let CudaSettings { gradient_bytes, chunk_bytes, bytes_least, .. } = each;
+    let gradients = match settings.device_gradients {
+        Some(all) => format!("its share of {all}"),
+        None => format!("for {} of each chunk", gradients_at_once(settings)),
+    };
+    let memory = each.memory_bytes.map_or_else(
+        || "what is free is for parameters and states".to_owned(),
+        |bytes| format!("{bytes} bytes are for parameters and states"),
+    );
+    let cache = each.cache.as_ref().map_or_else(
+        || "compiled rules are not kept".to_owned(),
+        |folder| format!("compiled rules are kept in {}", folder.display()),
+    );
+    format!(
+        "each takes {gradient_bytes} bytes for gradients ({gradients}) and {chunk_bytes} for a sum; {memory}; chunks \
+         of {bytes_least} bytes or more live there; {cache}"
+    )
+}
+
+/// What one shard asks of a device of CUDA.
+fn for_shard(settings: &Settings, ordinal: u32) -> CudaSettings {
+    let shards = u64::from(settings.shards);
+    let of_job = CudaSettings::for_job(ordinal, settings.chunk_bytes, gradients_at_once(settings));
+    CudaSettings {
+        memory_bytes: settings.device_memory.map(|all| all / shards),
+        gradient_bytes: settings.device_gradients.map_or(of_job.gradient_bytes, |all| all / shards),
+        bytes_least: u32::try_from(settings.device_least).unwrap_or(u32::MAX),
+        cache: settings.device_cache.clone(),
+        ..of_job
+    }
+}
+
+/// How many gradients an update has at the most.
+fn gradients_at_once(settings: &Settings) -> u32 {
+    if settings.mode == Mode::Sync { settings.trainers } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use pserver_kernels::cuda::Settings as CudaSettings;
+
+    use super::{for_shard, summary};
+    use crate::settings::{ServeArgs, Settings};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn settings(flags: &str) -> Settings {
+        let args = Line::parse_from(["serve"].into_iter().chain(flags.split_whitespace())).args;
+        Settings::load(&args, &[]).expect("they are settings")
+    }
+
+    #[test]
+    fn a_shard_takes_its_share_of_what_the_process_may_take() {
+        let check = |flags, expected: CudaSettings| assert_eq!(for_shard(&settings(flags), 3), expected, "{flags}");
+        let plain = CudaSettings { gradient_bytes: 32 << 20, chunk_bytes: 1 << 20, ..CudaSettings::of(3) };
+        check("", plain.clone());
+        check("--chunk-bytes 64KiB", CudaSettings { chunk_bytes: 64 << 10, ..plain.clone() });
+        check("--trainers 32", CudaSettings { gradient_bytes: 128 << 20, ..plain.clone() });
+        check("--trainers 32 --mode async", plain.clone());
+        check(
+            "--shards 4 --device-memory 1GiB --device-gradients 64MiB --device-least 4KiB --device-cache /c",
+            CudaSettings {
+                memory_bytes: Some(256 << 20),
+                gradient_bytes: 16 << 20,
+                bytes_least: 4096,
+                cache: Some("/c".into()),
+                ..plain
+            },
+        );
+    }
+
+    #[test]
+    fn what_was_chosen_is_said_with_its_reason() {
+        let check = |flags, expected: &str| {
+            let settings = settings(flags);
+            assert_eq!(summary(&for_shard(&settings, 0), &settings), expected);
+        };
+        check(
+            "--trainers 32",
+            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; what is free is \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are not kept",
+        );
+        check(
+            "--shards 2 --device-memory 1GiB --device-gradients 8MiB --device-cache /c",
+            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 536870912 bytes are \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are kept in /c",
+        );
+    }
 }

@@ -25,6 +25,7 @@ use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, ServerEntry};
 use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
+use pserver_transport::verbs::Devices;
 
 use coordinating::CoordinatorNode;
 use registration::Registered;
@@ -70,7 +71,8 @@ impl Server {
         let mut lanes = Vec::new();
         let stop = Stop::new();
         let (epoch, registered) = if start.settings.index == 0 {
-            let transport = Network::new(NetworkOptions::default())?;
+            let devices = Devices::from(&start.settings.rdma_device);
+            let transport = Network::new(NetworkOptions { devices, ..NetworkOptions::default() })?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
             let node = CoordinatorNode::new(&start, control.clone())?;
@@ -83,16 +85,17 @@ impl Server {
             (epoch, Some(registered))
         };
         let first_shard = sessions.len();
-        for shard in 0..start.settings.shards {
+        for (shard, accelerator) in (0..start.settings.shards).zip(device::open(&start.settings)?) {
             let options = NetworkOptions {
                 poll: start.settings.poll,
                 checks: start.settings.checks,
+                devices: Devices::from(&start.settings.rdma_device),
                 ..NetworkOptions::default()
             };
             let transport = Network::new(options)?;
             lanes.push(Some(transport.adopter()));
             let control = Control::new(transport.doorbell());
-            let node = ShardNode::new(&start, shard, epoch, transport.capabilities())?;
+            let node = ShardNode::new(&start, shard, epoch, transport.capabilities(), accelerator)?;
             sessions.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
         }
         let stop_listener = stop.clone();

@@ -10,9 +10,10 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{RegisterRequest, Role};
 use pserver_transport::network::{NetworkOptions, Poll};
+use pserver_transport::verbs::Devices;
 
 use super::Start;
-use crate::client::Engine;
+use crate::client::{Engine, OverVerbs, networks};
 
 /// How long server 0 may take to come up: the servers of a job are started in any order.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -29,8 +30,9 @@ pub(super) fn register(start: &Start) -> Result<(Epoch, Registered), Failure> {
     let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
-    let mut engine =
-        Engine::new(coordinator, Role::Server, NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() })?;
+    let devices = Devices::from(&start.settings.rdma_device);
+    let options = NetworkOptions { poll: Poll::Block, devices, ..NetworkOptions::default() };
+    let mut engine = Engine::new(coordinator, Role::Server, networks(options, OverVerbs::default()))?;
     let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let epoch = report(&mut engine, &register, DEADLINE)?;
     let (until, stopped) = bounded(0);

@@ -13,7 +13,7 @@ use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::Start;
-use super::device;
+use super::device::Opened;
 use super::session::Session;
 use crate::settings::Journal;
 
@@ -22,6 +22,9 @@ const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
 
 /// A device that has done nothing for so long when the server stops does not come back.
 const SETTLE_LONGEST: Duration = Duration::from_secs(30);
+
+/// How often a checkpoint waits for a device that had nothing to do any more: once is enough.
+const SETTLES_MAX: u32 = 3;
 
 pub(super) struct ShardNode {
     shard: Shard,
@@ -50,7 +53,13 @@ struct Disk {
 
 impl ShardNode {
     /// A shard, with what an earlier process left.
-    pub(super) fn new(start: &Start, index: u16, epoch: Epoch, can: Capabilities) -> Result<Self, Failure> {
+    pub(super) fn new(
+        start: &Start,
+        index: u16,
+        epoch: Epoch,
+        can: Capabilities,
+        accelerator: Opened,
+    ) -> Result<Self, Failure> {
         let options = ShardOptions {
             epoch,
             round_timeout: start.settings.round_timeout,
@@ -62,7 +71,7 @@ impl ShardNode {
             tracing::info!("kernels: {}", kernels.name());
         }
         let mut shard = Shard::new(options, Box::new(kernels));
-        if let Some(accelerator) = device::open(start.settings.device, index)? {
+        if let Some(accelerator) = accelerator {
             shard = shard.with_accelerator(accelerator);
         }
         let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
@@ -124,7 +133,7 @@ impl Session for ShardNode {
         // Who is answered now has gone; what is in the values is what counts.
         self.shard.settle(self.now, SETTLE_LONGEST, &mut Vec::new())?;
         match &mut self.disk {
-            Some(disk) => disk.finish(&mut self.shard),
+            Some(disk) => disk.finish(self.now, &mut self.shard),
             None => Ok(()),
         }
     }
@@ -186,21 +195,18 @@ impl Disk {
     }
 
     /// The last checkpoint, taken whole while nobody waits.
-    fn finish(&mut self, shard: &mut Shard) -> Result<(), Failure> {
+    fn finish(&mut self, now: Now, shard: &mut Shard) -> Result<(), Failure> {
         if let Some(finishing) = self.finishing.take() {
             let _ = finishing.recv();
         }
-        while shard.is_checkpointing() {
-            if let Some(writer) = shard.continue_checkpoint(u64::MAX)? {
-                writer.finish()?;
-            }
+        if shard.is_checkpointing() {
+            write_rest(now, shard)?;
         }
         self.number += 1;
         if !shard.begin_checkpoint(&self.storage, &self.directory, self.number)? {
             return Ok(());
         }
-        let writer = shard.continue_checkpoint(u64::MAX)?.expect("every chunk was written");
-        let bytes = writer.finish()?;
+        let bytes = write_rest(now, shard)?;
         tracing::info!("{}: last checkpoint, {bytes} bytes", self.directory);
         shard.retain_journal(&*self.storage, &self.directory)
     }
@@ -214,6 +220,18 @@ impl Disk {
             }
         }
     }
+}
+
+/// Writes what is left of the checkpoint that is being taken, and waits for the disk. What a device still does for a
+/// chunk comes to its end first.
+fn write_rest(now: Now, shard: &mut Shard) -> Result<u64, Failure> {
+    for _ in 0..SETTLES_MAX {
+        if let Some(writer) = shard.continue_checkpoint(u64::MAX)? {
+            return writer.finish();
+        }
+        shard.settle(now, SETTLE_LONGEST, &mut Vec::new())?;
+    }
+    Err(Failure::call(format!("the last checkpoint waits for chunks that are not at rest after {SETTLES_MAX} waits")))
 }
 
 fn finish_apart(writer: ShardCheckpoint, done: Sender<Result<u64, Failure>>) -> Result<(), Failure> {

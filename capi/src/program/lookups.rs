@@ -3,7 +3,7 @@
 use pserver_core::error::Failure;
 use pserver_core::program::{Graph, Node, OpKind, Purpose, VariableIndex};
 
-use super::kept::dimensions;
+use super::kept::{dimensions, nodes};
 
 /// A piece of a table on the trainer: as large as the whole, with the rows of this step as the server has them.
 #[derive(Debug)]
@@ -58,8 +58,4 @@ impl Table {
         rows.dedup();
         rows
     }
-}
-
-fn nodes(graph: &Graph) -> impl Iterator<Item = &Node> {
-    graph.scopes().iter().flat_map(|scope| &scope.nodes)
 }

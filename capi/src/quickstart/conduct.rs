@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -44,6 +45,9 @@ pub struct Args {
     /// How trainers reach servers.
     #[arg(long, value_enum, default_value_t)]
     pub transport: Way,
+    /// The RDMA device of servers and trainers, as of `pserver serve --rdma-device`.
+    #[arg(long, value_name = "DEVICE", value_parser = rdma_device, default_value_t)]
+    pub rdma_device: DeviceChoice,
     /// Passes over the training digits; as many as the mode needs when not given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: Option<u32>,
@@ -111,6 +115,7 @@ pub(super) fn conduct(args: &Args, program: &Path) -> Result<Summary> {
         trainers: args.trainers,
         mode: args.mode,
         transport: args.transport,
+        rdma_device: &args.rdma_device,
         optimizer: &optimizer,
         model_dir: Some(&args.model_dir),
     };
@@ -129,6 +134,7 @@ pub(super) struct Servers<'a> {
     pub(super) trainers: u32,
     pub(super) mode: Sharing,
     pub(super) transport: Way,
+    pub(super) rdma_device: &'a DeviceChoice,
     /// What happens to a gradient of a parameter that says nothing itself, as configuration.
     pub(super) optimizer: &'a str,
     /// The folder in which models are saved, if any is.
@@ -145,7 +151,8 @@ pub(super) fn start_servers(family: &mut Family, job: &Servers<'_>, program: &Pa
             .arg("--until-stdin-closes")
             .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
             .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
-            .args(["--mode", &name(job.mode), "--optimizer", job.optimizer]);
+            .args(["--mode", &name(job.mode), "--optimizer", job.optimizer])
+            .args(["--rdma-device", &job.rdma_device.to_string()]);
         if let Some(folder) = job.model_dir {
             command.arg("--model-dir").arg(folder);
         }
@@ -166,6 +173,11 @@ pub(super) fn unconfigured(program: &Path) -> Command {
         command.env_remove(name);
     }
     command
+}
+
+/// Reads which RDMA device is asked for.
+pub(super) fn rdma_device(text: &str) -> Result<DeviceChoice, String> {
+    text.parse().map_err(|()| format!("expected {DEVICE_EXPECTED}"))
 }
 
 /// The address in a server's line `ready ADDRESS`.
@@ -200,7 +212,7 @@ fn start_trainers(
             .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
             .args(["--mode", &name(args.mode), "--epochs", &epochs.to_string()])
             .args(["--seed", &args.seed.to_string(), "--servers", &args.servers.to_string()])
-            .args(["--optimizer", optimizer]);
+            .args(["--optimizer", optimizer, "--rdma-device", &args.rdma_device.to_string()]);
         family.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.trainers).map(start).collect()

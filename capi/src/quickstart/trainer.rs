@@ -15,14 +15,15 @@ use pserver_core::program::{Elements, Graph, PlainRun, Purpose, Tensor, Value};
 use pserver_core::wire::Address;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::graph::CpuArithmetic;
+use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::digits::{Digit, Digits};
 use super::luck::Luck;
 use super::plan::{BATCH, LOCAL_STEPS, Sharing};
-use super::{lifeline, network};
+use super::{conduct, lifeline, network};
 use crate::client::{Client, ClientOptions, Given, Wanted};
-use crate::program::{Trainer, initialise};
+use crate::program::{Trainer, initialise, initialise_for_deltas};
 
 /// What the parent writes to the first trainer when all others are gone.
 pub(super) const FINISH: &str = "finish";
@@ -56,6 +57,9 @@ pub struct TrainerArgs {
     /// The optimizer of the program, as configuration.
     #[arg(long, value_name = "TEXT")]
     pub optimizer: String,
+    /// Which RDMA device it uses.
+    #[arg(long, value_parser = conduct::rdma_device, default_value_t)]
+    pub rdma_device: DeviceChoice,
 }
 
 /// A line of JSON from a trainer to the parent.
@@ -97,7 +101,8 @@ pub fn run(args: &TrainerArgs) -> Result<()> {
     let orders = lifeline::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
-    let client = Client::new(ClientOptions { trainer: Some(args.trainer), ..ClientOptions::new(coordinator) })?;
+    let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());
+    let client = Client::new(ClientOptions { trainer, rdma_device, ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
         writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")
@@ -120,13 +125,16 @@ pub(super) fn train(
 ) -> Result<()> {
     let graph = network::program(&args.optimizer, args.seed)?;
     let parts = transpiler(args.mode).transpile(&graph, cluster(args), &CostModel::default())?;
-    initialise(client, &parts)?;
-    let mut own = Trainer::new(client, &parts)?;
+    let mut own = None;
+    match args.mode {
+        Sharing::Sync | Sharing::Async => initialise(client, &parts)?,
+        Sharing::Delta => initialise_for_deltas(client, &parts)?,
+    }
     let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
     let mut whole = Whole { client, run: PlainRun::new(&graph, &mut arithmetic, &mut kernels)?, names: names(&graph) };
     let mut course = Course::new(args, digits)?;
     let mut pace = match args.mode {
-        Sharing::Sync | Sharing::Async => Pace::Remote(&mut own),
+        Sharing::Sync | Sharing::Async => Pace::Remote(own.insert(Trainer::new(client, &parts)?)),
         Sharing::Delta => Pace::Local { anchor: whole.pull()?, whole: &mut whole, since_pull: 0 },
     };
     let start = Instant::now();

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use indicatif::DecimalBytes;
+use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
 
 use super::conduct::{CHILDREN_MAX, Servers, follow, of_trainer, start_servers, unconfigured};
@@ -75,6 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
         trainers: args.trainers,
         mode: args.mode,
         transport: Way::Tcp,
+        rdma_device: &DeviceChoice::None,
         optimizer: OPTIMIZER,
         model_dir: None,
     };

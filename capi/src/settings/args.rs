@@ -45,7 +45,8 @@ pub struct ServeArgs {
     /// How trainers share a parameter: sync, async, bounded or delta [default: sync].
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// With mode bounded: the steps the fastest trainer may be ahead of the slowest [default: 0].
+    /// With mode bounded: the steps the fastest trainer may be ahead of the slowest, 1 or more; with any other mode 0
+    /// [default: 0].
     #[arg(long, value_name = "STEPS")]
     pub staleness: Option<String>,
     /// How gradients of a round become one: mean or sum [default: mean].
@@ -89,6 +90,26 @@ pub struct ServeArgs {
     /// where there is one [default: auto].
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// The RDMA device of connections between machines: auto (the one that has the address of a connection, else the
+    /// one that suits best), none, or a name, with its port and the number of its address if it has several: mlx5_0,
+    /// mlx5_0:1 or mlx5_0:1:3 [default: auto].
+    #[arg(long, value_name = "DEVICE")]
+    pub rdma_device: Option<String>,
+    /// Memory of the device that parameters and their states may take, of all shards together, in bytes or with KiB,
+    /// MiB or GiB [default: what is free].
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory: Option<String>,
+    /// Memory of the device for gradients on their way, of all shards together [default: for each shard four times the
+    /// gradients of one chunk, from 32MiB to 256MiB].
+    #[arg(long, value_name = "SIZE")]
+    pub device_gradients: Option<String>,
+    /// Chunks shorter than this stay on the processor [default: 64KiB].
+    #[arg(long, value_name = "SIZE")]
+    pub device_least: Option<String>,
+    /// Where rules that were compiled for the device are kept between runs: a folder that is this user's alone; empty
+    /// for nowhere [default: $XDG_CACHE_HOME/pserver/rules, or ~/.cache/pserver/rules].
+    #[arg(long, value_name = "FOLDER")]
+    pub device_cache: Option<String>,
     /// How much is logged: off, error, warn, info, debug or trace [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -139,6 +160,11 @@ impl ServeArgs {
             ("poll", "adaptive", &self.poll),
             ("checks", "between-hosts", &self.checks),
             ("device", "auto", &self.device),
+            ("rdma_device", "auto", &self.rdma_device),
+            ("device_memory", "", &self.device_memory),
+            ("device_gradients", "", &self.device_gradients),
+            ("device_least", "64KiB", &self.device_least),
+            ("device_cache", "", &self.device_cache),
             ("log_level", "info", &self.log_level),
             ("log_format", "text", &self.log_format),
             ("ready_fd", "", &self.ready_fd),

@@ -23,6 +23,7 @@ use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::wire::Address;
 use pserver_transport::network::{CHECKS_EXPECTED, Checks, POLL_EXPECTED, Poll};
+use pserver_transport::verbs::{self, DeviceChoice};
 
 pub use args::ServeArgs;
 use sources::Sources;
@@ -144,6 +145,16 @@ pub struct Settings {
     pub checks: Checks,
     /// What updates parameters.
     pub device: Device,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
+    /// Bytes of the device's memory for parameters and states, of all shards; none is what is free.
+    pub device_memory: Option<u64>,
+    /// Bytes of the device's memory for gradients on their way, of all shards; none is reckoned from the job.
+    pub device_gradients: Option<u64>,
+    /// Chunks shorter than this stay on the processor.
+    pub device_least: u64,
+    /// Where rules that were compiled for the device are kept; none is nowhere.
+    pub device_cache: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
@@ -204,6 +215,11 @@ impl Settings {
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
             device: reader.take("device", values::plain(DEVICE_EXPECTED)),
+            rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
+            device_memory: reader.take("device_memory", values::optional(values::bytes)),
+            device_gradients: reader.take("device_gradients", values::optional(values::bytes)),
+            device_least: reader.take("device_least", values::bytes),
+            device_cache: reader.take("device_cache", values::optional(values::path)),
             log_level: reader.take("log_level", values::word),
             log_format: reader.take("log_format", values::word),
             ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
@@ -218,12 +234,15 @@ impl Settings {
         let open = !self.bind.is_loopback() && !self.insecure;
         let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
+        let gradients_least =
+            u64::from(self.shards) * pserver_kernels::cuda::Settings::gradient_bytes_least(self.chunk_bytes);
         let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
         [
             (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
             (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
             (self.index == 0 && self.coordinator.is_some(), "coordinator", "none, as this is server 0".to_owned()),
             (staleness && !bounded, "staleness", "0, or mode bounded with it".to_owned()),
+            (bounded && !staleness, "staleness", "1 or more with mode bounded".to_owned()),
             (
                 self.journal != Journal::Off && self.checkpoint_dir.is_none(),
                 "journal",
@@ -235,11 +254,27 @@ impl Settings {
                 "advertise",
                 "the address at which others reach this server, as bind is every address of this machine".to_owned(),
             ),
+            (
+                self.device_gradients.is_some_and(|bytes| bytes < gradients_least),
+                "device_gradients",
+                format!("{gradients_least} bytes or more: room for four chunks of each shard"),
+            ),
             (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
         ]
         .into_iter()
+        .chain(self.not_for_all(&settings))
         .filter(|(wrong, ..)| *wrong)
         .map(|(_, key, expected)| sources.get(key).complaint(key, &expected))
         .collect()
+    }
+
+    /// What the optimizer of all parameters may not say, beside a mode: what is said of one, and another merge.
+    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 3] {
+        let other = settings.merge.is_some_and(|merge| merge != self.merge);
+        [
+            (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
+            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
+            (settings.home.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
+        ]
     }
 }

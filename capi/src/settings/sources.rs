@@ -66,21 +66,32 @@ impl Sources {
             (key.name, Found { text, origin, default: key.default })
         };
         let mut sources = Self(keys.into_iter().map(found).collect());
-        sources.settle_defaults();
+        sources.settle_defaults(environment);
         Ok(sources)
     }
 
-    /// Gives settings that nobody made what other settings make their default.
-    fn settle_defaults(&mut self) {
+    /// Gives settings that nobody made what other settings, or the user's folders, make their default.
+    fn settle_defaults(&mut self, environment: &[(String, String)]) {
+        let variable = |name: &str| environment.iter().find(|(other, _)| other == name).map(|(_, text)| text.clone());
+        let rules =
+            pserver_kernels::cuda::rules_folder(variable).and_then(|path| path.into_os_string().into_string().ok());
+        if let (Some(rules), Some(found)) = (rules, self.unmade("device_cache")) {
+            found.text = rules;
+        }
         for (key, cause, default) in DEPENDENT_DEFAULTS {
             if self.get(cause).text.trim().is_empty() {
                 continue;
             }
-            let found = self.0.iter_mut().find(|(name, found)| *name == key && found.origin == Origin::Default);
-            if let Some((_, found)) = found {
+            if let Some(found) = self.unmade(key) {
                 default.clone_into(&mut found.text);
             }
         }
+    }
+
+    /// The setting of this name, if nobody made it.
+    fn unmade(&mut self, key: &str) -> Option<&mut Found> {
+        let found = self.0.iter_mut().find(|(name, found)| *name == key && found.origin == Origin::Default);
+        found.map(|(_, found)| found)
     }
 
     /// The setting of this name.

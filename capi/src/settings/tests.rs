@@ -69,6 +69,44 @@ fn a_device_is_the_processor_or_a_number() {
 }
 
 #[test]
+fn what_a_device_may_take_is_a_size() {
+    let check = |flags, memory, gradients, least| {
+        let found = load(flags, "", "").unwrap();
+        assert_eq!((found.device_memory, found.device_gradients, found.device_least), (memory, gradients, least));
+    };
+    check("", None, None, 64 << 10);
+    check("--device-memory 2GiB --device-gradients 64MiB", Some(2 << 30), Some(64 << 20), 64 << 10);
+    check("--device-memory 1000000 --device-least 4KiB", Some(1_000_000), None, 4096);
+    let sizes = "a size above 0, in bytes or with KiB, MiB or GiB";
+    for size in ["0", "-1", "1TiB", "many", "18446744073709551615KiB"] {
+        let expected = format!("WRONG device_memory (from --device-memory) is \"{size}\"; expected {sizes}");
+        check_refused(&format!("--device-memory={size}"), "", "", &expected);
+    }
+    let expected = "WRONG device_gradients (from --device-gradients) is \"7MiB\"; expected 8388608 bytes or more: room \
+                    for four chunks of each shard";
+    check_refused("--device-gradients 7MiB --shards 2", "", "", expected);
+}
+
+#[test]
+fn compiled_rules_are_kept_in_the_users_cache_unless_somebody_says_otherwise() {
+    let check = |flags, environment, file, expected: Option<&str>| {
+        let found = load(flags, environment, file).unwrap().device_cache;
+        assert_eq!(found, expected.map(PathBuf::from), "{flags} {environment} {file}");
+    };
+    check("", "HOME=/h", "", Some("/h/.cache/pserver/rules"));
+    check("", "HOME=/h XDG_CACHE_HOME=/c", "", Some("/c/pserver/rules"));
+    check("", "", "", None);
+    check("", "HOME=/h", "device_cache = \"/f\"", Some("/f"));
+    check("", "HOME=/h PSERVER_DEVICE_CACHE=/e", "device_cache = \"/f\"", Some("/e"));
+    check("--device-cache /a", "HOME=/h PSERVER_DEVICE_CACHE=/e", "", Some("/a"));
+    check("--device-cache=", "HOME=/h", "", None);
+    check("", "HOME=/h", "device_cache = \"\"", None);
+    let printed = given("", "HOME=/h", "");
+    let printed = Settings::print(&printed.args, &printed.environment).unwrap();
+    assert!(printed.contains("device_cache = \"/h/.cache/pserver/rules\" # default\n"), "{printed}");
+}
+
+#[test]
 fn every_setting_arrives() {
     let file = r#"
         index = 1
@@ -196,6 +234,21 @@ fn values_that_contradict_each_other_are_refused() {
         ("--index 1 --servers 2", "coordinator (from default) is \"\"; expected the address of server 0"),
         ("--coordinator a:1", "coordinator (from --coordinator) is \"a:1\"; expected none, as this is server 0"),
         ("--staleness 3", "staleness (from --staleness) is \"3\"; expected 0, or mode bounded with it"),
+        ("--mode bounded", "staleness (from default) is \"0\"; expected 1 or more with mode bounded"),
+        ("--mode bounded --staleness 0", "staleness (from --staleness) is \"0\"; expected 1 or more with mode bounded"),
+        (
+            "--optimizer home:1",
+            "optimizer (from --optimizer) is \"home:1\"; expected no home in it, which is said of one parameter",
+        ),
+        (
+            "--optimizer sparse{height:9}",
+            "optimizer (from --optimizer) is \"sparse{height:9}\"; expected no sparse in it, which is said of one \
+             parameter",
+        ),
+        (
+            "--optimizer merge:Sum",
+            "optimizer (from --optimizer) is \"merge:Sum\"; expected no merge in it, or the same as the setting merge",
+        ),
         ("--journal on", "journal (from --journal) is \"on\"; expected off, or a checkpoint_dir with it"),
         ("--journal sync", "journal (from --journal) is \"sync\"; expected off, or a checkpoint_dir with it"),
         (

@@ -39,6 +39,17 @@ pub(super) fn reachable(text: &str) -> Result<Address, String> {
     if address.port == 0 { Err("an address with a port above 0".to_owned()) } else { Ok(address) }
 }
 
+/// A size of memory.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("", 0)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), *shift)))
+        .expect("every text ends with nothing");
+    let bytes = digits.parse().ok().and_then(|number: u64| number.checked_mul(1 << shift));
+    bytes.filter(|bytes| 0 < *bytes).ok_or_else(|| "a size above 0, in bytes or with KiB, MiB or GiB".to_owned())
+}
+
 pub(super) fn chunk_bytes(text: &str) -> Result<u32, String> {
     let expected = || {
         let (least, most) = (CHUNK_BYTES_MIN / 1024, CHUNK_BYTES_MAX / 1024 / 1024);

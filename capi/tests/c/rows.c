@@ -21,7 +21,13 @@ static paddle_rows rows(const char *name, const uint64_t *which, int count, floa
 
 static void refused(paddle_pserver_client *client) {
   static const uint64_t beyond[1] = {100};
+  const char *names[1] = {"table"};
+  paddle_parameter place;
   paddle_rows one = rows("table", ids, 4, values, sizeof values);
+  memset(&place, 0, sizeof place);
+  place.content = values;
+  place.content_len = 4;
+  REFUSED(paddle_get_params(client, names, &place, 1), "parameter \"table\" is sparse");
   REFUSED(paddle_send_rows(NULL, &one, 1), "client is NULL");
   REFUSED(paddle_send_rows(client, NULL, 1), "grads is NULL");
   REFUSED(paddle_send_rows(client, &one, 0), "at least one");

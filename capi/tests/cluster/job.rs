@@ -1,6 +1,7 @@
 //! A job's servers: what they are told, and those that run within the test.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Parser;
@@ -12,6 +13,12 @@ use tempfile::TempDir;
 
 /// How long any call of a test's client may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Where servers listen when a test does not say it, on a port of the system's choice: what `PSERVER_TEST_BIND` says,
+/// so that the same promises are kept over other transports, or [`TCP`].
+pub(crate) static BIND: LazyLock<String> =
+    LazyLock::new(|| std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned()));
+pub(crate) const TCP: &str = "tcp://127.0.0.1:0";
 
 /// What the servers of a job have in common.
 #[derive(Clone, Debug)]
@@ -36,15 +43,7 @@ struct Line {
 
 impl Job {
     pub(crate) fn new(servers: u16, trainers: u32) -> Self {
-        Self {
-            servers,
-            shards: 1,
-            chunk_bytes: 32 * 1024,
-            trainers,
-            mode: "sync",
-            bind: "tcp://127.0.0.1:0",
-            more: Vec::new(),
-        }
+        Self { servers, shards: 1, chunk_bytes: 32 * 1024, trainers, mode: "sync", bind: &BIND, more: Vec::new() }
     }
 
     pub(crate) fn with(mut self, option: &'static str, value: impl ToString) -> Self {

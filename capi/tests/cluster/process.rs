@@ -151,6 +151,12 @@ impl Processes {
         self.running[server] = Some(started.unwrap_or_else(|ended| panic!("server {server}: {ended:?}")));
     }
 
+    /// Starts a server with the arguments that it had, but on another port.
+    pub(crate) fn start_elsewhere(&mut self, server: usize) {
+        self.ports[server] = free_ports(1)[0];
+        self.start_again(server);
+    }
+
     pub(crate) fn arguments(&self, server: usize) -> Vec<String> {
         let index = u16::try_from(server).expect("servers are few");
         let coordinator = (server > 0).then(|| self.address(0));

@@ -69,6 +69,8 @@ const HOSTS: (&str, &str) = ("etc/hosts", "127.0.0.1 localhost\n10.9.0.1 server\
 /// What machines are made of.
 pub(super) struct Furnishing {
     pub(super) kernel: PathBuf,
+    /// The program `pserver` of this machine, as guests have it.
+    pub(super) pserver: PathBuf,
     image: Image,
 }
 
@@ -98,7 +100,8 @@ impl Furnishing {
         }
         image.devices();
         image.file(BUSYBOX, &root.join(BUSYBOX))?;
-        image.link("bin/sh", "busybox");
+        // The second is what a C program becomes at its end.
+        ["bin/sh", "bin/true"].iter().for_each(|path| image.link(path, "busybox"));
         for (path, text) in [PROVIDER, HOSTS].iter().chain(plan::SCRIPTS) {
             image.bytes(path, *text);
         }
@@ -109,16 +112,35 @@ impl Furnishing {
         let this = std::env::current_exe().context("where is this program?")?;
         image.program("init", &this, &libraries)?;
         add_modules(&mut image, &root.join("lib/modules").join(version))?;
-        Ok(Self { kernel: root.join("boot").join(format!("vmlinuz-{version}")), image })
+        let kernel = root.join("boot").join(format!("vmlinuz-{version}"));
+        Ok(Self { kernel, pserver: PathBuf::new(), image })
     }
 
     /// Adds a program of this workspace, without its symbols.
     pub(super) fn add(&mut self, workspace: &Workspace, name: &str, source: &Path) -> Result<()> {
-        let folder = workspace.root().join("target/soft-roce");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let stripped = folder.join(name);
+        let stripped = folder(workspace)?.join(name);
         succeed(Command::new("strip").arg("-o").arg(&stripped).arg(source))?;
         self.image.program(&format!("bin/{name}"), &stripped, &[])
+    }
+
+    /// Adds a program that is linked with a library in `folder`.
+    pub(super) fn program(&mut self, path: &str, source: &Path, folder: &Path) -> Result<()> {
+        self.image.program(path, source, &[folder.to_owned()])
+    }
+
+    /// Lets a path of this machine be another in the guest.
+    pub(super) fn link(&mut self, path: &str, target: &str) {
+        self.image.link(path.trim_start_matches('/'), target);
+    }
+
+    /// Adds a file under the path that it has here.
+    pub(super) fn same(&mut self, path: &Path) -> Result<()> {
+        self.image.file(path.to_string_lossy().trim_start_matches('/'), path)
+    }
+
+    /// Adds a folder of this machine, without what is in it.
+    pub(super) fn folder(&mut self, path: &Path) {
+        self.image.folder(path.to_string_lossy().trim_start_matches('/'));
     }
 
     /// The line that a person wants to have run.
@@ -129,10 +151,17 @@ impl Furnishing {
     /// Writes the file that a machine of this scenario starts from.
     pub(super) fn write(&mut self, workspace: &Workspace, scenario: &str) -> Result<PathBuf> {
         self.image.bytes(SCENARIO, scenario);
-        let path = workspace.root().join("target/soft-roce").join(format!("{scenario}.cpio"));
+        let path = folder(workspace)?.join(format!("{scenario}.cpio"));
         fs::write(&path, self.image.archive()).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
+}
+
+/// Where files are put that guests are made of.
+pub(super) fn folder(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.root().join("target/soft-roce");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
 }
 
 /// The package that holds the kernel of today: what Debian's own package of no version depends on.

@@ -6,7 +6,7 @@
 pub(super) struct Program {
     /// What the report calls it; a single word.
     pub(super) name: &'static str,
-    /// It is ended after so long.
+    /// It is ended after so long: it hangs. A busy machine takes ten times what an idle one does.
     pub(super) seconds: u64,
     /// What is started before it, and must end well too.
     pub(super) beside: Option<&'static str>,
@@ -28,24 +28,38 @@ pub(super) const ALONE: Scenario = Scenario {
     name: "alone",
     before: ALONE_NETWORK,
     programs: &[
-        program("devinfo", 20, "ibv_devinfo -v"),
-        perftest("ib_write_bw", "ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 200 10.9.0.1"),
-        perftest("ib_write_lat", "ib_write_lat -d rxe0 -x 1 -F -s 8 -n 200 10.9.0.1"),
-        perftest("ib_send_bw", "ib_send_bw -d rxe0 -x 1 -F -s 65536 -n 200 10.9.0.1"),
-        perftest("ib_read_bw", "ib_read_bw -d rxe0 -x 1 -F -s 65536 -n 200 10.9.0.1"),
-        psbench("pushpull-verbs", "psbench pushpull --transport verbs --bytes 1MiB --iterations 5 --json"),
-        psbench("pushpull-tcp", "psbench pushpull --transport tcp --bytes 1MiB --iterations 5 --json"),
-        psbench("latency-verbs", "psbench latency --transport verbs --bytes 4KiB --iterations 20 --json"),
-        psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 20 --json"),
-        program("probe", 120, "transport-unit --nocapture --test-threads=1 verbs::probe"),
-        program("verbs", 240, "transport-unit --nocapture --test-threads=1 verbs::tests::real"),
-        program(
-            "digits-verbs",
-            60,
-            "pserver quickstart --transport verbs --trainers 2 --epochs 1 --json --model-dir /tmp/m",
-        ),
+        program("devinfo", 60, "ibv_devinfo -v"),
+        perftest("ib_write_bw", "ib_write_bw -d rxe0 -x 1 -F -s 1048576 -n 16 -t 16 10.9.0.1"),
+        psbench("pushpull-verbs", "psbench pushpull --transport verbs --bytes 1MiB --iterations 8 --json"),
+        psbench("pushpull-tcp", "psbench pushpull --transport tcp --bytes 1MiB --iterations 8 --json"),
+        perftest("ib_send_bw", "ib_send_bw -d rxe0 -x 1 -F -s 1048576 -n 16 -t 16 10.9.0.1"),
+        perftest("ib_read_bw", "ib_read_bw -d rxe0 -x 1 -F -s 1048576 -n 16 10.9.0.1"),
+        perftest("ib_write_lat", "ib_write_lat -d rxe0 -x 1 -F -s 4096 -n 200 10.9.0.1"),
+        psbench("latency-verbs", "psbench latency --transport verbs --bytes 4KiB --iterations 100 --json"),
+        psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 100 --json"),
+        program("probe", 600, "transport-unit --show-output --test-threads=1 verbs::probe"),
+        program("verbs", 900, "transport-unit --show-output --test-threads=1 verbs::tests::real"),
+        program("digits-verbs-sgd", 300, "sh /bin/digits verbs sgd"),
+        program("digits-tcp-sgd", 300, "sh /bin/digits tcp sgd"),
+        program("digits-verbs-adam", 300, "sh /bin/digits verbs adam"),
+        program("digits-tcp-adam", 300, "sh /bin/digits tcp adam"),
+        program("idle", 300, "sh /bin/idle 7170"),
+        program("killed-trainer", 300, "sh /bin/killed-trainer 7172"),
+        program("kills", 900, KILLS),
+        program("digests", 900, DIGESTS),
+        program("c-programs", 900, C_PROGRAMS),
     ],
 };
+
+/// Servers are killed while three trainers train, and the digest is that of a job over TCP that nobody disturbed.
+const KILLS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_KILLS=2 \
+                     capi-kill --show-output --test-threads=1 a_disturbed_job twice_when_servers_are";
+/// Layouts of servers, shards and chunks over verbs and over TCP, which take too long for more than one optimizer.
+const DIGESTS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 capi-digest --show-output --test-threads=1 adam_has";
+/// All of them but those that look at the library, not at what it sends, and the one that first compiles a driver.
+const C_PROGRAMS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_C_PROGRAMS=/c \
+                          capi-c_programs --test-threads=1 \
+                          --skip static_library --skip exports --skip may_lie_on_a_device";
 
 /// The machine in which a person tries something.
 pub(super) const BY_HAND: Scenario =
@@ -64,9 +78,9 @@ pub(super) const SERVER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("serve-verbs", 120, "sh /bin/serve verbs 7164"),
-        program("serve-tcp", 120, "sh /bin/serve tcp 7165"),
-        program("serve-cut", 120, "sh /bin/serve verbs 7166 cut"),
+        program("serve-verbs", 600, "sh /bin/serve verbs 7164"),
+        program("serve-tcp", 600, "sh /bin/serve tcp 7165"),
+        program("serve-cut", 600, "sh /bin/serve verbs 7166 cut"),
     ],
 };
 
@@ -82,42 +96,129 @@ pub(super) const TRAINER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("train-verbs", 120, "sh /bin/train verbs 7164"),
-        program("train-tcp", 120, "sh /bin/train tcp 7165"),
-        program("train-cut", 120, "sh /bin/train verbs 7166"),
+        program("train-verbs", 600, "sh /bin/train verbs 7164"),
+        program("train-tcp", 600, "sh /bin/train tcp 7165"),
+        program("train-cut", 600, "sh /bin/train verbs 7166 cut"),
     ],
 };
 
-/// Scripts, as short as what they say: a person repeats them by hand.
-pub(super) const SCRIPTS: &[(&str, &str)] = &[("bin/serve", SERVE), ("bin/train", TRAIN)];
+/// Scripts, as short as what they say: a person repeats them by hand. A line `figure …` is repeated at the end.
+pub(super) const SCRIPTS: &[(&str, &str)] = &[
+    ("bin/serve", SERVE),
+    ("bin/train", TRAIN),
+    ("bin/digits", DIGITS),
+    ("bin/idle", IDLE),
+    ("bin/killed-trainer", KILLED_TRAINER),
+];
 
-/// Serves until the trainer says that it is done. With `cut` the wire is down for two
-/// seconds while it trains.
+/// Serves until the trainer says that it is done, and counts who was welcomed. With `cut` the wire is down for two
+/// seconds from when the trainer has done its first epoch, and the trainer must have come back.
 const SERVE: &str = r#"
 mkdir /tmp/$2
-pserver serve --bind "$1://10.9.0.1:$2" --insecure --trainers 1 --merge mean --model-dir /tmp/$2 &
+pserver serve --bind "$1://10.9.0.1:$2" --insecure --trainers 1 --merge mean --model-dir /tmp/$2 \
+    --log-level debug 2> /tmp/$2/log &
 server=$!
+connections() { grep -c 'welcome.*trainer=0' /tmp/$2/log; }
 if [ "$3" = cut ]; then
     nc -l -p $(($2 + 1000)) > /dev/null
-    sleep 4; /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
-    echo "the wire was cut"
+    before=$(connections "$@")
+    /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
 fi
 nc -l -p $(($2 + 2000)) > /dev/null
 kill -TERM $server
-wait $server || exit 1
+wait $server || { cat /tmp/$2/log; exit 1; }
+after=$(connections "$@")
+if [ "$3" = cut ]; then
+    echo "figure connections of the trainer: $before before the wire was cut, $after in the end"
+    [ $before -gt 0 ] && [ $after -gt $before ] || { cat /tmp/$2/log; exit 1; }
+fi
 echo "model $(sha256sum < /tmp/$2/digits.safetensors)"
 "#;
 
-/// Trains two passes over the digits, which the parent of a quickstart would otherwise have started.
+/// Trains some passes over the digits, which the parent of a quickstart would otherwise have started. With `cut` it
+/// tells the server's machine when the first is done. That machine may go away with its answer lost on the wire, so
+/// nobody waits long for it; what it was not told, it misses itself.
 const TRAIN: &str = r#"
-mkfifo /tmp/$2
-(echo finish; sleep 600) > /tmp/$2 &
-until nc 10.9.0.1 $(($2 + 1000)) < /dev/null 2> /dev/null; do [ "$2" = 7166 ] || break; sleep 1; done
+tell() {
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+        timeout 3 nc 10.9.0.1 $1 < /dev/null && return
+        sleep 0.5
+    done
+}
+mkdir /tmp/$2
+mkfifo /tmp/$2/orders
+(echo finish; sleep 600) > /tmp/$2/orders &
 pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --trainers 1 --servers 1 --mode sync \
-    --epochs 2 --seed 1 --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" < /tmp/$2
+    --epochs 3 --seed 1 --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" \
+    < /tmp/$2/orders > /tmp/$2/reports &
+trainer=$!
+if [ "$3" = cut ]; then
+    until grep -q '"epoch":1,' /tmp/$2/reports || ! kill -0 $trainer; do sleep 0.02; done
+    tell $(($2 + 1000))
+fi
+wait $trainer
 trained=$?
-until nc 10.9.0.1 $(($2 + 2000)) < /dev/null; do sleep 1; done
+cat /tmp/$2/reports
+tell $(($2 + 2000))
 exit $trained
+"#;
+
+/// Two trainers and two servers learn the digits; says what model came of it.
+const DIGITS: &str = r#"
+pserver quickstart --transport $1 --optimizer $2 --trainers 2 --epochs 1 --json --model-dir /tmp/digits-$1-$2 || exit 1
+echo "model $(sha256sum < /tmp/digits-$1-$2/digits.safetensors)"
+"#;
+
+/// A server and a trainer over verbs who have nothing to do: the trainer waits to be told that the others have left.
+/// The fourteenth and fifteenth number of `stat` are hundredths of a second on a processor; of ten seconds the server
+/// may take a fiftieth.
+const IDLE: &str = r#"
+mkdir /tmp/$1
+mkfifo /tmp/$1/orders
+sleep 600 > /tmp/$1/orders &
+pserver serve --bind "verbs://127.0.0.1:$1" --trainers 1 --merge mean --model-dir /tmp/$1 > /tmp/$1/ready &
+server=$!
+until grep -q ready /tmp/$1/ready; do sleep 0.1; done
+pserver quickstart-trainer --coordinator "verbs://127.0.0.1:$1" --trainer 0 --trainers 1 --servers 1 --mode sync \
+    --epochs 1 --seed 1 --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" \
+    < /tmp/$1/orders > /tmp/$1/reports &
+trainer=$!
+until grep -q epoch /tmp/$1/reports || ! kill -0 $trainer; do sleep 0.1; done
+spent() { set -- $(cat /proc/$1/stat); echo $((${14} + ${15})); }
+sleep 2
+served=$(spent $server); trained=$(spent $trainer)
+sleep 10
+served=$(($(spent $server) - served)); trained=$(($(spent $trainer) - trained))
+echo "figure idle for 10 s, on a processor: server $((served * 10)) ms, trainer $((trained * 10)) ms (at most 200 ms)"
+kill -0 $server && kill -0 $trainer && [ $served -le 20 ] || exit 1
+echo finish > /tmp/$1/orders
+wait $trainer || exit 1
+kill -TERM $server
+wait $server
+"#;
+
+/// A trainer that is killed within its second epoch; the next of the same rank trains on and ends well.
+const KILLED_TRAINER: &str = r#"
+mkdir /tmp/$1
+pserver serve --bind "verbs://127.0.0.1:$1" --trainers 1 --merge mean --model-dir /tmp/$1 --log-level debug \
+    > /tmp/$1/ready 2> /tmp/$1/log &
+server=$!
+until grep -q ready /tmp/$1/ready; do sleep 0.1; done
+train() {
+    mkfifo /tmp/$1/orders-$2
+    (echo finish; sleep 600) > /tmp/$1/orders-$2 &
+    exec pserver quickstart-trainer --coordinator "verbs://127.0.0.1:$1" --trainer 0 --trainers 1 --servers 1 \
+        --mode sync --epochs $2 --seed 1 --optimizer "sgd { } const_lr { learning_rate: 0.4 }" < /tmp/$1/orders-$2
+}
+train $1 1000 > /tmp/$1/reports &
+trainer=$!
+until grep -q epoch /tmp/$1/reports || ! kill -0 $trainer; do sleep 0.02; done
+kill -KILL $trainer || exit 1
+(train $1 2) || { cat /tmp/$1/log; exit 1; }
+kill -TERM $server
+wait $server || { cat /tmp/$1/log; exit 1; }
+echo "figure connections after a trainer was killed: $(grep -c 'welcome.*trainer=0' /tmp/$1/log)"
+[ $(grep -c 'welcome.*trainer=0' /tmp/$1/log) -gt 1 ]
 "#;
 
 /// The shell has an `ip` of its own, which is another: `/bin/ip` is meant. `dummy0` comes with its module.
@@ -134,13 +235,13 @@ const fn program(name: &'static str, seconds: u64, line: &'static str) -> Progra
 }
 
 const fn psbench(name: &'static str, line: &'static str) -> Program {
-    program(name, 90, line)
+    program(name, 300, line)
 }
 
 /// A program of perftest is its own server when it is told no address.
 const fn perftest(name: &'static str, line: &'static str) -> Program {
     let (server, _) = line.split_at(line.len() - " 10.9.0.1".len());
-    Program { name, seconds: 60, beside: Some(server), port: Some(18515), line }
+    Program { name, seconds: 200, beside: Some(server), port: Some(18515), line }
 }
 
 /// The scenario of this name.

@@ -3,6 +3,7 @@
 //! Not here: what the programs write, but for the counts of Rust's test harness.
 
 use std::fmt::{Display, Formatter};
+use std::time::Duration;
 
 use crate::workspace::Tally;
 
@@ -27,6 +28,8 @@ pub(super) struct Report {
     pub(super) programs: Vec<Run>,
     pub(super) skipped: Vec<String>,
     pub(super) is_done: bool,
+    /// What the machine spent of this one's processors.
+    pub(super) processor: Duration,
 }
 
 /// One program of a guest.
@@ -59,11 +62,22 @@ impl Report {
         }
     }
 
+    /// The tests that passed, by their names within their programs.
+    pub(super) fn tests_passed(&self) -> impl Iterator<Item = String> {
+        let lines = self.programs.iter().flat_map(|run| &run.output);
+        lines.filter_map(|line| Some(line.strip_prefix("test ")?.strip_suffix(" ... ok")?.to_owned()))
+    }
+
+    /// What a program of this name said, if it ran.
+    pub(super) fn run(&self, name: &str) -> Option<&Run> {
+        self.programs.iter().find(|run| run.name == name)
+    }
+
     /// Judges what ran against what should have run.
     pub(super) fn tally(&self, wanted: &[&str]) -> Tally {
         let mut total = Tally::default();
         for name in wanted {
-            total += match self.programs.iter().find(|run| run.name == *name) {
+            total += match self.run(name) {
                 Some(run) => run.tally(),
                 None => Tally::of_step(false),
             };
@@ -77,6 +91,11 @@ impl Report {
 }
 
 impl Run {
+    /// What stands after `word` at the beginning of its lines.
+    pub(super) fn said<'a>(&'a self, word: &'a str) -> impl Iterator<Item = &'a str> {
+        self.output.iter().filter_map(move |line| line.strip_prefix(word)?.strip_prefix(' '))
+    }
+
     pub(super) fn succeeded(&self) -> bool {
         self.status.as_deref() == Some("0")
     }
@@ -162,6 +181,17 @@ mod tests {
         let none = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured";
         check(&format!("@begin one\n{none}\n@end one 5 0\n{two}"), "1 passed, 1 failed, 0 skipped");
         check(&format!("@begin one\n[  1.5] eth0: up @end one 5 0\n{two}"), "2 passed, 0 failed, 0 skipped");
+    }
+
+    #[test]
+    fn a_test_has_passed_when_its_program_says_so() {
+        let mut report = Report::default();
+        let text = "@@ pserver-guest begin one\nrunning 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\n\
+                    test a::d ... \r\nsaid 5\ntest result: ok. 1 passed; 0 failed";
+        text.lines().for_each(|line| report.take(line));
+        assert_eq!(report.tests_passed().collect::<Vec<_>>(), ["a::b"]);
+        assert_eq!(report.programs[0].said("said").collect::<Vec<_>>(), ["5"]);
+        assert!(report.run("two").is_none());
     }
 
     #[test]

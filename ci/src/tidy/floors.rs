@@ -11,6 +11,7 @@ const CORE: &[(&str, u8)] = &[
     ("time", 0),
     ("luck", 0),
     ("checksum", 0),
+    ("narrow", 0),
     ("error", 0),
     ("text", 0),
     ("partition", 0),

@@ -115,6 +115,10 @@ impl Journal {
         // From here on the old segment must not grow: a new one, even a torn one, says where it ends.
         self.segment = None;
         let last = segments(&*self.storage, &self.directory)?.pop();
+        if let Some(last) = last.filter(|last| *last < self.position) {
+            // A host that lost the end of a segment with another behind it would not know it from damage.
+            self.storage.sync(&segment_path(&self.directory, last))?;
+        }
         if let Some(last) = last.filter(|last| *last > self.position) {
             let (directory, position) = (&self.directory, self.position);
             return Err(Failure::Node(format!(
@@ -170,6 +174,13 @@ pub fn replay(storage: &dyn Storage, directory: &str, from: u64, visit: &mut Vis
         replayed.torn_tail = true;
     }
     Ok(replayed)
+}
+
+/// Makes every record at or after `position` that was written so far survive the loss of the host.
+pub(super) fn sync_from(storage: &dyn Storage, directory: &str, position: u64) -> Result<(), Failure> {
+    let starts = segments(storage, directory)?;
+    let first = starts.iter().rposition(|start| *start <= position).unwrap_or(0);
+    starts[first..].iter().try_for_each(|start| storage.sync(&segment_path(directory, *start)))
 }
 
 /// Reads a segment to its end.

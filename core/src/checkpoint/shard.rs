@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::journal;
 use super::manifest::{self, FORMAT, FileEntry, Manifest, chunks_name, data_name, manifest_name};
 use super::partial::Partial;
 use super::path::PARTIAL;
@@ -227,6 +228,8 @@ impl ShardCheckpoint {
             file.file.place()?;
             files.push(file.entry());
         }
+        // What is not in a value is in the journal, and the checkpoint says that it is.
+        journal::sync_from(&*self.storage, &self.directory, self.journal_from)?;
         self.storage.sync_directory(&self.directory)?;
         let manifest = Manifest {
             format: FORMAT,

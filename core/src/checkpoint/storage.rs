@@ -13,7 +13,8 @@ use crate::error::Failure;
 /// A place that keeps files.
 ///
 /// A write that returned survives the process; what survives the host is only what was synced: a file's bytes by
-/// [`Writer::sync`], and its name by [`Storage::sync_directory`] after it was created, renamed or removed.
+/// [`Writer::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created, renamed or
+/// removed.
 /// Every failure names the operation, the path and what the system said.
 pub trait Storage: Send + Sync {
     /// Opens an empty file for writing, in place of any that was there, and creates the directories above it.
@@ -30,6 +31,9 @@ pub trait Storage: Send + Sync {
 
     /// The names in a directory, sorted. A directory that does not exist is empty; `""` is the root.
     fn list(&self, directory: &str) -> Result<Vec<String>, Failure>;
+
+    /// Makes every byte of a file that was written so far survive the loss of the host, whoever writes it.
+    fn sync(&self, path: &str) -> Result<(), Failure>;
 
     /// Makes the names in a directory last, and the directory's own name and those above it.
     fn sync_directory(&self, directory: &str) -> Result<(), Failure>;

@@ -17,6 +17,9 @@ const FLYING_BYTES_MAX: u64 = 2 * 1024 * 1024;
 /// The same for frames, of which a transport queues 64.
 const FLYING_FRAMES_MAX: usize = 32;
 
+/// After so many attempts to connect that failed, the server may be somewhere else.
+const ASTRAY_ATTEMPTS: u32 = 3;
+
 /// A lane, named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub(super) usize);
@@ -51,6 +54,8 @@ pub(super) struct Lane {
     /// Why the last connection ended.
     pub(super) reason: Option<String>,
     pub(super) refused_at: Option<Now>,
+    /// Attempts to connect since a server last said welcome.
+    attempts: u32,
     /// What is not answered, in the order of asking and so of tickets.
     requests: VecDeque<Request>,
     /// What may leave, the most urgent first.
@@ -85,6 +90,7 @@ impl Lane {
             former: None,
             reason: None,
             refused_at: None,
+            attempts: 0,
             requests: VecDeque::new(),
             waiting: BinaryHeap::new(),
             paused: Vec::new(),
@@ -109,6 +115,23 @@ impl Lane {
 
     pub(super) fn is_busy(&self) -> bool {
         !self.requests.is_empty()
+    }
+
+    /// Whether something waits for a server that does not answer at this address.
+    pub(super) fn is_astray(&self) -> bool {
+        self.is_busy() && self.attempts >= ASTRAY_ATTEMPTS
+    }
+
+    /// From the next attempt on, which is made at once, the server is at another address.
+    pub(super) fn move_to(&mut self, address: Address) {
+        if address == self.address {
+            return;
+        }
+        self.address = address;
+        (self.attempts, self.pause) = (0, PAUSE_FIRST);
+        if let LaneState::Down { again } = &mut self.state {
+            *again = Now(0);
+        }
     }
 
     /// How many of these requests, in order, are not answered.
@@ -188,6 +211,7 @@ impl Lane {
     /// The connection is accepted: everything that is not answered goes out, in order.
     pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<Output>) {
         self.state = LaneState::Up { peer };
+        self.attempts = 0;
         self.pause = PAUSE_FIRST;
         self.waiting = self.requests.iter().map(|request| Reverse((request.priority, request.ticket()))).collect();
         self.dispatch(out);
@@ -201,6 +225,7 @@ impl Lane {
     /// The connection is over; the next one is tried after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
         self.former = self.state.peer();
+        self.attempts = self.attempts.saturating_add(u32::from(!matches!(self.state, LaneState::Up { .. })));
         self.state = LaneState::Down { again: now + self.pause };
         // All that is not answered goes out again with the next connection anyway.
         self.waiting.clear();

@@ -115,6 +115,18 @@ impl Client {
         LaneId(self.lanes.len() - 1)
     }
 
+    /// Whether something waits for a shard that did not answer several attempts to connect: it may be at another
+    /// address now, which the coordinator knows.
+    #[must_use]
+    pub fn is_astray(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.number > 0 && lane.is_astray())
+    }
+
+    /// Changes where a lane connects to next. What is connected stays.
+    pub fn move_lane(&mut self, lane: LaneId, address: Address) {
+        self.lanes[lane.0].move_to(address);
+    }
+
     /// Sends a request over a lane as soon as its connection allows. The head's identity is filled in here.
     pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut Vec<Output>) -> Ticket {
         let ticket = Ticket(self.next_ticket);
@@ -266,9 +278,10 @@ impl Client {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let Some(lane) = self.lane_of(peer) else { return };
-        let has_places = frame.payload_bytes() > 0;
-        let kept = if has_places { lane.put_back(peer, &mut body.into_iter()) } else { Vec::new() };
+        // What has no payload has no places, and lands between those that have.
+        let kept = if body.is_empty() { Vec::new() } else { lane.put_back(peer, &mut body.into_iter()) };
         match frame.head.kind {
+            // The wire refuses payloads of these kinds; what lands with one all the same is nobody's value.
             Kind::Welcome => lane.welcome(peer, out),
             Kind::Refused => self.refused(now, peer, frame, out),
             Kind::Error => self.error(now, peer, frame),

@@ -25,6 +25,8 @@ struct Line {
     /// Frames that were submitted and whose parcels are still with the transport.
     sending: Vec<(Ticket, Frame, Vec<Outgoing>)>,
     log: Vec<String>,
+    /// The address that was connected to last.
+    dialled: String,
 }
 
 fn id(chunk: u64) -> ChunkId {
@@ -43,7 +45,16 @@ impl Line {
         };
         let mut client = Client::new(identity);
         let lane = client.add_lane(Address::parse("loopback://there:1").expect("valid"), 1, "shard 0".into());
-        Self { client, now: Now(0), lane, peers: 0, peer: None, sending: Vec::new(), log: Vec::new() }
+        Self {
+            client,
+            now: Now(0),
+            lane,
+            peers: 0,
+            peer: None,
+            sending: Vec::new(),
+            log: Vec::new(),
+            dialled: String::new(),
+        }
     }
 
     fn connected() -> Self {
@@ -73,7 +84,8 @@ impl Line {
                     self.sending.push((ticket, frame, body));
                 }
                 Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
-                Output::Connect { lane, .. } => {
+                Output::Connect { lane, address } => {
+                    self.dialled = address.to_string();
                     self.peers += 1;
                     let peer = PeerId(self.peers);
                     self.peer = Some(peer);
@@ -331,6 +343,32 @@ fn values_land_in_their_places() {
     assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
 }
 
+/// The wire refuses such a frame; a transport that lets it through takes nothing down with it.
+#[test]
+fn a_refusal_with_a_payload_gives_the_place_back() {
+    for kind in [Kind::Error, Kind::Refused, Kind::Welcome] {
+        let mut value = [0; 4];
+        lend(|book| {
+            let mut line = Line::connected();
+            let into = vec![Incoming::Loan(book.write(&mut value))];
+            let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+            line.welcome();
+            line.sent();
+            let (frame, body) = line.begin_values(ticket, &[(1, 4)]);
+            let message = ErrorMessage { code: ErrorCode::Invalid.into(), text: "no".into() };
+            let head = Head { kind, ..frame.head };
+            let frame = Frame { head, control: message.encode_to_vec(), ..frame };
+            line.event(Event::Landed { peer: line.peer(), frame, body });
+            if kind != Kind::Error {
+                line.cancel(ticket);
+                line.gone(Vec::new());
+            }
+            assert!(line.client.take(ticket).is_some_and(|end| end.is_err()), "{kind:?}: its place is at home");
+            assert!(!line.client.is_busy());
+        });
+    }
+}
+
 #[test]
 fn a_stranger_gives_one_place_for_each_payload() {
     let mut line = Line::connected();
@@ -500,6 +538,33 @@ fn an_address_that_cannot_be_reached_is_named() {
     assert_eq!(line.client.deadline(), Some(Now(20)));
     line.cancel(ticket);
     assert!(!line.client.is_busy());
+}
+
+#[test]
+fn a_server_that_does_not_answer_may_be_at_another_address() {
+    let there = Address::parse("loopback://there:1").expect("valid");
+    let elsewhere = Address::parse("loopback://elsewhere:1").expect("valid");
+    let mut line = Line::connected();
+    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
+    line.welcome();
+    line.gone(Vec::new());
+    for _ in 0..3 {
+        assert!(!line.client.is_astray(), "the first attempts may fail");
+        line.wait(1000);
+        line.gone(Vec::new());
+    }
+    assert!(line.client.is_astray());
+    line.client.move_lane(line.lane, there);
+    assert!(line.client.is_astray(), "nothing is new");
+    line.client.move_lane(line.lane, elsewhere);
+    assert!(!line.client.is_astray());
+    assert_eq!(line.dialled, "loopback://there:1");
+    line.wait(0);
+    assert_eq!(line.dialled, "loopback://elsewhere:1", "without another pause");
+    line.welcome();
+    line.sent();
+    line.done(ticket, &[(0, 1)]);
+    assert_eq!(line.versions(ticket), Some(vec![1]));
 }
 
 #[test]

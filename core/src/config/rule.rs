@@ -65,6 +65,9 @@ pub(super) fn message(rule: &Rule) -> OptimizerConfig {
 fn mode(message: &OptimizerConfig) -> Result<Option<Mode>, Failure> {
     let mode = message.mode.map(|_| message.mode());
     match (mode, message.staleness_bound) {
+        (Some(ModeKind::Staleness), Some(0)) => {
+            Err(Failure::call("staleness_bound is 0, which lets nobody begin; expected 1 or more, or mode: Sync"))
+        }
         (Some(ModeKind::Staleness), Some(bound)) => Ok(Some(Mode::Staleness { bound })),
         (Some(ModeKind::Staleness), None) => {
             Err(Failure::call("mode is Staleness and staleness_bound is not given; expected the bound in steps"))

@@ -234,6 +234,15 @@ fn what_cannot_work_is_refused_by_name() {
     check_refused("const_lr { learning_rate: inf }", &["const_lr.learning_rate is inf"]);
     check_refused("const_lr { learning_rate: 1e999 }", &["const_lr.learning_rate is inf"]);
     check_refused("lr_policy: Linear linear_lr { lr_decay_b: -1 }", &["linear_lr.lr_decay_b is -1"]);
+    check_refused("lr_policy: Linear linear_lr { lr_decay_a: -1 }", &["linear_lr.lr_decay_a is -1; expected"]);
+    check_refused(
+        "const_lr { learning_rate: 1e200 } rate_scale: 1e200",
+        &["the learning rate 1e200 times rate_scale 1e200 is inf", "expected at most 1.797"],
+    );
+    check_refused(
+        "lr_policy: Linear linear_lr { learning_rate: 1 lr_decay_b: 1e300 } rate_scale: 1e9",
+        &["the learning rate 1e300 times rate_scale 1e9 is inf"],
+    );
     check_refused("lr_policy: Poly poly_lr { lr_decay_a: -1 }", &["poly_lr.lr_decay_a is -1"]);
     check_refused(
         "lr_policy: Exp exp_lr { lr_decay_a: 0.5 }",
@@ -280,6 +289,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     check_refused("home: 4096", &["home is 4096; expected a server below 4096"]);
     check_refused("mode: Async staleness_bound: 3", &["staleness_bound is 3; expected mode: Staleness"]);
     check_refused("staleness_bound: 0", &["staleness_bound is 0; expected mode: Staleness"]);
+    check_refused("mode: Staleness staleness_bound: 0", &["staleness_bound is 0", "expected 1 or more, or mode: Sync"]);
 }
 
 #[test]

@@ -5,8 +5,6 @@ use crate::error::Failure;
 /// A set of finite numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Range {
-    /// Any finite number.
-    Finite,
     /// Zero and above.
     NotNegative,
     /// Zero and below.
@@ -32,7 +30,6 @@ impl Range {
 
     fn holds(self, value: f64) -> bool {
         match self {
-            Self::Finite => true,
             Self::NotNegative => 0.0 <= value,
             Self::NotPositive => value <= 0.0,
             Self::Positive => 0.0 < value,
@@ -44,7 +41,6 @@ impl Range {
 
     const fn words(self) -> &'static str {
         match self {
-            Self::Finite => "a finite number",
             Self::NotNegative => "a finite number, zero or above",
             Self::NotPositive => "a finite number, zero or below",
             Self::Positive => "a finite number above zero",

@@ -82,7 +82,25 @@ impl Rule {
         for (name, clip) in [("clip_norm", self.clip_norm), ("clip_value", self.clip_value)] {
             clip.map_or(Ok(()), |value| Range::Positive.check(name, value))?;
         }
+        self.check_rate(self.schedule.largest(), ElementType::Float64)?;
         self.validate_exact()
+    }
+
+    /// Refuses a learning rate that, times the parameter's own factor, is more than an element of this type can be:
+    /// with it every parameter would be infinite. What is exact has no rate.
+    ///
+    /// # Errors
+    /// Names the rate, the factor, their product and the largest that is expected.
+    pub fn check_rate(&self, rate: f64, element_type: ElementType) -> Result<(), Failure> {
+        let most = if element_type == ElementType::Float32 { f64::from(f32::MAX) } else { f64::MAX };
+        let (factor, product) = (self.rate_scale, rate * self.rate_scale);
+        if self.algorithm.is_exact() || product <= most {
+            return Ok(());
+        }
+        Err(Failure::call(format!(
+            "the learning rate {rate:e} times rate_scale {factor:e} is {product:e}; expected at most {most:e} for \
+             {element_type}"
+        )))
     }
 
     /// Refuses this rule for a parameter of a type it cannot update, naming both: integers go only with
@@ -101,7 +119,7 @@ impl Rule {
                  expected float32 or float64, or the algorithm add or sum"
             )));
         }
-        Ok(())
+        self.check_rate(self.schedule.largest(), element_type)
     }
 
     /// `add` and `sum` promise to add and nothing else, so a setting that they would ignore is refused.

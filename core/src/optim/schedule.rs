@@ -16,7 +16,7 @@ pub enum Schedule {
     Linear {
         /// The learning rate at `n = 0`, zero or above.
         rate: f64,
-        /// What each update takes away.
+        /// What each update takes away, zero or above.
         a: f64,
         /// The lowest learning rate, zero or above.
         b: f64,
@@ -65,6 +65,16 @@ impl Schedule {
         }
     }
 
+    /// The largest learning rate that an update could have: no schedule rises above where it begins, but one.
+    pub(super) fn largest(&self) -> f64 {
+        match *self {
+            Self::Linear { rate, b, .. } => rate.max(b),
+            Self::Const { rate } | Self::Poly { rate, .. } | Self::Exp { rate, .. } | Self::DiscExp { rate, .. } => {
+                rate
+            }
+        }
+    }
+
     /// Refuses what could ever give a rate that is negative or not finite, by the name configuration gives it.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         let (message, rate) = match *self {
@@ -77,8 +87,7 @@ impl Schedule {
         Range::NotNegative.check(&format!("{message}.learning_rate"), rate)?;
         let (a, a_range, b, b_range) = match *self {
             Self::Const { .. } => return Ok(()),
-            Self::Linear { a, b, .. } => (a, Range::Finite, b, Range::NotNegative),
-            Self::Poly { a, b, .. } => (a, Range::NotNegative, b, Range::NotNegative),
+            Self::Linear { a, b, .. } | Self::Poly { a, b, .. } => (a, Range::NotNegative, b, Range::NotNegative),
             Self::Exp { a, b, .. } | Self::DiscExp { a, b, .. } => (a, Range::PositiveToOne, b, Range::Positive),
         };
         a_range.check(&format!("{message}.lr_decay_a"), a)?;

@@ -439,6 +439,17 @@ fn a_rule_is_refused_for_a_type_it_cannot_update() {
     check(ADAM, ElementType::Float64, "");
     check(Algorithm::Add, ElementType::Int32, "");
     check(Algorithm::Add, ElementType::Float32, "");
+    let scaled = |rate, rate_scale| Rule { rate_scale, ..rule(Algorithm::Sgd, rate) };
+    for (rate, scale, narrow, wide) in [(3e38, 1.0, true, true), (3e38, 2.0, false, true), (1e300, 1e9, false, false)] {
+        let found =
+            [ElementType::Float32, ElementType::Float64].map(|one| scaled(rate, scale).validate_for(one).is_ok());
+        assert_eq!(found, [narrow, wide], "{rate:e} times {scale:e}");
+        assert_eq!(scaled(rate, scale).validate().is_ok(), wide, "{rate:e} times {scale:e}");
+        let sent = scaled(0.1, scale).check_rate(rate, ElementType::Float32);
+        assert_eq!(sent.is_ok(), narrow, "{rate:e} times {scale:e}, sent with a gradient");
+        let exact = Rule { algorithm: Algorithm::Add, ..scaled(0.1, scale) };
+        assert_eq!(exact.check_rate(rate, ElementType::Float32), Ok(()), "what adds has no rate");
+    }
     check(Algorithm::Sgd, ElementType::Int64, "sgd cannot update a parameter of type int64; expected float32");
     check(ADAM, ElementType::Uint32, "adam cannot update a parameter of type uint32; expected float32");
     check(

@@ -26,6 +26,7 @@ mod text;
 pub mod transpile;
 mod turn;
 mod value;
+mod values;
 mod variable;
 
 pub use backward::{ParameterGradient, append_backward};

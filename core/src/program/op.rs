@@ -231,8 +231,8 @@ pub enum OpKind {
         /// gradient, which is synchronous training; without a bound whoever comes is taken.
         staleness: Option<u32>,
     },
-    /// `(address: strings) -> strings`: takes strings, and on the `count`th gives the list of them, in their senders'
-    /// order.
+    /// `(string: strings) -> strings`: takes strings, and on the `count`th gives the list of them: addresses in the
+    /// order of whose they are, then others in the order of their text.
     StringAccumulator {
         /// How many make a list.
         count: u32,

@@ -8,6 +8,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::rows::{Height, SelectedRows};
 
+use super::values::check_memory;
 use super::variable::{Dim, Facts};
 
 // Elements in memory are elements on the wire and on disk.
@@ -150,6 +151,16 @@ impl Tensor {
         Self { shape: shape.to_vec(), elements: Elements::zeros(element_type, count) }
     }
 
+    /// A tensor of zeros, if there is memory for it.
+    ///
+    /// # Errors
+    /// When there is none; says how many bytes.
+    pub fn try_zeros(element_type: ElementType, shape: &[u64]) -> Result<Self, Failure> {
+        let bytes = shape.iter().fold(element_type.bytes(), |bytes, length| bytes.saturating_mul(*length));
+        check_memory(bytes)?;
+        Ok(Self::zeros(element_type, shape))
+    }
+
     /// Its dimensions, the slowest first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
@@ -216,6 +227,19 @@ impl Value {
         }
         let batch = batch.map_or(String::new(), |batch| format!(" where batch is {batch}"));
         Err(Failure::call(format!("found {self}; expected {facts}{batch}")))
+    }
+
+    /// The memory of its elements, ids and texts, in bytes.
+    #[must_use]
+    pub fn byte_count(&self) -> u64 {
+        match self {
+            Self::Dense(tensor) => tensor.bytes().len() as u64,
+            Self::SelectedRows(rows) => {
+                let view = rows.view();
+                view.values().len() as u64 + view.len() as u64 * size_of::<u64>() as u64
+            }
+            Self::Strings(strings) => strings.iter().map(|string| string.len() as u64).sum(),
+        }
     }
 
     /// The tensor.

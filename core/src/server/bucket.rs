@@ -78,7 +78,10 @@ pub(super) enum Gathered {
 struct Gathering {
     trainer: TrainerId,
     call: Mark,
-    parts: Vec<Option<RowsLease>>,
+    /// How many parts there are in all.
+    count: u32,
+    /// Those that are there, by their numbers. It grows with what came, not with what was promised.
+    parts: Vec<(u32, RowsLease)>,
     closing: Option<(PeerId, Head)>,
     /// When the last part came.
     since: Now,
@@ -366,7 +369,7 @@ impl Bucket {
         if one.sending.call < gathering.call {
             return Gathered::Some;
         }
-        if gathering.call != one.sending.call || gathering.parts.len() != part.count as usize {
+        if gathering.call != one.sending.call || gathering.count != part.count {
             *gathering = Gathering::new(one, part.count, now);
         }
         gathering.since = now;
@@ -374,16 +377,20 @@ impl Bucket {
             gathering.closing = Some((one.sending.peer, one.sending.head));
         }
         let layout = self.table.layout();
-        let (_, rest) = gathering.parts.split_at_mut(part.index as usize);
-        if rest[0].as_ref().is_some_and(|there| !there.has_rows_of(&rows, layout)) {
-            rest.fill_with(|| None);
+        let parts = &mut gathering.parts;
+        match parts.binary_search_by_key(&part.index, |(index, _)| *index) {
+            Ok(place) if parts[place].1.has_rows_of(&rows, layout) => {}
+            Ok(place) => {
+                parts.truncate(place);
+                parts.push((part.index, rows));
+            }
+            Err(place) => parts.insert(place, (part.index, rows)),
         }
-        rest[0].get_or_insert(rows);
-        if gathering.parts.iter().any(Option::is_none) {
+        if parts.len() < part.count as usize {
             return Gathered::Some;
         }
         let Gathering { parts, closing, .. } = self.gathering.swap_remove(at);
-        Gathered::All { parts: parts.into_iter().flatten().collect(), closing }
+        Gathered::All { parts: parts.into_iter().map(|(_, rows)| rows).collect(), closing }
     }
 
     /// Forgets the parts of a trainer's calls that are over.
@@ -420,7 +427,7 @@ impl Bucket {
 
     /// The oldest journal position of a part.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.gathering.iter().flat_map(|one| one.parts.iter().flatten()).map(|part| part.position).min()
+        self.gathering.iter().flat_map(|one| &one.parts).map(|(_, part)| part.position).min()
     }
 
     /// The learning rates that steps brought with them, for the checkpoint.
@@ -504,10 +511,15 @@ impl Bucket {
         let rows = RowsView::parse(self.table.layout().of(element_type)?, rows)?;
         self.check_own(rows.ids())?;
         // Each part but the last has a row or more, so more parts than there can be rows are nobody's contribution.
-        if u64::from(part.count) <= PARTS_MAX {
-            return Ok(rows);
+        let most = PARTS_MAX.min(self.buckets.rows.saturating_add(1));
+        if most < u64::from(part.count) {
+            return Err(Failure::call(format!("{} parts; expected at most {most}", part.count)));
         }
-        Err(Failure::call(format!("{} parts; expected at most {PARTS_MAX}", part.count)))
+        if rows.ids().is_empty() && part.index + 1 < part.count {
+            let (index, count) = (part.index, part.count);
+            return Err(Failure::call(format!("part {index} of {count} without a row; only the last may have none")));
+        }
+        Ok(rows)
     }
 }
 
@@ -528,13 +540,12 @@ impl BucketTensors {
 
 impl Gathering {
     fn given_up(self) -> GivenUp {
-        let Self { trainer, call, parts, closing, .. } = self;
-        GivenUp { trainer, call, there: parts.iter().flatten().count(), count: parts.len(), closing }
+        let Self { trainer, call, count, parts, closing, .. } = self;
+        GivenUp { trainer, call, there: parts.len(), count: count as usize, closing }
     }
 
     fn new(one: &Contribution, count: u32, since: Now) -> Self {
-        let parts = (0..count).map(|_| None).collect();
-        Self { trainer: one.trainer, call: one.sending.call, parts, closing: None, since }
+        Self { trainer: one.trainer, call: one.sending.call, count, parts: Vec::new(), closing: None, since }
     }
 }
 

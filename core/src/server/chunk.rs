@@ -48,7 +48,7 @@ pub(super) struct Heard {
     pub(super) clock: u64,
 }
 
-/// Somebody who waits for a version.
+/// Somebody who waits for a version: to see it, or to be told that its gradient's round was closed.
 pub(super) struct Waiter {
     pub(super) peer: PeerId,
     pub(super) head: Head,
@@ -56,6 +56,20 @@ pub(super) struct Waiter {
     pub(super) since: Now,
     /// The ids of the rows that it wants, or what it wants to know of ids; nothing where it wants a whole value.
     pub(super) wish: Option<Wish>,
+}
+
+/// A value that replaces the chunk's, and waits for updates that had arrived before it.
+pub(super) struct LateSet {
+    pub(super) lease: Lease,
+    pub(super) call: Mark,
+    pub(super) peer: PeerId,
+    pub(super) head: Head,
+    /// The version that comes first.
+    pub(super) after: Version,
+    /// Where in the journal it is.
+    pub(super) position: u64,
+    /// Since when its sender waits for an answer. Nothing when it was told that it takes long.
+    pub(super) since: Option<Now>,
 }
 
 /// What a checkpoint says of a chunk's contributions that were not yet in the value. Their payloads are in the
@@ -66,7 +80,7 @@ pub(super) struct Restoring {
     pub(super) open: Vec<Open>,
 }
 
-/// A contribution to a chunk, without its payload.
+/// A contribution to a chunk, or a value that replaces it, without the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Open {
     pub(super) trainer: TrainerId,
@@ -83,6 +97,8 @@ pub(super) enum Stage {
     Ahead,
     /// It is in the open round.
     Entered,
+    /// It is a value that waits for the update that makes this version.
+    Set(Version),
 }
 
 /// What a chunk holds.
@@ -119,8 +135,11 @@ pub(super) struct Chunk {
     /// Whether it is about to run in step with others.
     pub(super) is_joined: bool,
     /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
-    /// not done: who takes part now does not change who took part then. At most two, the open one and the one ahead.
+    /// not done or there was no lease: who takes part now does not change who took part then. At most two, the open one
+    /// and the one ahead.
     pub(super) sealed: u8,
+    /// A value that waits for its turn.
+    pub(super) late: Option<Box<LateSet>>,
     /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is
     /// under way.
     pub(super) states: Vec<Lease>,
@@ -154,6 +173,7 @@ impl Chunk {
             noted: None,
             is_joined: false,
             sealed: 0,
+            late: None,
             states: Vec::new(),
             seat: None,
             restored: None,
@@ -196,20 +216,30 @@ impl Chunk {
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
     }
 
-    /// Contributions that are not in the value yet.
+    /// Contributions that are not in the value yet, and a value that is not in its place.
     pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        self.round.open().chain(self.bucket().into_iter().flat_map(Bucket::open))
+        let late = |late: &LateSet| Open { trainer: late.head.trainer, call: late.call, stage: Stage::Set(late.after) };
+        let sets = self.late.iter().map(move |one| late(one));
+        self.round.open().chain(sets).chain(self.bucket().into_iter().flat_map(Bucket::open))
     }
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.round.oldest_position().into_iter().chain(self.bucket().and_then(Bucket::oldest_position)).min()
+        let late = self.late.iter().map(|late| late.position);
+        self.round
+            .oldest_position()
+            .into_iter()
+            .chain(late)
+            .chain(self.bucket().and_then(Bucket::oldest_position))
+            .min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient for its round, or the rest of a gradient is awaited.
+    /// Since when somebody waits for a version, or with a gradient or a value for its turn, or for the rest of a
+    /// gradient.
     pub(super) fn waits_since(&self) -> Option<Now> {
         let gathered = self.bucket().and_then(Bucket::waits_since);
-        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(gathered).min()
+        let late = self.late.as_ref().and_then(|late| late.since);
+        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(late).chain(gathered).min()
     }
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
@@ -255,6 +285,24 @@ impl Chunk {
     /// Whether a frame at `position` of the journal is older than this chunk's restored state.
     pub(super) fn is_before_restored(&self, position: u64) -> bool {
         self.restored.as_ref().is_some_and(|restored| position < restored.position)
+    }
+
+    /// How many rounds were complete when a checkpoint wrote it, as far as the journal still has what was in them. A
+    /// round without a contribution that was in it is not closed: whose are missing is said.
+    pub(super) fn sealed_and_found(&self) -> (u8, Vec<TrainerId>) {
+        let Some(restored) = &self.restored else { return (self.sealed, Vec::new()) };
+        let missing = |stage| {
+            let of_stage = restored.open.iter().filter(move |one| one.stage == stage);
+            of_stage.filter(|one| !self.round.open().any(|found| found == **one)).map(|one| one.trainer)
+        };
+        let entered: Vec<TrainerId> = missing(Stage::Entered).collect();
+        let ahead: Vec<TrainerId> = missing(Stage::Ahead).collect();
+        match self.sealed {
+            0 => (0, Vec::new()),
+            _ if !entered.is_empty() => (0, entered),
+            2 if !ahead.is_empty() => (1, ahead),
+            sealed => (sealed, Vec::new()),
+        }
     }
 
     /// What a checkpoint said of a contribution, while its chunk is restored.

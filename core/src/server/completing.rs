@@ -1,26 +1,28 @@
-//! Chunks on an accelerator: an update begins, other things happen, and the update is over.
+//! Updates that are not done at once: one begins on an accelerator, other things happen, and it is over; or it has no
+//! lease, and is tried again.
 //!
 //! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of
 //! the round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work
 //! comes back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is
-//! one program for both, and what waits meanwhile waits as it does when it is early:
+//! one program for both, and what waits meanwhile waits as it does when it is early, on the processor too:
 //!
 //! - gradients for the next round, or the next gradient of a mode without rounds, are ahead;
 //! - pulls read the value that is published;
 //! - a value that replaces the chunk's is kept, and put in its place after the updates that had arrived before it;
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
 
-use super::chunk::{Chunk, Mark};
-use super::device::{Device, Doing, LateSet};
+use super::chunk::{Chunk, LateSet, Mark, Open, Stage};
+use super::device::{Device, Doing};
 use super::gate::Table;
+use super::reply::{NOBODY, Refusal};
 use super::serving::{Context, Serving, version_entry};
 use crate::error::Failure;
-use crate::ids::{ChunkId, Version};
+use crate::ids::{ChunkId, PeerId, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Step};
 use crate::port::{Done, Kernels, Update, Work};
 use crate::program::executor::Pace;
-use crate::wire::Frame;
+use crate::wire::{ErrorCode, Frame, Head};
 
 impl Serving {
     /// Whether `update` is ready: its update is over, or its round is complete and its slot has nothing to do.
@@ -30,12 +32,7 @@ impl Serving {
             None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
                 Doing::Updated(_) => true,
-                // A value that waits for this update keeps the chunk from being written; one that came before it goes
-                // first.
-                Doing::Nothing => {
-                    let waits = seat.sets.first().is_some_and(|set| self.table.chunks[place].version < set.after);
-                    (waits || !seat.is_held && seat.sets.is_empty()) && self.is_complete(pace, place)
-                }
+                Doing::Nothing => !seat.is_held && self.is_complete(pace, place),
                 _ => false,
             },
         }
@@ -91,7 +88,7 @@ impl Serving {
     fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         if chunk.seat.as_ref().is_some_and(|seat| seat.leaves && matches!(seat.doing, Doing::Nothing)) {
-            self.leave_device(cx, place);
+            self.leave_device(place);
         }
         self.set_late(cx, place);
         self.run(cx, place, None);
@@ -102,84 +99,158 @@ impl Serving {
     /// What follows an update that is published.
     pub(super) fn after_update(&mut self, cx: &mut Context<'_>, place: usize) {
         if self.table.chunks[place].seat.as_ref().is_some_and(|seat| seat.leaves) {
-            self.leave_device(cx, place);
-        } else {
-            self.set_late(cx, place);
+            self.leave_device(place);
         }
+        self.set_late(cx, place);
     }
 
-    /// Notes which rounds of a chunk on a device are complete by now.
-    #[inline]
-    pub(super) fn seal(&mut self, place: usize) {
-        let chunk = &self.table.chunks[place];
-        if chunk.seat.is_none() || self.programs.of(place).pace != Pace::Rounds {
+    /// Notes which rounds of chunks that step together are complete by now.
+    pub(super) fn seal(&mut self, pace: Pace, places: &[usize]) {
+        if pace != Pace::Rounds {
             return;
         }
-        if chunk.sealed == 0 && self.is_complete(Pace::Rounds, place) {
-            self.table.chunks[place].sealed = 1;
+        if self.table.chunks[places[0]].sealed == 0 && places.iter().all(|place| self.is_complete(pace, *place)) {
+            places.iter().for_each(|place| self.table.chunks[*place].sealed = 1);
         }
-        if self.table.chunks[place].sealed == 1 && self.is_next_complete(place) {
-            self.table.chunks[place].sealed = 2;
+        if self.table.chunks[places[0]].sealed == 1 && places.iter().all(|place| self.is_next_complete(*place)) {
+            places.iter().for_each(|place| self.table.chunks[*place].sealed = 2);
         }
     }
 
-    /// The chunk is the processor's from now on.
-    fn leave_device(&mut self, cx: &mut Context<'_>, place: usize) {
-        let Some(seat) = self.table.chunks[place].seat.take() else { return };
-        for set in seat.sets {
-            self.put_set(cx, place, set);
+    /// The chunk is the processor's from now on. What waits for its turn goes on waiting.
+    fn leave_device(&mut self, place: usize) {
+        self.table.chunks[place].seat = None;
+    }
+
+    /// How many updates would be over by now if updates took no time.
+    fn pending(&self, place: usize) -> u64 {
+        let chunk = &self.table.chunks[place];
+        match self.programs.of(place).pace {
+            Pace::Rounds => u64::from(chunk.sealed),
+            Pace::Any if chunk.rule.rule().is_element_wise() => {
+                (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
+            }
+            // A contribution may wait for others; when one waits for a lease no value is taken in.
+            Pace::Any | Pace::Bounded(_) => 0,
         }
+    }
+
+    /// Whether what arrives for a chunk has to wait outside until there is a lease for its update: who may go next is
+    /// not known before it is over.
+    pub(super) fn is_shut(&self, place: usize) -> bool {
+        if !self.is_stalled() {
+            return false;
+        }
+        let chunk = &self.table.chunks[place];
+        let is_element_wise = chunk.rule.rule().is_element_wise();
+        let decides = match self.programs.of(place).pace {
+            Pace::Rounds => false,
+            Pace::Any => !is_element_wise,
+            Pace::Bounded(_) => true,
+        };
+        let first = if is_element_wise { place } else { self.table.held(chunk.id).group.chunks[0] };
+        decides && self.stalled.contains(&first)
+    }
+
+    /// Refuses what arrives for a chunk that is shut.
+    pub(super) fn check_open(&self, place: usize) -> Result<(), Refusal> {
+        if !self.is_shut(place) {
+            return Ok(());
+        }
+        let id = self.table.chunks[place].id;
+        let name = self.table.held(id).name();
+        let text = format!("parameter \"{name}\" chunk {}: its update waits for memory that readers hold", id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text))
+    }
+
+    /// Refuses a change of who takes part while it could change what goes next.
+    pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
+        self.stalled.iter().try_for_each(|place| self.check_open(*place))
+    }
+
+    /// Refuses a value that would have to wait behind another.
+    pub(super) fn check_no_late(&self, place: usize, call: Mark, trainer: TrainerId) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[place];
+        let is_other = |late: &LateSet| (late.head.trainer, late.call) != (trainer, call);
+        if chunk.heard(trainer).set.covers(call) || chunk.late.as_ref().is_none_or(|late| !is_other(late)) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text))
     }
 
     /// Keeps a value that arrives while the chunk's slot is busy, or before updates whose turn it is; gives it back
     /// otherwise.
     pub(super) fn keep_set(&mut self, cx: &Context<'_>, place: usize, frame: &Frame, lease: Lease) -> Option<Lease> {
+        let call = Mark::of(&frame.head);
+        let pending = self.pending(place);
         let chunk = &mut self.table.chunks[place];
-        let Some(seat) = &mut chunk.seat else { return Some(lease) };
-        // So many updates would be over by now if updates took no time: they go first.
-        let pending = match self.programs.of(place).pace {
-            Pace::Rounds => u64::from(chunk.sealed),
-            _ => (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64,
-        };
-        if pending == 0 && !seat.is_busy() {
+        let is_busy = chunk.seat.as_ref().is_some_and(|seat| seat.is_busy());
+        let waits = 0 < pending || is_busy || chunk.late.is_some();
+        if !waits || chunk.heard(frame.head.trainer).set.covers(call) {
             return Some(lease);
         }
-        let after = Version(chunk.version.0 + pending);
-        seat.sets.push(LateSet { lease, mark: Mark::of(&frame.head), peer: cx.peer, head: frame.head, after });
+        let since = (cx.peer != NOBODY).then_some(cx.now);
+        match &mut chunk.late {
+            // The same came again: whoever sent it now is answered.
+            Some(late) => (late.peer, late.head, late.since) = (cx.peer, frame.head, since),
+            none => {
+                let after = Version(chunk.version.0 + pending);
+                let (peer, head, position) = (cx.peer, frame.head, cx.position);
+                *none = Some(Box::new(LateSet { lease, call, peer, head, after, position, since }));
+            }
+        }
+        self.note_waits(place);
         None
     }
 
-    /// Puts the values in place that were kept and whose turn it is.
-    fn set_late(&mut self, cx: &mut Context<'_>, place: usize) {
-        let mut is_set = false;
-        loop {
-            let chunk = &mut self.table.chunks[place];
-            let Some(seat) = &mut chunk.seat else { return };
-            if seat.is_busy() || seat.sets.first().is_none_or(|set| chunk.version < set.after) {
-                break;
-            }
-            let set = seat.sets.remove(0);
-            is_set |= self.put_set(cx, place, set);
+    /// Puts a value from the journal where it was when the checkpoint wrote its chunk: among what waits, or nowhere.
+    pub(super) fn keep_set_again(&mut self, cx: &Context<'_>, place: usize, frame: &Frame, lease: Lease) {
+        let chunk = &mut self.table.chunks[place];
+        if let Some(Open { stage: Stage::Set(after), call, .. }) = chunk.open_in_checkpoint(&frame.head) {
+            let (peer, head, position) = (cx.peer, frame.head, cx.position);
+            chunk.late = Some(Box::new(LateSet { lease, call, peer, head, after, position, since: None }));
         }
-        if is_set {
+    }
+
+    /// Puts the value in place that was kept, if it is its turn.
+    pub(super) fn set_late(&mut self, cx: &mut Context<'_>, place: usize) {
+        let chunk = &self.table.chunks[place];
+        let Some(late) = &chunk.late else { return };
+        let is_due = late.after <= chunk.version || self.pending(place) == 0;
+        if !is_due || chunk.seat.as_ref().is_some_and(|seat| seat.is_busy()) {
+            return;
+        }
+        let late = self.table.chunks[place].late.take().expect("it was just looked at");
+        self.put_set(cx, place, late.call, (late.peer, &late.head), late.lease);
+        self.note_waits(place);
+    }
+
+    /// Replaces a value, if it was not replaced by this call before, and answers.
+    pub(super) fn put_set(
+        &mut self,
+        cx: &mut Context<'_>,
+        place: usize,
+        call: Mark,
+        (peer, head): (PeerId, &Head),
+        lease: Lease,
+    ) {
+        let chunk = &mut self.table.chunks[place];
+        let heard = chunk.heard_mut(head.trainer);
+        let is_new = !heard.set.covers(call);
+        if is_new {
+            heard.set = call;
+            chunk.set_value(lease);
+        }
+        cx.replies.done(peer, head, version_entry(chunk));
+        if is_new {
             self.load_value(cx, place);
         }
     }
 
-    fn put_set(&mut self, cx: &mut Context<'_>, place: usize, set: LateSet) -> bool {
-        let chunk = &mut self.table.chunks[place];
-        let heard = chunk.heard_mut(set.head.trainer);
-        let is_new = !heard.set.covers(set.mark);
-        if is_new {
-            heard.set = set.mark;
-            chunk.set_value(set.lease);
-        }
-        cx.replies.done(set.peer, &set.head, version_entry(chunk));
-        is_new
-    }
-
     /// The chunk's value was replaced: the device is told, if it lives on one.
-    pub(super) fn load_value(&mut self, cx: &mut Context<'_>, place: usize) {
+    fn load_value(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
         let parameter = chunk.seat.is_some().then(|| chunk.value());
         if let (Some(seat), Some(parameter)) = (&mut chunk.seat, parameter) {

@@ -342,6 +342,9 @@ impl Coordinator {
                 let peers = &self.peers;
                 let rank = |other: &PeerId| peers.get(other).and_then(|other| other.who);
                 self.begins.retain(|(other, ..)| *other == peer || who.is_none() || rank(other) != who);
+                if !offers {
+                    self.resign(who, head.generation);
+                }
                 self.begins.push((peer, *head, offers && who.is_some()));
                 self.elect(now, replies, out);
             }
@@ -493,6 +496,17 @@ impl Coordinator {
             }
         }
         self.grant(now, replies, out);
+    }
+
+    /// A holder that does not offer any more gives way at once. What it asked before it was chosen names another
+    /// generation, and may come again after a reconnect.
+    fn resign(&mut self, who: Option<TrainerId>, believed: Generation) {
+        if let Election::Held { trainer, generation, .. } = &self.election
+            && (Some(*trainer), *generation) == (who, believed)
+        {
+            tracing::warn!(%trainer, %generation, "the initialiser gave up; another is chosen");
+            self.election = Election::Open;
+        }
     }
 
     fn grant(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {

@@ -7,17 +7,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::chunk::{Chunk, Mark};
+use super::chunk::Chunk;
 use super::gate::Held;
 use super::pool::Pool;
 use super::serving::{Job, Serving};
 use crate::config::Mode;
 use crate::error::Failure;
-use crate::ids::{Generation, PeerId, Version};
+use crate::ids::{Generation, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Step};
 use crate::port::{Accelerator, Code, DeviceSlot, Done, Resident, Work};
-use crate::wire::Head;
 
 /// An accelerator with what was submitted to it.
 pub(super) struct Device {
@@ -47,8 +46,6 @@ pub(super) struct Seat {
     pub(super) is_held: bool,
     /// Whether it gives up its place once the update that is over is published.
     pub(super) leaves: bool,
-    /// Values that arrived while an update was under way, in the order of arrival.
-    pub(super) sets: Vec<LateSet>,
     /// Why its states could not be stored.
     pub(super) not_stored: Option<String>,
     device: Arc<str>,
@@ -68,16 +65,6 @@ pub(super) enum Doing {
     Leaving(Option<Box<Work>>),
 }
 
-/// A value that replaces the chunk's, and waits for an update to end.
-pub(super) struct LateSet {
-    pub(super) lease: Lease,
-    pub(super) mark: Mark,
-    pub(super) peer: PeerId,
-    pub(super) head: Head,
-    /// The version that was to come first.
-    pub(super) after: Version,
-}
-
 impl Seat {
     fn new(slot: DeviceSlot, code: Code, device: Arc<str>) -> Self {
         Self {
@@ -87,7 +74,6 @@ impl Seat {
             is_fresh: true,
             is_held: false,
             leaves: false,
-            sets: Vec::new(),
             not_stored: None,
             device,
         }
@@ -98,10 +84,10 @@ impl Seat {
     }
 
     /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not
-    /// in them is a contribution, which the journal has.
+    /// in them waits for its turn, and the journal has it.
     pub(super) fn is_writable(&self) -> bool {
         let is_at_rest = matches!(self.doing, Doing::Nothing) && self.is_fresh;
-        self.sets.is_empty() && (is_at_rest || self.code.states() == 0)
+        is_at_rest || self.code.states() == 0
     }
 
     /// What a round that is complete waits for, for who asks why it is not closed.
@@ -169,6 +155,11 @@ impl Device {
     /// Whether the chunks of a generation have yet to be offered.
     pub(super) fn is_new(&self, generation: Generation) -> bool {
         self.generation != generation
+    }
+
+    /// The chunks that lived here are no more: nobody goes on with them.
+    pub(super) fn forget(&mut self) {
+        self.released.clear();
     }
 
     /// Forgets what lived here, and takes in the chunks of a shard that serves, as far as they can live here.

@@ -32,6 +32,8 @@ pub(super) struct Sending {
     pub(super) rate: Option<f64>,
     /// Where in the journal it is.
     pub(super) position: u64,
+    /// How many pushes had arrived before it.
+    pub(super) arrival: u64,
     /// Who sent it, to answer when it is admitted or applied.
     pub(super) peer: PeerId,
     pub(super) head: Head,
@@ -284,9 +286,12 @@ impl Round {
         bytes: u32,
         end: Option<TrainerId>,
     ) -> Result<(), Failure> {
+        let before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
+        if self.sum.is_some() && self.contributions().iter().filter(before).all(|one| one.gradient.is_none()) {
+            return Ok(());
+        }
         let mut fresh = pool.take(bytes)?;
         let earlier = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        let before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
         let loose = self.contributions().iter().filter(before).filter_map(Contribution::gradient);
         let gradients: Vec<Gradient<'_>> = earlier.chain(loose).collect();
         kernels.sum(element_type, &mut fresh.bytes_mut()[..bytes as usize], &gradients);

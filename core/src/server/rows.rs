@@ -44,6 +44,10 @@ impl Serving {
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
             let Some(place) = self.table.place(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
+            if frame.head.kind == Kind::Push {
+                // Before there is room for its rows: a restart would not make it.
+                self.check_given_up(place, frame, entry, payload)?;
+            }
             let name = self.table.held(entry.id).name().to_owned();
             let chunk = &mut self.table.chunks[place];
             let is_known = chunk.is_before_restored(position);
@@ -57,9 +61,6 @@ impl Serving {
                 _ => Ok(()),
             };
             checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
-            if frame.head.kind == Kind::Push {
-                self.check_given_up(place, frame, entry, payload)?;
-            }
         }
         Ok(())
     }
@@ -68,7 +69,8 @@ impl Serving {
     /// them, would put all together.
     fn check_given_up(&self, place: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
         let bucket = self.table.chunks[place].bucket().expect("it is of rows");
-        let (part, _) = RowsPart::decode(payload).expect("the payload was checked");
+        // What cannot be read is refused with its reason next.
+        let Ok((part, _)) = RowsPart::decode(payload) else { return Ok(()) };
         if !bucket.is_given_up(part, frame.head.trainer, Mark::of(&frame.head))
             || !matches!(self.verdict(place, &frame.head, entry), Ok(Verdict::New))
         {

@@ -116,7 +116,10 @@ impl Serving {
             if let Some(early) = member.arrived.take() {
                 chunk.round.add_ahead(early);
             }
-            self.seal(member.place);
+            // Any other round that is complete was closed.
+            if member.is_stalled || chunk.seat.is_some() {
+                self.seal(pace, member.places(group));
+            }
             self.note_waits(member.place);
         }
         self.programs.bring_back(first, running);
@@ -132,21 +135,28 @@ impl Member {
         group.unwrap_or(std::slice::from_ref(&self.place))
     }
 
-    /// What `recv` gives: what has arrived if it may enter, else the first that waits and may, by chunk and trainer, or
-    /// by arrival where nothing keeps a gradient from its turn.
+    /// What `recv` gives: in rounds what has arrived if it may enter, else the first that waits and may, by chunk and
+    /// trainer; otherwise the first that may, in the order of arrival.
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
-        if self.arrived.as_ref().is_some_and(|one| serving.may_enter(pace, self.place, one)) {
+        let arrived = || self.arrived.as_ref().filter(|one| serving.may_enter(pace, self.place, one));
+        if pace == Pace::Rounds && arrived().is_some() {
             return Some(Given::Arrived);
         }
-        self.places(group).iter().find_map(|place| {
-            let chunk = &serving.table.chunks[*place];
-            let mut waiting = chunk.round.all_ahead().iter().filter(|one| serving.may_enter(pace, *place, one));
-            // What waits for nothing but a device, or a lease, goes in the order of arrival, as it would without.
-            let is_any = group.is_none() && pace == Pace::Any;
-            let first = if is_any { waiting.min_by_key(|one| one.sending.position) } else { waiting.next() }?;
-            Some(Given::Ahead(u32::try_from(*place).expect("a shard's chunks are counted in 32 bits"), first.trainer))
-        })
+        let waiting = self.places(group).iter().flat_map(|place| {
+            let ahead = serving.table.chunks[*place].round.all_ahead().iter();
+            ahead.filter(|one| serving.may_enter(pace, *place, one)).map(|one| (*place, one))
+        });
+        let mut waiting = waiting;
+        let first = match pace {
+            Pace::Rounds => waiting.next(),
+            // What has arrived is the last to arrive.
+            Pace::Any | Pace::Bounded(_) => waiting.min_by_key(|(_, one)| one.sending.arrival),
+        };
+        let given = |(place, one): (usize, &Contribution)| {
+            Given::Ahead(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"), one.trainer)
+        };
+        first.map(given).or_else(|| arrived().map(|_| Given::Arrived))
     }
 }
 
@@ -200,6 +210,9 @@ impl Instances<'_, '_> {
                 Some(group) => self.serving.apply_group(self.cx, group),
             };
             member.is_stalled = !member.is_updated;
+            if member.is_updated {
+                self.serving.stirred(member.places(self.group)[0]);
+            }
         }
     }
 

@@ -25,7 +25,7 @@ use crate::optim::{self, Algorithm, Step};
 use crate::port::Kernels;
 use crate::program::executor::Pace;
 use crate::time::Now;
-use crate::wire::{Entry, ErrorCode, Flags, Frame, Head};
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind};
 
 /// What holds for the job, as the finish frame said.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,8 +62,10 @@ pub(super) struct Serving {
     pub(super) programs: Programs,
     /// The trainers that are finished, with the incarnation that said so.
     pub(super) left: Vec<Option<Incarnation>>,
+    /// How many pushes have arrived.
+    arrivals: u64,
     /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
-    stalled: Vec<usize>,
+    pub(super) stalled: BTreeSet<usize>,
     /// Chunks that are about to run in step; empty between two frames.
     pub(super) joined: Vec<Member>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
@@ -111,7 +113,8 @@ impl Serving {
             table,
             programs,
             left,
-            stalled: Vec::new(),
+            arrivals: 0,
+            stalled: BTreeSet::new(),
             joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
@@ -124,13 +127,30 @@ impl Serving {
     /// entries' chunks to `places`.
     pub(super) fn check_push(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
+        if self.comes_back(&frame.head) && position == u64::MAX {
+            self.check_all_open()?;
+        }
         for entry in &frame.entries {
             let place = self.table.check_gradient(entry)?;
             self.check_rows_wish(place, &frame.head)?;
-            if !self.table.chunks[place].is_before_restored(position) {
-                self.verdict(place, &frame.head, entry)?;
+            if !self.table.chunks[place].is_before_restored(position)
+                && matches!(self.verdict(place, &frame.head, entry)?, Verdict::New)
+                && position == u64::MAX
+            {
+                self.check_open(place)?;
             }
             places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
+        }
+        Ok(())
+    }
+
+    /// Checks a rate with the rules of the chunks that it is for.
+    pub(super) fn check_rate(&self, rate: f64, places: &[u32]) -> Result<(), Refusal> {
+        for chunk in places.iter().map(|place| &self.table.chunks[*place as usize]) {
+            chunk.rule.rule().check_rate(rate, chunk.element_type).map_err(|failure| {
+                let name = self.table.held(chunk.id).name();
+                Refusal::invalid(format!("parameter \"{name}\": {failure}"))
+            })?;
         }
         Ok(())
     }
@@ -140,7 +160,32 @@ impl Serving {
     pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {
         while let Some((_, place)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position) {
             self.behind.pop_first();
+            self.note_lost(place);
+            self.set_late(cx, place);
             self.run(cx, place, None);
+            self.set_late(cx, place);
+        }
+    }
+
+    /// A round whose contributions were lost with the end of a journal is not closed without them.
+    fn note_lost(&mut self, place: usize) {
+        let chunk = &self.table.chunks[place];
+        let held = self.table.held(chunk.id);
+        let own = [place];
+        let places = if chunk.rule.rule().is_element_wise() { &own[..] } else { &held.group.chunks[..] };
+        let found = places.iter().map(|place| self.table.chunks[*place].sealed_and_found());
+        let (sealed, missing) = found.min_by_key(|(sealed, _)| *sealed).expect("there is a chunk");
+        if sealed < chunk.sealed {
+            let names: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
+            tracing::warn!(
+                "parameter {:?} chunk {}: round {} was complete, and the journal has lost what trainer {} sent for it",
+                held.name(),
+                chunk.id.chunk,
+                chunk.version.0 + 1 + u64::from(sealed),
+                names.join(", ")
+            );
+            let places = places.to_vec();
+            places.into_iter().for_each(|place| self.table.chunks[place].sealed = sealed);
         }
     }
 
@@ -151,9 +196,22 @@ impl Serving {
     }
 
     /// Checks a frame that replaces values.
-    pub(super) fn check_set(&self, frame: &Frame) -> Result<(), Refusal> {
+    pub(super) fn check_set(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
-        frame.entries.iter().try_for_each(|entry| self.table.check_whole(entry))
+        for entry in &frame.entries {
+            self.table.check_whole(entry)?;
+            let place = self.table.place(entry.id).expect("the entry was just checked");
+            if position == u64::MAX {
+                self.check_open(place)?;
+                self.check_no_late(place, Mark::of(&frame.head), frame.head.trainer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a frame that says that a trainer is finished.
+    pub(super) fn check_leave(&self, position: u64) -> Result<(), Refusal> {
+        if position == u64::MAX { self.check_all_open() } else { Ok(()) }
     }
 
     /// Applies a push that was checked: `places` are those of its entries' chunks, `body` holds one lease for each.
@@ -167,8 +225,9 @@ impl Serving {
     ) {
         assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
         let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
-        let sending = Sending { call, rate, position: cx.position, peer: cx.peer, head: frame.head };
-        let sending = Arc::new(sending);
+        let (position, arrival) = (cx.position, self.arrivals);
+        self.arrivals += 1;
+        let sending = Arc::new(Sending { call, rate, position, arrival, peer: cx.peer, head: frame.head });
         self.take_back(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, place) in frame.entries.iter().zip(places) {
@@ -203,24 +262,13 @@ impl Serving {
 
     /// Replaces values; a value that was already set is left alone.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
-        let mark = Mark::of(&frame.head);
+        let call = Mark::of(&frame.head);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
-            let Some(lease) = self.keep_set(cx, place, frame, lease) else {
-                // An update that a checkpoint holds up may begin: the value waits for it.
-                self.run(cx, place, None);
-                continue;
-            };
-            let chunk = &mut self.table.chunks[place];
-            let heard = chunk.heard_mut(frame.head.trainer);
-            let is_new = !heard.set.covers(mark);
-            if is_new {
-                heard.set = mark;
-                chunk.set_value(lease);
-            }
-            cx.replies.done(cx.peer, &frame.head, version_entry(chunk));
-            if is_new {
-                self.load_value(cx, place);
+            if self.is_before_restored(cx, place) {
+                self.keep_set_again(cx, place, frame, lease);
+            } else if let Some(lease) = self.keep_set(cx, place, frame, lease) {
+                self.put_set(cx, place, call, (cx.peer, &frame.head), lease);
             }
         }
     }
@@ -265,7 +313,15 @@ impl Serving {
 
     /// Tries again when a lease comes back.
     pub(super) fn stall(&mut self, place: usize) {
-        self.stalled.push(place);
+        self.stalled.insert(place);
+    }
+
+    /// An update was done: nothing has to be tried again.
+    #[inline]
+    pub(super) fn stirred(&mut self, place: usize) {
+        if !self.stalled.is_empty() {
+            self.stalled.remove(&place);
+        }
     }
 
     /// Whether something waits for a lease.
@@ -273,11 +329,20 @@ impl Serving {
         !self.stalled.is_empty()
     }
 
-    /// Tries again what could not be applied for want of a lease.
-    pub(super) fn retry(&mut self, cx: &mut Context<'_>) {
-        for place in std::mem::take(&mut self.stalled) {
-            self.run(cx, place, None);
+    /// Says how many updates wait for a lease, if some do.
+    pub(super) fn tell_stalled(&self) {
+        if let Some(place) = self.stalled.first() {
+            let id = self.table.chunks[*place].id;
+            let (count, name) = (self.stalled.len(), self.table.held(id).name());
+            tracing::warn!("{count} updates wait for memory that readers hold, first {name:?} chunk {}", id.chunk);
         }
+    }
+
+    /// Tries again what could not be applied for want of a lease; whether something was applied.
+    pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
+        let stalled = std::mem::take(&mut self.stalled);
+        stalled.iter().for_each(|place| self.run(cx, *place, None));
+        stalled.iter().any(|place| !self.stalled.contains(place))
     }
 
     /// When the next wait comes to its end.
@@ -293,6 +358,13 @@ impl Serving {
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
             expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
+            if let Some(late) = &mut chunk.late
+                && late.since.is_some_and(|since| since + limit <= cx.now)
+            {
+                late.since = None;
+                let (peer, head, version) = (late.peer, late.head, late.after);
+                expired.push(Waiter { peer, head, version, since: cx.now, wish: None });
+            }
             self.give_up_gathered(cx, place, limit);
             self.note_waits(place);
             for waiter in expired {
@@ -437,7 +509,8 @@ impl Serving {
     pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
         let clock = |trainer| chunk.heard(trainer).clock;
-        let fewest = || self.active().map(clock).min().unwrap_or(0);
+        // Where everybody has left nobody is waited for, neither now nor by who comes back.
+        let fewest = || self.active().map(clock).min().unwrap_or(u64::MAX);
         let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
         if !pace.admits(has_piece, clock(one.trainer), fewest) {
             return false;
@@ -527,14 +600,9 @@ impl Serving {
         }
     }
 
-    /// Answers a push whose round is about to be closed without it, as if it were closed.
+    /// Answers a push whose round is about to be closed without it, once it is closed.
     fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, round: Round, head: &Head, peer: PeerId) {
-        if head.flags.contains(Flags::WANT_VALUE) {
-            let version = Version(round.0);
-            self.want(cx, place, Waiter { peer, head: *head, version, since: cx.now, wish: None });
-        } else {
-            cx.replies.done(peer, head, version_entry(&self.table.chunks[place]));
-        }
+        self.want(cx, place, Waiter { peer, head: *head, version: Version(round.0), since: cx.now, wish: None });
     }
 
     fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
@@ -553,6 +621,7 @@ impl Serving {
     fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter) {
         let chunk = &self.table.chunks[place];
         match &waiter.wish {
+            None if waiter.head.kind == Kind::Push => self.answer_applied(cx, place, &waiter.head, waiter.peer),
             Some(wish) => self.answer_rows(cx, place, waiter, wish),
             None => cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value()),
         }
@@ -562,7 +631,8 @@ impl Serving {
     #[inline]
     pub(super) fn note_waits(&mut self, place: usize) {
         let chunk = &mut self.table.chunks[place];
-        let is_idle = chunk.waiters.is_empty() && chunk.round.is_bare() && chunk.bucket().is_none();
+        let is_idle =
+            chunk.waiters.is_empty() && chunk.round.is_bare() && chunk.bucket().is_none() && chunk.late.is_none();
         if chunk.noted.is_none() && is_idle {
             return;
         }
@@ -638,7 +708,7 @@ impl Serving {
             // The room for every new version is there before the first of them is made, so that all close or none.
             let room = chunk.make_writable(cx.pool);
             if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
-                self.stalled.push(places[0]);
+                self.stall(places[0]);
                 return false;
             }
             let sum = chunk.round.gradients(element_type, chunk.bytes);
@@ -675,7 +745,7 @@ impl Serving {
             None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step),
         };
         if updated.is_err() {
-            self.stalled.push(place);
+            self.stall(place);
         }
         updated.is_ok()
     }
@@ -686,7 +756,8 @@ impl Serving {
         let entry = value_entry(chunk);
         chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
         self.answer_waiters(cx, place);
-        if self.table.chunks[place].seat.is_some() {
+        let chunk = &self.table.chunks[place];
+        if chunk.seat.is_some() || chunk.late.is_some() {
             self.after_update(cx, place);
         }
     }
@@ -710,13 +781,17 @@ impl Serving {
         over
     }
 
+    /// Whether a frame is of a newer life of a trainer that had left.
+    fn comes_back(&self, head: &Head) -> bool {
+        self.left[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
+    }
+
     /// A newer life of a trainer that had left takes part again.
     fn take_back(&mut self, position: u64, head: &Head) {
-        let left = &mut self.left[head.trainer.0 as usize];
-        if left.is_none_or(|left| head.incarnation <= left) {
+        if !self.comes_back(head) {
             return;
         }
-        *left = None;
+        self.left[head.trainer.0 as usize] = None;
         // It takes up where the slowest of the others is: nobody waits for steps that it never took.
         for place in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[place];

@@ -164,12 +164,12 @@ impl Shard {
             }
             Event::Sent { body, .. } => {
                 drop(body);
-                self.turn(now, out, |serving, cx| serving.retry(cx));
+                self.retry(now, out);
             }
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
                 self.peers.remove(&peer);
-                self.turn(now, out, |serving, cx| serving.retry(cx));
+                self.retry(now, out);
             }
             Event::Left { .. } | Event::Connected { .. } => {}
         }
@@ -190,14 +190,14 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done; true when there was something. Call it every
-    /// turn, and soon again while [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, and tries again what had no memory; true when
+    /// there was something. Call it every turn, and soon again while [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
     /// checkpoint and the journal.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
-        let Some(device) = &mut self.device else { return Ok(false) };
+        let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
             && device.is_new(serving.table.generation)
@@ -207,7 +207,7 @@ impl Shard {
         let mut done = Vec::new();
         device.exchange(&mut done)?;
         if done.is_empty() && device.released.is_empty() {
-            return Ok(false);
+            return Ok(self.retry(now, out));
         }
         self.changes += 1;
         let mut ended = Ok(());
@@ -219,6 +219,15 @@ impl Shard {
         ended.map(|()| true)
     }
 
+    /// Tries again what could not be applied for want of a lease; whether something was applied.
+    fn retry(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
+        let mut is_any = false;
+        if matches!(&self.phase, Phase::Serving(serving) if serving.is_stalled()) {
+            self.turn(now, out, |serving, cx| is_any = serving.retry(cx));
+        }
+        is_any
+    }
+
     /// Whether the accelerator has work.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
@@ -227,6 +236,8 @@ impl Shard {
 
     /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
     /// host's memory, so that a checkpoint is taken without it. It is given up when nothing has happened for `limit`.
+    /// A round without memory for its next value, because readers hold versions, stays open: waiting here brings none
+    /// back. A checkpoint holds it as open, and the journal what is in it; a line of the log says how many there are.
     ///
     /// # Errors
     /// As [`Shard::attend`]; and when it was given up, naming the accelerator.
@@ -239,10 +250,15 @@ impl Shard {
             if self.attend(now, out)? {
                 waited = Duration::ZERO;
             }
-            let (Some(device), Phase::Serving(serving)) = (&mut self.device, &mut self.phase) else { return Ok(()) };
+            let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
+            let Some(device) = &mut self.device else {
+                serving.tell_stalled();
+                return Ok(());
+            };
             serving.release_held(device);
             serving.store_all(device);
             if !device.is_under_way() && device.released.is_empty() {
+                serving.tell_stalled();
                 return serving.not_stored().map_or(Ok(()), |text| Err(Failure::Call(text)));
             }
             if limit <= waited {
@@ -436,11 +452,13 @@ impl Shard {
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
-                check_rate(frame)?;
-                serving.check_push(frame, position, places)
+                let rate = check_rate(frame)?;
+                serving.check_push(frame, position, places)?;
+                rate.map_or(Ok(()), |rate| serving.check_rate(rate, places))
             }
-            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame),
-            (Kind::Pull | Kind::Leave, Phase::Serving(_)) => Ok(()),
+            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, position),
+            (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(position),
+            (Kind::Pull, Phase::Serving(_)) => Ok(()),
             (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => {
                 Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"))
             }
@@ -564,6 +582,7 @@ impl Shard {
 
     fn begin(&mut self, generation: Generation) -> &mut Table {
         self.pool = Pool::new(self.options.shares_memory);
+        self.device.iter_mut().for_each(Device::forget);
         self.phase = Phase::Filling(Table::new(generation));
         match &mut self.phase {
             Phase::Filling(table) => table,
@@ -697,7 +716,7 @@ impl Job {
         }
         if mode == (Mode::Staleness { bound: 0 }) {
             return Err(Refusal::invalid(
-                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode Sync",
+                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode sync",
             ));
         }
         Ok(Self { mode, merge, trainers: job.trainers })
@@ -716,11 +735,11 @@ fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
     M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
 
-/// A rate that is not a number would end in every parameter.
-fn check_rate(frame: &Frame) -> Result<(), Refusal> {
+/// The rate of a push. One that is not a number would end in every parameter.
+fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
     let rate = decode::<PushMessage>(&frame.control)?.rate;
     let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
-    checked.map_err(|failure| Refusal::invalid(failure.to_string()))
+    checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {
@@ -749,6 +768,7 @@ fn budget(table: &Table, job: &Job, landings: u64) -> Budget {
         budget.line("gradients that land", class, landing);
         budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
         budget.line("the sum of a round's first gradients", class, chunks * 2);
+        budget.line("a value that is set and waits for updates", class, chunks);
         budget.line("a new version beside the ones that are still being read", class, chunks * (trainers + 1));
     }
     budget

@@ -478,6 +478,9 @@ struct OpenMessage {
     /// Whether some of its parts are missing.
     #[prost(bool, tag = "5")]
     is_gathered: bool,
+    /// Of a value that replaces the chunk's, the version that comes first.
+    #[prost(uint64, optional, tag = "6")]
+    set_after: Option<u64>,
 }
 
 impl OpenMessage {
@@ -489,15 +492,17 @@ impl OpenMessage {
             sequence: call.sequence.0,
             is_ahead: stage == Stage::Ahead,
             is_gathered: stage == Stage::Gathered,
+            set_after: if let Stage::Set(after) = stage { Some(after.0) } else { None },
         }
     }
 
     fn open(self) -> Open {
         let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
-        let stage = match (self.is_gathered, self.is_ahead) {
-            (true, _) => Stage::Gathered,
-            (false, true) => Stage::Ahead,
-            (false, false) => Stage::Entered,
+        let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
+            (Some(after), ..) => Stage::Set(Version(after)),
+            (None, true, _) => Stage::Gathered,
+            (None, false, true) => Stage::Ahead,
+            (None, false, false) => Stage::Entered,
         };
         Open { trainer: TrainerId(self.trainer), call, stage }
     }

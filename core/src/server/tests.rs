@@ -12,3 +12,4 @@ mod rounds;
 mod rows;
 mod script;
 mod stage;
+mod stalled;

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{self, Head, WireError};
+use super::header::{self, HEADER_BYTES, Head, WireError};
 use crate::dtype::ElementType;
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
 use crate::limits::{CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
@@ -117,20 +117,29 @@ impl Frame {
     /// When the frame is over a bound of `limits`: whoever builds frames keeps them.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.entries.len() * Entry::BYTES + self.control.len());
+        self.encode_into(&mut bytes);
+        bytes
+    }
+
+    /// As [`Frame::encode`], in place of what `bytes` held, so that its memory can be used again.
+    ///
+    /// # Panics
+    /// As [`Frame::encode`].
+    pub fn encode_into(&self, bytes: &mut Vec<u8>) {
         let entries = u32::try_from(self.entries.len()).expect("entries are bounded");
         let control = u32::try_from(self.control.len()).expect("the control message is bounded");
         assert!(entries <= FRAME_ENTRIES_MAX, "{entries} entries in one frame");
         assert!(control <= FRAME_CONTROL_BYTES_MAX, "{control} bytes of control message in one frame");
         assert!(self.payload_bytes() <= FRAME_PAYLOAD_BYTES_MAX.into(), "payload over the bound");
-        let mut rest = Vec::with_capacity(self.entries.len() * Entry::BYTES + self.control.len());
+        bytes.clear();
+        bytes.resize(HEADER_BYTES, 0);
         for entry in &self.entries {
-            entry.encode(&mut rest);
+            entry.encode(bytes);
         }
-        rest.extend_from_slice(&self.control);
-        let mut bytes = Vec::with_capacity(header::HEADER_BYTES + rest.len());
-        bytes.extend_from_slice(&header::encode(&self.head, entries, control, &rest));
-        bytes.extend_from_slice(&rest);
-        bytes
+        bytes.extend_from_slice(&self.control);
+        let (header, rest) = bytes.split_at_mut(HEADER_BYTES);
+        header.copy_from_slice(&header::encode(&self.head, entries, control, rest));
     }
 
     pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {

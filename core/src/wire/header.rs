@@ -76,6 +76,12 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
+    /// Whether a frame of this kind may have entries, and payloads with them.
+    #[must_use]
+    pub fn has_entries(self) -> bool {
+        matches!(self, Self::Init | Self::Push | Self::Pull | Self::Set | Self::Done | Self::Value)
+    }
+
     /// Whether a frame of this kind changes a shard, and so is journalled before it is applied.
     #[must_use]
     pub fn is_mutating(self) -> bool {
@@ -348,9 +354,9 @@ impl RawHeader {
     }
 
     fn check_bounds(&self, kind: Kind) -> Result<(), WireError> {
-        let hello = kind == Kind::Hello;
-        bound("the number of entries", self.entries.get(), if hello { 0 } else { FRAME_ENTRIES_MAX })?;
-        let control_max = if hello { HELLO_CONTROL_BYTES_MAX } else { FRAME_CONTROL_BYTES_MAX };
+        let entries_max = if kind.has_entries() { FRAME_ENTRIES_MAX } else { 0 };
+        bound("the number of entries", self.entries.get(), entries_max)?;
+        let control_max = if kind == Kind::Hello { HELLO_CONTROL_BYTES_MAX } else { FRAME_CONTROL_BYTES_MAX };
         bound("the control message's length", self.control.get(), control_max)
     }
 }

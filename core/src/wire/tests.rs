@@ -86,7 +86,9 @@ fn every_refusal_names_what_was_wrong() {
     check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
     check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");
-    check(5, &[1], true, "the number of entries 1 is over the limit of 0");
+    for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Control, Kind::Answer, Kind::Finish, Kind::Error] {
+        check(5, &[kind as u8], true, "the number of entries 1 is over the limit of 0");
+    }
     check(64, &[9], false, "checksum of the entries");
     check(97, &[9], false, "checksum of the entries");
     check(92, &[8], true, "element type 8 has no meaning");
@@ -206,10 +208,9 @@ fn entries() -> impl Strategy<Value = Entry> {
 
 fn frames() -> impl Strategy<Value = Frame> {
     let control = proptest::collection::vec(any::<u8>(), 0..200);
-    (heads(), proptest::collection::vec(entries(), 0..50), control).prop_map(|(head, entries, control)| Frame {
-        head,
-        entries,
-        control,
+    (heads(), proptest::collection::vec(entries(), 0..50), control).prop_map(|(head, mut entries, control)| {
+        entries.truncate(if head.kind.has_entries() { 50 } else { 0 });
+        Frame { head, entries, control }
     })
 }
 

@@ -121,6 +121,15 @@ extern "C" void pserver_shim_drop(int line) {
     pserver_shim_dropped = line;
 }
 
+// The lines of the barriers that were run, at most so many; how many there are.
+extern "C" int pserver_shim_barriers(int* lines, int most) {
+    std::lock_guard<std::mutex> guard(pserver_shim_mutex);
+    for (int site = 0; site < pserver_shim_site_count && site < most; site++) {
+        lines[site] = pserver_shim_sites[site];
+    }
+    return pserver_shim_site_count;
+}
+
 static PserverShimCall pserver_shim_find(const char* name) {
     for (const PserverShimKernel& kernel : pserver_shim_kernels) {
         if (strcmp(kernel.name, name) == 0) {

@@ -17,6 +17,12 @@
 //                                        streams do, and its error stays: every call returns it from then on
 //   PSERVER_STANDIN_NO_WAITS=1           cuStreamWaitEvent does nothing: what a missing wait would do
 //   PSERVER_STANDIN_KERNELS=/a.so:/b.so  libraries that the shim made (docs/CUDA.md)
+//   PSERVER_STANDIN_LAUNCHED=/file       a line for every kernel that ran
+//   PSERVER_STANDIN_GUARD=1              memory of the device is not the processor's: touching it is a segmentation
+//                                        fault, outside of copies and kernels
+//   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
+//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool
+//   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -26,6 +32,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -85,6 +92,24 @@ struct Ranges {
     }
     if (reaches_next) broken(std::string(what) + " runs into a range at " + hex(start));
     return false;
+  }
+};
+
+bool is_guarded() {
+  static const bool is_guarded = setting("PSERVER_STANDIN_GUARD", 0) != 0;
+  return is_guarded;
+}
+
+// As long as this is there, the processor reaches the memory of the device, whatever guards it.
+struct Opened {
+  const Ranges& device;
+  explicit Opened(const Ranges& device) : device(device) { protect(PROT_READ | PROT_WRITE); }
+  ~Opened() { protect(PROT_NONE); }
+  Opened(const Opened&) = delete;
+  void protect(int access) const {
+    if (!is_guarded()) return;
+    for (const auto& range : device.bytes)
+      if (mprotect((void*)range.first, (range.second + 4095) / 4096 * 4096, access)) broken("memory cannot be guarded");
   }
 };
 
@@ -209,6 +234,7 @@ struct World {
       sticky = code;
       return;
     }
+    const Opened opened(device);
     operation.work();
   }
 
@@ -289,6 +315,8 @@ World& world() {
 }
 
 thread_local bool is_current = false;
+// What was current before, below what was pushed.
+thread_local std::vector<bool> beneath;
 
 // Locks, and returns early when this call is to fail.
 #define CALL(name)                                                  \
@@ -314,6 +342,11 @@ std::shared_ptr<Event> event_of(World& here, void* handle) {
 
 void check_device(World& here, uint64_t start, uint64_t bytes, const char* what) {
   if (!here.device.hold(start, bytes, what)) broken(std::string(what) + " outside of any allocation: " + hex(start));
+}
+
+void note_unpinned(const char* way, uint64_t bytes) {
+  if (const char* path = getenv("PSERVER_STANDIN_UNPINNED"))
+    std::ofstream(path, std::ios::app) << way << " " << bytes << "\n";
 }
 
 // What a launch hands over: a buffer and its length behind `extra`.
@@ -454,6 +487,46 @@ Code cuCtxSetCurrent(void* context) {
   return SUCCESS;
 }
 
+Code cuCtxPushCurrent_v2(void* context) {
+  CALL(cuCtxPushCurrent_v2)
+  if (!context || !here.contexts) return INVALID_CONTEXT;
+  beneath.push_back(is_current);
+  is_current = true;
+  return SUCCESS;
+}
+
+Code cuCtxPopCurrent_v2(void** context) {
+  CALL(cuCtxPopCurrent_v2)
+  if (beneath.empty()) broken("a context is popped that was not pushed");
+  *context = &here;
+  is_current = beneath.back();
+  beneath.pop_back();
+  return SUCCESS;
+}
+
+// Needs no context: addresses are one space.
+Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
+  CALL(cuPointerGetAttribute)
+  for (const Ranges* ranges : {&here.device, &here.pinned}) {
+    const auto next = ranges->bytes.upper_bound(pointer);
+    if (next == ranges->bytes.begin()) continue;
+    const auto own = std::prev(next);
+    if (own->first + own->second <= pointer) continue;
+    const bool is_device = ranges == &here.device;
+    switch (attribute) {
+      case 1: *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here; break;
+      case 2: *(unsigned*)data = is_device ? (unsigned)setting("PSERVER_STANDIN_KIND", 2) : 1; break;
+      case 8: *(bool*)data = false; break;
+      case 9: *(int*)data = 0; break;
+      case 11: *(uint64_t*)data = own->first; break;
+      case 12: *(size_t*)data = own->second; break;
+      default: broken("an attribute of a pointer that is not known: " + std::to_string(attribute));
+    }
+    return SUCCESS;
+  }
+  return INVALID_VALUE;
+}
+
 Code cuMemGetInfo_v2(size_t* free, size_t* total) {
   CALL_IN_CONTEXT(cuMemGetInfo_v2)
   *free = here.limit - here.used;
@@ -470,6 +543,7 @@ Code cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   char* start = (char*)mmap(nullptr, pages + 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED || mprotect(start, pages, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
   memset(start, 0xa5, pages);
+  if (is_guarded() && mprotect(start, pages, PROT_NONE)) return OUT_OF_MEMORY;
   here.used += bytes;
   here.device.bytes[(uint64_t)start] = bytes;
   *address = (uint64_t)start;
@@ -528,6 +602,27 @@ Code cuMemHostUnregister(void* start) {
   return SUCCESS;
 }
 
+// These two wait for what was submitted before, as those that take no stream do.
+Code cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+  CALL_IN_CONTEXT(cuMemcpyHtoD_v2)
+  check_device(here, to, bytes, "a copy to the device");
+  if (!here.pinned.hold((uint64_t)from, bytes, "a copy from the host")) note_unpinned("to the device", bytes);
+  if (const Code code = here.drain()) return code;
+  const Opened opened(here.device);
+  memcpy((void*)to, from, bytes);
+  return SUCCESS;
+}
+
+Code cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+  CALL_IN_CONTEXT(cuMemcpyDtoH_v2)
+  check_device(here, from, bytes, "a copy from the device");
+  if (!here.pinned.hold((uint64_t)to, bytes, "a copy to the host")) note_unpinned("from the device", bytes);
+  if (const Code code = here.drain()) return code;
+  const Opened opened(here.device);
+  memcpy(to, (const void*)from, bytes);
+  return SUCCESS;
+}
+
 Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   CALL_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
   check_device(here, to, bytes, "a copy to the device");
@@ -536,6 +631,7 @@ Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
     operation.host = (uint64_t)from, operation.host_bytes = bytes;
     operation.work = [=] { memcpy((void*)to, from, bytes); };
   } else {
+    note_unpinned("to the device", bytes);
     // As the driver does: the bytes are staged before the call returns.
     auto staged = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
     operation.work = [=] { memcpy((void*)to, staged->data(), bytes); };
@@ -548,6 +644,7 @@ Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   CALL_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
   check_device(here, from, bytes, "a copy from the device");
   const bool is_pinned = here.pinned.hold((uint64_t)to, bytes, "a copy to the host");
+  if (!is_pinned) note_unpinned("from the device", bytes);
   Operation operation;
   operation.host = (uint64_t)to, operation.host_bytes = bytes;
   operation.work = [=] { memcpy(to, (const void*)from, bytes); };
@@ -716,6 +813,10 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
     const unsigned grid[3] = {x, y, z}, block[3] = {wide, high, deep};
     void* argument = words.data();
     if (launch(name.c_str(), grid, block, shared, &argument)) broken(name + " could not be launched");
+    if (const char* path = getenv("PSERVER_STANDIN_LAUNCHED")) {
+      static FILE* file = fopen(path, "a");
+      if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
+    }
   };
   stream_of(here, stream)->operations.push_back(std::move(operation));
   return SUCCESS;

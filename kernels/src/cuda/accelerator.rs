@@ -6,8 +6,9 @@
 //! Out                                                         parameter ->
 //! ```
 //!
-//! A piece of work is submitted whole: events order its copies and kernels, and those of the next one begin while it
-//! runs. The host waits for nothing; it asks for the one event at the end.
+//! Events order a piece of work's copies and kernels, and those of the next one begin while it runs. The host waits for
+//! nothing; it asks for the one event at the end. Bytes in memory that is not pinned go through a ring of pinned
+//! pieces, and the work is submitted as far as there are free ones, a little in every turn of the caller's loop.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -27,8 +28,9 @@ use super::code::{Kernels, Program};
 use super::gathering::{Banks, aligned};
 use super::locked::Locked;
 use super::room::Room;
-use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ticket};
+use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ring, Ticket};
 use super::settings::Settings;
+use super::submission::Course;
 
 /// Work that is under way at the same time: enough that copies and kernels of several chunks overlap, and that a round
 /// of small chunks is not one at a time.
@@ -36,6 +38,9 @@ const DEPTH: usize = 64;
 
 /// One update's numbers at most.
 const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
+
+/// Pieces of the ring that bytes of memory go through which is not pinned.
+pub(super) const RING_PIECES: usize = 8;
 
 /// How long [`Accelerator::wait`] looks away: about what a copy of a MiB takes.
 const LOOK_AWAY: Duration = Duration::from_micros(20);
@@ -49,6 +54,9 @@ pub struct Cuda {
     pub(super) context: Arc<Context>,
     // The lanes go first: whatever they work on is given up after them.
     pub(super) lanes: Lanes<Job>,
+    pub(super) ring: Ring,
+    /// Work whose bytes are not all on their way: nothing else begins before.
+    pub(super) course: Option<Course>,
     pub(super) kernels: Kernels,
     pub(super) banks: Banks,
     /// The sum of the groups so far. Only the compute lane touches it, in order.
@@ -64,9 +72,11 @@ pub struct Cuda {
     pub(super) over: Vec<Done>,
     /// Why the device is gone.
     lost: Option<String>,
-    /// Places for one call's lists.
+    /// Places for the lists of the work that begins.
     pub(super) packed: Vec<u8>,
     pub(super) gradients: Vec<(u32, ElementType)>,
+    /// Of what goes to the device, in order: whether the device reads it where it is.
+    pub(super) is_pinned: Vec<bool>,
 }
 
 /// A chunk's place.
@@ -130,6 +140,8 @@ impl Cuda {
         })?;
         let part = |range| memory.part(range);
         let seats = Pinned::new(&context, DEPTH * NUMBERS_BYTES).map_err(refused)?.pieces(NUMBERS_BYTES);
+        let piece_bytes = (settings.staging_bytes as usize / RING_PIECES).max(1);
+        let ring = Pinned::new(&context, piece_bytes * RING_PIECES).map_err(refused)?.pieces(piece_bytes);
         let mut desks = Vec::with_capacity(DEPTH);
         let mut free = Vec::with_capacity(DEPTH);
         for (desk, numbers) in seats.into_iter().enumerate() {
@@ -141,12 +153,15 @@ impl Cuda {
         }
         Ok(Self {
             lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
+            ring: Ring::new(&context, ring).map_err(refused)?,
+            course: None,
             kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
             banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
             sum: part(0..sum_bytes),
             room: Room::new(&context, settings.memory_bytes, fixed),
             packed: Vec::with_capacity(NUMBERS_BYTES),
             gradients: Vec::with_capacity(GRADIENTS_MAX),
+            is_pinned: Vec::with_capacity(GRADIENTS_MAX),
             slots: Vec::new(),
             arenas: Vec::new(),
             spoiled: Vec::new(),
@@ -183,9 +198,10 @@ impl Cuda {
         }
     }
 
-    /// Takes what is over from the lanes.
+    /// Goes on with what is not all on its way, and takes what is over from the lanes.
     fn collect(&mut self) -> Result<(), Failure> {
         self.check_alive()?;
+        self.go_on()?;
         let Self { lanes, free, slots, spoiled, over, .. } = self;
         let collected = lanes.release(|ticket, job, end| {
             let Job { work, desk, numbers } = job;
@@ -246,9 +262,13 @@ impl Accelerator for Cuda {
     }
 
     fn clear(&mut self) {
+        let course = self.course.take();
         if self.lost.is_none() {
             // After a restore this is a thread's first call of the driver.
-            let waited = self.context.enter().and_then(|()| self.lanes.synchronize());
+            let waited = self.context.enter().and_then(|()| {
+                course.map_or(Ok(()), |course| self.lanes.close_early(course.ticket))?;
+                self.lanes.synchronize()
+            });
             let emptied = waited.and_then(|()| {
                 self.lanes.empty(|job, end| {
                     self.free.push(Seat { desk: job.desk, numbers: job.numbers, end });
@@ -266,7 +286,9 @@ impl Accelerator for Cuda {
     fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {
         self.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
-        while self.lanes.has_room()
+        self.go_on()?;
+        while self.course.is_none()
+            && self.lanes.has_room()
             && let Some(work) = queue.pop_front()
         {
             self.begin(work)?;

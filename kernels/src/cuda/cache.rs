@@ -2,13 +2,22 @@
 //!
 //! A file is named by what it was made of, so it is never out of date, only missing. It is written under another name
 //! and renamed, so it is whole; should it not be, its own digest says so, and the rule is compiled again.
+//!
+//! What is read here runs on the device. So the folder is this user's, and nobody else may write to it; one that is not
+//! like that is not used.
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The first bytes of a file, and the form they are followed by: a digest of the rest, and the rest.
 const BEGINNING: &[u8; 16] = b"pserver cubin 1\n";
+
+/// A folder that is made is its owner's alone.
+const FOLDER_MODE: u32 = 0o700;
+/// Bits that let others write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// A folder of compiled rules. What goes wrong with it is said and costs a compilation, nothing more.
 #[derive(Clone, Debug)]
@@ -17,9 +26,15 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// In this folder, which is made when something is kept.
-    pub(super) fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_path_buf() }
+    /// In this folder, which is made when something is kept; nothing when it is not one to trust.
+    pub(super) fn new(folder: &Path) -> Option<Self> {
+        match check(folder, rustix::process::geteuid().as_raw()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, folder = %folder.display(), "compiled rules are not kept between runs");
+                None
+            }
+            _ => Some(Self { folder: folder.to_path_buf() }),
+        }
     }
 
     /// What was kept under this name.
@@ -47,21 +62,34 @@ impl Cache {
     }
 
     fn write(&self, name: &str, image: &[u8]) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
-        // Two shards, or two servers, may write the same at the same time.
-        let own = self.folder.join(format!("{name}.{}-{:?}", std::process::id(), std::thread::current().id()));
-        let mut file = fs::File::create(&own)?;
-        let written = [BEGINNING, blake3::hash(image).as_bytes().as_slice(), image]
-            .iter()
-            .try_for_each(|bytes| file.write_all(bytes))
-            .and_then(|()| file.sync_all())
-            .and_then(|()| fs::rename(&own, self.folder.join(name)));
-        if written.is_err() {
-            // It is of no use to anybody, and harms nobody when it stays.
-            let _ = fs::remove_file(&own);
+        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&self.folder)?;
+        check(&self.folder, rustix::process::geteuid().as_raw())?;
+        // Two shards, or two servers, may write the same at the same time: each under a name that nobody else has.
+        let mut file = tempfile::Builder::new().prefix(name).suffix(".part").tempfile_in(&self.folder)?;
+        for bytes in [BEGINNING, blake3::hash(image).as_bytes().as_slice(), image] {
+            file.write_all(bytes)?;
         }
-        written
+        file.as_file().sync_all()?;
+        file.persist(self.folder.join(name)).map_err(|error| error.error)?;
+        Ok(())
     }
+}
+
+/// Whether this is a folder of user `own` that nobody else writes to.
+fn check(folder: &Path, own: u32) -> io::Result<()> {
+    let found = fs::metadata(folder)?;
+    if !found.is_dir() {
+        return Err(io::Error::other("it is no folder; expected a folder"));
+    }
+    if found.uid() != own {
+        let text = format!("it is user {}'s; expected a folder of this process's user, {own}", found.uid());
+        return Err(io::Error::other(text));
+    }
+    if found.mode() & WRITABLE_BY_OTHERS != 0 {
+        let text = format!("others may write to it, mode {:03o}; expected 700", found.mode() & 0o777);
+        return Err(io::Error::other(text));
+    }
+    Ok(())
 }
 
 /// The image, or nothing when the file is not what was written.
@@ -75,12 +103,15 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::Cache;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::{Cache, check};
 
     #[test]
     fn what_was_kept_comes_back_and_what_was_damaged_does_not() {
         let folder = tempfile::tempdir().expect("there is a folder for tests");
-        let cache = Cache::new(&folder.path().join("made/when/needed"));
+        let cache = Cache::new(&folder.path().join("made/when/needed")).expect("nothing is there yet");
         assert_eq!(cache.get("one"), None);
         cache.put("one", b"an image");
         assert_eq!(cache.get("one").as_deref(), Some(b"an image".as_slice()));
@@ -89,26 +120,40 @@ mod tests {
         assert_eq!(cache.get("two"), None);
 
         let path = folder.path().join("made/when/needed/one");
-        let whole = std::fs::read(&path).expect("it is there");
+        let whole = fs::read(&path).expect("it is there");
         for length in 0..whole.len() {
-            std::fs::write(&path, &whole[..length]).expect("it can be written");
+            fs::write(&path, &whole[..length]).expect("it can be written");
             assert_eq!(cache.get("one"), None, "cut at {length}");
         }
         for place in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[place] ^= 1;
-            std::fs::write(&path, damaged).expect("it can be written");
+            fs::write(&path, damaged).expect("it can be written");
             assert_eq!(cache.get("one"), None, "damaged at {place}");
         }
-        let left = std::fs::read_dir(path.parent().expect("it has one")).expect("it can be listed").count();
+        let mode = |path: &std::path::Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!((mode(path.parent().expect("it has one")), mode(&path)), (0o700, 0o600));
+        let left = fs::read_dir(path.parent().expect("it has one")).expect("it can be listed").count();
         assert_eq!(left, 1, "nothing is left behind");
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_no_cache() {
+    fn a_folder_that_is_not_ours_alone_is_no_cache() {
         let file = tempfile::NamedTempFile::new().expect("there is a file for tests");
-        let cache = Cache::new(file.path());
+        assert!(Cache::new(file.path()).is_none(), "it is a file");
+
+        let folder = tempfile::tempdir().expect("there is a folder for tests");
+        let cache = Cache::new(folder.path()).expect("it is ours");
         cache.put("one", b"an image");
-        assert_eq!(cache.get("one"), None);
+        for mode in [0o720, 0o702, 0o777] {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert!(Cache::new(folder.path()).is_none(), "mode {mode:o}");
+            cache.put("two", b"an image");
+            assert_eq!(cache.get("two"), None, "nothing is kept where others write");
+        }
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+        assert_eq!(Cache::new(folder.path()).expect("others only read").get("one").as_deref(), Some(&b"an image"[..]));
+        let refused = check(folder.path(), u32::MAX).expect_err("it is of another user").to_string();
+        assert!(refused.ends_with("expected a folder of this process's user, 4294967295"), "{refused}");
     }
 }

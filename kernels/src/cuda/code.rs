@@ -68,7 +68,7 @@ impl Kernels {
     /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
     pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
         let shipped = load_shipped(context)?;
-        Ok(Self { context: Arc::clone(context), shipped, cache: cache.map(Cache::new), known: Vec::new() })
+        Ok(Self { context: Arc::clone(context), shipped, cache: cache.and_then(Cache::new), known: Vec::new() })
     }
 
     /// The kernel that adds gradients of this parameter's type.
@@ -120,9 +120,8 @@ impl Kernels {
         };
         let compiler = Compiler::find().map_err(refused)?;
         let text = source::Module::new([emitted], [], &[element_type]);
-        let (major, minor) = self.context.properties().capability;
-        let architecture = format!("sm_{major}{minor}");
-        let options = [format!("--gpu-architecture={architecture}"), "--fmad=false".into(), "--std=c++17".into()];
+        let options = options(&self.context);
+        let architecture = architecture(&self.context);
         let (nvrtc_major, nvrtc_minor) = compiler.version();
         let name = format!("{}-{architecture}-nvrtc{nvrtc_major}.{nvrtc_minor}.cubin", text.digest());
         let load = |image: &[u8]| Module::load(&self.context, image);
@@ -141,12 +140,23 @@ impl Kernels {
     }
 }
 
+/// What the device's code is compiled for.
+fn architecture(context: &Context) -> String {
+    let (major, minor) = context.properties().capability;
+    format!("sm_{major}{minor}")
+}
+
+/// How a text is compiled: no product is fused with a sum.
+pub(super) fn options(context: &Context) -> [String; 3] {
+    [format!("--gpu-architecture={}", architecture(context)), "--fmad=false".into(), "--std=c++17".into()]
+}
+
 fn failure(name: &str, error: &Refused) -> Failure {
     Failure::call(format!("kernel {name}: {error}"))
 }
 
 /// The committed kernels: those for the device itself, or those that the driver compiles.
-fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
+pub(super) fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
     if context.properties().capability.0 == 9 {
         match Module::load(context, shipped::CUBIN) {
             Ok(module) => return Ok(module),

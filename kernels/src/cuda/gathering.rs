@@ -89,11 +89,15 @@ impl Banks {
         self.banks[0].part.bytes()
     }
 
-    /// The bank whose turn it is. What is in it may still be needed: `used` says so to whoever fills it.
-    pub(super) fn turn(&mut self) -> &Bank {
+    /// The bank whose turn it is, by its number. What is in it may still be needed: `used` says so to whoever fills it.
+    pub(super) fn turn(&mut self) -> usize {
         let turn = self.next;
         self.next = (turn + 1) % self.banks.len();
-        &self.banks[turn]
+        turn
+    }
+
+    pub(super) fn bank(&self, number: usize) -> &Bank {
+        &self.banks[number]
     }
 }
 

@@ -25,7 +25,7 @@ enum Piece {
     Free,
     /// The driver holds it.
     Held { _registered: Registered },
-    /// The driver refused: copies of it are slower.
+    /// The driver refused: its bytes are copied once more on their way.
     Refused,
 }
 
@@ -37,12 +37,10 @@ impl Locked {
         Self { arena: arena.clone(), start: mapping.as_ptr().cast::<u8>().addr(), pieces }
     }
 
-    /// Holds the piece that has these bytes, if they are of this arena; says whether they are.
-    pub(super) fn lock(&mut self, context: &Arc<Context>, bytes: &[u8]) -> bool {
+    /// Holds the piece that has these bytes, if they are of this arena; says whether it is held.
+    pub(super) fn lock(&mut self, context: &Arc<Context>, bytes: &[u8]) -> Option<bool> {
         let length = self.arena.mapping().len();
-        let Some(offset) = bytes.as_ptr().addr().checked_sub(self.start).filter(|offset| *offset < length) else {
-            return false;
-        };
+        let offset = bytes.as_ptr().addr().checked_sub(self.start).filter(|offset| *offset < length)?;
         let index = offset / PIECE_BYTES;
         if matches!(self.pieces[index], Piece::Free) {
             let range = index * PIECE_BYTES..((index + 1) * PIECE_BYTES).min(length);
@@ -54,7 +52,7 @@ impl Locked {
                 }
             };
         }
-        true
+        Some(matches!(self.pieces[index], Piece::Held { .. }))
     }
 
     /// Holds the first piece, to learn whether it can be done at all.

@@ -21,7 +21,9 @@ mod beside;
 mod cache;
 mod checked;
 mod code;
+mod direct;
 pub mod emit;
+mod found;
 mod gathering;
 mod locked;
 mod probe;
@@ -38,10 +40,13 @@ mod tests;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;
+pub use direct::{Direct, DirectBuffer};
 pub use emit::Emitted;
+pub use found::Found;
 pub use gathering::Gathering;
 pub use probe::{Probe, Timed, Way};
-pub use settings::Settings;
+pub use safe::{Claim, Foreign};
+pub use settings::{Settings, rules_folder};
 pub use source::Module;
 
 /// Opens a device, with everything else as it is when nobody chooses.

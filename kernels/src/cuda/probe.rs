@@ -78,7 +78,7 @@ impl Probe {
         let event = || Event::new(&context, true).map_err(refused);
         context.enter().map_err(refused)?;
         Ok(Self {
-            lanes: Lanes::new(&context, 1).map_err(refused)?,
+            lanes: Lanes::new(&context, 2).map_err(refused)?,
             kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
             begin: event()?,
             end: event()?,
@@ -92,6 +92,14 @@ impl Probe {
         let found = self.context.properties();
         let ((major, minor), (driver_major, driver_minor)) = (found.capability, found.driver);
         (found.name.clone(), format!("sm_{major}{minor}"), format!("{driver_major}.{driver_minor}"))
+    }
+
+    /// Bytes of the device's memory that are free.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with what the driver refused.
+    pub fn free_bytes(&self) -> Result<u64, Failure> {
+        self.context.memory().map(|(free, _)| free).map_err(|refused| Failure::call(refused.to_string()))
     }
 
     /// Seconds of each of `repetitions` copies of so many bytes. Copies within the device run for 0.2 s before.
@@ -128,6 +136,45 @@ impl Probe {
             });
             piece = self.back(lane, ticket)?.piece;
             seconds.push(timed?);
+        }
+        Ok(seconds)
+    }
+
+    /// Seconds of each of `repetitions` times that so many bytes are copied from pinned memory of the host and as many
+    /// to it, both at once: until both are there.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with what the driver refused.
+    pub fn copies_both(&mut self, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Failure> {
+        self.try_both(bytes, repetitions).map_err(|refused| Failure::call(refused.to_string()))
+    }
+
+    fn try_both(&mut self, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Refused> {
+        self.context.enter()?;
+        let memory = Memory::new(&self.context, bytes * 2)?;
+        let (first, second) = (memory.part(0..bytes), memory.part(bytes..bytes * 2));
+        let length = usize::try_from(bytes).expect("an address has 64 bits");
+        let mut pieces = Pinned::new(&self.context, length * 2)?.pieces(length);
+        let is_in = Event::new(&self.context, false)?;
+        let mut seconds = Vec::new();
+        for _ in 0..repetitions {
+            let ends = [Event::new(&self.context, false)?, Event::new(&self.context, false)?];
+            let [into, out] = ends.map(|end| {
+                let piece = pieces.pop().expect("there are two");
+                self.lanes.hold(Held { piece }, end)
+            });
+            self.lanes.record(Lane::In, &self.begin)?;
+            self.lanes.wait(Lane::Out, &self.begin)?;
+            self.lanes.copy_in(into, |held| held.piece.bytes(), &first)?;
+            self.lanes.copy_out(out, &second, |held| held.piece.bytes_mut())?;
+            self.lanes.record(Lane::In, &is_in)?;
+            self.lanes.wait(Lane::Out, &is_in)?;
+            self.lanes.record(Lane::Out, &self.end)?;
+            self.lanes.synchronize()?;
+            seconds.push(self.end.seconds_since(&self.begin)?);
+            self.lanes.close(Lane::In, into)?;
+            self.lanes.close(Lane::Out, out)?;
+            self.lanes.empty(|held, _| pieces.push(held.piece))?;
         }
         Ok(seconds)
     }

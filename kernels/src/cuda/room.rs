@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pserver_core::error::Failure;
 
+use super::checked::Refused;
 use super::gathering::aligned;
 use super::safe::{Context, Memory, Part};
 
@@ -83,22 +84,29 @@ impl Room {
     fn grow(&mut self, needed: u64) -> Result<(), Failure> {
         let allowed = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken));
         // A whole block, or as much as is needed when that is all there is.
-        let found = [needed.max(BLOCK_BYTES), needed].into_iter().filter(|bytes| *bytes <= allowed).find_map(|bytes| {
-            let memory = Memory::new(&self.context, bytes).ok()?;
-            Some((memory, bytes))
-        });
-        let Some((memory, bytes)) = found else { return Err(self.exhausted(needed)) };
-        self.left = Some(memory.part(0..bytes));
-        self.blocks.push(memory);
-        self.taken += bytes;
-        Ok(())
+        let mut refused = None;
+        for bytes in [needed.max(BLOCK_BYTES), needed].into_iter().filter(|bytes| *bytes <= allowed) {
+            match Memory::new(&self.context, bytes) {
+                Ok(memory) => {
+                    self.left = Some(memory.part(0..bytes));
+                    self.blocks.push(memory);
+                    self.taken += bytes;
+                    return Ok(());
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(self.exhausted(needed, refused.as_ref()))
     }
 
-    fn exhausted(&self, needed: u64) -> Failure {
+    /// Why there is not as much: the bound, or what the driver said.
+    fn exhausted(&self, needed: u64, refused: Option<&Refused>) -> Failure {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         let limit = self.limit.map_or_else(String::new, |limit| format!(", {limit} are allowed for chunks"));
+        let why = refused.map_or_else(String::new, |refused| format!(": {refused}"));
         Failure::call(format!(
-            "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for {}",
+            "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for \
+             {}{why}",
             self.context.properties().ordinal,
             self.reasons
         ))

@@ -1,9 +1,20 @@
 //! What can be chosen for a device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pserver_core::error::Failure;
 use pserver_core::limits::CHUNK_BYTES_MAX;
+
+use super::arguments::GRADIENTS_MAX;
+use super::gathering::{BANKS, aligned};
+
+/// What a job gets for gradients at the least, so that many small chunks are on their way at the same time.
+const GRADIENT_BYTES_LEAST: u64 = 32 << 20;
+/// And at the most: four times over, sixteen gradients of four MiB or sixty-four of one.
+const GRADIENT_BYTES_MOST: u64 = 256 << 20;
+
+/// Eight pieces of 256 KiB: while one is filled, which takes about 25 microseconds, others are on their way.
+const STAGING_BYTES: u32 = 2 << 20;
 
 /// Which device, and how much of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +25,8 @@ pub struct Settings {
     pub memory_bytes: Option<u64>,
     /// Bytes of its memory for gradients that are on their way to a sum. They are taken when the device is opened.
     pub gradient_bytes: u64,
+    /// Bytes of the host's memory that are pinned for what lies where nothing is: it is copied there first.
+    pub staging_bytes: u32,
     /// The largest chunk that is adopted.
     pub chunk_bytes: u32,
     /// Chunks shorter than this are not offered (see [`DeviceFacts`](pserver_core::port::DeviceFacts)).
@@ -23,21 +36,37 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A device with everything else as it is when nobody chooses.
+    /// A device with everything else as it is when nobody chooses, for chunks of any size.
     ///
-    /// A quarter of a gibibyte holds, four times over, sixteen gradients of four MiB or sixty-four of one. Below 64 KiB
-    /// a launch and its copies take about as long as the processor needs for the same chunk; that is reckoned from
-    /// what calls of the driver cost, and not measured.
+    /// Below 64 KiB a launch and its copies take about as long as the processor needs for the same chunk; that is
+    /// reckoned from what calls of the driver cost, and not measured.
     #[must_use]
     pub fn of(ordinal: u32) -> Self {
         Self {
             ordinal,
             memory_bytes: None,
-            gradient_bytes: 256 << 20,
+            gradient_bytes: GRADIENT_BYTES_MOST,
+            staging_bytes: STAGING_BYTES,
             chunk_bytes: CHUNK_BYTES_MAX,
             bytes_least: 64 << 10,
             cache: None,
         }
+    }
+
+    /// The same for a job whose chunks have at most `chunk_bytes` bytes, and whose updates at most `gradients`
+    /// gradients: room for all of one update's, in every bank, between bounds.
+    #[must_use]
+    pub fn for_job(ordinal: u32, chunk_bytes: u32, gradients: u32) -> Self {
+        let at_once = u64::from(gradients).clamp(1, GRADIENTS_MAX as u64);
+        let all = at_once * aligned(chunk_bytes.into()) * BANKS as u64;
+        let gradient_bytes = all.clamp(GRADIENT_BYTES_LEAST, GRADIENT_BYTES_MOST);
+        Self { chunk_bytes, gradient_bytes, ..Self::of(ordinal) }
+    }
+
+    /// The least that can be chosen for gradients: each bank has room for one of a whole chunk.
+    #[must_use]
+    pub fn gradient_bytes_least(chunk_bytes: u32) -> u64 {
+        aligned(chunk_bytes.into()) * BANKS as u64
     }
 
     /// # Errors
@@ -47,7 +76,7 @@ impl Settings {
             let found = self.chunk_bytes;
             return Err(Failure::call(format!("chunks of {found} bytes on a device; expected 1 to {CHUNK_BYTES_MAX}")));
         }
-        let least = u64::from(self.chunk_bytes) * super::gathering::BANKS as u64;
+        let least = Self::gradient_bytes_least(self.chunk_bytes);
         if self.gradient_bytes < least {
             let (found, chunk) = (self.gradient_bytes, self.chunk_bytes);
             return Err(Failure::call(format!(
@@ -55,5 +84,50 @@ impl Settings {
             )));
         }
         Ok(())
+    }
+}
+
+/// Where compiled rules are kept when nobody says: below the cache of the user, as the XDG base directory
+/// specification has it. `variable` looks up a variable of the environment. Nowhere when that names no folder.
+#[must_use]
+pub fn rules_folder(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    // A relative path is invalid there, and is as if it were not set.
+    let folder = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))?;
+    Some(caches.join(Path::new("pserver/rules")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Settings, rules_folder};
+
+    #[test]
+    fn a_job_gets_room_for_the_gradients_of_one_update_in_every_bank() {
+        let check = |chunk_bytes, gradients, expected: u64| {
+            let settings = Settings::for_job(0, chunk_bytes, gradients);
+            assert_eq!((settings.chunk_bytes, settings.gradient_bytes), (chunk_bytes, expected));
+            settings.check().expect("it is one that can be opened");
+        };
+        check(1 << 20, 1, 32 << 20);
+        check(1 << 20, 8, 32 << 20);
+        check(1 << 20, 16, 64 << 20);
+        check(1 << 20, 4096, 256 << 20);
+        check(16 << 20, 2, 128 << 20);
+        check(16 << 20, 5, 256 << 20);
+        check(4096, 1, 32 << 20);
+    }
+
+    #[test]
+    fn compiled_rules_are_kept_in_the_cache_of_the_user() {
+        let check = |variables: &[(&str, &str)], expected: Option<&str>| {
+            let variable =
+                |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, text)| (*text).to_owned());
+            assert_eq!(rules_folder(variable), expected.map(Into::into), "{variables:?}");
+        };
+        check(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/h")], Some("/c/pserver/rules"));
+        check(&[("HOME", "/h")], Some("/h/.cache/pserver/rules"));
+        check(&[("XDG_CACHE_HOME", "c"), ("HOME", "/h")], Some("/h/.cache/pserver/rules"));
+        check(&[("XDG_CACHE_HOME", ""), ("HOME", "h")], None);
+        check(&[], None);
     }
 }

@@ -100,8 +100,7 @@ impl Module {
         blake3::hash(self.text.as_bytes()).to_hex().to_string()
     }
 
-    /// The same kernels as C++ that runs on this machine's processor, for a shared library or, with
-    /// [`SHIM_RUNNER`] behind it, for a program: see `docs/CUDA.md`.
+    /// The same kernels as C++ that runs on this machine's processor, for a shared library: see `docs/CUDA.md`.
     #[must_use]
     pub fn shim(&self) -> String {
         let mut text = include_str!("../../cu/shim/shim.h").to_owned();
@@ -115,6 +114,3 @@ impl Module {
         text
     }
 }
-
-/// A program around [`Module::shim`]: it reads launches from a file and writes what they leave.
-pub const SHIM_RUNNER: &str = include_str!("../../cu/shim/runner.h");

@@ -8,11 +8,11 @@ use pserver_core::limits::STATES_MAX;
 use pserver_core::memory::Lease;
 use pserver_core::port::{Done, Work};
 
-use super::accelerator::{Cuda, Job, Seat, Slot};
+use super::accelerator::{Cuda, Job, RING_PIECES, Seat, Slot};
 use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, UpdateArguments};
 use super::checked::Refused;
 use super::gathering::{Gathering, aligned};
-use super::safe::{Context, Grid, Lane, Lanes, Part, Ticket};
+use super::safe::{Context, Grid, Lane, Part, Ticket};
 
 /// Elements that a thread computes at once.
 const ELEMENTS_AT_ONCE: u64 = 8;
@@ -27,20 +27,38 @@ enum Task {
     Store,
 }
 
+/// Work that is submitted as far as there is room in the ring.
+pub(super) struct Course {
+    pub(super) ticket: Ticket,
+    index: usize,
+    desk: usize,
+    task: Task,
+    /// What the kernel will take.
+    launch: UpdateArguments,
+    /// The gradients that come together, in which bank, and how much of it they take.
+    group: Range<usize>,
+    bank: usize,
+    filled: u64,
+    /// What goes to the device next, and how much of it is on its way.
+    item: usize,
+    offset: u64,
+    /// Whether its numbers are on their way.
+    is_begun: bool,
+    /// Whether its slot has been written.
+    is_written: bool,
+    /// Pieces of the ring that it may take in this turn.
+    allowed: usize,
+}
+
 /// Why work was not submitted whole, and whether its slot has been written.
 struct Stopped {
     refused: Refused,
     is_written: bool,
 }
 
-impl From<Refused> for Stopped {
-    fn from(refused: Refused) -> Self {
-        Self { refused, is_written: false }
-    }
-}
-
 impl Cuda {
-    /// Submits one piece of work whole. What the driver refuses is the work's outcome, or the device's end.
+    /// Submits one piece of work, whole or as far as there is room in the ring. What the driver refuses is the work's
+    /// outcome, or the device's end.
     pub(super) fn begin(&mut self, work: Work) -> Result<(), Failure> {
         let index = work.slot().0 as usize;
         let slot = &mut self.slots[index];
@@ -51,6 +69,7 @@ impl Cuda {
         }
         slot.check(&work);
         slot.is_busy = true;
+        let launch = slot.arguments();
         self.gradients.clear();
         self.packed.clear();
         let task = match &work {
@@ -66,95 +85,197 @@ impl Cuda {
         let Seat { desk, mut numbers, end } = self.free.pop().expect("whoever begins has asked for room");
         numbers.bytes_mut()[..self.packed.len()].copy_from_slice(&self.packed);
         let ticket = self.lanes.hold(Job { work, desk, numbers }, end);
-        let submitted = match task {
-            Task::Load { states } => self.load(ticket, index, states),
-            Task::Update => self.update(ticket, index, desk),
-            Task::Store => self.store(ticket, index),
-        };
-        submitted.or_else(|stopped| self.spoil(ticket, index, &stopped))
+        self.course = Some(Course {
+            ticket,
+            index,
+            desk,
+            task,
+            launch,
+            group: 0..0,
+            bank: 0,
+            filled: 0,
+            item: 0,
+            offset: 0,
+            is_begun: false,
+            is_written: false,
+            allowed: 0,
+        });
+        self.go_on()
     }
 
-    /// Holds the pages that the work's copies touch; those of no arena are copied all the same.
-    fn lock(&mut self, work: &Work) {
-        let (arenas, context) = (&mut self.arenas, &self.context);
-        let mut lock = |bytes: &[u8]| {
-            let _ = arenas.iter_mut().any(|arena| arena.lock(context, bytes));
+    /// Goes on with the work that is not all submitted, as far as there is room.
+    pub(super) fn go_on(&mut self) -> Result<(), Failure> {
+        let Some(mut course) = self.course.take() else { return Ok(()) };
+        course.allowed = RING_PIECES;
+        let advanced = match course.task {
+            Task::Load { states } => self.load(&mut course, states),
+            Task::Update => self.update(&mut course),
+            Task::Store => self.store(&course).map(|()| true),
         };
+        match advanced {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.course = Some(course);
+                Ok(())
+            }
+            Err(refused) => {
+                let Course { ticket, index, is_written, .. } = course;
+                self.spoil(ticket, index, &Stopped { refused, is_written })
+            }
+        }
+    }
+
+    /// Holds the pages that the work's copies touch, and notes which of those to the device lie in others.
+    fn lock(&mut self, work: &Work) {
+        let (arenas, context, is_pinned) = (&mut self.arenas, &self.context, &mut self.is_pinned);
+        let mut lock =
+            |bytes: &[u8]| arenas.iter_mut().find_map(|arena| arena.lock(context, bytes)).unwrap_or_default();
+        is_pinned.clear();
         match work {
             Work::Load { parameter, states, .. } => {
-                lock(parameter.bytes());
-                states.iter().for_each(|lease| lock(lease.bytes()));
+                is_pinned.push(lock(parameter.bytes()));
+                is_pinned.extend(states.iter().map(|lease| lock(lease.bytes())));
             }
             Work::Update { gradients, into, .. } => {
-                gradients.iter().for_each(|gradient| lock(gradient.lease.bytes()));
+                is_pinned.extend(gradients.iter().map(|gradient| lock(gradient.lease.bytes())));
                 lock(into.bytes());
             }
-            Work::Store { states, .. } => states.iter().for_each(|lease| lock(lease.bytes())),
+            Work::Store { states, .. } => states.iter().for_each(|lease| {
+                lock(lease.bytes());
+            }),
         }
     }
 
-    fn load(&mut self, ticket: Ticket, index: usize, states: usize) -> Result<(), Stopped> {
-        let slot = &self.slots[index];
-        // From the first copy on the slot is another one.
-        let stopped = |refused| Stopped { refused, is_written: true };
-        self.lanes.copy_in(ticket, parameter, &slot.parameter)?;
-        for (place, state) in slot.states.iter().enumerate().take(states) {
-            let length = slot.resident.bytes as usize;
-            self.lanes.copy_in(ticket, |job| &loaded(job, place).bytes()[..length], state).map_err(stopped)?;
+    /// Copies what is left of the course's next item to its place; whether all of it is on its way.
+    fn bring(&mut self, course: &mut Course, from: Item, to: &Part) -> Result<bool, Refused> {
+        let (ticket, item, length) = (course.ticket, course.item, to.bytes());
+        let from_offset = |offset: u64| {
+            let number = |bytes| usize::try_from(bytes).expect("a chunk's length has 32 bits");
+            number(offset)..number(length)
+        };
+        if self.is_pinned[item] {
+            self.lanes.copy_in(ticket, |job| &from(job, item)[from_offset(0)], to)?;
         }
-        self.lanes.close(Lane::In, ticket).map_err(stopped)
+        while !self.is_pinned[item] && course.offset < length {
+            if course.allowed == 0 {
+                return Ok(false);
+            }
+            let (offset, rest) = (course.offset, to.part(course.offset..length));
+            let went =
+                self.lanes.copy_through(&mut self.ring, ticket, |job| &from(job, item)[from_offset(offset)], &rest)?;
+            if went == 0 {
+                return Ok(false);
+            }
+            course.offset += went as u64;
+            course.allowed -= 1;
+        }
+        course.item += 1;
+        course.offset = 0;
+        Ok(true)
     }
 
-    fn store(&mut self, ticket: Ticket, index: usize) -> Result<(), Stopped> {
-        let slot = &self.slots[index];
+    fn load(&mut self, course: &mut Course, states: usize) -> Result<bool, Refused> {
+        while course.item <= states {
+            let slot = &self.slots[course.index];
+            let to = if course.item == 0 { &slot.parameter } else { &slot.states[course.item - 1] };
+            let to = to.clone();
+            let is_on_its_way = self.bring(course, loaded, &to)?;
+            // From the first copy on the slot is another one.
+            course.is_written = true;
+            if !is_on_its_way {
+                return Ok(false);
+            }
+        }
+        self.lanes.close(Lane::In, course.ticket)?;
+        Ok(true)
+    }
+
+    fn store(&mut self, course: &Course) -> Result<(), Refused> {
+        let slot = &self.slots[course.index];
         for (place, state) in slot.states.iter().enumerate() {
             let length = slot.resident.bytes as usize;
-            self.lanes.copy_out(ticket, state, |job| &mut stored(job, place).bytes_mut()[..length])?;
+            self.lanes.copy_out(course.ticket, state, |job| &mut stored(job, place).bytes_mut()[..length])?;
         }
-        Ok(self.lanes.close(Lane::Out, ticket)?)
+        self.lanes.close(Lane::Out, course.ticket)
     }
 
-    fn update(&mut self, ticket: Ticket, index: usize, desk: usize) -> Result<(), Stopped> {
-        let (slot, desk) = (&self.slots[index], &self.desks[desk]);
-        let mut launch = slot.arguments();
-        if !self.packed.is_empty() {
+    fn update(&mut self, course: &mut Course) -> Result<bool, Refused> {
+        if !std::mem::replace(&mut course.is_begun, true) && !self.packed.is_empty() {
             let numbers = self.packed.len();
-            let place = desk.numbers.part(0..numbers as u64);
-            self.lanes.copy_in(ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
-            launch.scalars = place.address();
+            let place = self.desks[course.desk].numbers.part(0..numbers as u64);
+            self.lanes.copy_in(course.ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
+            course.launch.scalars = place.address();
         }
-        let grid = grid(&self.context, launch.elements);
-        let room = self.banks.room();
-        let mut first = 0;
-        while let Some(group) = next_group(&self.gradients, first, room) {
-            let bank = self.banks.turn();
-            self.lanes.wait(Lane::In, &bank.used)?;
-            launch.fill(&mut self.lanes, ticket, (&group, &self.gradients), &bank.part)?;
-            self.lanes.record(Lane::In, &bank.filled)?;
-            self.lanes.wait(Lane::Compute, &bank.filled)?;
-            first = group.end;
-            if first < self.gradients.len() {
-                let weights = self.sum.address();
-                let partial = UpdateArguments { weights, scalars: 0, merge: Merge::Sum as u32, ..launch };
-                self.lanes.launch(&slot.sum, grid, &partial)?;
-                launch.sum = weights;
-            } else {
-                self.lanes.launch(&slot.program.entry, grid, &launch)?;
+        while self.next_group(course)? {
+            if !self.gather(course)? {
+                return Ok(false);
             }
-            let is_written = first == self.gradients.len();
-            self.lanes.record(Lane::Compute, &bank.used).map_err(|refused| Stopped { refused, is_written })?;
+            self.reckon(course)?;
         }
+        let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
         if self.gradients.is_empty() {
+            let grid = grid(&self.context, course.launch.elements);
             self.lanes.record(Lane::In, &desk.copied)?;
             self.lanes.wait(Lane::Compute, &desk.copied)?;
-            self.lanes.launch(&slot.program.entry, grid, &launch)?;
+            self.lanes.launch(&slot.program.entry, grid, &course.launch)?;
+            course.is_written = true;
         }
-        let stopped = |refused| Stopped { refused, is_written: true };
-        self.lanes.record(Lane::Compute, &desk.computed).map_err(stopped)?;
-        self.lanes.wait(Lane::Out, &desk.computed).map_err(stopped)?;
+        self.lanes.record(Lane::Compute, &desk.computed)?;
+        self.lanes.wait(Lane::Out, &desk.computed)?;
         let length = slot.resident.bytes as usize;
-        self.lanes.copy_out(ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length]).map_err(stopped)?;
-        self.lanes.close(Lane::Out, ticket).map_err(stopped)
+        self.lanes.copy_out(course.ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length])?;
+        self.lanes.close(Lane::Out, course.ticket)?;
+        Ok(true)
+    }
+
+    /// Whether there is a group to bring: the one that is on its way, or another one, for which a bank is taken.
+    fn next_group(&mut self, course: &mut Course) -> Result<bool, Refused> {
+        if !course.group.is_empty() {
+            return Ok(true);
+        }
+        let Some(group) = next_group(&self.gradients, course.group.end, self.banks.room()) else { return Ok(false) };
+        course.bank = self.banks.turn();
+        self.lanes.wait(Lane::In, &self.banks.bank(course.bank).used)?;
+        (course.item, course.group, course.filled) = (group.start, group, 0);
+        Ok(true)
+    }
+
+    /// Copies a group's gradients one behind the other into its bank, and says where they are; whether all are on
+    /// their way.
+    fn gather(&mut self, course: &mut Course) -> Result<bool, Refused> {
+        while course.item < course.group.end {
+            let bytes = u64::from(self.gradients[course.item].0);
+            let part = self.banks.bank(course.bank).part.part(course.filled..course.filled + bytes);
+            let place = course.item - course.group.start;
+            if !self.bring(course, gradient, &part)? {
+                return Ok(false);
+            }
+            course.launch.gradients[place] = part.address();
+            course.filled += aligned(bytes);
+        }
+        Ok(true)
+    }
+
+    /// Starts the kernel of a group that is on its way: it sums, and with the last group it computes the update.
+    fn reckon(&mut self, course: &mut Course) -> Result<(), Refused> {
+        let (slot, bank) = (&self.slots[course.index], self.banks.bank(course.bank));
+        let Course { launch, group, .. } = course;
+        launch.count = u32::try_from(group.len()).expect("a group has at most as many as a kernel takes");
+        launch.gradient_kind = Kind::of(self.gradients[group.start].1).code();
+        self.lanes.record(Lane::In, &bank.filled)?;
+        self.lanes.wait(Lane::Compute, &bank.filled)?;
+        let grid = grid(&self.context, launch.elements);
+        if group.end < self.gradients.len() {
+            let weights = self.sum.address();
+            let partial = UpdateArguments { weights, scalars: 0, merge: Merge::Sum as u32, ..*launch };
+            self.lanes.launch(&slot.sum, grid, &partial)?;
+            launch.sum = weights;
+        } else {
+            self.lanes.launch(&slot.program.entry, grid, launch)?;
+            course.is_written = true;
+        }
+        *group = group.end..group.end;
+        self.lanes.record(Lane::Compute, &bank.used)
     }
 
     /// What was submitted of the work is waited for, and its leases come back; or the device is lost.
@@ -229,29 +350,6 @@ impl Slot {
     }
 }
 
-impl UpdateArguments {
-    /// Copies a group's gradients one behind the other into its bank, and says where they are.
-    fn fill(
-        &mut self,
-        lanes: &mut Lanes<Job>,
-        ticket: Ticket,
-        (group, gradients): (&Range<usize>, &[(u32, ElementType)]),
-        bank: &Part,
-    ) -> Result<(), Refused> {
-        let mut offset = 0;
-        for (into, index) in self.gradients.iter_mut().zip(group.clone()) {
-            let bytes = u64::from(gradients[index].0);
-            let part = bank.part(offset..offset + bytes);
-            lanes.copy_in(ticket, |job| gradient(job, index), &part)?;
-            *into = part.address();
-            offset += aligned(bytes);
-        }
-        self.count = u32::try_from(group.len()).expect("a group has at most as many as a kernel takes");
-        self.gradient_kind = Kind::of(gradients[group.start].1).code();
-        Ok(())
-    }
-}
-
 /// The gradients from `first` on that are one group: of one type, and as many as there is room for.
 fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Option<Range<usize>> {
     let (bytes, element_type) = *gradients.get(first)?;
@@ -268,14 +366,12 @@ pub(super) fn grid(context: &Context, elements: u64) -> Grid {
     Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }
 
-fn parameter(job: &Job) -> &[u8] {
-    let Work::Load { parameter, .. } = &job.work else { unreachable!("only a load has a parameter") };
-    parameter.bytes()
-}
+/// The bytes of work that go to the device, by their number.
+type Item = fn(&Job, usize) -> &[u8];
 
-fn loaded(job: &Job, place: usize) -> &Lease {
-    let Work::Load { states, .. } = &job.work else { unreachable!("only a load brings states") };
-    &states[place]
+fn loaded(job: &Job, item: usize) -> &[u8] {
+    let Work::Load { parameter, states, .. } = &job.work else { unreachable!("only a load brings states") };
+    item.checked_sub(1).map_or_else(|| parameter.bytes(), |place| states[place].bytes())
 }
 
 fn stored(job: &mut Job, place: usize) -> &mut Lease {

@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
 pub(super) use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmodule, CUstream,
-    CUstream_flags,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmodule,
+    CUpointer_attribute, CUstream, CUstream_flags,
 };
 use cudarc::nvrtc::sys as nvrtc;
 pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
-use libloading::Library;
+use libloading::{Library, os::unix};
 
 /// What a call returns: zero, or why not.
 pub(super) type Code = c_uint;
@@ -39,6 +39,17 @@ pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
     cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as Code,
     cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
 ];
+/// What a driver answers of an address that it did not give, or that cannot have given any.
+pub(super) const ERRORS_OF_STRANGERS: [Code; 5] = [
+    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
+    cuda::CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
+    cuda::CUresult::CUDA_ERROR_DEINITIALIZED as Code,
+    cuda::CUresult::CUDA_ERROR_STUB_LIBRARY as Code,
+    CUDA_ERROR_NO_DEVICE,
+];
+/// Kinds of memory.
+pub(super) const KIND_HOST: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
+pub(super) const KIND_DEVICE: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
@@ -51,6 +62,21 @@ pub(super) const COMPILER_NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "
 pub(super) fn driver() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     LIBRARY.get_or_init(|| first(&DRIVER_NAMES)).as_ref()
+}
+
+/// The driver's library where somebody in this process has loaded it. It is not loaded here: memory of a device is
+/// there only where it was.
+pub(super) fn driver_of_process() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    // What `dlfcn.h` calls RTLD_NOLOAD: only what is loaded already.
+    const NO_LOAD: c_int = 4;
+    if let Some(library) = LIBRARY.get() {
+        return Some(library);
+    }
+    let flags = unix::RTLD_NOW | NO_LOAD;
+    // SAFETY: nothing is loaded by this, so no initialiser runs.
+    let found = DRIVER_NAMES.iter().find_map(|name| unsafe { unix::Library::open(Some(name), flags) }.ok())?;
+    Some(LIBRARY.get_or_init(|| found.into()))
 }
 
 /// The compiler's library, looked for once and never unloaded.
@@ -118,6 +144,9 @@ functions! {
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuDevicePrimaryCtxRelease_v2(CUdevice);
         cuCtxSetCurrent(CUcontext);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
         cuMemFree_v2(CUdeviceptr);
@@ -125,6 +154,8 @@ functions! {
         cuMemFreeHost(*mut c_void);
         cuMemHostRegister_v2(*mut c_void, usize, c_uint);
         cuMemHostUnregister(*mut c_void);
+        cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
+        cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);

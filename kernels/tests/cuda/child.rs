@@ -1,19 +1,12 @@
-//! The module as a program: g++ makes it, pipes command it, and a crash is a failed test.
+//! The module in a process that the shim makes: pipes command it, and a crash is a failed test.
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Mutex;
-use std::{env, fs};
 
+use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::Module;
-use pserver_kernels::cuda::source::SHIM_RUNNER;
 
-/// No product is fused with a sum, and elements are read as what they are not declared as.
-const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-fno-strict-aliasing", "-w"];
-
-/// Tests of one program run in many threads; each text is compiled once.
-static COMPILING: Mutex<()> = Mutex::new(());
+use crate::launcher::{Address, BufferId, Launcher, skip};
 
 /// A process that runs kernels.
 pub(crate) struct Shim {
@@ -23,26 +16,18 @@ pub(crate) struct Shim {
     buffers: u64,
 }
 
-/// A buffer of the process, until it is released.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BufferId(u64);
-
-/// An address to be written at an offset of a structure.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Address {
-    pub(crate) offset: usize,
-    pub(crate) buffer: BufferId,
-    pub(crate) within: u64,
-}
-
 impl Shim {
     /// Of this module; none, and the skip is reported, where there is no g++.
     pub(crate) fn new(module: &Module) -> Option<Self> {
-        if Command::new("g++").arg("--version").stdout(Stdio::null()).status().is_err() {
-            skip("CUDA kernels on the processor", "there is no g++");
-            return None;
-        }
-        let mut process = Command::new(program(module))
+        let (runner, kernels) = match standin::runner().and_then(|runner| Ok((runner, standin::kernels(module)?))) {
+            Ok(made) => made,
+            Err(why) => {
+                skip("g++", &why);
+                return None;
+            }
+        };
+        let mut process = Command::new(runner)
+            .arg(kernels)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -52,44 +37,7 @@ impl Shim {
         Some(Self { process, commands, answers, buffers: 0 })
     }
 
-    /// A buffer with these bytes, at an address that is so much above a multiple of 16.
-    pub(crate) fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
-        self.numbers(&[1, content.len() as u64, align as u64]);
-        self.send(content);
-        self.buffers += 1;
-        BufferId(self.buffers - 1)
-    }
-
-    /// Puts an address into a buffer.
-    pub(crate) fn relocate(&mut self, into: BufferId, address: Address) {
-        self.numbers(&[4, into.0, address.offset as u64, address.buffer.0, address.within]);
-    }
-
-    /// Runs a kernel; its structure has addresses put in.
-    pub(crate) fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
-        self.numbers(&[2, name.len() as u64]);
-        self.send(name.as_bytes());
-        self.numbers(&[grid[0], grid[1], arguments.len() as u64]);
-        self.send(arguments);
-        self.numbers(&[addresses.len() as u64]);
-        for address in addresses {
-            self.numbers(&[address.offset as u64, address.buffer.0, address.within]);
-        }
-    }
-
-    /// What a buffer holds: all its bytes.
-    pub(crate) fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
-        self.numbers(&[3, buffer.0]);
-        self.answer(bytes)
-    }
-
-    /// Gives all buffers back; the process ends if something was written beside one.
-    pub(crate) fn release(&mut self) {
-        self.numbers(&[5]);
-        self.buffers = 0;
-    }
-
-    /// Leaves out the barrier at this line; zero leaves out none.
+    /// Leaves out the barrier at this line of the module; zero leaves out none.
     pub(crate) fn drop_barrier(&mut self, line: u64) {
         self.numbers(&[6, line]);
     }
@@ -99,11 +47,6 @@ impl Shim {
         self.numbers(&[7]);
         let lines = self.answer(64 * 8);
         lines.as_chunks().0.iter().map(|line| u64::from_le_bytes(*line)).filter(|line| *line != 0).collect()
-    }
-
-    /// Threads and blocks forwards (0), backwards (1), or shuffled.
-    pub(crate) fn order(&mut self, order: u64) {
-        self.numbers(&[8, order]);
     }
 
     /// Ends the process, and says what of.
@@ -132,38 +75,53 @@ impl Shim {
     }
 }
 
+impl Launcher for Shim {
+    fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
+        self.numbers(&[1, content.len() as u64, align as u64]);
+        self.send(content);
+        self.buffers += 1;
+        BufferId(self.buffers - 1)
+    }
+
+    fn relocate(&mut self, into: BufferId, address: Address) {
+        self.numbers(&[4, into.0, address.offset as u64, address.buffer.0, address.within]);
+    }
+
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+        self.numbers(&[2, name.len() as u64]);
+        self.send(name.as_bytes());
+        self.numbers(&[grid[0], grid[1], arguments.len() as u64]);
+        self.send(arguments);
+        self.numbers(&[addresses.len() as u64]);
+        for address in addresses {
+            self.numbers(&[address.offset as u64, address.buffer.0, address.within]);
+        }
+    }
+
+    fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
+        self.numbers(&[3, buffer.0]);
+        self.answer(bytes)
+    }
+
+    fn release(&mut self) {
+        self.numbers(&[5]);
+        self.buffers = 0;
+    }
+
+    fn order(&mut self, order: u64) {
+        self.numbers(&[8, order]);
+    }
+
+    fn has(&mut self, name: &str) -> bool {
+        self.numbers(&[9, name.len() as u64]);
+        self.send(name.as_bytes());
+        self.answer(8) != [0; 8]
+    }
+}
+
 impl Drop for Shim {
     fn drop(&mut self) {
         drop(self.commands.take());
         let _ = self.process.wait();
-    }
-}
-
-/// The compiled module, which is kept between runs under its digest.
-fn program(module: &Module) -> PathBuf {
-    let _guard = COMPILING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let text = module.shim() + SHIM_RUNNER;
-    let digest = blake3::hash(text.as_bytes()).to_hex();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = folder.join(format!("cuda-shim-{}", &digest[..16]));
-    if program.exists() {
-        return program;
-    }
-    let source = folder.join(format!("cuda-shim-{}.cpp", &digest[..16]));
-    fs::write(&source, text).expect("the folder for tests can be written");
-    let unfinished = folder.join(format!("cuda-shim-{}.part-{}", &digest[..16], std::process::id()));
-    let made = Command::new("g++").args(FLAGS).arg("-o").args([&unfinished, &source]).status().expect("g++ starts");
-    assert!(made.success(), "g++ refuses {}", source.display());
-    fs::rename(&unfinished, &program).expect("a name in the same folder");
-    program
-}
-
-/// Reports a skip; fails where the tool is required.
-pub(crate) fn skip(what: &str, why: &str) {
-    let required = env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|tool| tool == "g++"), "{what}: {why}, and it is required");
-    if let Some(report) = env::var_os("PSERVER_SKIP_REPORT") {
-        let mut file = fs::OpenOptions::new().create(true).append(true).open(report).expect("the skip report opens");
-        writeln!(file, "SKIPPED: {what}: {why}").expect("the skip report can be written");
     }
 }

@@ -13,7 +13,7 @@ use pserver_kernels::conformance;
 use pserver_kernels::cuda::arguments::{Kind, Merge, UpdateArguments, sum_entry};
 use pserver_kernels::cuda::{Emitted, Module};
 
-use crate::child::{Address, BufferId, Shim};
+use crate::launcher::{Address, BufferId, Launcher};
 
 pub(crate) const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
@@ -67,30 +67,30 @@ pub(crate) struct Left {
 }
 
 impl Launch<'_> {
-    pub(crate) fn run(self, shim: &mut Shim) -> Left {
+    pub(crate) fn run(self, launcher: &mut dyn Launcher) -> Left {
         let size = size(self.element_type);
         let align = self.misaligned * size % 16;
         let mut addresses = Vec::new();
         let mut place = |offset: usize, buffer: BufferId| addresses.push(Address { offset, buffer, within: 0 });
         let mut arguments = UpdateArguments::zeroed();
         arguments.elements = (self.weights.len() / size) as u64;
-        let weights = shim.buffer(self.weights, align);
+        let weights = launcher.buffer(self.weights, align);
         place(offset_of!(UpdateArguments, weights), weights);
-        let states: Vec<BufferId> = self.states.iter().map(|state| shim.buffer(state, align)).collect();
+        let states: Vec<BufferId> = self.states.iter().map(|state| launcher.buffer(state, align)).collect();
         for (index, state) in states.iter().enumerate() {
             place(offset_of!(UpdateArguments, states) + 8 * index, *state);
         }
         if let Some(sum) = self.sum {
-            place(offset_of!(UpdateArguments, sum), shim.buffer(sum, align));
+            place(offset_of!(UpdateArguments, sum), launcher.buffer(sum, align));
         }
         if !self.scalars.is_empty() {
-            place(offset_of!(UpdateArguments, scalars), shim.buffer(self.scalars, 0));
+            place(offset_of!(UpdateArguments, scalars), launcher.buffer(self.scalars, 0));
         }
         if let Some(skip) = self.skip {
-            place(offset_of!(UpdateArguments, skip), shim.buffer(&skip.to_le_bytes(), 4));
+            place(offset_of!(UpdateArguments, skip), launcher.buffer(&skip.to_le_bytes(), 4));
         }
         let copied = self.copy.map_or(0, |copy| self.weights.len() / size * self::size(copy));
-        let copy = self.copy.map(|_| shim.buffer(&vec![0x11; copied], 0));
+        let copy = self.copy.map(|_| launcher.buffer(&vec![0x11; copied], 0));
         if let (Some(copy), Some(element_type)) = (copy, self.copy) {
             place(offset_of!(UpdateArguments, copy), copy);
             arguments.copy_kind = Kind::of(element_type).code();
@@ -102,36 +102,36 @@ impl Launch<'_> {
         for (index, gradient) in self.gradients.iter().enumerate() {
             assert_eq!(gradient.element_type, gradient_type, "a launch takes gradients of one type");
             let align = self.misaligned * self::size(gradient_type) % 16;
-            place(offset_of!(UpdateArguments, gradients) + 8 * index, shim.buffer(gradient.bytes, align));
+            place(offset_of!(UpdateArguments, gradients) + 8 * index, launcher.buffer(gradient.bytes, align));
         }
-        shim.launch(self.entry, [self.blocks, 1], bytes_of(&arguments), &addresses);
+        launcher.launch(self.entry, [self.blocks, 1], bytes_of(&arguments), &addresses);
         let left = Left {
-            weights: shim.read(weights, self.weights.len()),
-            states: states.iter().map(|state| shim.read(*state, self.weights.len())).collect(),
-            copy: copy.map_or(Vec::new(), |copy| shim.read(copy, copied)),
+            weights: launcher.read(weights, self.weights.len()),
+            states: states.iter().map(|state| launcher.read(*state, self.weights.len())).collect(),
+            copy: copy.map_or(Vec::new(), |copy| launcher.read(copy, copied)),
         };
-        shim.release();
+        launcher.release();
         left
     }
 }
 
 /// The kernels behind the port: what a server would launch.
-pub(crate) struct OnShim {
-    shim: Shim,
+pub(crate) struct Port<'a> {
+    launcher: &'a mut dyn Launcher,
     /// Orders, alignments and grids are other ones from call to call.
     calls: usize,
 }
 
-impl OnShim {
-    pub(crate) fn new(shim: Shim) -> Self {
-        Self { shim, calls: 0 }
+impl<'a> Port<'a> {
+    pub(crate) fn new(launcher: &'a mut dyn Launcher) -> Self {
+        Self { launcher, calls: 0 }
     }
 
     fn launch(&mut self, launch: Launch<'_>) -> Left {
         self.calls += 1;
-        self.shim.order([0, 1, self.calls as u64][self.calls % 3]);
+        self.launcher.order([0, 1, self.calls as u64][self.calls % 3]);
         let (misaligned, blocks) = (self.calls % 5, 1 + (self.calls % 2) as u64);
-        Launch { misaligned, blocks, ..launch }.run(&mut self.shim)
+        Launch { misaligned, blocks, ..launch }.run(self.launcher)
     }
 }
 
@@ -143,7 +143,7 @@ fn nearest(element_type: ElementType, scale: f64) -> Vec<u8> {
     }
 }
 
-impl Kernels for OnShim {
+impl Kernels for Port<'_> {
     fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
         let entry = sum_entry(element_type).expect("a parameter's type");
         let launch = Launch { entry, element_type, weights: into, gradients, ..plain() };
@@ -181,7 +181,7 @@ impl Kernels for OnShim {
     }
 
     fn name(&self) -> &'static str {
-        "cuda kernels on the processor"
+        "cuda kernels, one launch at a time"
     }
 }
 

@@ -5,8 +5,9 @@ use std::mem::offset_of;
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Prepared, Rule, Step, square_sum, square_sums};
-use pserver_core::rule::ssa::ScalarInputs;
+use pserver_core::optim::{Gradient, Prepared, Rule, Step, square_sum, square_sums};
+use pserver_core::port::{Kernels, Plain, Update};
+use pserver_core::rule::ssa::{Lowered, ScalarInputs};
 use pserver_core::rule::{Settings, Written};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::arguments::{
@@ -15,47 +16,64 @@ use pserver_kernels::cuda::arguments::{
 use pserver_kernels::cuda::scalars::scalar_code;
 use pserver_kernels::cuda::{Emitted, Module};
 
-use crate::child::{Address, BufferId, Shim};
-use crate::launches::{FLOATS, assert_same, code_of, floats, module, size};
+use crate::launcher::{Address, BufferId, Launcher, assert_a_lost_launch_is_noticed, on_every};
+use crate::launches::{FLOATS, Port, assert_same, code_of, floats, module, size};
 use crate::updates::nearest_half;
-
-fn at(offset: usize, buffer: BufferId) -> Address {
-    Address { offset, buffer, within: 0 }
-}
 
 #[test]
 fn a_norm_is_summed_in_the_promised_order() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_norms);
+}
+
+fn check_norms(launcher: &mut dyn Launcher) {
     for (element_type, length) in FLOATS.into_iter().flat_map(|each| [1, 511, 1024, 1025, 9999].map(|n| (each, n))) {
         for (misaligned, blocks, order) in [(0, 1, 0), (1, 3, 1), (0, 2, 7)] {
-            shim.order(order);
+            launcher.order(order);
             let bytes = finite(element_type, length);
             let mut expected = Vec::new();
             square_sums(element_type, &bytes, &mut |sum| expected.push(sum));
-            let held = shim.buffer(&bytes, misaligned * size(element_type));
-            let squares = shim.buffer(&vec![0xff; expected.len() * 8], 0);
-            let total = shim.buffer(&0.0_f64.to_le_bytes(), 8);
+            let held = launcher.buffer(&bytes, misaligned * size(element_type));
+            let squares = launcher.buffer(&vec![0xff; expected.len() * 8], 0);
             let mut arguments = SquaresArguments::zeroed();
             arguments.elements = length as u64;
-            let addresses =
-                [at(offset_of!(SquaresArguments, values), held), at(offset_of!(SquaresArguments, squares), squares)];
+            let addresses = [
+                Address::of(offset_of!(SquaresArguments, values), held),
+                Address::of(offset_of!(SquaresArguments, squares), squares),
+            ];
             let suffix = Kind::of(element_type).suffix().expect("a float");
-            shim.launch(&format!("pserver_squares_{suffix}"), [blocks, 1], bytes_of(&arguments), &addresses);
+            launcher.launch(&format!("pserver_squares_{suffix}"), [blocks, 1], bytes_of(&arguments), &addresses);
             assert_eq!(
-                shim.read(squares, expected.len() * 8),
+                launcher.read(squares, expected.len() * 8),
                 cast_slice::<f64, u8>(&expected),
                 "{element_type} {length}"
             );
-            let mut arguments = TotalArguments::zeroed();
-            arguments.count = expected.len() as u64;
-            let addresses =
-                [at(offset_of!(TotalArguments, squares), squares), at(offset_of!(TotalArguments, total), total)];
-            shim.launch("pserver_total", [2, 1], bytes_of(&arguments), &addresses);
             let whole = square_sum(element_type, &bytes);
-            assert_eq!(shim.read(total, 8), whole.to_le_bytes(), "{element_type} {length}");
-            shim.release();
+            assert_eq!(total(launcher, squares, expected.len()), whole.to_le_bytes(), "{element_type} {length}");
+            launcher.release();
         }
     }
+}
+
+/// The bytes of the total of so many squares, from zero on.
+fn total(launcher: &mut dyn Launcher, squares: BufferId, count: usize) -> Vec<u8> {
+    let total = launcher.buffer(&0.0_f64.to_le_bytes(), 8);
+    let mut arguments = TotalArguments::zeroed();
+    arguments.count = count as u64;
+    let addresses = [
+        Address::of(offset_of!(TotalArguments, squares), squares),
+        Address::of(offset_of!(TotalArguments, total), total),
+    ];
+    launcher.launch("pserver_total", [2, 1], bytes_of(&arguments), &addresses);
+    launcher.read(total, 8)
+}
+
+/// Three rounds of a block and a part of one, for whoever leaves out a barrier.
+pub(crate) fn total_is_right(launcher: &mut dyn Launcher) -> bool {
+    let squares: Vec<f64> = (0..800).map(|place| 1.0 / f64::from(place + 1)).collect();
+    let held = launcher.buffer(cast_slice(&squares), 0);
+    let found = total(launcher, held, squares.len());
+    launcher.release();
+    found == squares.iter().fold(0.0, |sum, square| sum + square).to_le_bytes()
 }
 
 fn finite(element_type: ElementType, length: usize) -> Vec<u8> {
@@ -71,7 +89,10 @@ fn finite(element_type: ElementType, length: usize) -> Vec<u8> {
 
 #[test]
 fn one_element_that_is_not_finite_is_found_wherever_it_is() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_finite);
+}
+
+fn check_finite(launcher: &mut dyn Launcher) {
     let types = [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16];
     for (element_type, length) in types.into_iter().flat_map(|each| [1, 7, 40].map(|length| (each, length))) {
         let fine = finite(element_type, length);
@@ -87,19 +108,19 @@ fn one_element_that_is_not_finite_is_found_wherever_it_is() {
                 spoiled[place * exponent.len()..][..exponent.len()].copy_from_slice(exponent);
             }
             let align = misaligned * size(element_type);
-            let gradients = [shim.buffer(&fine, align), shim.buffer(&spoiled, align)];
-            let flag = shim.buffer(&[0; 4], 0);
+            let gradients = [launcher.buffer(&fine, align), launcher.buffer(&spoiled, align)];
+            let flag = launcher.buffer(&[0; 4], 0);
             let mut arguments = FiniteArguments::zeroed();
             (arguments.elements, arguments.count) = (length as u64, 2);
             arguments.kind = Kind::of(element_type).code();
-            let mut addresses = vec![at(offset_of!(FiniteArguments, flag), flag)];
+            let mut addresses = vec![Address::of(offset_of!(FiniteArguments, flag), flag)];
             for (index, gradient) in gradients.into_iter().enumerate() {
-                addresses.push(at(offset_of!(FiniteArguments, gradients) + 8 * index, gradient));
+                addresses.push(Address::of(offset_of!(FiniteArguments, gradients) + 8 * index, gradient));
             }
-            shim.launch("pserver_finite", [1, 1], bytes_of(&arguments), &addresses);
-            let found = shim.read(flag, 4);
+            launcher.launch("pserver_finite", [1, 1], bytes_of(&arguments), &addresses);
+            let found = launcher.read(flag, 4);
             assert_eq!(found, [u8::from(place < length), 0, 0, 0], "{element_type} {length} at {place}");
-            shim.release();
+            launcher.release();
         }
     }
 }
@@ -133,7 +154,10 @@ fn edges(element_type: ElementType) -> Vec<u8> {
 
 #[test]
 fn a_cast_rounds_once_to_nearest_even() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_casts);
+}
+
+fn check_casts(launcher: &mut dyn Launcher) {
     let types = [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16];
     for (from, into, misaligned) in
         types.into_iter().flat_map(|from| types.into_iter().flat_map(move |into| [(from, into, 0), (from, into, 1)]))
@@ -146,14 +170,16 @@ fn a_cast_rounds_once_to_nearest_even() {
             ElementType::Float64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
             half => numbers.iter().flat_map(|number| nearest_half(*number, half)).collect(),
         };
-        let (held, left) = (shim.buffer(&bytes, misaligned * size(from)), shim.buffer(&vec![0x22; expected.len()], 0));
+        let (held, left) =
+            (launcher.buffer(&bytes, misaligned * size(from)), launcher.buffer(&vec![0x22; expected.len()], 0));
         let mut arguments = CastArguments::zeroed();
         arguments.elements = numbers.len() as u64;
         (arguments.from_kind, arguments.into_kind) = (Kind::of(from).code(), Kind::of(into).code());
-        let addresses = [at(offset_of!(CastArguments, from), held), at(offset_of!(CastArguments, into), left)];
-        shim.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
-        assert_same(into, &shim.read(left, expected.len()), &expected, &format!("{from} to {into}"));
-        shim.release();
+        let addresses =
+            [Address::of(offset_of!(CastArguments, from), held), Address::of(offset_of!(CastArguments, into), left)];
+        launcher.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
+        assert_same(into, &launcher.read(left, expected.len()), &expected, &format!("{from} to {into}"));
+        launcher.release();
     }
 }
 
@@ -172,61 +198,84 @@ fn strange() -> Prepared {
 
 #[test]
 fn scalars_reckoned_on_the_device_are_those_of_the_host() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_scalars);
+}
+
+fn check_scalars(launcher: &mut dyn Launcher) {
     let rules = conformance::rules().into_iter().map(|rule| Prepared::new(rule).expect("it is a rule"));
     for (prepared, element_type) in
         rules.chain([strange()]).flat_map(|rule| FLOATS.map(|element_type| (rule.clone(), element_type)))
     {
         let Some(code) = code_of(&prepared) else { continue };
-        let emitted = Emitted::of(&code);
-        let clip_norm = prepared.rule().clip_norm;
         for (count, total, skip) in [(1_u32, 0.0_f64, 0_u32), (3, 2.5, 0), (700, f64::NAN, 1)] {
-            let scale: f64 = 0.25;
-            let step = Step { version: Version(count.into()), rate: None, norm: Some(total.sqrt() * scale), scale };
-            let inputs = prepared.rule().inputs(&step);
-            let (mut values, mut expected) = (Vec::new(), Vec::new());
-            code.evaluate(&ScalarInputs { ..inputs }, &mut values);
-            emitted.pack(element_type, &values, &mut expected);
-            let given = ScalarValues {
-                rate: inputs.rate,
-                count: count.into(),
-                scale,
-                clip_norm: clip_norm.unwrap_or(f64::INFINITY),
-            };
-            let places: Vec<u32> = emitted.used().iter().map(|scalar| scalar.0.into()).collect();
-            let program = scalar_code(&code);
-            let mut arguments = ScalarsArguments::zeroed();
-            (arguments.operations, arguments.used) =
-                (u32::try_from(program.len()).expect("few"), u32::try_from(places.len()).expect("few"));
-            (arguments.kind, arguments.advances) = (Kind::of(element_type).code(), 1);
-            let held = shim.buffer(bytes_of(&given), 0);
-            let left = shim.buffer(&vec![0xee; expected.len()], 0);
-            let mut addresses = vec![
-                at(offset_of!(ScalarsArguments, values), held),
-                at(offset_of!(ScalarsArguments, scalars), left),
-                at(offset_of!(ScalarsArguments, skip), shim.buffer(&skip.to_le_bytes(), 0)),
-                at(offset_of!(ScalarsArguments, code), shim.buffer(cast_slice(&program), 0)),
-                at(offset_of!(ScalarsArguments, places), shim.buffer(cast_slice(&places), 0)),
-            ];
-            if clip_norm.is_some() {
-                addresses.push(at(offset_of!(ScalarsArguments, total), shim.buffer(&total.to_le_bytes(), 0)));
-            }
-            shim.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
-            assert_same(element_type, &shim.read(left, expected.len()), &expected, prepared.rule().algorithm.name());
-            let counted = shim.read(held, size_of::<ScalarValues>());
-            let counted = f64::from_le_bytes(counted[8..16].try_into().expect("eight bytes"));
-            assert_eq!(counted, f64::from(count) + f64::from(1 - skip), "the count");
-            shim.release();
+            let reckoned = reckon(launcher, &prepared, &code, element_type, (count, total, skip));
+            let name = prepared.rule().algorithm.name();
+            assert_same(element_type, &reckoned.found, &reckoned.expected, name);
+            assert_eq!(reckoned.counted, f64::from(count) + f64::from(1 - skip), "the count");
         }
     }
+}
+
+/// For whoever leaves out a barrier.
+pub(crate) fn scalars_are_right(launcher: &mut dyn Launcher) -> bool {
+    let prepared = strange();
+    let code = code_of(&prepared).expect("it has code");
+    let reckoned = reckon(launcher, &prepared, &code, ElementType::Float64, (3, 2.5, 0));
+    reckoned.found == reckoned.expected
+}
+
+/// A rule's scalars as the device left them, and as the host reckons them.
+struct Reckoned {
+    found: Vec<u8>,
+    expected: Vec<u8>,
+    /// The count afterwards.
+    counted: f64,
+}
+
+fn reckon(
+    launcher: &mut dyn Launcher,
+    prepared: &Prepared,
+    code: &Lowered,
+    element_type: ElementType,
+    (count, total, skip): (u32, f64, u32),
+) -> Reckoned {
+    let (emitted, clip_norm, scale) = (Emitted::of(code), prepared.rule().clip_norm, 0.25_f64);
+    let step = Step { version: Version(count.into()), rate: None, norm: Some(total.sqrt() * scale), scale };
+    let inputs = prepared.rule().inputs(&step);
+    let (mut values, mut expected) = (Vec::new(), Vec::new());
+    code.evaluate(&ScalarInputs { ..inputs }, &mut values);
+    emitted.pack(element_type, &values, &mut expected);
+    let clip = clip_norm.unwrap_or(f64::INFINITY);
+    let given = ScalarValues { rate: inputs.rate, count: count.into(), scale, clip_norm: clip };
+    let places: Vec<u32> = emitted.used().iter().map(|scalar| scalar.0.into()).collect();
+    let program = scalar_code(code);
+    let mut arguments = ScalarsArguments::zeroed();
+    (arguments.operations, arguments.used) =
+        (u32::try_from(program.len()).expect("few"), u32::try_from(places.len()).expect("few"));
+    (arguments.kind, arguments.advances) = (Kind::of(element_type).code(), 1);
+    let held = launcher.buffer(bytes_of(&given), 0);
+    let left = launcher.buffer(&vec![0xee; expected.len()], 0);
+    let mut addresses = vec![
+        Address::of(offset_of!(ScalarsArguments, values), held),
+        Address::of(offset_of!(ScalarsArguments, scalars), left),
+        Address::of(offset_of!(ScalarsArguments, skip), launcher.buffer(&skip.to_le_bytes(), 0)),
+        Address::of(offset_of!(ScalarsArguments, code), launcher.buffer(cast_slice(&program), 0)),
+        Address::of(offset_of!(ScalarsArguments, places), launcher.buffer(cast_slice(&places), 0)),
+    ];
+    if clip_norm.is_some() {
+        let total = launcher.buffer(&total.to_le_bytes(), 0);
+        addresses.push(Address::of(offset_of!(ScalarsArguments, total), total));
+    }
+    launcher.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
+    let (found, counted) = (launcher.read(left, expected.len()), launcher.read(held, size_of::<ScalarValues>()));
+    launcher.release();
+    let counted = f64::from_le_bytes(counted[8..16].try_into().expect("eight bytes"));
+    Reckoned { found, expected, counted }
 }
 
 /// The functions of `elementary.cu` are those of `core::rule`, on numbers of every size.
 #[test]
 fn every_function_gives_the_processors_bits() {
-    use pserver_core::optim::Gradient;
-    use pserver_core::port::{Kernels, Plain, Update};
-
     let texts = ["exp(g)", "expm1(g)", "log(g)", "log1p(g)", "tanh(g)", "pow(w, g)", "floor(g)", "sign(g)"];
     let rules = texts.map(|text| {
         let written = Written::new(&format!("w = {text}"), &Settings::new()).expect("it is a rule");
@@ -234,8 +283,16 @@ fn every_function_gives_the_processors_bits() {
         Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule")
     });
     let emitted: Vec<Emitted> = rules.iter().map(|rule| Emitted::of(&code_of(rule).expect("a rule"))).collect();
-    let Some(shim) = Shim::new(&Module::new(&emitted, [], &FLOATS)) else { return };
-    let mut on_shim = crate::launches::OnShim::new(shim);
+    on_every(&Module::new(&emitted, [], &FLOATS), |launcher| check_functions(launcher, &rules));
+}
+
+fn check_functions(launcher: &mut dyn Launcher, rules: &[Prepared]) {
+    let has = |launcher: &mut dyn Launcher, rule: &Prepared| {
+        let emitted = Emitted::of(&code_of(rule).expect("a rule"));
+        FLOATS.iter().all(|float| launcher.has(&emitted.update_entry(*float)))
+    };
+    let rules: Vec<&Prepared> = rules.iter().filter(|rule| has(launcher, rule)).collect();
+    let mut port = Port::new(launcher);
     let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
     for (element_type, stretch) in FLOATS.into_iter().flat_map(|each| [(each, 0), (each, 1), (each, 2)]) {
         let (weights, gradients) = (numbers(element_type, stretch, 11), numbers(element_type, stretch, 12));
@@ -251,7 +308,7 @@ fn every_function_gives_the_processors_bits() {
                 });
                 weights
             };
-            assert_same(element_type, &run(&mut on_shim), &run(&mut Plain), &format!("{:?}", rule.rule().algorithm));
+            assert_same(element_type, &run(&mut port), &run(&mut Plain), &format!("{:?}", rule.rule().algorithm));
         }
     }
 }
@@ -276,4 +333,15 @@ fn numbers(element_type: ElementType, stretch: usize, seed: u64) -> Vec<u8> {
         (_, ElementType::Float32) => values(ElementType::Uint32, COUNT, seed, 0),
         _ => values(ElementType::Uint64, COUNT, seed, 0),
     }
+}
+
+/// The checks see a launcher that loses a launch, whichever it is.
+#[test]
+fn a_lost_launch_is_noticed() {
+    on_every(&module(), |launcher| {
+        let assert =
+            |is_right: fn(&mut dyn Launcher) -> bool| move |launcher: &mut dyn Launcher| assert!(is_right(launcher));
+        assert_a_lost_launch_is_noticed(launcher, "pserver_", assert(total_is_right));
+        assert_a_lost_launch_is_noticed(launcher, "pserver_", assert(scalars_are_right));
+    });
 }

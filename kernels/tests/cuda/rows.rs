@@ -12,8 +12,8 @@ use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::Emitted;
 use pserver_kernels::cuda::arguments::{Kind, RowsArguments, SORT_DIGITS, SORT_TILE, ScanArguments, SortArguments};
 
-use crate::child::{Address, BufferId, Shim};
-use crate::launches::{FLOATS, assert_same, module, size};
+use crate::launcher::{Address, Launcher, assert_a_lost_launch_is_noticed, on_every};
+use crate::launches::{FLOATS, assert_same, code_of, module, size};
 
 /// Ids sorted and united on the device.
 struct United {
@@ -23,18 +23,19 @@ struct United {
     starts: Vec<u32>,
 }
 
-fn at(offset: usize, buffer: BufferId) -> Address {
-    Address { offset, buffer, within: 0 }
-}
-
-fn unite(shim: &mut Shim, ids: &[u64]) -> United {
+fn unite(launcher: &mut dyn Launcher, ids: &[u64]) -> United {
     let tiles = u32::try_from(ids.len()).expect("few ids").div_ceil(SORT_TILE).max(1);
-    let keys = [shim.buffer(cast_slice(ids), 0), shim.buffer(&vec![0xff; ids.len() * 8], 0)];
-    let places = [0, 1].map(|_| shim.buffer(&vec![0xff; ids.len() * 4], 0));
-    let counts = shim.buffer(&vec![0xff; (tiles * SORT_DIGITS) as usize * 4], 0);
-    let scan = |shim: &mut Shim, count: u32| {
+    let keys = [launcher.buffer(cast_slice(ids), 0), launcher.buffer(&vec![0xff; ids.len() * 8], 0)];
+    let places = [0, 1].map(|_| launcher.buffer(&vec![0xff; ids.len() * 4], 0));
+    let counts = launcher.buffer(&vec![0xff; (tiles * SORT_DIGITS) as usize * 4], 0);
+    let scan = |launcher: &mut dyn Launcher, count: u32| {
         let arguments = ScanArguments { counts: 0, count: count.into() };
-        shim.launch("pserver_scan", [1, 1], bytes_of(&arguments), &[at(offset_of!(ScanArguments, counts), counts)]);
+        launcher.launch(
+            "pserver_scan",
+            [1, 1],
+            bytes_of(&arguments),
+            &[Address::of(offset_of!(ScanArguments, counts), counts)],
+        );
     };
     let mut arguments = SortArguments::zeroed();
     arguments.pairs = ids.len() as u64;
@@ -44,41 +45,41 @@ fn unite(shim: &mut Shim, ids: &[u64]) -> United {
         let (from, into) = (pass % 2, 1 - pass % 2);
         arguments.shift = u32::try_from(pass * 8).expect("below 64");
         let mut addresses = vec![
-            at(offset_of!(SortArguments, keys), keys[from]),
-            at(offset_of!(SortArguments, keys_after), keys[into]),
-            at(offset_of!(SortArguments, places_after), places[into]),
-            at(offset_of!(SortArguments, counts), counts),
+            Address::of(offset_of!(SortArguments, keys), keys[from]),
+            Address::of(offset_of!(SortArguments, keys_after), keys[into]),
+            Address::of(offset_of!(SortArguments, places_after), places[into]),
+            Address::of(offset_of!(SortArguments, counts), counts),
         ];
         if pass > 0 {
-            addresses.push(at(offset_of!(SortArguments, places), places[from]));
+            addresses.push(Address::of(offset_of!(SortArguments, places), places[from]));
         }
-        shim.launch("pserver_sort_count", grid, bytes_of(&arguments), &addresses);
-        scan(shim, tiles * SORT_DIGITS);
-        shim.launch("pserver_sort_scatter", grid, bytes_of(&arguments), &addresses);
+        launcher.launch("pserver_sort_count", grid, bytes_of(&arguments), &addresses);
+        scan(launcher, tiles * SORT_DIGITS);
+        launcher.launch("pserver_sort_scatter", grid, bytes_of(&arguments), &addresses);
     }
     let sorted = passes % 2;
-    let unique_keys = shim.buffer(&vec![0xff; ids.len() * 8], 0);
-    let starts = shim.buffer(&vec![0xff; ids.len() * 4 + 4], 0);
-    let unique = shim.buffer(&[0xff; 4], 0);
+    let unique_keys = launcher.buffer(&vec![0xff; ids.len() * 8], 0);
+    let starts = launcher.buffer(&vec![0xff; ids.len() * 4 + 4], 0);
+    let unique = launcher.buffer(&[0xff; 4], 0);
     let addresses = [
-        at(offset_of!(SortArguments, keys), keys[sorted]),
-        at(offset_of!(SortArguments, keys_after), unique_keys),
-        at(offset_of!(SortArguments, places_after), starts),
-        at(offset_of!(SortArguments, counts), counts),
-        at(offset_of!(SortArguments, unique), unique),
+        Address::of(offset_of!(SortArguments, keys), keys[sorted]),
+        Address::of(offset_of!(SortArguments, keys_after), unique_keys),
+        Address::of(offset_of!(SortArguments, places_after), starts),
+        Address::of(offset_of!(SortArguments, counts), counts),
+        Address::of(offset_of!(SortArguments, unique), unique),
     ];
-    shim.launch("pserver_segment_count", grid, bytes_of(&arguments), &addresses);
-    scan(shim, tiles);
-    shim.launch("pserver_segment_write", grid, bytes_of(&arguments), &addresses);
-    let found = shim.read(unique, 4);
+    launcher.launch("pserver_segment_count", grid, bytes_of(&arguments), &addresses);
+    scan(launcher, tiles);
+    launcher.launch("pserver_segment_write", grid, bytes_of(&arguments), &addresses);
+    let found = launcher.read(unique, 4);
     let found = u32::from_le_bytes(found.try_into().expect("four bytes")) as usize;
     let united = United {
-        keys: words(&shim.read(keys[sorted], ids.len() * 8)),
-        places: halves(&shim.read(places[sorted], ids.len() * 4)),
-        unique_keys: words(&shim.read(unique_keys, ids.len() * 8))[..found.min(ids.len())].to_vec(),
-        starts: halves(&shim.read(starts, ids.len() * 4 + 4))[..=found.min(ids.len())].to_vec(),
+        keys: words(&launcher.read(keys[sorted], ids.len() * 8)),
+        places: halves(&launcher.read(places[sorted], ids.len() * 4)),
+        unique_keys: words(&launcher.read(unique_keys, ids.len() * 8))[..found.min(ids.len())].to_vec(),
+        starts: halves(&launcher.read(starts, ids.len() * 4 + 4))[..=found.min(ids.len())].to_vec(),
     };
-    shim.release();
+    launcher.release();
     united
 }
 
@@ -102,11 +103,14 @@ fn lists() -> Vec<Vec<u64>> {
 
 #[test]
 fn ids_are_sorted_in_order_and_united() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_sorted);
+}
+
+fn check_sorted(launcher: &mut dyn Launcher) {
     for ids in lists() {
         for order in [0, 1, 5] {
-            shim.order(order);
-            check_united(&unite(&mut shim, &ids), &ids).expect("sorted and united");
+            launcher.order(order);
+            check_united(&unite(launcher, &ids), &ids).expect("sorted and united");
         }
     }
 }
@@ -128,27 +132,25 @@ fn check_united(united: &United, ids: &[u64]) -> Result<(), String> {
     if is_right && is_united { Ok(()) } else { Err(format!("{} ids: {is_right} {is_united}", ids.len())) }
 }
 
-/// Without any one of the barriers some order of threads gives other results, or ends the process.
-#[test]
-fn every_missing_barrier_is_noticed() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+/// For whoever leaves out a barrier.
+pub(crate) fn uniting_is_right(launcher: &mut dyn Launcher) -> bool {
     let ids = random_ids(20_000, 300, 77);
-    unite(&mut shim, &ids);
-    let barriers = shim.barriers();
-    assert!(barriers.len() >= 8, "{barriers:?}");
-    for line in barriers {
-        let is_noticed = [0, 1, 5, 6].into_iter().any(|order| {
-            let outcome = std::panic::catch_unwind(|| {
-                let mut shim = Shim::new(&module()).expect("g++ was there a moment ago");
-                shim.order(order);
-                shim.drop_barrier(line);
-                check_united(&unite(&mut shim, &ids), &ids).is_err()
-            });
-            outcome.unwrap_or(true)
+    check_united(&unite(launcher, &ids), &ids).is_ok()
+}
+
+/// The checks see a launcher that loses a launch, whichever it is.
+#[test]
+fn a_lost_launch_is_noticed() {
+    on_every(&module(), |launcher| {
+        let ids = random_ids(5000, 1 << 20, 3);
+        assert_a_lost_launch_is_noticed(launcher, "pserver_segment_write", |launcher| {
+            check_united(&unite(launcher, &ids), &ids).expect("sorted and united");
         });
-        println!("the barrier at line {line} of the module: {}", if is_noticed { "noticed" } else { "not noticed" });
-        assert!(is_noticed, "the barrier at line {line} of the module may be left out");
-    }
+        let rule = &conformance::rules()[1];
+        assert_a_lost_launch_is_noticed(launcher, "pserver_rows_", |launcher| {
+            check_rows(launcher, rule, ElementType::Float32, ElementType::Float32, 8, 1);
+        });
+    });
 }
 
 const WIDTHS: [u32; 3] = [1, 8, 67];
@@ -156,19 +158,27 @@ const RECORDS: u64 = 60;
 
 #[test]
 fn rows_are_merged_and_updated_as_the_plain_form_does() {
-    let Some(mut shim) = Shim::new(&module()) else { return };
+    on_every(&module(), check_all_rows);
+}
+
+fn check_all_rows(launcher: &mut dyn Launcher) {
     let rules = &conformance::rules()[..12];
     for (index, rule) in rules.iter().enumerate() {
+        let code = code_of(&Prepared::new(rule.clone()).expect("it is a rule")).expect("it has code");
+        let emitted = Emitted::of(&code);
         for (element_type, width) in FLOATS.into_iter().flat_map(|each| WIDTHS.map(|width| (each, width))) {
+            if !launcher.has(&emitted.rows_entry(element_type)) {
+                continue;
+            }
             let kinds = [element_type, ElementType::Float16, ElementType::Bfloat16];
             let gradient_type = kinds[(index + width as usize) % 3];
-            check_rows(&mut shim, rule, element_type, gradient_type, width, index as u64);
+            check_rows(launcher, rule, element_type, gradient_type, width, index as u64);
         }
     }
 }
 
 fn check_rows(
-    shim: &mut Shim,
+    launcher: &mut dyn Launcher,
     rule: &Rule,
     element_type: ElementType,
     gradient_type: ElementType,
@@ -193,8 +203,8 @@ fn check_rows(
         .map(|tensor| values(element_type, tensor_bytes / size(element_type), seed, tensor as u64))
         .collect();
     let expected = updated(&prepared, &step, &tensors, &merged);
-    shim.order(seed % 4);
-    let left = launch_rows(shim, &prepared, &step, &tensors, &contributions, element_type);
+    launcher.order(seed % 4);
+    let left = launch_rows(launcher, &prepared, &step, &tensors, &contributions, element_type);
     assert_same(element_type, &left, &expected.concat(), &format!("{width} wide, {gradient_type}: {rule:?}"));
 }
 
@@ -219,7 +229,7 @@ fn updated(prepared: &Prepared, step: &Step, tensors: &[Vec<u8>], merged: &Selec
 
 /// All tensors, one behind the other, after the kernels.
 fn launch_rows(
-    shim: &mut Shim,
+    launcher: &mut dyn Launcher,
     prepared: &Prepared,
     step: &Step,
     tensors: &[Vec<u8>],
@@ -227,7 +237,7 @@ fn launch_rows(
     element_type: ElementType,
 ) -> Vec<u8> {
     let ids: Vec<u64> = contributions.iter().flat_map(|rows| rows.view().ids().iter().collect::<Vec<_>>()).collect();
-    let united = unite(shim, &ids);
+    let united = unite(launcher, &ids);
     let mut values = Vec::new();
     let Formula::Rule { code, scalars } = prepared.formula(step, &mut values) else { panic!("a rule") };
     let (emitted, mut packed) = (Emitted::of(code), Vec::new());
@@ -239,26 +249,26 @@ fn launch_rows(
     arguments.stride = layout.width() as u64 * element_type.bytes();
     arguments.state_stride = tensors[0].len() as u64;
     let unique = u32::try_from(united.unique_keys.len()).expect("few rows");
-    let records = shim.buffer(&tensors.concat(), 0);
+    let records = launcher.buffer(&tensors.concat(), 0);
     let mut addresses = vec![
-        at(offset_of!(RowsArguments, records), records),
-        at(offset_of!(RowsArguments, unique), shim.buffer(&unique.to_le_bytes(), 0)),
-        at(offset_of!(RowsArguments, keys), shim.buffer(cast_slice(&united.unique_keys), 0)),
-        at(offset_of!(RowsArguments, starts), shim.buffer(cast_slice(&united.starts), 0)),
-        at(offset_of!(RowsArguments, places), shim.buffer(cast_slice(&united.places), 0)),
+        Address::of(offset_of!(RowsArguments, records), records),
+        Address::of(offset_of!(RowsArguments, unique), launcher.buffer(&unique.to_le_bytes(), 0)),
+        Address::of(offset_of!(RowsArguments, keys), launcher.buffer(cast_slice(&united.unique_keys), 0)),
+        Address::of(offset_of!(RowsArguments, starts), launcher.buffer(cast_slice(&united.starts), 0)),
+        Address::of(offset_of!(RowsArguments, places), launcher.buffer(cast_slice(&united.places), 0)),
     ];
     if !packed.is_empty() {
-        addresses.push(at(offset_of!(RowsArguments, scalars), shim.buffer(&packed, 0)));
+        addresses.push(Address::of(offset_of!(RowsArguments, scalars), launcher.buffer(&packed, 0)));
     }
     let mut first = 0;
     for (index, rows) in contributions.iter().enumerate() {
         arguments.firsts[index] = first;
         first += u32::try_from(rows.view().len()).expect("few rows");
         let bytes: Vec<u8> = (0..rows.view().len()).flat_map(|row| rows.view().row(row).to_vec()).collect();
-        addresses.push(at(offset_of!(RowsArguments, gradients) + 8 * index, shim.buffer(&bytes, 0)));
+        addresses.push(Address::of(offset_of!(RowsArguments, gradients) + 8 * index, launcher.buffer(&bytes, 0)));
     }
-    shim.launch(&emitted.rows_entry(element_type), [2, 1], bytes_of(&arguments), &addresses);
-    let left = shim.read(records, tensors.len() * tensors[0].len());
-    shim.release();
+    launcher.launch(&emitted.rows_entry(element_type), [2, 1], bytes_of(&arguments), &addresses);
+    let left = launcher.read(records, tensors.len() * tensors[0].len());
+    launcher.release();
     left
 }

@@ -9,6 +9,7 @@ use pserver_core::memory::shared::Board;
 use pserver_core::wire::{ErrorCode, Frame, Scheme};
 
 use super::wakeups::Wakeups;
+use crate::verbs::{Answer, Hall};
 
 /// Accepted connections that wait for a lane to look; more are refused as busy.
 const ADOPTED_MAX: usize = 64;
@@ -18,6 +19,7 @@ const ADOPTED_MAX: usize = 64;
 pub struct Adopter {
     sender: Sender<Adopted>,
     wakeups: Arc<Wakeups>,
+    hall: Hall,
 }
 
 /// A connection whose hello has been read, and not one byte more.
@@ -31,14 +33,20 @@ pub(super) struct Adopted {
 
 /// The connection, on its way from one runtime to another.
 pub(super) enum Caller {
-    Tcp(TcpStream),
+    /// With the answer to its offer of verbs, if it made one.
+    Tcp(TcpStream, Option<Answer>),
     Shm(UnixStream, Board),
 }
 
 impl Adopter {
-    pub(super) fn new(wakeups: &Arc<Wakeups>) -> (Self, Receiver<Adopted>) {
+    pub(super) fn new(wakeups: &Arc<Wakeups>, hall: Hall) -> (Self, Receiver<Adopted>) {
         let (sender, receiver) = bounded(ADOPTED_MAX);
-        (Self { sender, wakeups: Arc::clone(wakeups) }, receiver)
+        (Self { sender, wakeups: Arc::clone(wakeups), hall }, receiver)
+    }
+
+    /// Where the transport's ends of pairs are made, by others than itself.
+    pub(super) fn hall(&self) -> &Hall {
+        &self.hall
     }
 
     /// Hands the connection over, or gives it back with the reason why not.

@@ -8,16 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pserver_core::error::Failure;
-use pserver_core::wire::{Address, ErrorCode, Frame, HEADER_BYTES, Kind, Prefix, Scheme};
+use pserver_core::wire::{Address, ErrorCode, Frame, HEADER_BYTES, Kind, OfferMessage, Prefix, Scheme};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::adopter::{Adopted, Caller};
+use super::makers::Makers;
 use super::{Adopter, Engine, NetworkOptions, socket};
 use crate::refusal::refusal;
 use crate::shm;
+use crate::verbs::Answer;
 
 /// Connections that have not said hello; beyond it the oldest one is dropped.
 const PENDING_MAX: usize = 256;
@@ -135,7 +137,7 @@ impl Listener {
             let socket = socket.map(TcpListener::from_std).transpose().map_err(failed)?;
             let near = near.map(UnixListener::from_std).transpose().map_err(failed)?;
             let doors = Doors { socket, near };
-            let reception = Arc::new(Reception { lanes, options, scheme: local.scheme });
+            let reception = Arc::new(Reception { lanes, options, scheme: local.scheme, makers: Makers::new() });
             tokio::select! {
                 () = stop.stopped() => Ok(()),
                 () = accept(&doors, &reception) => Ok(()),
@@ -183,6 +185,7 @@ struct Reception {
     lanes: Vec<Option<Adopter>>,
     options: NetworkOptions,
     scheme: Scheme,
+    makers: Makers,
 }
 
 /// Why a connection goes no further.
@@ -228,11 +231,12 @@ async fn accept(doors: &Doors, reception: &Arc<Reception>) {
 async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>) {
     let refused = match reception.hello(&mut stream).await {
         Err(refused) => Some((stream, refused)),
-        Ok((hello, lane)) => {
+        Ok((mut hello, lane)) => {
+            let answer = reception.answer(&mut hello, lane, &stream).await;
             let configured = socket::configure(&stream, &reception.options).and_then(|()| stream.into_std());
             let Some(stream) = kept(configured, &origin) else { return };
-            match hand_over(Caller::Tcp(stream), hello, (&origin, reception.scheme), lane) {
-                Some((Caller::Tcp(stream), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
+            match hand_over(Caller::Tcp(stream, answer), hello, (&origin, reception.scheme), lane) {
+                Some((Caller::Tcp(stream, _), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
                 _ => None,
             }
         }
@@ -302,6 +306,21 @@ impl Reception {
         let hello = hello.unwrap_or_else(|_| Err(self.no_hello()))?;
         let lane = self.lane(&hello)?;
         Ok((hello, lane))
+    }
+
+    /// What is answered to the offer of verbs in a hello, which it is taken out of; nothing without one.
+    async fn answer(&self, hello: &mut Frame, lane: &Adopter, stream: &TcpStream) -> Option<Answer> {
+        let offer = OfferMessage::take(&mut hello.control)?;
+        let ip = |number: io::Result<SocketAddr>| number.ok().map(|number| number.ip().to_canonical());
+        let (local, host) = (ip(stream.local_addr()), ip(stream.peer_addr()));
+        let (hall, scheme) = (lane.hall().clone(), self.scheme);
+        let made = self.makers.run(host, move || hall.answer(&offer, scheme, local));
+        let limit = self.options.connect_timeout;
+        Some(match tokio::time::timeout(limit, made).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => Err(format!("the server: making a pair: {error}")),
+            Err(_) => Err(format!("the server: no pair within {limit:?}")),
+        })
     }
 
     fn no_hello(&self) -> Refusal {

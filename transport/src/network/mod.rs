@@ -9,6 +9,7 @@
 mod adopter;
 mod checks;
 mod listener;
+mod makers;
 mod peer;
 mod policy;
 mod reader;
@@ -26,7 +27,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
-use pserver_core::wire::{Address, Frame, Scheme};
+use pserver_core::wire::{Address, Scheme};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 
@@ -117,6 +118,9 @@ pub struct Network {
     events: Vec<Event>,
     /// Kept between polls for its memory.
     woken: Vec<PeerId>,
+    /// Kept between submissions for their memory.
+    full: Vec<PeerId>,
+    touched: Vec<PeerId>,
     polls: u64,
     /// Peers whose memory is looked at.
     shared: Vec<PeerId>,
@@ -150,9 +154,14 @@ impl Network {
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
     pub fn new(options: NetworkOptions) -> Result<Self, Failure> {
-        let wakeups = Arc::new(Wakeups::default());
-        let (adopter, adopted) = Adopter::new(&wakeups);
-        let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always);
+        let (wakeups, engine) = (Arc::new(Wakeups::default()), Engine::new()?);
+        let bell = Doorbell::new({
+            let wakeups = Arc::clone(&wakeups);
+            move || wakeups.ring()
+        });
+        let watcher = Watcher { runtime: engine.runtime().handle().clone(), bell: bell.clone() };
+        let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always, watcher);
+        let (adopter, adopted) = Adopter::new(&wakeups, hall.clone());
         Ok(Self {
             options,
             hall,
@@ -162,18 +171,17 @@ impl Network {
             ending: VecDeque::new(),
             events: Vec::new(),
             woken: Vec::new(),
+            full: Vec::new(),
+            touched: Vec::new(),
             polls: 0,
             shared: Vec::new(),
             lent_look: LENT_LOOK,
             spin: Spin::new(),
             adopter,
             adopted,
-            bell: Doorbell::new({
-                let wakeups = Arc::clone(&wakeups);
-                move || wakeups.ring()
-            }),
+            bell,
             wakeups,
-            engine: Engine::new()?,
+            engine,
         })
     }
 
@@ -207,12 +215,10 @@ impl Network {
     }
 
     fn adopt(&mut self) {
-        while let Ok(Adopted { caller, mut hello, origin, scheme }) = self.adopted.try_recv() {
+        while let Ok(Adopted { caller, hello, origin, scheme }) = self.adopted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
-            let (watcher, hall) = (watcher(&self.engine, &self.bell), &mut self.hall);
-            let line = adopt(caller, (&mut hello, scheme), self.options.checks, hall, &watcher);
-            match line {
+            match adopt(caller, scheme, self.options.checks, &self.engine) {
                 Ok(line) => {
                     self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
                     self.add(peer, Peer::new(peer, line, &self.wakeups));
@@ -333,8 +339,7 @@ impl Network {
             };
             peer.unlist();
             let was_ending = peer.is_ending();
-            let watcher = watcher(&self.engine, &self.bell);
-            let turn = peer.turn(&mut self.hall, &watcher, &mut self.events);
+            let turn = peer.turn(&self.hall, &mut self.events);
             if peer.is_looked_at() && !self.shared.contains(&id) {
                 self.shared.push(id);
             }
@@ -385,13 +390,14 @@ impl Transport for Network {
             return Err(Failure::call(format!("address \"{address}\": this transport connects to other processes")));
         }
         let id = self.next_peer();
-        let task = self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone()));
+        let task =
+            self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone(), self.hall.clone()));
         self.add(id, Peer::connecting(id, task, self.options.checks, &self.wakeups));
         Ok(id)
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
-        let (mut full, mut touched) = (Vec::new(), Vec::new());
+        let (mut full, mut touched) = (std::mem::take(&mut self.full), std::mem::take(&mut self.touched));
         for _ in 0..queue.len() {
             let Some(work) = queue.pop_front() else { break };
             let id = work.peer();
@@ -410,12 +416,14 @@ impl Transport for Network {
                 touched.push(id);
             }
         }
-        for id in touched {
+        for id in touched.drain(..) {
             let turn = self.peers.get_mut(&id).map(|peer| peer.flush(&mut self.events));
             if matches!(turn, Some(Turn::Again)) {
                 self.list(id);
             }
         }
+        full.clear();
+        (self.full, self.touched) = (full, touched);
         Ok(())
     }
 
@@ -470,20 +478,10 @@ impl Transport for Network {
     }
 }
 
-fn watcher<'a>(engine: &'a Engine, bell: &'a Doorbell) -> Watcher<'a> {
-    Watcher { runtime: engine.runtime(), bell }
-}
-
-fn adopt(
-    caller: Caller,
-    (hello, scheme): (&mut Frame, Scheme),
-    checks: Checks,
-    hall: &mut Hall,
-    watcher: &Watcher<'_>,
-) -> io::Result<Line> {
-    let _runtime = watcher.runtime.enter();
+fn adopt(caller: Caller, scheme: Scheme, checks: Checks, engine: &Engine) -> io::Result<Line> {
+    let _runtime = engine.runtime().enter();
     match caller {
-        Caller::Tcp(stream) => match verbs::welcome(TcpStream::from_std(stream)?, hello, scheme, hall, watcher)? {
+        Caller::Tcp(stream, answer) => match verbs::welcome(TcpStream::from_std(stream)?, answer, scheme)? {
             Welcomed::Line(line) => Ok(Line::Verbs(line)),
             Welcomed::Tcp(stream) => Ok(Line::tcp(stream, checks)),
         },

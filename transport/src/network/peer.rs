@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
-use pserver_core::wire::{ErrorCode, Frame, Scheme};
+use pserver_core::wire::{Address, ErrorCode, Frame, Scheme};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -23,7 +23,7 @@ use super::{Pause, TURN_BYTES, TURN_FRAMES};
 use crate::refusal::refusal;
 use crate::share::Share;
 use crate::shm::{self, Side};
-use crate::verbs::{self, Became, Hall, Meeting, Watcher};
+use crate::verbs::{self, Became, Hall, Meeting};
 
 /// What a turn on shared memory may do.
 const SHARE: Share = Share { bytes: TURN_BYTES, frames: TURN_FRAMES };
@@ -32,6 +32,8 @@ const SHARE: Share = Share { bytes: TURN_BYTES, frames: TURN_FRAMES };
 pub(super) struct Peer {
     id: PeerId,
     line: Line,
+    /// Where it connects to and offers verbs, when it need not be verbs.
+    offers: Option<Address>,
     ending: Option<Ending>,
     /// Frames that were given up when the connection began to end.
     unsent: Vec<(Ticket, Vec<Outgoing>)>,
@@ -92,19 +94,17 @@ impl Line {
         Self::Tcp(Box::new(TcpLine { stream, reader: Reader::new(checks), writer: Writer::new(checks) }))
     }
 
-    fn made(made: Made, checks: Checks, hall: &mut Hall, watcher: &Watcher<'_>) -> Result<Self, String> {
+    fn made(made: Made, checks: Checks) -> Result<Self, String> {
         match made {
             Made::Tcp(stream) => Ok(Self::tcp(stream, checks)),
             Made::Shm(met) => {
                 let line = shm::Line::new(met.stream, met.board, Side::Connecting);
                 Ok(Self::Shm(Box::new(line.map_err(|error| format!("connecting: {error}"))?)))
             }
-            Made::Rising(stream, address) => match Meeting::new(stream, (address.scheme, checks), hall, watcher) {
-                Ok(meeting) => Ok(Self::Meeting(Box::new(meeting))),
-                Err((_, reason)) if address.scheme == Scheme::Verbs => {
-                    Err(format!("connecting to {address}: {reason}"))
-                }
-                Err((stream, reason)) => {
+            Made::Rising(stream, address, offer) => match offer {
+                Ok(half) => Ok(Self::Meeting(Box::new(Meeting::new(stream, half, address.scheme, checks)))),
+                Err(reason) if address.scheme == Scheme::Verbs => Err(format!("connecting to {address}: {reason}")),
+                Err(reason) => {
                     tracing::info!(%address, "connected over TCP; {reason}");
                     Ok(Self::tcp(stream, checks))
                 }
@@ -206,7 +206,8 @@ impl Peer {
     /// A connection by `line`.
     pub(super) fn new(id: PeerId, line: Line, wakeups: &Arc<Wakeups>) -> Self {
         let wake = PeerWake::new(id, wakeups);
-        Self { id, line, ending: None, unsent: Vec::new(), waker: wake.waker(), wake, listed: false }
+        let (offers, ending, unsent) = (None, None, Vec::new());
+        Self { id, line, offers, ending, unsent, waker: wake.waker(), wake, listed: false }
     }
 
     /// Puts it on the list, unless it is there; returns whether it was not.
@@ -336,17 +337,17 @@ impl Peer {
     }
 
     /// Does what can be done without waiting, within bounds, so that the other peers get their turn.
-    pub(super) fn turn(&mut self, hall: &mut Hall, watcher: &Watcher<'_>, events: &mut Vec<Event>) -> Turn {
-        if let Some(turn) = self.turn_connecting(hall, watcher, events) {
+    pub(super) fn turn(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Turn {
+        if let Some(turn) = self.turn_connecting(events) {
             return turn;
         }
-        if let Some(turn) = self.turn_meeting(events) {
+        if let Some(turn) = self.turn_meeting(hall, events) {
             return turn;
         }
         if self.ending.is_some() {
             return self.turn_ending(events).unwrap_or_else(|error| Turn::Over(format!("{}: {error}", self.reason())));
         }
-        self.turn_open(events)
+        self.turn_open(hall, events)
     }
 
     /// Writes only: for a frame that was just submitted.
@@ -365,7 +366,7 @@ impl Peer {
     }
 
     /// Looks whether the connection was made; nothing once it is there.
-    fn turn_connecting(&mut self, hall: &mut Hall, watcher: &Watcher<'_>, events: &mut Vec<Event>) -> Option<Turn> {
+    fn turn_connecting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
         let Line::Connecting(connecting) = &mut self.line else { return None };
         let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
             Poll::Pending => return Some(Turn::Rest),
@@ -374,7 +375,10 @@ impl Peer {
             Poll::Ready(Ok(Ok(made))) => made,
         };
         let waiting = std::mem::take(&mut connecting.waiting);
-        match Line::made(made, connecting.checks, hall, watcher) {
+        if let Made::Rising(_, address, _) = &made {
+            self.offers = (address.scheme == Scheme::Auto).then(|| address.clone());
+        }
+        match Line::made(made, connecting.checks) {
             Ok(line) => self.line = line,
             Err(reason) => {
                 connecting.waiting = waiting;
@@ -389,17 +393,19 @@ impl Peer {
     }
 
     /// Looks whether the other side has answered the offer; nothing once it has.
-    fn turn_meeting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
+    fn turn_meeting(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Option<Turn> {
         let Line::Meeting(meeting) = &mut self.line else { return None };
-        match meeting.turn(self.id, &self.waker, events) {
-            Ok(false) => return Some(Turn::Rest),
-            Err(ended) => return Some(Turn::Over(ended.to_string())),
-            Ok(true) => {}
-        }
         let checks = meeting.checks();
-        let (became, waiting) = match meeting.finish() {
-            Ok(met) => met,
-            Err(ended) => return Some(Turn::Over(ended.to_string())),
+        let (became, waiting) = match meeting.turn((self.id, hall), &self.waker, events) {
+            Ok(Some(met)) => met,
+            Ok(None) => return Some(Turn::Rest),
+            Err(ended) => {
+                // The other side has made its end by then, and would make it again.
+                if let (Some(address), verbs::Ended::Device(_) | verbs::Ended::Broken(_)) = (&self.offers, &ended) {
+                    hall.deny(Some(address), &ended.to_string());
+                }
+                return Some(Turn::Over(ended.to_string()));
+            }
         };
         self.line = match became {
             Became::Line(line) => Line::Verbs(line),
@@ -418,14 +424,16 @@ impl Peer {
         None
     }
 
-    fn turn_open(&mut self, events: &mut Vec<Event>) -> Turn {
+    fn turn_open(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Turn {
         match &mut self.line {
             Line::Connecting(_) | Line::Meeting(_) => Turn::Rest,
             Line::Verbs(line) => match line.turn(self.id, &self.waker, SHARE, events) {
                 Ok(true) => Turn::Again,
                 Ok(false) => Turn::Rest,
-                Err(ended) if ended.is_peers_fault() => self.refuse(&ended.to_string()),
-                Err(ended) => Turn::Over(ended.to_string()),
+                Err(ended) => {
+                    deny(hall, self.offers.as_ref(), line, &ended);
+                    if ended.is_peers_fault() { self.refuse(&ended.to_string()) } else { Turn::Over(ended.to_string()) }
+                }
             },
             Line::Tcp(line) => match line.turn(self.id, &self.waker, events) {
                 Ok(turn) => turn,
@@ -468,5 +476,15 @@ impl Peer {
                 Err(ended) => Err(io::Error::other(ended)),
             },
         }
+    }
+}
+
+/// What verbs did not do for a connection that ends, they would not do for the next one either: a device that fails,
+/// and a pair that nothing came over. `address` is where it connected to, when it need not have been verbs.
+fn deny(hall: &Hall, address: Option<&Address>, line: &verbs::Line, ended: &verbs::Ended) {
+    match address {
+        Some(_) if ended.is_devices_fault() || !line.has_heard() => hall.deny(address, &ended.to_string()),
+        None if ended.is_devices_fault() && line.is_accepted() => hall.deny(None, &ended.to_string()),
+        _ => {}
     }
 }

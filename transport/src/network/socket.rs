@@ -10,6 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::NetworkOptions;
 use crate::shm::{self, Met};
+use crate::verbs::{Answer, Hall};
 
 /// Probes without an answer after which a connection is over.
 const KEEPALIVE_PROBES: u32 = 3;
@@ -18,18 +19,26 @@ const KEEPALIVE_PROBES: u32 = 3;
 pub(super) enum Made {
     Tcp(TcpStream),
     Shm(Met),
-    /// One that may become more, where this address says so.
-    Rising(TcpStream, Address),
+    /// One to this address, and this side's end of a pair to offer there, or why there is none.
+    Rising(TcpStream, Address, Answer),
+}
+
+/// What an address was reached by.
+enum Reached {
+    Made(Made),
+    /// A connection that may become more.
+    Rising(TcpStream),
 }
 
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
 /// system said.
-pub(super) async fn connect(address: Address, options: NetworkOptions) -> Result<Made, String> {
+pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, String> {
     let mut refusals = Vec::new();
     for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
         let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
         match attempt {
-            Ok(Ok(made)) => return Ok(made),
+            Ok(Ok(Reached::Made(made))) => return Ok(made),
+            Ok(Ok(Reached::Rising(stream))) => return Ok(rise(stream, address, hall).await),
             Ok(Err(error)) => refusals.push(format!("{number}: {error}")),
             Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
@@ -38,25 +47,34 @@ pub(super) async fn connect(address: Address, options: NetworkOptions) -> Result
 }
 
 /// Connects by what the address's scheme says, and says what it was when that was a choice.
-async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> io::Result<Made> {
+async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> io::Result<Reached> {
     if address.scheme == Scheme::Tcp {
-        return connect_to(number, options).await.map(Made::Tcp);
+        return connect_to(number, options).await.map(|stream| Reached::Made(Made::Tcp(stream)));
     }
     if address.scheme == Scheme::Verbs {
-        return connect_to(number, options).await.map(|stream| Made::Rising(stream, address.clone()));
+        return connect_to(number, options).await.map(Reached::Rising);
     }
     match meet(number).await {
         Ok(met) => {
             tracing::info!(%address, "connected through shared memory");
-            Ok(Made::Shm(met))
+            Ok(Reached::Made(Made::Shm(met)))
         }
         Err(error) if address.scheme == Scheme::Shm => Err(error),
         Err(error) => {
             let stream = connect_to(number, options).await?;
             tracing::info!(%address, "no shared memory: {error}");
-            Ok(Made::Rising(stream, address.clone()))
+            Ok(Reached::Rising(stream))
         }
     }
+}
+
+/// Makes an end of a pair for a connection, on a thread that may wait for it.
+async fn rise(stream: TcpStream, address: Address, hall: Hall) -> Made {
+    let local = stream.local_addr().ok().map(|number| number.ip().to_canonical());
+    let there = address.clone();
+    let made = tokio::task::spawn_blocking(move || hall.offer(&there, local)).await;
+    let offer = made.unwrap_or_else(|error| Err(format!("making a pair: {error}")));
+    Made::Rising(stream, address, offer)
 }
 
 async fn meet(number: SocketAddr) -> io::Result<Met> {

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use super::provider::Fault;
+use super::reasons::{self, Cause};
 use super::sys;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
@@ -31,7 +32,7 @@ pub(super) fn library() -> Result<&'static Verbs, Fault> {
     let opened = LIBRARY.get_or_init(|| {
         // SAFETY: opening libibverbs runs its constructors, which only set up the library's own tables.
         let opened = unsafe { Verbs::new("libibverbs.so.1") };
-        let missing = |error| Fault::new(format!("the library is missing: {error} (rdma-core has it)"));
+        let missing = |error| Fault::new(reasons::text(&Cause::Library(format!("{error}")), None));
         let verbs = opened.map_err(missing)?;
         // A process that forks must not take registered pages away from its child; systems that copy them need nothing.
         // It is refused where somebody else in the process, MPI perhaps, has registered memory before: they decided.
@@ -46,12 +47,11 @@ pub(super) fn library() -> Result<&'static Verbs, Fault> {
 /// An open device.
 pub(super) type Context = NonNull<ibv_context>;
 
-/// The contexts of every device that opens, with their names.
-pub(super) fn open_all(verbs: &Verbs) -> Result<Vec<(String, Context)>, Fault> {
+/// Opens every device that opens, and hands its name and context to `keep`, which owns the context from then on.
+pub(super) fn open_all(verbs: &Verbs, mut keep: impl FnMut(String, Context)) -> Result<(), Fault> {
     let mut count: c_int = 0;
     let list = call!(verbs, ibv_get_device_list, &raw mut count)?;
-    let list = found(list, "listing devices")?;
-    let mut opened = Vec::new();
+    let list = NonNull::new(list).ok_or_else(|| reasons::unlisted(&io::Error::last_os_error()))?;
     for index in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` entries.
         let entry = unsafe { list.add(index) };
@@ -61,16 +61,56 @@ pub(super) fn open_all(verbs: &Verbs) -> Result<Vec<(String, Context)>, Fault> {
         // SAFETY: the name of a device in a list is a C string as long as the list is there.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         match found(call!(verbs, ibv_open_device, device)?, "opening a device") {
-            Ok(context) => opened.push((name, context)),
+            Ok(context) => keep(name, context),
             Err(fault) => tracing::warn!(name, %fault, "an RDMA device does not open"),
         }
     }
-    call!(verbs, ibv_free_device_list, list.as_ptr())?;
-    Ok(opened)
+    call!(verbs, ibv_free_device_list, list.as_ptr())
 }
 
 pub(super) fn close(verbs: &Verbs, context: Context) -> Result<(), Fault> {
     zero(call!(verbs, ibv_close_device, context.as_ptr())?, "closing a device")
+}
+
+/// The descriptor that is readable when something has happened to a device.
+pub(super) fn events(context: Context) -> c_int {
+    // SAFETY: the device is open, and its descriptor never changes.
+    unsafe { context.as_ref() }.async_fd
+}
+
+/// What has happened to a device, and to which port if it was one; nothing when nothing has. The descriptor does not
+/// block.
+pub(super) fn event(verbs: &Verbs, context: Context) -> Result<Option<(ibv_event_type, c_int)>, Fault> {
+    let nothing = ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 0 }, event_type: 0 };
+    let mut event = nothing;
+    if call!(verbs, ibv_get_async_event, context.as_ptr(), &raw mut event)? != 0 {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::WouldBlock => Ok(None),
+            _ => Err(Fault::new(format!("reading what happened to a device: {error}"))),
+        };
+    }
+    // What is not acknowledged is waited for when what it is of is destroyed.
+    call!(verbs, ibv_ack_async_event, &raw mut event)?;
+    // SAFETY: an event is told with its union written whole or zero, and any bits are a number.
+    Ok(Some((event.event_type, unsafe { event.element.port_num })))
+}
+
+/// What a device says when it is asked to register device memory by a descriptor that is none: a bad descriptor where
+/// it would look at one.
+pub(super) fn try_device_memory(verbs: &Verbs, domain: NonNull<ibv_pd>) -> Result<(), Fault> {
+    let access = IBV_ACCESS_LOCAL_WRITE.cast_signed();
+    let region = call!(verbs, ibv_reg_dmabuf_mr, domain.as_ptr(), 0, 4096, 0, -1, access)?;
+    let Some(region) = NonNull::new(region) else {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            // EBADF
+            Some(9) => Ok(()),
+            _ => Err(Fault::new(format!("registering it by dma-buf: {error}"))),
+        };
+    };
+    deregister(verbs, region)?;
+    Err(Fault::new("the device registers a descriptor that is none"))
 }
 
 pub(super) fn limits(verbs: &Verbs, context: Context) -> Result<ibv_device_attr, Fault> {

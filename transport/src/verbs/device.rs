@@ -4,7 +4,7 @@
 //! before its domain, a domain before its station, and the device last.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,9 +16,11 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Device;
 use super::checked::{self, Context, library};
+use super::choice::{Candidate, DeviceName, choose};
 use super::provider::{
     Access, Act, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
+use super::reasons::{self, Cause};
 use super::status::Status;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
@@ -75,7 +77,9 @@ struct Stationed(Arc<CardStation>);
 struct Domained(Arc<CardDomain>);
 
 struct CardRegion {
-    region: NonNull<ibv_mr>,
+    /// None once it is deregistered.
+    region: Option<NonNull<ibv_mr>>,
+    keys: (u32, u32),
     domain: Arc<CardDomain>,
 }
 
@@ -111,55 +115,60 @@ unsafe impl Sync for CardRegion {}
 // SAFETY: the pair and its queue have one owner, and the pointers in its lists are set anew by each call.
 unsafe impl Send for CardPair {}
 
-/// The device that suits best: its port is active, and its address is one that routers know.
+/// The device of this name, or the one that suits best those whose address of this side is `local`.
 ///
 /// # Errors
 /// Which of the reasons it is that there is none, and what can be done about it.
-pub(super) fn best() -> Result<Device, Fault> {
-    let ports = ports()?;
-    let best = ports.into_iter().max_by_key(|(rank, _)| *rank).map(|(_, port)| port);
-    let port = best.ok_or_else(|| Fault::new("there is no RDMA device with an active port"))?;
-    let card = Card(Arc::new(port));
+pub(super) fn open(name: Option<&DeviceName>, local: Option<IpAddr>) -> Result<Device, Fault> {
+    let (candidates, mut ports): (Vec<_>, Vec<_>) = ports()?.into_iter().unzip();
+    let card = Card(Arc::new(ports.swap_remove(choose(&candidates, name, local)?)));
     card.try_memory()?;
     Ok(Device(Arc::new(card)))
 }
 
-/// The device of this name: `mlx5_0`, with its port and the number of its address where it has more than one,
-/// `mlx5_0:1:3`.
-///
-/// # Errors
-/// What there is instead.
-pub(super) fn named(name: &str) -> Result<Device, Fault> {
-    let ports = ports()?;
-    let known: Vec<_> = ports.iter().map(|(_, port)| port.id()).collect();
-    let is_meant = |port: &Port| port.id() == name || port.id().starts_with(&format!("{name}:"));
-    let meant = ports.into_iter().filter(|(_, port)| is_meant(port)).max_by_key(|(rank, _)| *rank);
-    let (_, port) = meant.ok_or_else(|| {
-        Fault::new(format!("there is no RDMA device \"{name}\" with an active port, only [{}]", known.join(", ")))
-    })?;
-    let card = Card(Arc::new(port));
-    card.try_memory()?;
-    Ok(Device(Arc::new(card)))
-}
-
-/// Every active port with each of its addresses, and how well it suits.
-fn ports() -> Result<Vec<(u8, Port)>, Fault> {
+/// Every active port with each of its addresses.
+fn ports() -> Result<Vec<(Candidate, Port)>, Fault> {
     let verbs = library()?;
-    let mut ports = Vec::new();
-    for (name, context) in checked::open_all(verbs)? {
-        let opened = Arc::new(Opened { verbs, context });
+    let mut devices = Vec::new();
+    // What is opened is owned at once, and so is closed whatever comes.
+    checked::open_all(verbs, |name, context| devices.push((name, Arc::new(Opened { verbs, context }))))?;
+    let asked = devices.iter().map(|(name, opened)| (name.as_str(), opened.ports(name)));
+    Ok(that_answer(asked))
+}
+
+/// What the devices say that say something; the others are none of it.
+fn that_answer<'a, T>(asked: impl Iterator<Item = (&'a str, Result<Vec<T>, Fault>)>) -> Vec<T> {
+    let mut all = Vec::new();
+    for (name, said) in asked {
+        match said {
+            Ok(mut said) => all.append(&mut said),
+            Err(fault) => tracing::warn!(name, %fault, "an RDMA device is left out"),
+        }
+    }
+    all
+}
+
+impl Opened {
+    fn ports(self: &Arc<Self>, name: &str) -> Result<Vec<(Candidate, Port)>, Fault> {
+        let Self { verbs, context } = **self;
         let limits = checked::limits(verbs, context)?;
         let gids = checked::gids(verbs, context)?;
+        // An idle connection is not asked, so the descriptor is watched.
+        // SAFETY: the descriptor is the device's, which is open as long as `self`.
+        let events = unsafe { BorrowedFd::borrow_raw(checked::events(context)) };
+        let nonblocking = rustix::io::ioctl_fionbio(events, true);
+        nonblocking.map_err(|error| Fault::new(format!("events that do not block: {error}")))?;
+        let mut ports = Vec::new();
         for number in 1..=limits.phys_port_cnt {
             let port = checked::port(verbs, context, number)?;
             if port.state != IBV_PORT_ACTIVE {
                 continue;
             }
             let of_port = gids.iter().filter(|gid| gid.port_num == u32::from(number));
-            ports.extend(of_port.filter_map(|gid| Port::new(&opened, &name, &limits, (number, &port), gid)));
+            ports.extend(of_port.filter_map(|gid| Port::new(self, name, &limits, (number, &port), gid)));
         }
+        Ok(ports)
     }
-    Ok(ports)
 }
 
 impl Port {
@@ -169,7 +178,7 @@ impl Port {
         limits: &ibv_device_attr,
         (number, port): (u8, &ibv_port_attr),
         entry: &ibv_gid_entry,
-    ) -> Option<(u8, Self)> {
+    ) -> Option<(Candidate, Self)> {
         // SAFETY: a GID is sixteen bytes in either form.
         let gid = unsafe { entry.gid.raw };
         let address = Ipv6Addr::from(gid);
@@ -189,28 +198,27 @@ impl Port {
             mtu,
             reads_out: reads(limits.max_qp_init_rd_atom),
             reads_in: reads(limits.max_qp_rd_atom),
+            is_limited: memory_limit().is_some(),
         };
         let is_global = port.link_layer != u8::try_from(IBV_LINK_LAYER_INFINIBAND).unwrap_or(1);
         let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
         let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
         let opened = Arc::clone(opened);
-        Some((rank, Self { opened, facts, number, gid_index, is_global, queue_max, message_max }))
+        let (device, address) = (name.to_owned(), IpAddr::V6(address).to_canonical());
+        let candidate = Candidate { device, port: number, gid: gid_index, address, rank };
+        Some((candidate, Self { opened, facts, number, gid_index, is_global, queue_max, message_max }))
     }
 
     /// Work that a queue has room for, when every piece is as long as a payload can be.
     fn sends(&self, plan: &Plan) -> u32 {
         plan.posted_max * CHUNK_BYTES_MAX.div_ceil(self.message_max)
     }
-
-    fn id(&self) -> String {
-        self.facts.name.split(',').next().unwrap_or_default().to_owned()
-    }
 }
 
 impl Card {
     /// Registers a little, so that a limit is found at the start and not in the middle.
     fn try_memory(&self) -> Result<(), Fault> {
-        if getrlimit(Resource::Memlock).current.is_none() {
+        if memory_limit().is_none() {
             return Ok(());
         }
         let mut budget = Budget::new();
@@ -222,17 +230,32 @@ impl Card {
     }
 }
 
+/// How many bytes of memory this process may lock; nothing when it may as many as there are.
+fn memory_limit() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all(&status))
+}
+
+/// Whether a process of this status may lock memory beyond its limit (`CAP_IPC_LOCK`).
+fn may_lock_all(status: &str) -> bool {
+    const LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|capabilities| capabilities >> LOCK & 1 == 1)
+}
+
 /// What a refusal to register memory means.
 fn unregistered(bytes: usize, error: &io::Error) -> Fault {
-    let limit = getrlimit(Resource::Memlock).current;
-    match (error.raw_os_error(), limit) {
-        // ENOMEM and EAGAIN, as kernels say it.
-        (Some(12 | 11), Some(limit)) => Fault::new(format!(
-            "{bytes} bytes of memory cannot be registered: {error}; the limit for locked memory is {limit} bytes, \
-             which `ulimit -l unlimited` raises for a shell, `LimitMEMLOCK=infinity` for a service of systemd and \
-             `--ulimit memlock=-1` for a container"
-        )),
-        _ => Fault::new(format!("{bytes} bytes of memory cannot be registered: {error}")),
+    let cause = Cause::Memory { bytes: bytes as u64, errno: error.raw_os_error(), said: error.to_string() };
+    Fault::new(reasons::text(&cause, memory_limit()))
+}
+
+/// What an event means for the pairs of a port: that they are over, or nothing.
+fn meaning(event: ibv_event_type, is_of_port: bool) -> Option<&'static str> {
+    match event {
+        IBV_EVENT_DEVICE_FATAL => Some("the device has failed"),
+        IBV_EVENT_PORT_ERR if is_of_port => Some("the port is down"),
+        _ => None,
     }
 }
 
@@ -248,6 +271,14 @@ impl Provider for Card {
         let nonblocking = rustix::io::ioctl_fionbio(station.descriptor(), true);
         nonblocking.map_err(|error| Fault::new(format!("a completion channel that does not block: {error}")))?;
         Ok(Arc::new(Stationed(Arc::new(station))))
+    }
+
+    fn device_memory(&self) -> Result<(), Fault> {
+        let Opened { verbs, context } = *self.0.opened;
+        let domain = checked::domain(verbs, context)?;
+        let tried = checked::try_device_memory(verbs, domain);
+        checked::close_domain(verbs, domain)?;
+        tried
     }
 }
 
@@ -285,6 +316,21 @@ impl Station for Stationed {
         run.map_or(Ok(()), |(queue, events)| checked::acknowledge(verbs, queue, events))
     }
 
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        let number = checked::events(self.0.port.opened.context);
+        // SAFETY: the descriptor is the device's, which is open as long as `self`.
+        Some(unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    fn trouble(&self) -> Result<Option<String>, Fault> {
+        let port = &self.0.port;
+        let mut trouble = None;
+        while let Some((event, of)) = checked::event(self.0.verbs(), port.opened.context)? {
+            trouble = meaning(event, of == i32::from(port.number)).or(trouble);
+        }
+        Ok(trouble.map(|what| format!("{}: {what}", port.facts.name)))
+    }
+
     fn domain(&self) -> Result<Arc<dyn Domain>, Fault> {
         let domain = checked::domain(self.0.verbs(), self.0.port.opened.context)?;
         Ok(Arc::new(Domained(Arc::new(CardDomain { domain, station: Arc::clone(&self.0) }))))
@@ -305,7 +351,8 @@ impl Domain for Domained {
         let registered =
             checked::register(self.0.station.verbs(), self.0.domain, (memory.address() + begin, bytes), access);
         let region = registered.map_err(|error| unregistered(bytes, &error))?;
-        Ok(Box::new(CardRegion { region, domain: Arc::clone(&self.0) }))
+        let keys = checked::keys(region);
+        Ok(Box::new(CardRegion { region: Some(region), keys, domain: Arc::clone(&self.0) }))
     }
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
@@ -367,11 +414,18 @@ impl CardDomain {
 
 impl Region for CardRegion {
     fn near_key(&self) -> u32 {
-        checked::keys(self.region).0
+        self.keys.0
     }
 
     fn far_key(&self) -> u32 {
-        checked::keys(self.region).1
+        self.keys.1
+    }
+
+    fn close(&mut self) -> Result<(), Fault> {
+        let Some(region) = self.region else { return Ok(()) };
+        checked::deregister(self.domain.station.verbs(), region)?;
+        self.region = None;
+        Ok(())
     }
 }
 
@@ -545,7 +599,7 @@ impl Drop for CardPair {
 
 impl Drop for CardRegion {
     fn drop(&mut self) {
-        leave(checked::deregister(self.domain.station.verbs(), self.region));
+        leave(self.close());
     }
 }
 
@@ -570,5 +624,43 @@ impl Drop for Opened {
 impl fmt::Debug for Card {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Card({})", self.0.facts.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bad_device_leaves_the_others() {
+        let bad = || Err(Fault::new("asking for a device's limits: Input/output error"));
+        let check = |said: Vec<Result<Vec<u8>, Fault>>, expected: &[u8]| {
+            assert_eq!(that_answer(said.into_iter().map(|said| ("mlx5_0", said))), expected);
+        };
+        check(vec![Ok(vec![1]), bad(), Ok(vec![2, 3])], &[1, 2, 3]);
+        check(vec![bad()], &[]);
+        check(vec![], &[]);
+    }
+
+    #[test]
+    fn who_may_lock_everything_has_no_limit() {
+        let check = |status: &str, expected: bool| assert_eq!(may_lock_all(status), expected, "{status:?}");
+        check("Name:\tpserver\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n", true);
+        check("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", false);
+        check("CapEff:\t0000000000004000\n", true);
+        check("CapEff:\t00000000a80425fb\n", false);
+        check("CapEff:\tnone\n", false);
+        check("", false);
+    }
+
+    #[test]
+    fn events_that_pairs_do_not_survive_have_a_meaning() {
+        let check = |event, is_of_port, expected: Option<&str>| assert_eq!(meaning(event, is_of_port), expected);
+        check(IBV_EVENT_DEVICE_FATAL, false, Some("the device has failed"));
+        check(IBV_EVENT_PORT_ERR, true, Some("the port is down"));
+        check(IBV_EVENT_PORT_ERR, false, None);
+        check(IBV_EVENT_PORT_ACTIVE, true, None);
+        check(IBV_EVENT_GID_CHANGE, true, None);
+        check(IBV_EVENT_QP_FATAL, true, None);
     }
 }

@@ -329,7 +329,7 @@ impl Landing {
             Incoming::Chunk { lease, .. } => (staging.registry().key_of(lease)?, None),
             Incoming::Loan(_) => {
                 let Some(lease) = staging.take(bytes)? else { return Ok(None) };
-                (staging.registry().key_of(&lease)?, Some(lease))
+                (Some(staging.registry().own_key_of(&lease)?), Some(lease))
             }
         };
         let mut there = [0; PLACE_BYTES];

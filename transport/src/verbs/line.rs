@@ -13,6 +13,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::flights::{Flight, Outcome};
+use super::hall::Health;
 use super::inward::{Inward, Read};
 use super::letters::{Matter, PREFIX_BYTES};
 use super::mail::Mail;
@@ -36,6 +37,9 @@ pub(crate) struct Line {
     side: Side,
     /// Whether the other side has said that it is ready.
     is_up: bool,
+    /// Whether it has said anything at all.
+    has_heard: bool,
+    health: Arc<Health>,
     socket: Socket,
     outcomes: Vec<Outcome>,
 }
@@ -57,13 +61,14 @@ pub(super) struct Parts {
     pub(super) outward: Staging,
     pub(super) inward: Staging,
     pub(super) counters: Arc<Counters>,
+    pub(super) health: Arc<Health>,
     /// Whether payloads carry checksums.
     pub(super) is_checked: bool,
 }
 
 impl Line {
     pub(super) fn new(socket: Socket, parts: Parts) -> Self {
-        let Parts { mail, near, side, outward, inward, counters, is_checked } = parts;
+        let Parts { mail, near, side, outward, inward, counters, health, is_checked } = parts;
         Self {
             mail,
             outward: Outward::new(side, is_checked, outward, &counters),
@@ -71,9 +76,21 @@ impl Line {
             _near: near,
             side,
             is_up: side == Side::Connecting,
+            has_heard: false,
+            health,
             socket,
             outcomes: Vec::new(),
         }
+    }
+
+    /// Whether this side accepted it.
+    pub(crate) fn is_accepted(&self) -> bool {
+        self.side == Side::Accepting
+    }
+
+    /// Whether anything came over it.
+    pub(crate) fn has_heard(&self) -> bool {
+        self.has_heard
     }
 
     /// Frames that the caller has not got back.
@@ -104,16 +121,29 @@ impl Line {
     /// What it still holds: frames that may not have left, and places that were not filled. No device touches them any
     /// more; what one may still touch does not come back.
     pub(crate) fn into_parcels(mut self) -> (Vec<(Ticket, Vec<Outgoing>)>, Vec<Incoming>) {
-        self.close();
-        (self.outward.take_all(), self.inward.take_unfilled())
+        let is_closed = self.close();
+        let parcels = self.outward.take_all();
+        // The other side may read what it was told of as long as it is registered.
+        if !is_closed && self.side == Side::Connecting && !self.outward.end_memory() {
+            for parcel in parcels.iter().flat_map(|(_, body)| body) {
+                if let Outgoing::Loan(loan) = parcel {
+                    loan.tear();
+                }
+            }
+        }
+        (parcels, self.inward.take_unfilled())
     }
 
-    fn close(&mut self) {
-        for flight in self.mail.flights.close().unwrap_or_default() {
+    /// Whether the device says that it touches nothing any more.
+    fn close(&mut self) -> bool {
+        let closed = self.mail.flights.close();
+        let is_closed = closed.is_ok();
+        for flight in closed.unwrap_or_default() {
             if let Flight::Read { spot, place, staged } = flight {
                 self.inward.back(spot, place, staged, false);
             }
         }
+        is_closed
     }
 
     /// The socket may have something to say.
@@ -123,7 +153,7 @@ impl Line {
 
     /// Whether a turn may do something.
     pub(crate) fn has_news(&mut self) -> bool {
-        self.socket.must_look || self.mail.flights.has_news()
+        self.socket.must_look || self.mail.flights.has_news() || self.health.trouble().is_some()
     }
 
     /// Says that this side is about to sleep: what is done from here on wakes it.
@@ -153,6 +183,9 @@ impl Line {
         events: &mut Vec<Event>,
     ) -> Result<bool, Ended> {
         self.look(peer, waker, events)?;
+        if let Some(trouble) = self.health.trouble() {
+            return Err(Ended::Lost(format!("verbs: {trouble}")));
+        }
         let is_over = self.socket.is_over;
         self.collect(peer, events).map_err(|ended| self.explained(ended))?;
         let read = self.inward.turn(peer, &mut self.mail, (share.bytes, share.frames), events)?;
@@ -213,7 +246,7 @@ impl Line {
     fn note(&mut self, peer: PeerId, outcome: Outcome, events: &mut Vec<Event>) -> Result<(), Ended> {
         match outcome {
             Outcome::Message(message) => {
-                self.is_up = true;
+                (self.is_up, self.has_heard) = (true, true);
                 let (prefix, note) = self.mail.arrive(message)?;
                 self.outward.taken(peer, prefix.taken, events)?;
                 if let Some(note) = note {
@@ -242,8 +275,9 @@ impl Line {
     }
 
     fn look(&mut self, peer: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<(), Ended> {
-        self.socket.look(waker).map_err(|error| Ended::Device(format!("reading: {error}")))?;
+        self.socket.look(waker).map_err(|error| Ended::Lost(format!("reading: {error}")))?;
         if let Some(frame) = self.socket.refusal()? {
+            self.has_heard = true;
             events.push(Event::Landed { peer, frame, body: Vec::new() });
         }
         Ok(())
@@ -364,7 +398,8 @@ mod tests {
         stream.set_nonblocking(true).expect("a socket");
         let socket = Socket::new(TcpStream::from_std(stream).expect("a socket"));
         let (outward, inward) = (Staging::new(near.clone()), Staging::new(near.clone()));
-        let parts = Parts { mail, near, side: Side::Accepting, outward, inward, counters, is_checked: false };
+        let (side, health) = (Side::Accepting, Arc::default());
+        let parts = Parts { mail, near, side, outward, inward, counters, health, is_checked: false };
         let mut line = Line::new(socket, parts);
         let (peer, mut events) = (PeerId(1), Vec::new());
         assert!(line.inward.turn(peer, &mut line.mail, (1 << 20, 8), &mut events).expect("a head") == Read::Held);

@@ -11,13 +11,16 @@
 //! Not here: what owns connections (`network`), memory of one machine (`shm`), and which memory a session answers with.
 //!
 //! Read in this order: `provider` (what a device is), `flights` (whose memory it has), `mail` (messages and credits),
-//! `outward` and `inward` (frames), `line` (all of it as one connection), `meeting` (how it begins), `plain` and
-//! `rough` (a device in process, and faults), `device` (the real one). The bytes are in `docs/WIRE.md`, the reasons in
-//! `docs/decisions/verbs-data-path.md`.
+//! `outward` and `inward` (frames), `line` (all of it as one connection), `hall` (what connections share) and `meeting`
+//! (how one begins), `plain` and `rough` (a device in process, and faults), `device` (the real one). The bytes are in
+//! `docs/WIRE.md`, the reasons in `docs/decisions/verbs-data-path.md`.
 
 mod checked;
+mod choice;
+mod denials;
 mod device;
 mod flights;
+mod hall;
 mod inward;
 mod letters;
 mod line;
@@ -28,6 +31,7 @@ mod plain;
 #[cfg(test)]
 mod probe;
 mod provider;
+mod reasons;
 mod registry;
 #[cfg(test)]
 mod rough;
@@ -44,10 +48,12 @@ use std::sync::Arc;
 use pserver_core::wire::WireError;
 use thiserror::Error;
 
+pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceName};
 pub use registry::Counters;
 
+pub(crate) use hall::{Answer, Hall, Watcher};
 pub(crate) use line::Line;
-pub(crate) use meeting::{Became, Hall, Meeting, Watcher, Welcomed, welcome};
+pub(crate) use meeting::{Became, Meeting, Welcomed, welcome};
 use provider::{Fault, Provider};
 
 /// Bytes of a message.
@@ -81,11 +87,11 @@ pub(crate) enum Side {
 pub enum Devices {
     /// None.
     None,
-    /// The one of this machine that suits best, if there is one.
+    /// The one of this machine whose address is the connection's, else the one that suits best, if there is one.
     #[default]
     Best,
     /// The one of this name: `mlx5_0`, or with its port and the number of its address, `mlx5_0:1:3`.
-    Named(String),
+    Named(DeviceName),
     /// This one.
     This(Device),
 }
@@ -106,7 +112,15 @@ impl Device {
     /// # Errors
     /// Why there is none: the library is missing, there is no device, or too little memory may be locked.
     pub fn find(devices: &Devices) -> Result<Self, String> {
-        meeting::find(devices).map_err(|fault| fault.to_string())
+        hall::find(devices, None).map_err(|fault| fault.to_string())
+    }
+
+    /// Whether memory of accelerators can be registered with it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn device_memory(&self) -> Result<(), String> {
+        self.0.device_memory().map_err(|fault| fault.to_string())
     }
 
     /// The device, its port and its address.
@@ -133,6 +147,9 @@ pub(crate) enum Ended {
     Wire(#[from] WireError),
     #[error("{0}")]
     Broken(String),
+    /// The connection that says when it is over is not there any more.
+    #[error("{0}")]
+    Lost(String),
     /// The device failed, or said what cannot be.
     #[error("{0}")]
     Device(String),
@@ -146,8 +163,13 @@ impl Ended {
         match self {
             Self::Wire(_) | Self::Broken(_) => true,
             Self::Failed(status) => status.is_peers_fault(),
-            Self::Closed | Self::Cut | Self::Device(_) => false,
+            Self::Closed | Self::Cut | Self::Lost(_) | Self::Device(_) => false,
         }
+    }
+
+    /// Whether this side's device is at fault, whoever is at the other end.
+    pub(crate) fn is_devices_fault(&self) -> bool {
+        matches!(self, Self::Device(_))
     }
 }
 

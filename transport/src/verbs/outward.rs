@@ -22,6 +22,9 @@ use super::staging::Staging;
 use super::{Ended, INLINE_BYTES_MAX, MESSAGES, Side};
 use crate::payload::seal;
 
+/// A head that was longer is not kept for the next one.
+const HEAD_BYTES_KEPT: usize = 256 * 1024;
+
 /// A frame's parcels, for whoever submitted it.
 type Parcels = (Ticket, Vec<Outgoing>);
 
@@ -39,6 +42,15 @@ pub(super) struct Outward {
     numbers: u32,
     staging: Staging,
     counters: Arc<Counters>,
+    spare: Spare,
+}
+
+/// Memory of frames that have left, for those that come: nothing is allocated for a frame like one before.
+#[derive(Default)]
+struct Spare {
+    heads: Vec<Vec<u8>>,
+    staged: Vec<Vec<Lease>>,
+    offers: Vec<(Vec<usize>, VecDeque<Place>)>,
 }
 
 struct Shipment {
@@ -57,7 +69,7 @@ struct Shipment {
 struct Lent {
     /// None when all of them were copied, and were given back.
     parcels: Option<Parcels>,
-    #[expect(dead_code, reason = "it is held, and dropped when it was read")]
+    /// It is held, and given back when it was read.
     staged: Vec<Lease>,
 }
 
@@ -94,6 +106,7 @@ impl Outward {
             numbers: 0,
             staging,
             counters: Arc::clone(counters),
+            spare: Spare::default(),
         }
     }
 
@@ -110,7 +123,9 @@ impl Outward {
             // The card checks every packet.
             frame.head.flags = frame.head.flags.with(Flags::UNCHECKED);
         }
-        let (head, staged) = (frame.encode(), Vec::new());
+        let (mut head, staged) =
+            (self.spare.heads.pop().unwrap_or_default(), self.spare.staged.pop().unwrap_or_default());
+        frame.encode_into(&mut head);
         self.queue.push_back(Shipment { ticket, head, body, slice: 0, offset: 0, long: 0, staged });
     }
 
@@ -141,13 +156,18 @@ impl Outward {
 
     /// The first frame has left, but perhaps for its long payloads.
     fn finish(&mut self, peer: PeerId, events: &mut Vec<Event>) {
-        let Shipment { ticket, body, long, staged, .. } = self.queue.pop_front().expect("the caller looked");
+        let Shipment { ticket, head, body, long, staged, .. } = self.queue.pop_front().expect("the caller looked");
+        if head.capacity() <= HEAD_BYTES_KEPT {
+            self.spare.heads.push(head);
+        }
         if long == 0 {
             events.push(Event::Sent { peer, ticket, body });
+            self.spare.staged.push(staged);
         } else if self.side == Side::Accepting {
-            let long = (0..body.len()).filter(|index| body[*index].len() > INLINE_BYTES_MAX).collect();
-            let parcels = (ticket, body);
-            self.offered.push_back(Offered { parcels, long, places: VecDeque::new(), granted: 0, written: 0 });
+            let (mut long, places) = self.spare.offers.pop().unwrap_or_default();
+            long.extend((0..body.len()).filter(|index| body[*index].len() > INLINE_BYTES_MAX));
+            self.offered.push_back(Offered { parcels: (ticket, body), long, places, granted: 0, written: 0 });
+            self.spare.staged.push(staged);
         } else if long == staged.len() {
             events.push(Event::Sent { peer, ticket, body });
             self.lent.push_back(Lent { parcels: None, staged });
@@ -164,6 +184,9 @@ impl Outward {
             let lent =
                 lent.ok_or_else(|| Ended::Broken("a payload was read that was not there to be read".to_owned()))?;
             events.extend(lent.parcels.map(|(ticket, body)| Event::Sent { peer, ticket, body }));
+            let mut staged = lent.staged;
+            staged.clear();
+            self.spare.staged.push(staged);
         }
         Ok(())
     }
@@ -225,8 +248,10 @@ impl Outward {
                 return Ok(());
             }
             self.numbers = self.numbers.wrapping_add(1);
-            let Offered { parcels, .. } = self.offered.pop_front().expect("it was just looked at");
+            let Offered { parcels, mut long, places, .. } = self.offered.pop_front().expect("it was just looked at");
             self.written.push_back(parcels);
+            long.clear();
+            self.spare.offers.push((long, places));
         }
         Ok(())
     }
@@ -241,6 +266,11 @@ impl Outward {
     pub(super) fn take_unbegun(&mut self) -> Vec<Parcels> {
         let begun = self.queue.front().is_some_and(|first| first.slice > 0 || first.offset > 0);
         self.queue.drain(usize::from(begun)..).map(|shipment| (shipment.ticket, shipment.body)).collect()
+    }
+
+    /// Deregisters what the other side was told of; whether it cannot reach it any more.
+    pub(super) fn end_memory(&self) -> bool {
+        self.staging.registry().end()
     }
 
     /// Gives back every frame that has not left whole, or is still read or written. The pair is closed.
@@ -260,7 +290,7 @@ fn source(payload: &Outgoing, staging: &mut Staging, counters: &Counters) -> Res
         return Ok(Some((Source::Value(Arc::clone(value)), key)));
     }
     let Some(lease) = staged(payload, staging, counters)? else { return Ok(None) };
-    let key = staging.registry().key_of(&lease)?.expect("staging is memory of ours");
+    let key = staging.registry().own_key_of(&lease)?;
     Ok(Some((Source::Staged(lease), key)))
 }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::flights::Span;
 use super::provider::{
     Access, Act, Domain, Done, End, Facts, FarPlace, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
@@ -40,6 +41,17 @@ struct World {
     regions: BTreeMap<u32, Registered>,
     /// What was sent where there was no room.
     crowded: u64,
+    /// What was read and written from one side to the other.
+    moves: Vec<Move>,
+}
+
+/// Bytes that were read or written from one side to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Move {
+    pub(super) near: u64,
+    pub(super) far: u64,
+    pub(super) bytes: u32,
+    pub(super) is_read: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +110,7 @@ impl Fabric {
 impl Plain {
     pub(crate) fn new() -> Self {
         let name = "memory of this process".to_owned();
-        let facts = Facts { name, gid: [0; 16], lid: 0, mtu: 5, reads_out: 16, reads_in: 16 };
+        let facts = Facts { name, gid: [0; 16], lid: 0, mtu: 5, reads_out: 16, reads_in: 16, is_limited: false };
         Self { facts, fabric: Arc::default() }
     }
 
@@ -106,6 +118,21 @@ impl Plain {
     #[cfg(test)]
     pub(super) fn crowded(&self) -> u64 {
         self.fabric.lock().crowded
+    }
+
+    /// Takes what was read and written since the last time.
+    #[cfg(test)]
+    pub(super) fn take_moves(&self) -> Vec<Move> {
+        std::mem::take(&mut self.fabric.lock().moves)
+    }
+
+    /// Lets a pair that has failed go on, as one that was reset and connected again.
+    #[cfg(test)]
+    pub(super) fn revive(&self, number: u32) {
+        if let Ok(queues) = self.fabric.lock().queues(number) {
+            queues.has_failed = false;
+            queues.done.clear();
+        }
     }
 
     /// Every region: its key, address and length.
@@ -125,6 +152,10 @@ impl Provider for Plain {
         let bell = Arc::new(bell.map_err(|error| Fault::new(format!("making a descriptor: {error}")))?);
         Ok(Arc::new(PlainStation { fabric: Arc::clone(&self.fabric), bell }))
     }
+
+    fn device_memory(&self) -> Result<(), Fault> {
+        Err(Fault::new("it is of no processor's"))
+    }
 }
 
 impl Station for PlainStation {
@@ -136,6 +167,14 @@ impl Station for PlainStation {
         // It has been rung, or it has not.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         Ok(())
+    }
+
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn trouble(&self) -> Result<Option<String>, Fault> {
+        Ok(None)
     }
 
     fn domain(&self) -> Result<Arc<dyn Domain>, Fault> {
@@ -184,6 +223,11 @@ impl Region for PlainRegion {
 
     fn far_key(&self) -> u32 {
         self.key
+    }
+
+    fn close(&mut self) -> Result<(), Fault> {
+        self.fabric.lock().regions.remove(&self.key);
+        Ok(())
     }
 }
 
@@ -298,10 +342,12 @@ impl World {
             }
             Act::Read(place) => {
                 self.check(there, place, near.bytes(), Access::FarReads)?;
+                self.note_move(near, place, true);
                 copy(place.address, near.address(), near.bytes());
             }
             Act::Write(place, told) => {
                 self.check(there, place, near.bytes(), Access::FarWrites)?;
+                self.note_move(near, place, false);
                 if let Some(told) = told {
                     let receive = self.room(there)?;
                     copy(near.address(), place.address, near.bytes());
@@ -312,6 +358,13 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Tests look where bytes came from and went.
+    fn note_move(&mut self, near: Span, far: FarPlace, is_read: bool) {
+        if cfg!(test) && near.bytes() > 0 {
+            self.moves.push(Move { near: near.address(), far: far.address, bytes: near.bytes(), is_read });
+        }
     }
 
     /// The domain of a pair, and the number of its other end, when that is connected to it.

@@ -12,6 +12,7 @@ use pserver_core::memory::Mapped;
 use thiserror::Error;
 
 use super::flights::Span;
+use super::reasons::{self, Cause};
 use super::status::Status;
 
 /// What a device, or the system before it, refused.
@@ -22,6 +23,11 @@ pub(crate) struct Fault(pub(crate) String);
 impl Fault {
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
+    }
+
+    /// There is no device that can be used, in this way.
+    pub(super) fn no_device(how: impl Into<String>) -> Self {
+        Self(reasons::text(&Cause::Device(how.into()), None))
     }
 }
 
@@ -39,6 +45,8 @@ pub(crate) struct Facts {
     /// Reads that one pair may have under way, and that it may be asked for.
     pub(crate) reads_out: u8,
     pub(crate) reads_in: u8,
+    /// Whether the system limits how much memory can be registered.
+    pub(crate) is_limited: bool,
 }
 
 /// A device.
@@ -48,6 +56,9 @@ pub(crate) trait Provider: Send + Sync + fmt::Debug {
 
     /// A place where one thread waits for what its pairs have done.
     fn station(&self) -> Result<Arc<dyn Station>, Fault>;
+
+    /// Whether memory of accelerators can be registered, or why not.
+    fn device_memory(&self) -> Result<(), Fault>;
 }
 
 /// Where completions are announced.
@@ -57,6 +68,13 @@ pub(crate) trait Station: Send + Sync {
 
     /// Takes the announcements, so that the descriptor is readable for new ones only.
     fn drain(&self) -> Result<(), Fault>;
+
+    /// Readable when something has happened to the device itself, where that is told.
+    fn events(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What has happened to the device that its pairs do not survive, after all that was told so far; nothing when
+    /// there is no such thing.
+    fn trouble(&self) -> Result<Option<String>, Fault>;
 
     /// A domain: keys of one are worth nothing in another.
     fn domain(&self) -> Result<Arc<dyn Domain>, Fault>;
@@ -89,6 +107,9 @@ pub(crate) trait Region: Send + Sync {
 
     /// The key for the other side's.
     fn far_key(&self) -> u32;
+
+    /// Ends it: afterwards no device touches its memory. Once is enough.
+    fn close(&mut self) -> Result<(), Fault>;
 }
 
 /// What a pair is made for.

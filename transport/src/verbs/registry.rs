@@ -2,7 +2,9 @@
 //!
 //! A mapping is registered in pieces of [`PIECE_BYTES`], each when something in it is first used: an arena is mapped
 //! for the most that can be needed, and what is registered is resident. Slots are given out again from the top of a
-//! stack, so after the first steps nothing new is registered.
+//! stack, so after the first steps nothing new is registered. Where the system limits what can be registered, a
+//! session's arena is registered whole when the first of it is used: what will not do is then known before the job is
+//! under way. What cannot be deregistered stays mapped, and is given to nobody.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -54,6 +56,8 @@ struct Registered {
     known: Vec<Known>,
     domain: Arc<dyn Domain>,
     access: Access,
+    /// Whether what does not fit should be known early.
+    is_limited: bool,
     counters: Arc<Counters>,
 }
 
@@ -62,18 +66,57 @@ struct Known {
     /// Before the memory, which they are regions of and do not keep.
     pieces: Vec<Option<Box<dyn Region>>>,
     memory: Mapped,
+    /// Whether some of it could not be deregistered.
+    is_lost: bool,
+}
+
+impl Known {
+    /// Deregisters it; whether that was done. What cannot be deregistered stays mapped for good.
+    fn end(&mut self) -> bool {
+        for mut region in self.pieces.drain(..).flatten() {
+            if let Err(fault) = region.close() {
+                tracing::error!(%fault, "memory could not be deregistered; it is not used again");
+                std::mem::forget((self.memory.clone(), region));
+                self.is_lost = true;
+            }
+        }
+        !self.is_lost
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 impl Registry {
     pub(super) fn new(domain: &Arc<dyn Domain>, access: Access, counters: &Arc<Counters>) -> Self {
         let (domain, counters) = (Arc::clone(domain), Arc::clone(counters));
-        Self(Arc::new(Mutex::new(Registered { known: Vec::new(), domain, access, counters })))
+        let registered = Registered { known: Vec::new(), domain, access, is_limited: false, counters };
+        Self(Arc::new(Mutex::new(registered)))
     }
 
-    /// The key for this side's work with a lease; nothing when it is not memory of ours.
+    /// One for memory of which the system lets only so much be registered.
+    pub(super) fn limited(domain: &Arc<dyn Domain>, access: Access, counters: &Arc<Counters>) -> Self {
+        let registry = Self::new(domain, access, counters);
+        registry.lock().is_limited = true;
+        registry
+    }
+
+    /// The key for this side's work with a session's lease; nothing when it is not memory of ours.
     pub(super) fn key_of(&self, lease: &Lease) -> Result<Option<u32>, Fault> {
         let mut registered = self.lock();
+        if registered.is_limited {
+            registered.register_all(lease)?;
+        }
         Ok(registered.region_of(lease)?.map(Region::near_key))
+    }
+
+    /// The key for this side's work with a lease of this side's own.
+    pub(super) fn own_key_of(&self, lease: &Lease) -> Result<u32, Fault> {
+        let mut registered = self.lock();
+        Ok(registered.region_of(lease)?.expect("it is memory of ours").near_key())
     }
 
     /// The other side's key for a lease of this side's staging.
@@ -87,6 +130,13 @@ impl Registry {
         let mut registered = self.lock();
         let place = registered.place(memory.address()).unwrap_or_else(|| registered.add(memory, usize::MAX));
         Ok(registered.region(place, 0)?.far_key())
+    }
+
+    /// Deregisters everything; whether no device can touch it any more.
+    pub(super) fn end(&self) -> bool {
+        let mut known = std::mem::take(&mut self.lock().known);
+        // All of them are ended, also behind one that cannot be.
+        known.iter_mut().map(Known::end).filter(|is_done| !is_done).count() == 0
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registered> {
@@ -106,6 +156,25 @@ impl Registered {
         self.region(place, offset / PIECE_BYTES).map(Some)
     }
 
+    /// Registers everything that a lease's arena has, or nothing.
+    fn register_all(&mut self, lease: &Lease) -> Result<(), Fault> {
+        let Some((address, _)) = lease.position() else { return Ok(()) };
+        if self.place(address).is_some() {
+            return Ok(());
+        }
+        let Some(memory) = lease.mapped() else { return Ok(()) };
+        let bytes = memory.len();
+        let place = self.add(memory, PIECE_BYTES);
+        for number in 0..self.known[place].pieces.len() {
+            if let Err(Fault(text)) = self.region(place, number).map(drop) {
+                self.known.remove(place);
+                let done = number * PIECE_BYTES;
+                return Err(Fault(format!("of {bytes} bytes for chunks {done} could be registered: {text}")));
+            }
+        }
+        Ok(())
+    }
+
     fn place(&self, address: usize) -> Option<usize> {
         self.known.iter().position(|known| known.address == address)
     }
@@ -114,7 +183,7 @@ impl Registered {
         // What nobody else keeps cannot be used again.
         self.known.retain(|known| !known.memory.is_last());
         let pieces = std::iter::repeat_with(|| None).take(memory.len().div_ceil(piece_bytes)).collect();
-        self.known.push(Known { address: memory.address(), pieces, memory });
+        self.known.push(Known { address: memory.address(), pieces, memory, is_lost: false });
         self.known.len() - 1
     }
 
@@ -128,5 +197,76 @@ impl Registered {
             self.counters.registrations.fetch_add(1, Relaxed);
         }
         Ok(piece.as_deref().expect("it was just put there"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use pserver_core::memory::{Arena, Budget};
+
+    use super::super::plain::Plain;
+    use super::super::provider::Provider;
+    use super::super::rough::{Mischief, Plot, Rough};
+    use super::*;
+
+    /// A registry that knows a slot of an arena of three pieces; whether somebody keeps the arena's memory afterwards.
+    fn keeps(mischief: Option<Mischief>, end: impl FnOnce(Registry)) -> bool {
+        let device = Rough::new(Arc::new(Plain::new()));
+        let domain = device.station().expect("a station").domain().expect("a domain");
+        let mut budget = Budget::new();
+        budget.line("slots", CHUNK_BYTES_MAX, 3);
+        let arena = Arena::new(&budget).expect("an arena");
+        let lease = arena.take(1).expect("a slot");
+        let memory = lease.mapped().expect("it is a slot");
+        let registry = Registry::new(&domain, Access::FarWrites, &Arc::default());
+        registry.far_key_of(&lease).expect("it is registered");
+        device.plot(mischief.map(|mischief| Plot { mischief, is_open: true, after: 0 }));
+        end(registry);
+        drop((lease, arena));
+        !memory.is_last()
+    }
+
+    #[test]
+    fn what_is_not_deregistered_stays_mapped() {
+        let all_is_well = |registry: Registry| assert!(registry.end());
+        let some_is_not = |registry: Registry| assert!(!registry.end());
+        assert!(!keeps(None, drop));
+        assert!(!keeps(None, all_is_well));
+        assert!(keeps(Some(Mischief::KeepsMemory), drop));
+        assert!(keeps(Some(Mischief::KeepsMemory), some_is_not));
+    }
+
+    #[test]
+    fn where_memory_is_limited_an_arena_is_registered_whole_or_not_at_all() {
+        let check = |is_limited: bool, limit: u64, expected: Result<u64, &str>| {
+            let device = Rough::new(Arc::new(Plain::new()));
+            let domain = device.station().expect("a station").domain().expect("a domain");
+            let mut budget = Budget::new();
+            budget.line("slots", CHUNK_BYTES_MAX, 5);
+            let arena = Arena::new(&budget).expect("an arena");
+            let lease = arena.take(1).expect("a slot");
+            let make = if is_limited { Registry::limited } else { Registry::new };
+            let counters = Arc::<Counters>::default();
+            let registry = make(&domain, Access::Near, &counters);
+            let mischief = Mischief::Limit(limit);
+            device.plot(Some(Plot { mischief, is_open: false, after: 0 }));
+            match (registry.key_of(&lease), expected) {
+                (Ok(Some(_)), Ok(pieces)) => assert_eq!(counters.registrations.load(Relaxed), pieces),
+                (Err(Fault(text)), Err(expected)) => {
+                    assert!(text.contains(expected), "{text}");
+                    let is_free = registry.lock().known.iter().all(|known| known.pieces.iter().all(Option::is_none));
+                    assert!(is_free, "what was registered is free for others");
+                }
+                (found, expected) => panic!("{found:?}, expected {expected:?}"),
+            }
+        };
+        check(false, u64::MAX, Ok(1));
+        check(false, 2, Ok(1));
+        check(true, u64::MAX, Ok(3));
+        check(true, 3, Ok(3));
+        check(true, 2, Err("of 83886080 bytes for chunks 67108864 could be registered: "));
+        check(false, 0, Err("so much memory cannot be registered"));
     }
 }

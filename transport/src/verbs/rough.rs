@@ -2,10 +2,11 @@
 //! that were sent, keys of others, and calls that are refused.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::memory::Mapped;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::plain::Plain;
 use super::provider::{
@@ -39,12 +40,26 @@ pub(super) enum Mischief {
     Refuses,
     /// Memory is not registered.
     RegistersNothing,
+    /// So many pieces of memory can be registered.
+    Limit(u64),
     /// The other side is told this key, whatever memory is meant.
     Key(u32),
     /// Nothing completes any more, and pairs are not destroyed.
     Dead,
     /// Everything completes some polls after it was done.
     Slow,
+    /// Pairs come up and carry nothing: what is posted finds nobody.
+    Silent,
+    /// Connecting a pair takes until the plot is over.
+    Stuck,
+    /// A pair is not connected.
+    Unmet,
+    /// Memory stays registered.
+    KeepsMemory,
+    /// Both: nothing completes any more, pairs are not destroyed, and memory stays registered.
+    Hung,
+    /// The device says that it has failed.
+    Fatal,
 }
 
 /// What goes wrong, and when: for pairs that are open or for those that are not, with the completion of this number
@@ -60,7 +75,9 @@ pub(super) struct Plot {
 #[derive(Clone, Debug)]
 pub(super) struct Rough {
     inner: Arc<dyn Provider>,
-    plot: Arc<Mutex<Option<Plot>>>,
+    plot: Arc<(Mutex<Option<Plot>>, Condvar)>,
+    /// Readable when there is something to tell of the device.
+    events: Arc<OwnedFd>,
 }
 
 struct RoughStation(Arc<dyn Station>, Rough);
@@ -76,6 +93,8 @@ struct RoughPair {
     /// What has completed, by the poll in which it is told.
     slow: VecDeque<(u64, Done)>,
     polls: u64,
+    /// What was posted and found nobody.
+    unheard: Vec<Done>,
     rough: Rough,
 }
 
@@ -88,16 +107,28 @@ impl Rough {
     }
 
     pub(super) fn new(inner: Arc<dyn Provider>) -> Self {
-        Self { inner, plot: Arc::default() }
+        let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor");
+        Self { inner, plot: Arc::default(), events: Arc::new(events) }
     }
 
     /// From here on this goes wrong.
     pub(super) fn plot(&self, plot: Option<Plot>) {
         *self.lock() = plot;
+        self.plot.1.notify_all();
+        if self.lasting(true) == Some(Mischief::Fatal) {
+            rustix::io::write(&self.events, &1_u64.to_ne_bytes()).expect("there is room");
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Plot>> {
-        self.plot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.plot.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns once nothing of this kind is plotted.
+    fn wait_out(&self, mischief: Mischief, is_open: bool) {
+        let is_on =
+            |plot: &mut Option<Plot>| plot.is_some_and(|one| (one.mischief, one.is_open) == (mischief, is_open));
+        drop(self.plot.1.wait_while(self.lock(), is_on).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// What lasts, if it is plotted for this kind of pair.
@@ -130,6 +161,10 @@ impl Provider for Rough {
     fn station(&self) -> Result<Arc<dyn Station>, Fault> {
         Ok(Arc::new(RoughStation(self.inner.station()?, self.clone())))
     }
+
+    fn device_memory(&self) -> Result<(), Fault> {
+        self.inner.device_memory()
+    }
 }
 
 impl Station for RoughStation {
@@ -141,6 +176,15 @@ impl Station for RoughStation {
         self.0.drain()
     }
 
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.1.events.as_fd())
+    }
+
+    fn trouble(&self) -> Result<Option<String>, Fault> {
+        let is_told = rustix::io::read(&self.1.events, &mut [0; 8]).is_ok();
+        Ok(is_told.then(|| "the device has failed".to_owned()))
+    }
+
     fn domain(&self) -> Result<Arc<dyn Domain>, Fault> {
         Ok(Arc::new(RoughDomain(self.0.domain()?, self.1.clone())))
     }
@@ -149,7 +193,15 @@ impl Station for RoughStation {
 impl Domain for RoughDomain {
     fn register(&self, memory: &Mapped, piece: (usize, usize), access: Access) -> Result<Box<dyn Region>, Fault> {
         let is_open = access != Access::Near;
-        if self.1.lasting(is_open) == Some(Mischief::RegistersNothing) {
+        let is_refused = match self.1.lasting(is_open) {
+            Some(Mischief::RegistersNothing | Mischief::Limit(0)) => true,
+            Some(Mischief::Limit(pieces)) => {
+                *self.1.lock() = Some(Plot { mischief: Mischief::Limit(pieces - 1), is_open, after: 0 });
+                false
+            }
+            _ => false,
+        };
+        if is_refused {
             return Err(Fault::new("so much memory cannot be registered"));
         }
         Ok(Box::new(RoughRegion(self.0.register(memory, piece, access)?, self.1.clone())))
@@ -157,8 +209,8 @@ impl Domain for RoughDomain {
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
         let (inner, rough) = (self.0.pair(plan)?, self.1.clone());
-        let (late, slow, is_open) = (Vec::new(), VecDeque::new(), plan.is_open);
-        Ok(Box::new(RoughPair { inner, is_open, late, slow, polls: 0, rough }))
+        let (late, slow, unheard, is_open) = (Vec::new(), VecDeque::new(), Vec::new(), plan.is_open);
+        Ok(Box::new(RoughPair { inner, is_open, late, slow, polls: 0, unheard, rough }))
     }
 }
 
@@ -172,6 +224,13 @@ impl Region for RoughRegion {
             Some(Mischief::Key(key)) => key,
             _ => self.0.far_key(),
         }
+    }
+
+    fn close(&mut self) -> Result<(), Fault> {
+        if self.1.lasting(true).is_some_and(|mischief| matches!(mischief, Mischief::KeepsMemory | Mischief::Hung)) {
+            return Err(Fault::new("the device does not let go of the memory"));
+        }
+        self.0.close()
     }
 }
 
@@ -207,6 +266,10 @@ impl Pair for RoughPair {
     }
 
     fn connect(&mut self, there: &End) -> Result<(), Fault> {
+        self.rough.wait_out(Mischief::Stuck, self.is_open);
+        if self.rough.lasting(self.is_open) == Some(Mischief::Unmet) {
+            return Err(Fault::new("nobody has that address"));
+        }
         self.inner.connect(there)
     }
 
@@ -215,6 +278,10 @@ impl Pair for RoughPair {
     }
 
     fn post(&mut self, work: &[Work]) -> Result<(), Fault> {
+        if self.rough.lasting(self.is_open) == Some(Mischief::Silent) {
+            self.unheard.extend(work.first().map(|work| Done { id: work.id, what: Err(Status::NO_ANSWER) }));
+            return Ok(());
+        }
         match self.rough.next(self.is_open, |mischief| mischief == Mischief::Refuses) {
             Some(_) => Err(Fault::new("the device takes no more work")),
             None => self.inner.post(work),
@@ -224,9 +291,10 @@ impl Pair for RoughPair {
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Fault> {
         match self.rough.lasting(self.is_open) {
             Some(Mischief::Deaf) => return Err(Fault::new("the completion queue is lost")),
-            Some(Mischief::Dead) => return Ok(()),
+            Some(Mischief::Dead | Mischief::Hung) => return Ok(()),
             _ => {}
         }
+        done.append(&mut self.unheard);
         let mut whole = Vec::new();
         self.inner.poll(&mut whole)?;
         self.polls += 1;
@@ -249,7 +317,7 @@ impl Pair for RoughPair {
     }
 
     fn close(&mut self) -> Result<(), Fault> {
-        if self.rough.lasting(self.is_open) == Some(Mischief::Dead) {
+        if matches!(self.rough.lasting(self.is_open), Some(Mischief::Dead | Mischief::Hung)) {
             return Err(Fault::new("the device does not destroy the pair"));
         }
         self.inner.close()

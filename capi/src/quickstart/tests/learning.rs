@@ -5,6 +5,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+use pserver_transport::verbs::DeviceChoice;
 
 use super::super::digits::Digits;
 use super::super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
@@ -42,7 +43,8 @@ fn reports(sharing: Sharing, optimizer: Optimizer, seed: u64) -> Vec<Report> {
     let work = |trainer, left: Option<&dyn Fn()>| {
         let (mut reports, coordinator) = (Vec::new(), server.address().to_string());
         let (trainers, epochs, servers, optimizer) = (TRAINERS, plan.epochs, 1, optimizer.clone());
-        let args = TrainerArgs { coordinator, trainer, trainers, mode: sharing, epochs, seed, servers, optimizer };
+        let (mode, rdma_device) = (sharing, DeviceChoice::default());
+        let args = TrainerArgs { coordinator, trainer, trainers, mode, epochs, seed, servers, optimizer, rdma_device };
         let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(server.address().clone()) };
         let client = Client::new(options).unwrap();
         let mut report = |report: &Report| {

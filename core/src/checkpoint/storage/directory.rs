@@ -79,6 +79,11 @@ impl Storage for Directory {
         Ok(names)
     }
 
+    fn sync(&self, path: &str) -> Result<(), Failure> {
+        let synced = self.root.open(path).and_then(|file| file.sync_data());
+        synced.map_err(|error| failure("sync", path, &error))
+    }
+
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         let mut at = directory;
         loop {

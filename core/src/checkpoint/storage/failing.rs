@@ -112,6 +112,11 @@ impl Storage for Failing {
         self.inner.list(directory)
     }
 
+    fn sync(&self, path: &str) -> Result<(), Failure> {
+        self.meter.count("sync", path)?;
+        self.inner.sync(path)
+    }
+
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         self.meter.count("sync directory", directory)?;
         self.inner.sync_directory(directory)

@@ -87,6 +87,13 @@ impl Storage for InMemory {
         Ok(names)
     }
 
+    fn sync(&self, path: &str) -> Result<(), Failure> {
+        let contents = self.contents("sync", path)?;
+        let mut contents = lock(&contents);
+        contents.synced = contents.bytes.len();
+        Ok(())
+    }
+
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         let mut tree = lock(&self.tree);
         let Tree { names, synced } = &mut *tree;

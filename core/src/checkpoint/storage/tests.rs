@@ -31,6 +31,8 @@ fn conforms(storage: &dyn Storage) {
     writer.write(&[b""]).unwrap();
     writer.sync().unwrap();
     assert_eq!(writer.position(), 5);
+    storage.sync("a/b/one").unwrap();
+    assert!(refusal(storage.sync("a/b/none")).contains("sync \"a/b/none\""), "a file that is not there is named");
     storage.sync_directory("a/b").unwrap();
     storage.sync_directory("").unwrap();
     assert_eq!(get(storage, "a/b/one"), b"hello");
@@ -107,11 +109,14 @@ fn a_crash_keeps_what_was_synced_and_nothing_else() {
     kept.sync().unwrap();
     kept.write(&[b" and not"]).unwrap();
     put(&storage, "d/unsynced", b"bytes");
+    put(&storage, "d/synced by name", b"bytes");
+    storage.sync("d/synced by name").unwrap();
     storage.sync_directory("d").unwrap();
     put(&storage, "d/unnamed", b"bytes");
     storage.rename("d/kept", "d/renamed").unwrap();
     storage.crash();
-    assert_eq!(storage.list("d").unwrap(), ["kept", "unsynced"]);
+    assert_eq!(storage.list("d").unwrap(), ["kept", "synced by name", "unsynced"]);
+    assert_eq!(get(&storage, "d/synced by name"), b"bytes");
     assert_eq!(get(&storage, "d/kept"), b"synced");
     assert_eq!(get(&storage, "d/unsynced"), b"");
 }

@@ -31,7 +31,7 @@ impl Pace {
         match self {
             Self::Any => true,
             Self::Rounds => !has_piece,
-            Self::Bounded(bound) => given < fewest() + u64::from(bound),
+            Self::Bounded(bound) => given < fewest().saturating_add(bound.into()),
         }
     }
 }
@@ -46,7 +46,7 @@ pub trait Sent {
 }
 
 /// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Pieces<T> {
     held: Vec<T>,
 }
@@ -119,7 +119,7 @@ impl<T: Sent> Pieces<T> {
 }
 
 /// Items that wait, oldest first, and no more than a bound.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Queue<T> {
     items: VecDeque<T>,
     capacity: usize,

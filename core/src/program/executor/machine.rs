@@ -9,9 +9,11 @@ use super::merge::merged;
 use super::plan::{Accumulator, Act, Plan, UnitIndex};
 use super::wait::Wait;
 use crate::error::Failure;
+use crate::limits::{PROGRAM_QUEUE_MAX, PROGRAM_STRING_BYTES_MAX};
 use crate::port::{Arithmetic, Kernels};
 use crate::program::plain::{read, run_node};
-use crate::program::{Destination, Facts, Graph, Node, OpKind, Peer, Value};
+use crate::program::values::Values;
+use crate::program::{Destination, Facts, Graph, Node, OpKind, Peer, Value, VariableIndex};
 
 /// What carries values to other programs.
 pub trait Link {
@@ -32,21 +34,25 @@ pub struct Parts {
     pub senders: Vec<Peer>,
     /// How many values of one sender and channel may wait to be received, above zero.
     pub arrivals_max: usize,
+    /// How many bytes its variables may take together; an op that would give more is refused before it runs.
+    pub memory_bytes_max: u64,
 }
 
 /// A value that has arrived.
+#[derive(Clone)]
 struct Arrival {
     from: Peer,
     value: Value,
 }
 
 /// A piece in an accumulator.
-struct Piece<T> {
+#[derive(Clone)]
+struct Piece {
     from: Peer,
-    value: T,
+    value: Value,
 }
 
-impl<T> Sent for Piece<T> {
+impl Sent for Piece {
     type Sender = Peer;
 
     fn sender(&self) -> Peer {
@@ -54,21 +60,53 @@ impl<T> Sent for Piece<T> {
     }
 }
 
+/// Whom a string is from: the process that it is the address of, or nobody in particular.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    Process(Peer),
+    Nobody,
+}
+
+/// A string in an accumulator.
+#[derive(Clone)]
+struct Line {
+    origin: Origin,
+    text: String,
+}
+
+impl Sent for Line {
+    type Sender = Origin;
+
+    fn sender(&self) -> Origin {
+        self.origin
+    }
+}
+
 /// What an op keeps between its units.
+#[derive(Clone)]
 enum Kept {
     Nothing,
     /// What a `recv` was sent, in order of arrival.
     Arrivals(Vec<Arrival>),
     /// A gradient accumulator's pieces, and how many pieces of each sender it has given.
-    Gradients(Pieces<Piece<Value>>, Vec<(Peer, u64)>),
-    Strings(Pieces<Piece<String>>),
+    Gradients(Pieces<Piece>, Vec<(Peer, u64)>),
+    Strings(Pieces<Line>),
+}
+
+/// What a run can change.
+pub(super) struct Before {
+    states: Vec<(VariableIndex, Option<Value>)>,
+    queues: Vec<Option<Queue<Value>>>,
+    kept: Vec<Kept>,
 }
 
 /// The state of a program that runs.
 pub(super) struct Machine {
     graph: Arc<Graph>,
     parts: Parts,
-    pub(super) values: Vec<Option<Value>>,
+    pub(super) values: Values,
+    /// Parameters and states that a run writes.
+    written: Vec<VariableIndex>,
     /// By variable.
     queues: Vec<Option<Queue<Value>>>,
     /// By node.
@@ -96,11 +134,32 @@ impl Machine {
             OpKind::StringAccumulator { .. } => Kept::Strings(Pieces::default()),
             _ => Kept::Nothing,
         });
-        Self { values: vec![None; graph.variables().len()], queues, kept: kept.collect(), graph, parts }
+        let outputs: BTreeSet<VariableIndex> = plan.nodes().iter().flat_map(|node| &node.outputs).copied().collect();
+        let is_kept = |index: &VariableIndex| graph.variable(*index).purpose.is_persistable();
+        let written = outputs.into_iter().filter(is_kept).collect();
+        let values = Values::new(&graph, parts.memory_bytes_max);
+        Self { values, written, queues, kept: kept.collect(), graph, parts }
+    }
+
+    /// What a run can change, as it is now.
+    pub(super) fn save(&self) -> Before {
+        let states = self.written.iter().map(|index| (*index, self.values.get(*index).cloned()));
+        Before { states: states.collect(), queues: self.queues.clone(), kept: self.kept.clone() }
+    }
+
+    pub(super) fn restore(&mut self, before: Before) {
+        let Before { states, queues, kept } = before;
+        states.into_iter().for_each(|(index, value)| self.values.set(index, value));
+        (self.queues, self.kept) = (queues, kept);
     }
 
     pub(super) fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// Refuses data of different batches.
+    pub(super) fn check_batch(&self) -> Result<(), Failure> {
+        self.values.check_batch(&self.graph)
     }
 
     /// Runs an op that moves nothing.
@@ -143,12 +202,11 @@ impl Machine {
         arrivals.iter().position(|one| pace.pace.admits(pieces.of(one.from).is_some(), count(one.from), fewest))
     }
 
-    /// Why an accumulator does not give yet.
-    fn lacks<T>(&self, pieces: &Pieces<Piece<T>>, count: u32, pace: Pace) -> Option<Wait> {
-        let (held, needed) = (pieces.as_slice().len(), count as usize);
-        let senders = &self.parts.senders;
+    /// Why an accumulator does not give yet that holds so many pieces, and one of a sender when `has` says so.
+    fn lacks(&self, held: usize, has: impl Fn(Peer) -> bool, count: u32, pace: Pace) -> Option<Wait> {
+        let (needed, senders) = (count as usize, &self.parts.senders);
         // In rounds somebody may have left, and is not waited for.
-        let is_whole = || !senders.is_empty() && senders.iter().all(|sender| pieces.of(*sender).is_some());
+        let is_whole = || !senders.is_empty() && senders.iter().all(|sender| has(*sender));
         let is_full = held >= needed || (pace == Pace::Rounds && held > 0 && is_whole());
         (!is_full).then_some(Wait::Pieces { held, needed })
     }
@@ -156,16 +214,14 @@ impl Machine {
     fn waits_to_take(&self, plan: &Plan, unit: UnitIndex) -> Option<Wait> {
         match (&self.kept[node_of(plan, unit)], &plan.node(&plan.units()[unit.place()]).kind) {
             (Kept::Gradients(pieces, _), OpKind::GradientAccumulator { count, staleness, .. }) => {
-                self.lacks(pieces, *count, Pace::of(*staleness))
+                let has = |sender| pieces.of(sender).is_some();
+                self.lacks(pieces.as_slice().len(), has, *count, Pace::of(*staleness))
             }
-            (Kept::Strings(pieces), OpKind::StringAccumulator { count }) => {
+            (Kept::Strings(lines), OpKind::StringAccumulator { count }) => {
                 // A list of senders goes with the gradient that is merged of what they sent, of which there may be
                 // fewer pieces.
-                let nodes = plan.nodes();
-                let address = nodes[node_of(plan, unit)].inputs.first();
-                let is_same = |one: &&Accumulator| nodes[one.node as usize].inputs.get(1) == address;
-                let pace = plan.accumulators().iter().find(is_same).map_or(Pace::Any, |one| one.pace);
-                self.lacks(pieces, *count, pace)
+                let has = |sender| lines.of(Origin::Process(sender)).is_some();
+                self.lacks(lines.as_slice().len(), has, *count, plan.pace_of(unit).map_or(Pace::Any, |one| one.pace))
             }
             _ => unreachable!("the node is an accumulator"),
         }
@@ -174,7 +230,7 @@ impl Machine {
     fn waits_to_put(&self, plan: &Plan, unit: UnitIndex) -> Option<Wait> {
         let held = match &self.kept[node_of(plan, unit)] {
             Kept::Gradients(pieces, _) => pieces.as_slice().len(),
-            Kept::Strings(pieces) => pieces.as_slice().len(),
+            Kept::Strings(lines) => lines.as_slice().len(),
             Kept::Nothing | Kept::Arrivals(_) => unreachable!("the node is an accumulator"),
         };
         self.waits_to_take(plan, unit).is_none().then_some(Wait::Room { held })
@@ -189,7 +245,7 @@ impl Machine {
     }
 
     fn write(&mut self, node: &Node, output: usize, value: Value) {
-        self.values[node.outputs[output].place()] = Some(value);
+        self.values.set(node.outputs[output], value);
     }
 
     fn recv(&mut self, plan: &Plan, unit: UnitIndex, node: &Node) {
@@ -215,35 +271,49 @@ impl Machine {
         let Kept::Gradients(pieces, given) = &mut self.kept[accumulator.node as usize] else {
             unreachable!("it is an accumulator")
         };
-        let mut values = Vec::with_capacity(pieces.as_slice().len());
+        let facts = &self.graph.variable(node.outputs[0]).facts;
+        let Parts { arithmetic, kernels, .. } = &mut self.parts;
+        // The pieces stay until they are one: what fails leaves them as they were.
+        let several = match pieces.as_slice() {
+            [_] => None,
+            all => Some(merged(&mut **arithmetic, &mut **kernels, facts, all, |one| &one.value, accumulator.merge)?),
+        };
+        let mut last = None;
         for piece in pieces.drain() {
             match given.iter_mut().find(|(known, _)| *known == piece.from) {
                 Some((_, count)) => *count += 1,
                 None => given.push((piece.from, 1)),
             }
-            values.push(piece.value);
+            last = Some(piece.value);
         }
-        let facts = &self.graph.variable(node.outputs[0]).facts;
-        let Parts { arithmetic, kernels, .. } = &mut self.parts;
-        let value = merged(&mut **arithmetic, &mut **kernels, facts, values, accumulator.merge)?;
-        self.write(node, 0, value);
+        self.write(node, 0, several.or(last).expect("an accumulator gives what it holds"));
         Ok(())
     }
 
-    fn put_string(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
-        let Value::Strings(strings) = self.read(node, 0)?.clone() else {
-            unreachable!("a checked program has strings")
-        };
-        let Kept::Strings(pieces) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
-        for value in strings {
-            pieces.put(Piece { from: peer(&value)?, value });
+    /// Strings are taken whatever they say, all of a value or none.
+    fn put_strings(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
+        let Value::Strings(new) = self.read(node, 0)?.clone() else { unreachable!("a checked program has strings") };
+        let Kept::Strings(lines) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
+        if let Some(long) = new.iter().find(|string| string.len() > PROGRAM_STRING_BYTES_MAX) {
+            let (bytes, most) = (long.len(), PROGRAM_STRING_BYTES_MAX);
+            return Err(Failure::call(format!("found a string of {bytes} bytes; expected at most {most}")));
+        }
+        let count = (lines.as_slice().len() + new.len()) as u64;
+        if count > PROGRAM_QUEUE_MAX {
+            return Err(Failure::call(format!("found {count} strings; expected at most {PROGRAM_QUEUE_MAX}")));
+        }
+        for text in new {
+            lines.put(Line { origin: peer(&text).map_or(Origin::Nobody, Origin::Process), text });
         }
         Ok(())
     }
 
+    /// Addresses come first, in their senders' order, then other strings in the order of their text.
     fn take_strings(&mut self, place: usize, node: &Node) {
-        let Kept::Strings(pieces) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
-        let strings = pieces.drain().map(|piece| piece.value).collect();
+        let Kept::Strings(lines) = &mut self.kept[place] else { unreachable!("it is an accumulator") };
+        let mut lines: Vec<Line> = lines.drain().collect();
+        lines.sort_by(|one, other| (one.origin, &one.text).cmp(&(other.origin, &other.text)));
+        let strings = lines.into_iter().map(|line| line.text).collect();
         self.write(node, 0, Value::Strings(strings));
     }
 
@@ -264,7 +334,7 @@ impl Linked<'_> {
             Destination::Senders => {
                 let Value::Strings(all) = self.machine.read(node, 1)? else { unreachable!("a checked program") };
                 let mut known = BTreeSet::new();
-                let peers = all.iter().map(|text| peer(text));
+                let peers = all.iter().map(|text| addressed(text));
                 peers.filter(|peer| peer.as_ref().map_or(true, |peer| known.insert(*peer))).collect()
             }
         }
@@ -325,11 +395,10 @@ impl Port for Linked<'_> {
             Act::Dequeue => self.machine.dequeue(node),
             Act::PutGradient => self.machine.put_gradient(place, node)?,
             Act::TakeGradient => {
-                let all = plan.accumulators();
-                let own = all.iter().find(|one| one.node == unit.node).expect("the plan has every accumulator");
+                let own = plan.accumulator(unit.node).expect("the plan has every accumulator");
                 self.machine.take_gradient(own, node)?;
             }
-            Act::PutString => self.machine.put_string(place, node)?,
+            Act::PutString => self.machine.put_strings(place, node)?,
             Act::TakeString => self.machine.take_strings(place, node),
         }
         Ok(())
@@ -343,17 +412,22 @@ fn node_of(plan: &Plan, unit: UnitIndex) -> usize {
 /// The only address in a value.
 fn address(value: &Value) -> Result<Peer, Failure> {
     match value {
-        Value::Strings(all) if all.len() == 1 => peer(&all[0]),
+        Value::Strings(all) if all.len() == 1 => addressed(&all[0]),
         other => Err(Failure::call(format!("found {other}; expected one address"))),
     }
 }
 
 /// The process that an address is of.
-fn peer(address: &str) -> Result<Peer, Failure> {
-    let parsed = address.split_once(':').and_then(|(kind, number)| match (kind, number.parse().ok()?) {
+fn addressed(address: &str) -> Result<Peer, Failure> {
+    peer(address).ok_or_else(|| Failure::call(format!("found {address:?}; expected an address, trainer:0 or server:0")))
+}
+
+/// The process that a string is the address of, if it is one.
+fn peer(string: &str) -> Option<Peer> {
+    let (kind, number) = string.split_once(':')?;
+    match (kind, number.parse().ok()?) {
         ("trainer", number) => Some(Peer::Trainer(number)),
         ("server", number) => Some(Peer::Server(number)),
         _ => None,
-    });
-    parsed.ok_or_else(|| Failure::call(format!("found {address:?}; expected an address, trainer:0 or server:0")))
+    }
 }

@@ -1,6 +1,6 @@
 //! Which units are ready: the state of a plan that runs.
 
-use super::plan::{Act, Plan, UnitIndex};
+use super::plan::{Act, Plan, Stage, UnitIndex};
 use super::wait::Wait;
 
 /// What runs units: it has the values, and knows what is there.
@@ -96,6 +96,14 @@ impl Marking {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.turns.iter().all(|turn| turn.left == 0)
+    }
+
+    /// Whether a run has begun that no loop begins and has not ended: some of it has run.
+    #[must_use]
+    pub fn is_under_way(&self, plan: &Plan) -> bool {
+        let outer = || plan.stages().iter().zip(&self.turns).filter(|(stage, _)| stage.begun_by.is_none());
+        let is_whole = |(stage, turn): (&Stage, &Turn)| turn.left == stage.units.1 - stage.units.0;
+        outer().any(|(_, turn)| turn.left > 0) && !outer().all(is_whole)
     }
 
     /// Whether every loop is at the start of its turn: then nothing is under way.

@@ -6,29 +6,30 @@ use crate::optim::Gradient;
 use crate::port::{Arithmetic, Kernels};
 use crate::program::{Facts, Node, OpKind, Role, Tensor, Value};
 
-/// Adds pieces in the order given; a mean divides by how many they are.
-pub(super) fn merged(
+/// Adds several pieces in the order given; a mean divides by how many they are.
+pub(super) fn merged<T>(
     arithmetic: &mut dyn Arithmetic,
     kernels: &mut dyn Kernels,
     facts: &Facts,
-    mut pieces: Vec<Value>,
+    pieces: &[T],
+    value: impl Fn(&T) -> &Value,
     merge: Merge,
 ) -> Result<Value, Failure> {
     let count = u32::try_from(pieces.len()).expect("an accumulator is small, see `limits`");
-    let sum = match (pieces.len(), &pieces[0]) {
-        (1, _) => pieces.remove(0),
-        (_, Value::Dense(_)) => Value::from(added(kernels, &pieces)),
-        _ => only(arithmetic.run(&node(OpKind::Sum), &pieces.iter().collect::<Vec<_>>(), &[facts])?),
+    let pieces: Vec<&Value> = pieces.iter().map(value).collect();
+    let sum = match pieces[0] {
+        Value::Dense(_) => Value::from(added(kernels, &pieces)),
+        _ => only(arithmetic.run(&node(OpKind::Sum), &pieces, &[facts])?),
     };
     let factor = match merge {
-        Merge::Mean if count > 1 => 1.0 / f64::from(count),
-        Merge::Mean | Merge::Sum => return Ok(sum),
+        Merge::Mean => 1.0 / f64::from(count),
+        Merge::Sum => return Ok(sum),
     };
     Ok(only(arithmetic.run(&node(OpKind::Scale { factor }), &[&sum], &[facts])?))
 }
 
 /// The sum of dense pieces, as a server adds them.
-fn added(kernels: &mut dyn Kernels, pieces: &[Value]) -> Tensor {
+fn added(kernels: &mut dyn Kernels, pieces: &[&Value]) -> Tensor {
     let element_type = pieces[0].tensor().elements().element_type();
     let mut sum = Tensor::zeros(element_type, pieces[0].tensor().shape());
     let gradients = pieces.iter().map(|piece| Gradient { bytes: piece.tensor().bytes(), element_type });

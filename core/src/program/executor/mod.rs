@@ -19,6 +19,9 @@
 //! **Order.** A step runs the ready unit of the lowest index, counted from the end of the stage whose turn ended last
 //! and around. Nothing else decides, so that the same arrivals give the same run.
 //!
+//! **What fails.** An op that fails has done nothing, and its run is half over. Who saved what a run can change before
+//! it ([`Executor::save`]) takes it back ([`Executor::restore`]).
+//!
 //! **Whose turn it is.** An accumulator with a staleness bound says which arrival `recv` gives: with a bound of 0 one
 //! piece of every sender in each merged gradient, and a piece that is early waits where it has arrived. So what a
 //! round is made of does not depend on the order of arrival, and pieces are added in their senders' order.
@@ -42,5 +45,5 @@ pub use flow::{Pace, Pieces, Queue, Sent};
 pub use machine::{Link, Parts};
 pub use marking::{Marking, Port};
 pub use plan::{Accumulator, Act, Fused, Plan, Unit, UnitIndex};
-pub use run::Executor;
+pub use run::{Executor, Saved};
 pub use wait::{Standing, Wait, standing};

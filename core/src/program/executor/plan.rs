@@ -153,7 +153,15 @@ impl Plan {
         &self.accumulators
     }
 
-    /// The accumulator that says which piece a `recv` may give: the one that its address goes to.
+    /// The accumulator that is this op.
+    #[must_use]
+    pub fn accumulator(&self, node: u32) -> Option<&Accumulator> {
+        let place = self.accumulators.binary_search_by_key(&node, |one| one.node);
+        place.ok().map(|place| &self.accumulators[place])
+    }
+
+    /// The accumulator that says which piece a `recv` may give, and when a list of senders is whole: the first one that
+    /// minds whose turn it is and gets the same address.
     #[must_use]
     pub fn pace_of(&self, unit: UnitIndex) -> Option<&Accumulator> {
         self.paced_by[unit.place()].map(|at| &self.accumulators[at as usize])
@@ -354,7 +362,8 @@ impl Drawing {
             });
         }
         let accumulators: Vec<Accumulator> = (0..).zip(&self.nodes).filter_map(accumulator).collect();
-        let paced_by = units.iter().map(|unit| self.paced_by(unit, &accumulators)).collect();
+        let by_address = self.by_address(&accumulators);
+        let paced_by = units.iter().map(|unit| self.paced_by(unit, &by_address)).collect();
         Plan { nodes: self.nodes, labels: self.labels, units, stages, accumulators, paced_by }
     }
 
@@ -376,12 +385,26 @@ impl Drawing {
         all
     }
 
-    /// The accumulator that a received piece goes to with its sender's address, when it minds whose turn it is.
-    fn paced_by(&self, unit: &Unit, accumulators: &[Accumulator]) -> Option<u32> {
-        let address = self.nodes[unit.node as usize].outputs.get(1).filter(|_| unit.act == Act::Recv)?;
-        let minds =
-            |one: &Accumulator| one.pace != Pace::Any && self.nodes[one.node as usize].inputs.get(1) == Some(address);
-        accumulators.iter().position(minds).map(number)
+    /// The accumulator that sets a unit's pace, found by the address that both get.
+    fn paced_by(&self, unit: &Unit, by_address: &BTreeMap<VariableIndex, u32>) -> Option<u32> {
+        let node = &self.nodes[unit.node as usize];
+        let address = match unit.act {
+            Act::Recv => node.outputs.get(1),
+            Act::PutString | Act::TakeString => node.inputs.first(),
+            _ => None,
+        };
+        by_address.get(address?).copied()
+    }
+
+    /// By address, the first accumulator that gets it and minds whose turn it is.
+    fn by_address(&self, accumulators: &[Accumulator]) -> BTreeMap<VariableIndex, u32> {
+        let mut by_address = BTreeMap::new();
+        for (place, one) in (0..).zip(accumulators).filter(|(_, one)| one.pace != Pace::Any) {
+            if let Some(address) = self.nodes[one.node as usize].inputs.get(1) {
+                by_address.entry(*address).or_insert(place);
+            }
+        }
+        by_address
     }
 }
 

@@ -1,19 +1,28 @@
 //! A program that runs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::machine::{Link, Linked, Machine, Parts};
+use super::machine::{Before, Link, Linked, Machine, Parts};
 use super::marking::Marking;
 use super::plan::{Act, Plan, Unit, UnitIndex};
 use super::wait::{Standing, standing};
 use crate::error::Failure;
-use crate::program::{Facts, Graph, OpKind, Peer, Purpose, Value, VariableIndex};
+use crate::program::{Facts, Graph, OpKind, Peer, Value, VariableIndex};
 
 /// A checked program with its values, run one unit at a time.
 pub struct Executor {
     plan: Plan,
     marking: Marking,
     machine: Machine,
+    /// The `recv` of each channel, by its place in the plan's nodes.
+    receivers: BTreeMap<String, usize>,
+}
+
+/// What a run can change, as it was: [`Executor::save`].
+pub struct Saved {
+    marking: Marking,
+    before: Before,
 }
 
 impl Executor {
@@ -27,7 +36,27 @@ impl Executor {
         for unit in first.units().iter().filter(|unit| unit.act == Act::Compute) {
             machine.compute(first.node(unit)).map_err(|failure| named(&first, unit, &failure))?;
         }
-        Ok(Self { marking: Marking::new(&plan), plan, machine })
+        let mut receivers = BTreeMap::new();
+        for (place, node) in plan.nodes().iter().enumerate() {
+            if let OpKind::Recv { channel } = &node.kind {
+                receivers.entry(channel.clone()).or_insert(place);
+            }
+        }
+        Ok(Self { marking: Marking::new(&plan), plan, machine, receivers })
+    }
+
+    /// What a run can change: how far it is, what has arrived and what is held back, and the parameters and states that
+    /// ops write, of which it is a copy.
+    #[must_use]
+    pub fn save(&self) -> Saved {
+        Saved { marking: self.marking.clone(), before: self.machine.save() }
+    }
+
+    /// Takes a run back: everything that a run can change is as it was. A run that failed goes on in no other way.
+    /// What was set stays, and a temporary is what was written last.
+    pub fn restore(&mut self, saved: Saved) {
+        self.marking = saved.marking;
+        self.machine.restore(saved.before);
     }
 
     /// Sets a variable: data for the next run, a parameter or a state.
@@ -40,33 +69,30 @@ impl Executor {
         let value = value.into();
         let refuse = |failure| Failure::call(format!("variable {name:?}: {failure}"));
         value.check(&graph.variable(index).facts, &mut None).map_err(refuse)?;
-        self.machine.values[index.place()] = Some(value);
+        self.machine.values.set(index, value);
         Ok(())
     }
 
     /// A variable's value, if it has one; a temporary's is the last one written.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&Value> {
-        self.machine.graph().find(name).and_then(|index| self.machine.values[index.place()].as_ref())
+        self.machine.graph().find(name).and_then(|index| self.machine.values.get(index))
     }
 
     /// Takes a variable's value away, so that its memory may hold the next one.
     pub fn take(&mut self, variable: VariableIndex) -> Option<Value> {
-        self.machine.values[variable.place()].take()
+        self.machine.values.take(variable)
     }
 
     /// Begins another run of block 0, once the last one has ended. Loops go on where they are.
     ///
     /// # Errors
-    /// When what is fed has different batches.
+    /// When what is fed has different batches; when the last run is half over, as one is in which an op failed.
     pub fn begin(&mut self) -> Result<(), Failure> {
-        let mut batch = None;
-        for (variable, value) in self.machine.graph().variables().iter().zip(&self.machine.values) {
-            if let (Purpose::Data, Some(value)) = (variable.purpose, value) {
-                let refuse = |failure| Failure::call(format!("variable {:?}: {failure}", variable.name));
-                value.check(&variable.facts, &mut batch).map_err(refuse)?;
-            }
+        if self.marking.is_under_way(&self.plan) {
+            return Err(Failure::call("found a run that is half over; expected its end, or that it is taken back"));
         }
+        self.machine.check_batch()?;
         self.marking.begin(&self.plan);
         Ok(())
     }
@@ -133,8 +159,7 @@ impl Executor {
     }
 
     fn receiver(&self, channel: &str) -> Result<usize, Failure> {
-        let is_it = |kind: &OpKind| matches!(kind, OpKind::Recv { channel: own } if own == channel);
-        let place = self.plan.nodes().iter().position(|node| is_it(&node.kind));
+        let place = self.receivers.get(channel).copied();
         place.ok_or_else(|| Failure::call(format!("found no recv of channel {channel:?} in this program")))
     }
 

@@ -51,6 +51,9 @@ pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
     if settings.home.is_some() {
         return Err("found a home in the config; expected whoever divides a program to say what is kept where".into());
     }
+    if settings.sparse.is_some() {
+        return Err("found sparse in the config; expected the gradient's rows to make its parameter one of rows".into());
+    }
     let rule = settings.rule.ok_or_else(|| "found no rule in the config; expected one".to_owned())?;
     Prepared::new(rule).map_err(|failure| format!("in its config, {failure}"))
 }

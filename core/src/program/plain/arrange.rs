@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::limits::ROW_BYTES_MAX;
+use crate::narrow;
 use crate::program::op::OpKind;
 use crate::program::value::{Elements, Tensor, Value};
 use crate::program::variable::{Dim, Facts};
@@ -108,6 +109,14 @@ impl Number {
         .clamp(low, high)
     }
 
+    /// Rounded to binary32 so that rounding again to a half is as good as rounding once.
+    fn odd(self) -> f32 {
+        match self {
+            Self::Whole(value) => narrow::whole(value),
+            Self::Real(value) => narrow::real(value),
+        }
+    }
+
     /// Rounded once to binary32.
     #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest is what is asked for")]
     fn single(self) -> f32 {
@@ -136,8 +145,8 @@ fn convert(values: impl Iterator<Item = Number>, to: ElementType) -> Elements {
         ElementType::Uint64 => integers!(Uint64, u64),
         ElementType::Float32 => Elements::Float32(values.map(Number::single).collect()),
         ElementType::Float64 => Elements::Float64(values.map(Number::real).collect()),
-        ElementType::Float16 => Elements::Float16(values.map(|value| f16::from_f64(value.real())).collect()),
-        ElementType::Bfloat16 => Elements::Bfloat16(values.map(|value| bf16::from_f64(value.real())).collect()),
+        ElementType::Float16 => Elements::Float16(values.map(|value| f16::from_f32(value.odd())).collect()),
+        ElementType::Bfloat16 => Elements::Bfloat16(values.map(|value| bf16::from_f32(value.odd())).collect()),
     }
 }
 

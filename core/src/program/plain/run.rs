@@ -1,11 +1,13 @@
 //! A program without communication, run op after op.
 
 use crate::error::Failure;
+use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::port::{Arithmetic, Kernels};
 use crate::program::graph::{Graph, Node, VariableIndex};
 use crate::program::op::Role;
 use crate::program::value::{Tensor, Value};
-use crate::program::variable::{Facts, Purpose};
+use crate::program::values::Values;
+use crate::program::variable::Facts;
 
 use super::update::apply_update;
 
@@ -15,7 +17,7 @@ pub struct PlainRun<'a> {
     graph: &'a Graph,
     arithmetic: &'a mut dyn Arithmetic,
     kernels: &'a mut dyn Kernels,
-    values: Vec<Option<Value>>,
+    values: Values,
 }
 
 impl<'a> PlainRun<'a> {
@@ -28,7 +30,8 @@ impl<'a> PlainRun<'a> {
         arithmetic: &'a mut dyn Arithmetic,
         kernels: &'a mut dyn Kernels,
     ) -> Result<Self, Failure> {
-        let mut run = Self { graph, arithmetic, kernels, values: vec![None; graph.variables().len()] };
+        let values = Values::new(graph, PROGRAM_MEMORY_BYTES_MAX);
+        let mut run = Self { graph, arithmetic, kernels, values };
         run.ops(|role| role == Role::Initialise)?;
         Ok(run)
     }
@@ -42,14 +45,14 @@ impl<'a> PlainRun<'a> {
         let value = value.into();
         let refuse = |failure| Failure::call(format!("variable {name:?}: {failure}"));
         value.check(&self.graph.variable(index).facts, &mut None).map_err(refuse)?;
-        self.values[index.place()] = Some(value);
+        self.values.set(index, value);
         Ok(())
     }
 
     /// A variable's value, if it has one; a temporary's is that of the last step.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&Value> {
-        self.graph.find(name).and_then(|index| self.values[index.place()].as_ref())
+        self.graph.find(name).and_then(|index| self.values.get(index))
     }
 
     /// Runs every other op once.
@@ -58,13 +61,7 @@ impl<'a> PlainRun<'a> {
     /// When a variable has no value, the data have different batches, an op is flow, or an op refuses its inputs; names
     /// the op.
     pub fn step(&mut self) -> Result<(), Failure> {
-        let mut batch = None;
-        for (variable, value) in self.graph.variables().iter().zip(&self.values) {
-            if let (Purpose::Data, Some(value)) = (variable.purpose, value) {
-                let refuse = |failure| Failure::call(format!("variable {:?}: {failure}", variable.name));
-                value.check(&variable.facts, &mut batch).map_err(refuse)?;
-            }
-        }
+        self.values.check_batch(self.graph)?;
         self.ops(|role| role != Role::Initialise)
     }
 
@@ -83,7 +80,7 @@ impl<'a> PlainRun<'a> {
 /// When a variable has no value, the op is flow, or it refuses its inputs; the caller knows the op.
 pub(in crate::program) fn run_node(
     graph: &Graph,
-    values: &mut [Option<Value>],
+    values: &mut Values,
     arithmetic: &mut dyn Arithmetic,
     kernels: &mut dyn Kernels,
     node: &Node,
@@ -91,6 +88,7 @@ pub(in crate::program) fn run_node(
     if node.kind.is_flow() {
         return Err(Failure::call("found flow; expected arithmetic and updates only"));
     }
+    values.check_room(graph, node)?;
     if node.rule.is_some() {
         return update(graph, values, kernels, node);
     }
@@ -99,29 +97,30 @@ pub(in crate::program) fn run_node(
     let facts: Vec<&Facts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
     let outputs = arithmetic.run(node, &inputs, &facts)?;
     for (index, value) in node.outputs.iter().zip(outputs) {
-        values[index.place()] = Some(value);
+        values.set(*index, value);
     }
     Ok(())
 }
 
-fn update(graph: &Graph, values: &mut [Option<Value>], kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
+fn update(graph: &Graph, values: &mut Values, kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
     let rule = node.rule.as_ref().expect("an update has a rule");
     let gradient = read(graph, values, node.inputs[1])?.clone();
-    let mut own = node.outputs.iter().map(|index| take(graph, values, *index)).collect::<Result<Vec<_>, _>>()?;
+    // Nothing is taken before everything is there.
+    node.outputs.iter().try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
+    let mut own: Vec<Tensor> = node.outputs.iter().map(|index| take(values, *index)).collect();
     let [parameter, count, states @ ..] = &mut own[..] else { unreachable!("an update has a count") };
     let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
     let outcome = apply_update(kernels, rule, parameter, &gradient, count, &mut states);
     for (index, tensor) in node.outputs.iter().zip(own) {
-        values[index.place()] = Some(tensor.into());
+        values.set(*index, Value::from(tensor));
     }
     outcome
 }
 
-fn take(graph: &Graph, values: &mut [Option<Value>], index: VariableIndex) -> Result<Tensor, Failure> {
-    match values[index.place()].take() {
-        Some(Value::Dense(tensor)) => Ok(tensor),
-        Some(other) => panic!("an update of {other} in a checked program"),
-        None => Err(missing(graph, index)),
+fn take(values: &mut Values, index: VariableIndex) -> Tensor {
+    match values.take(index) {
+        Some(Value::Dense(tensor)) => tensor,
+        other => panic!("an update of {other:?} in a checked program"),
     }
 }
 
@@ -131,10 +130,10 @@ fn take(graph: &Graph, values: &mut [Option<Value>], index: VariableIndex) -> Re
 /// When it has none.
 pub(in crate::program) fn read<'v>(
     graph: &Graph,
-    values: &'v [Option<Value>],
+    values: &'v Values,
     index: VariableIndex,
 ) -> Result<&'v Value, Failure> {
-    values[index.place()].as_ref().ok_or_else(|| missing(graph, index))
+    values.get(index).ok_or_else(|| missing(graph, index))
 }
 
 fn missing(graph: &Graph, index: VariableIndex) -> Failure {

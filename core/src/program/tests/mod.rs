@@ -1,5 +1,6 @@
 //! What programs promise.
 
+mod casts;
 mod forms;
 mod gradients;
 mod luck;

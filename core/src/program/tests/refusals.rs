@@ -295,6 +295,19 @@ fn updates_say_what_does_not_fit() {
         "w count",
         "found a mode or a merge in the config; expected other ops to say who is summed with whom",
     );
+    check(
+        update("sparse { height: 4 lazy: true }"),
+        "w v count",
+        "w count",
+        "found sparse in the config; expected the gradient's rows to make its parameter one of rows",
+    );
+    check(
+        update("const_lr { learning_rate: 1e39 }"),
+        "w v count",
+        "w count",
+        "input 1 \"w\" is float32[4, 3]; expected the learning rate 1e39 times rate_scale 1e0 is 1e39; expected at \
+         most 3.4028234663852886e38 for float32",
+    );
     let failure = Graph::new(program(vec![op(update("optimizer: Sdg"), "w v count", "w count")])).unwrap_err();
     assert!(failure.to_string().starts_with("block 0, op 0 update: in its config, line 1, column 12"), "{failure}");
 }

@@ -103,7 +103,7 @@ impl ParameterServer {
     fn terms(&self, cluster: Cluster) -> Result<Terms, Failure> {
         match self.mode {
             Mode::Staleness { bound: 0 } => {
-                Err(Failure::call("found a staleness bound of 0; expected 1 or more, or synchronous training"))
+                Err(Failure::call("found a staleness bound of 0; expected 1 or more, or mode sync"))
             }
             Mode::Delta => Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one")),
             mode => Ok(Terms::of(mode, self.merge, cluster.trainers)),

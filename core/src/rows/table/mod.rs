@@ -530,8 +530,11 @@ fn array<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
 }
 
 impl RowTable {
-    /// How many of these rows are not there, each counted as often as it comes.
+    /// How many of these rows are not there, each counted once.
     pub fn missing(&self, ids: Ids<'_>) -> u64 {
-        ids.iter().filter(|id| self.index.find(*id).is_none()).count() as u64
+        let mut missing: Vec<u64> = ids.iter().filter(|id| self.index.find(*id).is_none()).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing.len() as u64
     }
 }

@@ -131,6 +131,11 @@ impl Desk {
     }
 
     fn ask(&mut self, name: &str, request: Request) {
+        self.ask_believing(name, 0, request);
+    }
+
+    /// Somebody who believes in a generation asks.
+    fn ask_believing(&mut self, name: &str, generation: u32, request: Request) {
         if !self.callers.contains_key(name) {
             self.dial(name);
         }
@@ -139,6 +144,7 @@ impl Desk {
             trainer: caller.trainer,
             incarnation: caller.incarnation,
             request: Ticket(1),
+            generation: Generation(generation),
             ..Head::new(Kind::Control)
         };
         let frame = Frame::with_control(head, &ControlRequest { request: Some(request) });
@@ -166,7 +172,7 @@ impl Desk {
             }
             "join" => self.ask(words[1], Request::Join(JoinRequest { trainer: number(2), incarnation: 0 })),
             "begin" => self.ask(words[1], Request::Begin(true)),
-            "watch" => self.ask(words[1], Request::Begin(false)),
+            "watch" => self.ask_believing(words[1], number(2).unwrap_or(0), Request::Begin(false)),
             "beat" => self.ask(words[1], Request::Heartbeat(true)),
             "leave" => self.ask(words[1], Request::Leave(true)),
             "page" => self.ask(words[1], Request::Catalogue(CatalogueRequest { page: number(2).expect("n") })),
@@ -243,6 +249,21 @@ fn who_is_silent_gives_way() {
          commit a 2 0 -> a InitialisationLost
          commit b 2 0 -> b done
          commit b 2 1 -> b done",
+    );
+}
+
+#[test]
+fn who_gives_up_gives_way_at_once() {
+    check_started(
+        "begin a -> a granted 1
+         begin b ->
+         watch b 1 ->
+         watch a ->
+         watch a 1 -> b granted 2
+         watch a 1 ->
+         commit a 1 0 -> a InitialisationLost
+         commit b 2 0 -> b done
+         commit b 2 1 -> b done & b initialised 2 & a initialised 2 & a initialised 2 & a initialised 2",
     );
 }
 

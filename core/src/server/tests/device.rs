@@ -87,8 +87,11 @@ fn a_value_that_is_set_meanwhile_replaces_the_updated_one() {
          again 0 -> 0 done m@1
          push 0 2 m=2 -> 0 done m@2
          set 0 m=20 ->
-         set 0 m=30 ->
-         finish -> 0 done m@2 & 0 done m@2
+         again 0 ->
+         set 0 m=30 -> 0 error Busy: *another value waits for its turn
+         finish -> 0 done m@2
+         show m -> m@2=20
+         again 0 -> 0 done m@2
          push 0 3 m=1 -> 0 done m@3
          finish ->
          show m -> m@3=27.75",
@@ -102,9 +105,9 @@ fn a_trainer_that_comes_back_while_the_round_is_closed_without_it_is_told_that_i
         "leave 1 -> 1 done
          push 0 1 w=1 -> 0 done w@1
          reborn 1
-         push 1 1 w=5 -> 1 done w@0
+         push 1 1 w=5 ->
          push+ 1 1 w=5 ->
-         finish -> 1 value w@1=-1
+         finish -> 1 done w@1 & 1 value w@1=-1
          push 0 2 w=1 -> 0 done w@2
          finish ->
          show w -> w@1=-1
@@ -124,7 +127,8 @@ fn a_wait_for_a_device_that_does_not_answer_names_it() {
          turn ->
          wait 60000 -> 0 error Deadline: *round 1 waits for faulty simulated (plain)
          pull 0 1 w ->
-         wait 60000 -> 0 error Deadline: *round 1 waits for faulty simulated (plain)",
+         set 0 w=4 ->
+         wait 60000 -> 0 error Deadline: *round 1 waits for faulty simulated (plain) & 0 error Deadline: *version 1 *",
     );
 }
 
@@ -150,6 +154,38 @@ fn work_that_a_device_refuses_is_done_by_the_processor() {
         let states: Vec<_> = contents(&script.stage.shard).into_iter().flat_map(|(.., states)| states).collect();
         assert_eq!(states, [(-1.75_f32).to_le_bytes().repeat(3)], "{fault:?}");
     }
+}
+
+#[test]
+fn a_chunk_that_leaves_its_device_takes_its_kept_value_along_and_in_its_turn() {
+    // Two loads, and then the update of m, before whose end a gradient and a value come.
+    let stage = |mode, trainers, fault| {
+        let mut stage = with_fault(plan(mode, trainers), fault);
+        stage.finish_work();
+        stage
+    };
+    Script::new(stage(Mode::Sync, 1, Fault::Refuses(3))).run(
+        "push 0 1 m=1 -> 0 done m@1
+         push 0 2 m=1 ->
+         set 0 m=10 ->
+         finish -> 0 done m@2 & 0 done m@2
+         show m -> m@2=10",
+    );
+    Script::new(stage(Mode::Async, 2, Fault::Refuses(3))).run(
+        "push 0 0 m=1 -> 0 done m@1
+         push 1 0 m=1 ->
+         set 0 m=10 ->
+         finish -> 1 done m@2 & 0 done m@2
+         show m -> m@2=10",
+    );
+    // The load of a value is refused while a round is complete, and another value waits for that.
+    Script::new(stage(Mode::Sync, 1, Fault::Refuses(3))).run(
+        "set 0 m=5 -> 0 done m@0
+         push 0 1 m=1 -> 0 done m@1
+         set 0 m=10 ->
+         finish -> 0 done m@1
+         show m -> m@1=10",
+    );
 }
 
 #[test]
@@ -231,11 +267,21 @@ fn settling_waits_for_what_is_under_way_and_gives_up_by_name() {
 
 #[test]
 fn a_newer_initialisation_starts_with_an_empty_device() {
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = late(plan(Mode::Sync, 1));
-    stage.turn();
+    stage.finish_work();
+    // A checkpoint has let go what it held, and nobody has gone on with it.
+    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    while stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well").is_none() {
+        stage.turn();
+    }
     let mut script = Script::new(stage);
     script.run("push 0 1 m=1 -> 0 done m@1");
     script.stage.generation.0 += 1;
+    let first = script.stage.init(0, None);
+    script.stage.deliver(0, &first);
+    script.stage.finish_work();
+    assert!(!script.stage.turn(), "nothing is left of the chunks that were");
     script.stage.is_late = false;
     script.stage.initialise();
     script.run("push 0 1 m=1 w=2 -> 0 done m@1 w@1\n show m w -> m@1=-1 & w@1=-2");

@@ -75,6 +75,18 @@ fn who_waits_for_a_trainer_that_leaves_waits_no_more() {
 }
 
 #[test]
+fn where_everybody_has_left_nobody_is_waited_for() {
+    check(
+        plan(Mode::Staleness { bound: 1 }, 2),
+        "push 0 0 w=1 -> 0 done w@1
+         push 0 0 w=1 ->
+         leave 0 -> 0 done
+         leave 1 -> 0 done w@2 & 1 done
+         show w -> w@2=-2",
+    );
+}
+
+#[test]
 fn a_bound_of_nothing_is_refused() {
     let mut stage = Stage::empty(plan(Mode::Staleness { bound: 0 }, 1));
     stage.connect(0, crate::ids::Incarnation(1));

@@ -1,6 +1,7 @@
 //! A shard that is killed and comes back is the shard that was never killed: same values, states and versions, bit
 //! by bit, whatever moment the kill chose and however far a checkpoint was.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -9,12 +10,13 @@ use super::script::Script;
 use super::stage::{Parcel, Plan, Stage, TIMEOUT};
 use crate::checkpoint::storage::InMemory;
 use crate::checkpoint::{Storage, inspect};
+use crate::checksum::append;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
-use crate::ids::{ChunkId, Generation, Incarnation, Ticket};
+use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
 use crate::luck::Luck;
-use crate::port::{Plain, Simulated};
-use crate::wire::{Flags, Frame, Kind, RowsPart};
+use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
+use crate::wire::{Entry, Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
@@ -43,7 +45,8 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 fn rows(luck: &mut Luck, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
     let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
     let own: Vec<u64> = (0..60).filter(|row| u64::from(buckets.of(*row)) == id.chunk.0).collect();
-    let count = luck.below(6);
+    // Only the last part may have none.
+    let count = luck.below(6).max(u64::from(part.index + 1 < part.count));
     if count == 0 && part.count == 1 {
         return Vec::new();
     }
@@ -83,7 +86,14 @@ struct Course {
     sync: bool,
     /// How many polls an accelerator takes at most for a piece of work; none where there is no accelerator.
     polls: u64,
+    /// What goes wrong on it, of what loses nothing.
+    fault: Fault,
+    /// Of a hundred moves, before how many readers take hold of every value, and other things of nearly all the memory.
+    hungers: u64,
 }
+
+/// No fault.
+const SOUND: Fault = Fault::Refuses(u64::MAX);
 
 /// Two shards that get the same frames: one in peace, one that is killed again and again.
 struct Pair {
@@ -100,14 +110,23 @@ struct Pair {
     is_away: Vec<bool>,
     /// The second half of a push that travels in two frames.
     rest: Vec<Option<Parcel>>,
+    /// Every chunk as it has been: its version, and a checksum of its value and its states.
+    history: BTreeSet<(ChunkId, Version, u32)>,
 }
 
 impl Course {
     fn stage(&self, plan: Plan) -> Stage {
         let stage = Stage::empty(plan);
         let bytes = [10_000, u64::MAX][usize::from(!self.seed.is_multiple_of(4))];
-        if self.polls == 0 { stage } else { stage.with_accelerator(Simulated::new(Plain, bytes, self.polls)) }
+        let simulated = Simulated::new(Plain, bytes, self.polls.max(1));
+        let accelerator = FaultyAccelerator::new(simulated, self.fault);
+        if self.polls == 0 { stage } else { stage.with_accelerator(accelerator) }
     }
+}
+
+fn states(stage: &Stage) -> impl Iterator<Item = (ChunkId, Version, u32)> {
+    let digest = |value: &[u8], states: &[Vec<u8>]| states.iter().fold(append(0, value), |sum, one| append(sum, one));
+    stage.contents().into_iter().map(move |(id, version, value, states)| (id, version, digest(&value, &states)))
 }
 
 impl Pair {
@@ -130,12 +149,15 @@ impl Pair {
             rounds: vec![vec![1; chunks]; trainers],
             is_away: vec![false; trainers],
             rest: (0..trainers).map(|_| None).collect(),
+            history: BTreeSet::new(),
             course,
         }
     }
 
     fn run(&mut self) {
+        self.history.extend(states(&self.peace));
         for _ in 0..self.course.moves {
+            self.hunger();
             let trainer = u32::try_from(self.luck.below(self.course.trainers.into())).expect("few");
             if self.luck.below(100) < self.course.changes {
                 self.change(trainer);
@@ -154,7 +176,50 @@ impl Pair {
                 self.kill();
             }
         }
-        self.kill();
+        if !self.course.sync && self.luck.below(2) == 0 {
+            self.lose_host();
+        } else {
+            self.kill();
+        }
+    }
+
+    /// Now and then readers hold what there is, and now and then all comes back.
+    fn hunger(&mut self) {
+        if self.luck.below(100) < self.course.hungers {
+            self.trouble.holds = true;
+            let plan = self.peace.plan.clone();
+            let mut head = self.trouble.head(Kind::Pull, 0);
+            head.request = Ticket(u64::MAX);
+            let chunks = plan.chunks().into_iter().filter(|(_, bytes)| *bytes > 0);
+            let entries = chunks.map(|(id, _)| Entry::bare(id, Round(0), plan.element_type(id))).collect();
+            let parcel = Parcel { frame: Frame { entries, ..Frame::bare(head) }, body: Vec::new() };
+            self.trouble.deliver(0, &parcel);
+            self.trouble.starve();
+            for _ in 0..self.luck.below(10) {
+                let at = self.luck.index(self.trouble.taken.len());
+                self.trouble.taken.remove(at);
+            }
+        } else if self.luck.below(4) == 0 {
+            self.trouble.feed();
+        }
+    }
+
+    /// Loses the host with a journal that nobody waited for: what is left is a moment that was.
+    fn lose_host(&mut self) {
+        self.storage.crash();
+        let mut stage = Stage::empty(self.peace.plan.clone());
+        restore(&mut stage, &self.storage, false);
+        for one in states(&stage) {
+            assert!(self.history.contains(&one), "chunk {:?} was never so at version {}", one.0, one.1);
+        }
+    }
+
+    /// Lets the shard in trouble come to rest. Work that is refused is refused once.
+    fn settle(&mut self) {
+        self.trouble.feed();
+        if self.trouble.try_settle().is_err() {
+            self.trouble.settle();
+        }
     }
 
     /// What an accelerator does between two frames, which may be nothing.
@@ -262,6 +327,7 @@ impl Pair {
     fn send(&mut self, trainer: u32, parcel: Parcel) {
         self.peace.answers.clear();
         self.peace.deliver(trainer, &parcel);
+        self.history.extend(states(&self.peace));
         let is_refused = !self.peace.errors().is_empty();
         self.unanswered.push((trainer, parcel.clone()));
         if self.luck.below(100) < self.course.kills {
@@ -277,7 +343,7 @@ impl Pair {
                 // Its accelerator is behind, or a checkpoint holds a chunk: who is refused for that tries again.
                 self.note_answers();
                 self.trouble.answers.clear();
-                self.trouble.settle();
+                self.settle();
                 self.note_answers();
                 self.trouble.answers.clear();
                 self.trouble.deliver(trainer, &parcel);
@@ -316,17 +382,25 @@ impl Pair {
     }
 
     fn save(&mut self, bytes: u64) {
-        if let Some(writer) = self.trouble.shard.continue_checkpoint(bytes).expect("the disk is well") {
+        let continued = self.trouble.shard.continue_checkpoint(bytes);
+        // Of a chunk whose states could not be taken there is none.
+        assert!(continued.is_ok() || self.course.fault != SOUND, "the disk is well");
+        if let Ok(Some(writer)) = continued {
             writer.finish().expect("the disk is well");
             self.trouble.shard.retain_journal(&self.storage, DIRECTORY).expect("the disk is well");
         }
     }
 
     fn kill(&mut self) {
+        if self.luck.below(2) == 0 {
+            self.settle();
+            self.note_answers();
+            self.check();
+        }
         self.restart();
         self.note_answers();
         self.trouble.answers.clear();
-        self.trouble.settle();
+        self.settle();
         self.note_answers();
         self.trouble.answers.clear();
         self.check();
@@ -438,6 +512,8 @@ fn what_waits_for_a_slot_goes_in_the_order_of_arrival() {
         changes: 0,
         sync,
         polls: 5,
+        fault: SOUND,
+        hungers: 0,
     };
     let sync_mode = Course {
         mode: Mode::Sync,
@@ -449,6 +525,8 @@ fn what_waits_for_a_slot_goes_in_the_order_of_arrival() {
         changes: 15,
         sync,
         polls: 3,
+        fault: SOUND,
+        hungers: 0,
     };
     Pair::new(async_mode).run();
     Pair::new(sync_mode).run();
@@ -480,15 +558,32 @@ fn a_part_that_was_refused_is_not_in_the_journal() {
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
-    let rates = (0u64..20, 0u64..60, any::<bool>(), 0u64..6);
+    let fault = prop_oneof![
+        2 => Just(SOUND),
+        4 => (1u64..60).prop_map(Fault::Refuses),
+        1 => (1u64..8).prop_map(Fault::IsFull),
+        1 => Just(Fault::CannotPin),
+    ];
+    let hungers = prop_oneof![Just(0u64), 1u64..40];
+    let rates = (0u64..20, 0u64..60, any::<bool>(), 0u64..6, fault, hungers);
     (mode, 1u32..4, 5usize..70, any::<u64>(), rates).prop_map(move |(mode, trainers, moves, seed, rates)| {
-        let (kills, checkpoints, sync, polls) = rates;
-        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync, polls }
+        let (kills, checkpoints, sync, polls, fault, hungers) = rates;
+        Course { mode, trainers, moves, seed, kills, checkpoints, changes, sync, polls, fault, hungers }
     })
 }
 
+fn differences_or_bounded() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Delta), (1u32..4).prop_map(|bound| Mode::Staleness { bound })]
+}
+
+/// As many cases as `PROPTEST_CASES` says, else few.
+fn cases() -> ProptestConfig {
+    let said = ProptestConfig::default();
+    if said.cases == 256 { ProptestConfig::with_cases(64) } else { said }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases())]
 
     #[test]
     fn rounds_survive_every_kill(course in course(Just(Mode::Sync), 0)) {
@@ -512,7 +607,14 @@ proptest! {
 
     #[test]
     fn differences_and_bounded_staleness_survive_every_kill(
-        course in course(prop_oneof![Just(Mode::Delta), (1u32..4).prop_map(|bound| Mode::Staleness { bound })], 0)
+        course in course(differences_or_bounded(), 0)
+    ) {
+        Pair::new(course).run();
+    }
+
+    #[test]
+    fn differences_and_bounded_staleness_survive_with_trainers_that_come_and_go(
+        course in course(differences_or_bounded(), 15)
     ) {
         Pair::new(course).run();
     }

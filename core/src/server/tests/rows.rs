@@ -279,6 +279,29 @@ fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
     assert_eq!(pull(&mut stage, 0, 2, &[0, 999]), [2.0, 2.0]);
 }
 
+#[test]
+fn a_row_that_comes_twice_is_one_new_row() {
+    let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 10 buckets: 1 }";
+    let mut stage = stage(Mode::Async, 1, config);
+    let nine: Vec<_> = (0..9).map(|id| (id, -1.0)).collect();
+    for rows in [nine.as_slice(), &[(9, -1.0), (9, -1.0)]] {
+        let parcel = push(&mut stage, 0, 0, part(0, 1, rows));
+        assert_eq!(kinds(&deliver(&mut stage, 0, &parcel)), [Kind::Done], "{:?}", stage.errors());
+    }
+    let parcel = push(&mut stage, 0, 0, part(0, 1, &[(10, 1.0), (11, 1.0)]));
+    check_refused(&mut stage, &parcel, "2 new rows for bucket 0, which has 10");
+}
+
+#[test]
+fn parts_that_nobody_needs_are_refused() {
+    let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 10 buckets: 1 }";
+    let mut stage = stage(Mode::Sync, 1, config);
+    let many = push(&mut stage, 0, 1, part(3, 12, &[(1, 1.0)]));
+    check_refused(&mut stage, &many, "12 parts; expected at most 11");
+    let empty = push(&mut stage, 0, 1, part(0, 2, &[]));
+    check_refused(&mut stage, &empty, "part 0 of 2 without a row; only the last may have none");
+}
+
 /// Up to `count` ids of rows that are there, after one.
 fn list(stage: &mut Stage, from: u64, count: u64) -> Vec<u64> {
     let mut head = stage.head(Kind::Pull, 0);

@@ -7,6 +7,8 @@
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
+//! starve, spare w w      every lease that is free is taken; one for each of these chunks is given back
+//! feed                   what was taken and is held comes back, and the shard is told
 //! late, turn, finish     from now on an accelerator works only in the turns it is given: one, or all that it needs
 //! ```
 //!
@@ -76,6 +78,9 @@ impl Script {
             "wait" => self.stage.wait(Duration::from_millis(number(1).into())),
             "hold" => self.stage.holds = true,
             "release" => self.stage.release(),
+            "starve" => self.stage.starve(),
+            "spare" => words[1..].iter().for_each(|word| self.spare(word)),
+            "feed" => self.stage.feed(),
             "late" => self.stage.is_late = true,
             "turn" => {
                 self.stage.turn();
@@ -85,6 +90,12 @@ impl Script {
             push => self.push(push, number(1), number(2).into(), &words[3..]),
         }
         Vec::new()
+    }
+
+    fn spare(&mut self, word: &str) {
+        let chunk = self.chunk(word);
+        let held = self.stage.plan.chunks().into_iter().find(|(one, _)| *one == chunk);
+        self.stage.spare(held.expect("it is planned").1);
     }
 
     fn connect(&mut self, trainer: u32, newer: u32) {

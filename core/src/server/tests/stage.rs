@@ -7,11 +7,13 @@ use prost::Message;
 
 use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType;
+use crate::error::Failure;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
     Version,
 };
 use crate::limits::LANDINGS_MAX;
+use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
 use crate::server::{Output, Shard, ShardOptions};
@@ -185,6 +187,8 @@ pub(super) struct Stage {
     pub(super) late_places: Vec<(PeerId, Vec<Incoming>)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
     pub(super) is_late: bool,
+    /// Leases that are out, so that the shard has none.
+    pub(super) taken: Vec<Lease>,
     peers: u64,
     tickets: u64,
 }
@@ -204,6 +208,7 @@ impl Stage {
             actors: BTreeMap::new(),
             late_places: Vec::new(),
             is_late: false,
+            taken: Vec::new(),
             peers: 0,
             tickets: 0,
         }
@@ -350,9 +355,14 @@ impl Stage {
 
     /// Waits for the accelerator as before a last checkpoint, so that the states can be seen.
     pub(super) fn settle(&mut self) {
+        self.try_settle().expect("nothing is lost");
+    }
+
+    pub(super) fn try_settle(&mut self) -> Result<(), Failure> {
         let mut out = Vec::new();
-        self.shard.settle(self.now, Duration::from_millis(100), &mut out).expect("nothing is lost");
+        let settled = self.shard.settle(self.now, Duration::from_millis(100), &mut out);
         self.outputs(out);
+        settled
     }
 
     /// Gives the accelerator all the turns that it needs.
@@ -379,6 +389,27 @@ impl Stage {
         for (peer, body) in std::mem::take(&mut self.held) {
             self.event(Event::Sent { peer, ticket: Ticket(0), body });
         }
+    }
+
+    /// Takes every lease that is free, so that updates of what is read have none.
+    pub(super) fn starve(&mut self) {
+        for bytes in [CHUNK_BYTES, 1] {
+            self.taken.extend(std::iter::from_fn(|| self.shard.pool.take(bytes).ok()));
+        }
+    }
+
+    /// Gives back one of the leases that were taken, for so many bytes; the shard is not told.
+    pub(super) fn spare(&mut self, bytes: u32) {
+        let fits = self.taken.iter().rposition(|lease| bytes <= lease.len()).expect("one that is so long was taken");
+        self.taken.remove(fits);
+    }
+
+    /// Gives back what was taken, and ends what readers hold.
+    pub(super) fn feed(&mut self) {
+        self.taken.clear();
+        self.release();
+        let peer = PeerId(self.peers);
+        self.event(Event::Sent { peer, ticket: Ticket(0), body: Vec::new() });
     }
 
     pub(super) fn wait(&mut self, time: Duration) {

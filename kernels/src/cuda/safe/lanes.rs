@@ -11,7 +11,9 @@ use std::mem;
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Context, Entry, Grid, Part};
+use bytemuck::{Pod, bytes_of};
+
+use super::{Context, Entry, Grid, Part, Piece};
 use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, Code};
 
@@ -54,6 +56,21 @@ struct Held<W> {
     end: Event,
     /// Whether the last copy is submitted and `end` recorded behind it.
     is_closed: bool,
+}
+
+/// Pinned pieces that bytes go through on their way to the device, when they lie where it does not reach by itself.
+/// They are used in turns; one whose bytes are still on their way is waited for by asking, never by standing still.
+pub(in crate::cuda) struct Ring {
+    pieces: Vec<RingPiece>,
+    next: usize,
+}
+
+struct RingPiece {
+    /// Nothing only while it is dropped.
+    piece: Option<Piece>,
+    /// Its bytes are on the device.
+    copied: Event,
+    is_free: bool,
 }
 
 /// A value that lanes own.
@@ -130,6 +147,35 @@ impl Drop for Stream {
     }
 }
 
+impl Ring {
+    /// A ring of these pieces.
+    pub(in crate::cuda) fn new(context: &Arc<Context>, pieces: Vec<Piece>) -> Result<Self, Refused> {
+        let piece = |piece| Ok(RingPiece { piece: Some(piece), copied: Event::new(context, false)?, is_free: true });
+        Ok(Self { pieces: pieces.into_iter().map(piece).collect::<Result<_, _>>()?, next: 0 })
+    }
+
+    /// The piece whose turn it is, if it is free.
+    fn turn(&mut self) -> Result<Option<&mut RingPiece>, Refused> {
+        let turn = self.next;
+        let next = (turn + 1) % self.pieces.len();
+        let one = &mut self.pieces[turn];
+        if !one.is_free && !one.copied.has_happened()? {
+            return Ok(None);
+        }
+        one.is_free = true;
+        self.next = next;
+        Ok(Some(one))
+    }
+}
+
+impl Drop for RingPiece {
+    fn drop(&mut self) {
+        if !self.is_free && !self.copied.has_happened().unwrap_or(false) {
+            mem::forget(self.piece.take()); // a stream may still read it
+        }
+    }
+}
+
 impl<W> Lanes<W> {
     /// Lanes that own at most `most` values.
     pub(in crate::cuda) fn new(context: &Arc<Context>, most: usize) -> Result<Self, Refused> {
@@ -176,6 +222,32 @@ impl<W> Lanes<W> {
         self.context.called("cuMemcpyHtoDAsync", code)
     }
 
+    /// Copies the first of a value's bytes to the device through a piece of the ring, as many as it holds; how many,
+    /// and none when no piece is free.
+    pub(in crate::cuda) fn copy_through(
+        &mut self,
+        ring: &mut Ring,
+        ticket: Ticket,
+        from: impl for<'a> FnOnce(&'a W) -> &'a [u8],
+        to: &Part,
+    ) -> Result<usize, Refused> {
+        let stream = self.stream(Lane::In);
+        let Some(RingPiece { piece, copied, is_free }) = ring.turn()? else { return Ok(0) };
+        let place = piece.as_mut().expect("the ring is there").bytes_mut();
+        let bytes = from(&self.open(ticket).value);
+        assert_eq!(bytes.len() as u64, to.bytes(), "a copy has one length");
+        let length = bytes.len().min(place.len());
+        place[..length].copy_from_slice(&bytes[..length]);
+        let start = place.as_ptr().cast::<c_void>();
+        *is_free = false;
+        // SAFETY: the piece is written again, or freed, only when the event that is recorded behind this copy has
+        // happened; the part keeps itself in bounds and is kept.
+        let code = unsafe { (self.context.driver.cuMemcpyHtoDAsync_v2)(to.address(), start, length, stream) };
+        self.context.called("cuMemcpyHtoDAsync", code)?;
+        self.record(Lane::In, copied)?;
+        Ok(length)
+    }
+
     /// Copies from the device into bytes of a value. The value is not closed yet.
     pub(in crate::cuda) fn copy_out(
         &mut self,
@@ -213,12 +285,17 @@ impl<W> Lanes<W> {
     }
 
     /// Starts a kernel, on the compute lane, whose one parameter is this structure. Addresses in it are of the device.
-    pub(in crate::cuda) fn launch<A: Copy>(&mut self, entry: &Entry, grid: Grid, argument: &A) -> Result<(), Refused> {
+    pub(in crate::cuda) fn launch<A: Pod>(&mut self, entry: &Entry, grid: Grid, argument: &A) -> Result<(), Refused> {
+        self.launch_bytes(entry, grid, bytes_of(argument))
+    }
+
+    /// As [`Lanes::launch`], of a structure's bytes.
+    pub(in crate::cuda) fn launch_bytes(&mut self, entry: &Entry, grid: Grid, argument: &[u8]) -> Result<(), Refused> {
         const END: *mut c_void = ptr::null_mut();
         const POINTER: *mut c_void = ptr::without_provenance_mut(1);
         const SIZE: *mut c_void = ptr::without_provenance_mut(2);
-        let mut size = size_of::<A>();
-        let start = ptr::from_ref(argument).cast_mut().cast::<c_void>();
+        let mut size = argument.len();
+        let start = argument.as_ptr().cast_mut().cast::<c_void>();
         let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
         let Grid { blocks: (wide, high), threads, shared } = grid;
         let stream = self.stream(Lane::Compute);

@@ -7,12 +7,14 @@
 
 mod compiler;
 mod context;
+mod foreign;
 mod lanes;
 mod memory;
 mod module;
 
 pub(super) use compiler::Compiler;
 pub(super) use context::Context;
-pub(super) use lanes::{Event, Lane, Lanes, Ticket};
+pub use foreign::{Claim, Foreign};
+pub(super) use lanes::{Event, Lane, Lanes, Ring, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
 pub(super) use module::{Entry, Grid, Module};

@@ -11,15 +11,16 @@ use pserver_core::optim::{Algorithm, Formula, Prepared, Rule, Step};
 use pserver_core::port::{Accelerator, Code, Plain, Resident, Simulated, Work};
 
 use super::job::{self, CHUNK_BYTES, Fate};
-use super::standin::{each, each_seed, kernels};
+use super::standin::{each, each_seed, is_inside, kernels};
 use crate::conformance;
 use crate::cuda::{Beside, Cuda, Emitted, Module, Settings};
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
-/// Banks that hold one large chunk's gradient, so that many are streamed.
+/// Banks that hold one large chunk's gradient, so that many are streamed; and a ring that holds half of one.
 fn settings() -> Settings {
-    Settings { gradient_bytes: 4 * u64::from(CHUNK_BYTES), chunk_bytes: CHUNK_BYTES, ..Settings::of(0) }
+    let (gradient_bytes, staging_bytes) = (4 * u64::from(CHUNK_BYTES), CHUNK_BYTES / 2);
+    Settings { gradient_bytes, staging_bytes, chunk_bytes: CHUNK_BYTES, ..Settings::of(0) }
 }
 
 fn open() -> Cuda {
@@ -90,7 +91,10 @@ fn the_job_itself_is_right() {
 fn a_device_whose_lanes_do_not_wait_is_noticed() {
     let Some(library) = library(&job::module()) else { return };
     each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_NO_WAITS", "1")], || {
-        let found = std::panic::catch_unwind(|| job::run(&mut open()));
+        let mut device = open();
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job::run(&mut device)));
+        // What streams still do when nothing waits for them, nobody knows.
+        std::mem::forget(device);
         let panic = found.expect_err("a wait that is missing shows");
         let text = panic.downcast_ref::<String>().expect("it says what differs");
         assert!(text.contains("the parameter of"), "{text}");
@@ -197,6 +201,29 @@ fn a_question_that_is_not_answered_loses_the_device() {
 #[test]
 fn memory_that_cannot_be_pinned_is_copied_all_the_same() {
     check_failure("cuMemHostRegister_v2:1:2", |fate| *fate == Fate::default());
+}
+
+#[test]
+fn nothing_goes_to_the_device_from_memory_that_is_not_pinned() {
+    let Some(library) = library(&job::module()) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let log = folder.path().join("unpinned").display().to_string();
+    let settings = [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_UNPINNED", &log)];
+    let check = |settings: &[(&str, &str)], expected: usize| {
+        each_seed(2, settings, || assert_eq!(job::run(&mut open()), Fate::default()));
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let count = |way| text.lines().filter(|line| line.starts_with(way)).count();
+        assert_eq!((count("to the device"), count("from the device")), (0, expected), "{text}");
+    };
+    if is_inside() {
+        return check(&settings, 0);
+    }
+    // Half of the gradients lie in memory that nobody tells the device about.
+    check(&settings, 0);
+    // Nothing at all can be pinned: what comes back, comes slowly, eight chunks in five rounds and their seven states,
+    // for each seed.
+    let refused = [&settings[..], &[("PSERVER_STANDIN_FAIL", "cuMemHostRegister_v2:1:2")]].concat();
+    check(&refused, 2 * (8 * 5 + 7));
 }
 
 #[test]

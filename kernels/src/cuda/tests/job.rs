@@ -126,34 +126,42 @@ pub(super) fn digest() -> String {
 pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
     let mut budget = Budget::new();
     budget.line("test", CHUNK_BYTES, LEASES);
-    let arena = Arena::new(&budget).expect("there is memory");
+    let arena = || Arena::new(&budget).expect("there is memory");
+    // Of the second, as of another process's memory, nobody tells the device.
+    let arenas = Arenas { own: arena(), foreign: arena() };
     let mut fate = Fate::default();
-    // Some leases are of memory that is not pinned, and none is when it cannot be.
-    let _ = device.pin(&arena);
-    if let Err(failure) = play(device, &arena, &mut fate) {
+    // Nothing is pinned when it cannot be.
+    let _ = device.pin(&arenas.own);
+    if let Err(failure) = play(device, &arenas, &mut fate) {
         fate.lost = Some(failure.to_string());
     }
     device.clear();
-    fate.kept = arena.usage().slots_in_use;
+    fate.kept = arenas.own.usage().slots_in_use + arenas.foreign.usage().slots_in_use;
     fate
 }
 
-fn play(device: &mut dyn Accelerator, arena: &Arena, fate: &mut Fate) -> Result<(), Failure> {
+/// Where leases are from.
+struct Arenas {
+    own: Arena,
+    foreign: Arena,
+}
+
+fn play(device: &mut dyn Accelerator, arenas: &Arenas, fate: &mut Fate) -> Result<(), Failure> {
     let mut chunks = Vec::new();
     for (index, chunk) in CHUNKS.iter().enumerate() {
         chunks.push(Chunk::adopt(device, chunk, index as u64)?);
     }
-    let loads = chunks.iter().map(|chunk| chunk.load(arena)).collect();
+    let loads = chunks.iter().map(|chunk| chunk.load(&arenas.own)).collect();
     finish(device, loads, &mut chunks, fate, |_, _| ())?;
     for round in 1..=ROUNDS {
-        let begun = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.begin(arena, round)).collect();
+        let begun = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.begin(arenas, round)).collect();
         finish(device, begun, &mut chunks, fate, |chunk, work| {
             chunk.update(round);
             let Work::Update { into, .. } = work else { panic!("an update comes back as an update") };
             assert!(into.bytes() == chunk.parameter, "the parameter of {} in round {round}", chunk.slot);
         })?;
     }
-    let stores = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.store(arena)).collect();
+    let stores = chunks.iter().filter(|chunk| !chunk.is_broken).map(|chunk| chunk.store(&arenas.own)).collect();
     finish(device, stores, &mut chunks, fate, |chunk, work| {
         let Work::Store { states, .. } = work else { panic!("a store comes back as a store") };
         for (place, (found, state)) in states.iter().zip(&chunk.states).enumerate() {
@@ -254,13 +262,14 @@ impl Chunk {
         (0..count).map(|trainer| values(self.gradient_type, elements, seed(trainer))).collect()
     }
 
-    fn begin(&self, arena: &Arena, round: u64) -> Work {
-        let gradient = |bytes: Vec<u8>| {
-            let lease = lease(arena, &bytes);
+    /// Every other gradient is in memory that nobody pins.
+    fn begin(&self, arenas: &Arenas, round: u64) -> Work {
+        let gradient = |(index, bytes): (usize, Vec<u8>)| {
+            let lease = lease(if index % 2 == 0 { &arenas.own } else { &arenas.foreign }, &bytes);
             GradientLease { bytes: lease.len(), lease, element_type: self.gradient_type }
         };
-        let gradients = self.gradients(round).into_iter().map(gradient).collect();
-        let into = lease(arena, &vec![0x5a; self.parameter.len()]);
+        let gradients = self.gradients(round).into_iter().enumerate().map(gradient).collect();
+        let into = lease(&arenas.own, &vec![0x5a; self.parameter.len()]);
         Work::Update { slot: self.slot, numbers: self.numbers(round), gradients, into }
     }
 

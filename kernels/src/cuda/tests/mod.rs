@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod device;
+mod foreign;
 mod job;
 mod lanes;
 mod open;

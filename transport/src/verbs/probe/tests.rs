@@ -1,10 +1,8 @@
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::verbs::tests::stage;
 
 /// Waits until the device gives up, at the latest.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -12,17 +10,8 @@ const USUAL: Patience = Patience { timeout: 14, retries: 7, receiver_retries: 7 
 
 /// The device, or a line that says why there is none.
 fn device() -> Option<Device> {
-    let why = match Device::open() {
-        Ok(device) => return Some(device),
-        Err(why) => why,
-    };
-    let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|what| what.trim() == "rdma"), "PSERVER_REQUIRE wants rdma: {why}");
-    if let Some(report) = std::env::var_os("PSERVER_SKIP_REPORT") {
-        let mut report = OpenOptions::new().append(true).create(true).open(report).expect("the skip report opens");
-        writeln!(report, "SKIPPED: rdma: {why}").expect("the skip report is written");
-    }
-    None
+    let test = "verbs::probe::tests::a_device_does_what_the_transport_relies_on";
+    Device::open().map_err(|why| stage::skip(test, &why)).ok()
 }
 
 fn work(opcode: ibv_wr_opcode, bytes: usize, offset: usize, id: u64) -> Work {
@@ -358,18 +347,14 @@ fn a_peer_that_is_gone_ends_it(device: &Device) {
 
 /// Only where somebody says which interface may be taken down.
 fn a_link_that_is_down_ends_it(device: &Device) {
-    let Some(interface) = std::env::var_os("PSERVER_RDMA_INTERFACE") else { return };
-    let link = |state: &str| {
-        let ip = Command::new("/bin/ip").args(["link", "set"]).arg(&interface).arg(state).status();
-        assert!(ip.expect("ip runs").success(), "the link does not go {state}");
-    };
+    let Some(link) = stage::Link::that_may_go_down() else { return };
     for (timeout, retries) in [(8, 1), (14, 6)] {
         let (near, far) = device.pair(Patience { timeout, retries, receiver_retries: 7 });
-        link("down");
+        link.goes("down");
         let began = Instant::now();
         let error = near.post(&far, work(IBV_WR_RDMA_WRITE, 4096, 0, 1));
         let end = if error == 0 { status(&near) } else { std::io::Error::from_raw_os_error(error).to_string() };
         println!("link down: timeout {timeout}, {retries} retries: `{end}` after {} ms", began.elapsed().as_millis());
-        link("up");
+        link.goes("up");
     }
 }

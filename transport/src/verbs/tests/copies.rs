@@ -10,15 +10,20 @@ use super::stage::{ends, transports};
 use crate::conformance::Ends;
 use crate::conformance::world::{Seen, World, bytes, push};
 use crate::network::NetworkOptions;
+use crate::trace::Trace;
+use crate::verbs::plain::Plain;
 use crate::verbs::{Device, Devices};
 
 const LENGTH: usize = 1 << 20;
 
 #[test]
 fn between_a_buffer_and_leases_nothing_is_copied() {
-    let options = NetworkOptions { devices: Devices::This(Device::in_process()), ..NetworkOptions::default() };
+    let plain = Arc::new(Plain::new());
+    let devices = Devices::This(Device(Arc::clone(&plain) as Arc<_>));
+    let options = NetworkOptions { devices, ..NetworkOptions::default() };
     let (near, far, address, keep) = transports("verbs://127.0.0.1:0", &options);
-    let counters = [near.verbs(), far.verbs()];
+    let (near, far) = (Trace::over(near), Trace::over(far));
+    let counters = [near.counters(), far.counters()].map(|side| Arc::clone(&side.verbs));
     let count = |what: fn(&crate::verbs::Counters) -> u64| counters.iter().map(|side| what(side)).sum::<u64>();
     let mut world = World::new(Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) });
     let (near, far) = world.connect();
@@ -26,7 +31,12 @@ fn between_a_buffer_and_leases_nothing_is_copied() {
     let mut parameter = Buffer::new(LENGTH).expect("this system shares memory");
     gradient.copy_from_slice(&bytes(LENGTH, 5));
     let (from, to) = (gradient.mapping().clone(), parameter.mapping().clone());
+    let to_address = parameter.start().addr();
     let mut registered = 0;
+    let arena = world.far.arena.take(1).expect("a slot").mapped().expect("it is a slot");
+    let is_the_servers = |address: u64| {
+        usize::try_from(address).is_ok_and(|address| address.wrapping_sub(arena.address()) < arena.len())
+    };
     for round in 0..20 {
         lend(|book| {
             let loan = book.read(&gradient).within(&from);
@@ -36,6 +46,7 @@ fn between_a_buffer_and_leases_nothing_is_copied() {
             let heads = |seen: &[Seen]| seen.iter().filter(|one| matches!(one, Seen::Head(..))).count();
             let known = heads(&world.near.seen);
             let chunk = world.far.lease(&gradient);
+            let value = chunk.bytes().as_ptr().addr() as u64;
             world.far.send(far, &push(2 * round + 1, &[&gradient]), vec![Outgoing::Value(chunk)]);
             world.until("its head is back", |world| heads(&world.near.seen) > known);
             let place = book.write(&mut parameter).within(&to);
@@ -44,6 +55,12 @@ fn between_a_buffer_and_leases_nothing_is_copied() {
                 let out = |side: &crate::conformance::world::Side| side.parcels_out + side.places_out;
                 out(&world.near) + out(&world.far) == 0
             });
+            let [read, written] = plain.take_moves()[..] else { panic!("the gradient, and the value") };
+            assert!(read.is_read && read.far == gradient.as_ptr().addr() as u64, "from the trainer's own memory");
+            assert!(is_the_servers(read.near), "into the lease that the session answered with");
+            let place = to_address as u64;
+            assert_eq!((written.near, written.far, written.is_read), (value, place, false), "from value to tensor");
+            assert_eq!([read.bytes, written.bytes].map(|bytes| bytes as usize), [LENGTH; 2]);
         });
         assert!(parameter[..] == gradient[..], "what went there came back");
         parameter.fill(0);
@@ -128,5 +145,5 @@ fn without_a_device_it_is_said_and_tcp_is_taken_or_nothing() {
     check(device(), Devices::None, "tcp", Err("verbs only"));
     let one = device();
     check(one.clone(), one, "verbs", Ok(()));
-    assert!(Device::find(&Devices::Named("none".to_owned())).is_err());
+    assert!(Device::find(&Devices::Named("none".parse().expect("a name"))).is_err());
 }

@@ -12,6 +12,7 @@ use crate::verbs::status::Status;
 use crate::verbs::{Device, Devices, INLINE_BYTES_MAX};
 use pserver_core::ids::PeerId;
 use pserver_core::limits::LANDINGS_MAX;
+use pserver_core::memory::{Buffer, lend};
 use pserver_core::port::Outgoing;
 
 fn world(device: &Rough) -> World {
@@ -20,7 +21,7 @@ fn world(device: &Rough) -> World {
 }
 
 /// Sends some frames, with long payloads and short ones.
-fn traffic(side: &mut Side, peer: PeerId) {
+pub(super) fn traffic(side: &mut Side, peer: PeerId) {
     for number in 0..12 {
         let payload = bytes(if number % 2 == 0 { 100_000 } else { 100 }, number);
         let chunk = side.lease(&payload);
@@ -28,7 +29,7 @@ fn traffic(side: &mut Side, peer: PeerId) {
     }
 }
 
-fn outstanding(world: &World) -> usize {
+pub(super) fn outstanding(world: &World) -> usize {
     let out = |side: &Side| side.parcels_out + side.places_out;
     out(&world.near) + out(&world.far)
 }
@@ -173,6 +174,42 @@ fn kept(mischief: Option<Mischief>) -> u64 {
 fn what_a_device_does_not_give_back_is_given_to_nobody() {
     assert_eq!(kept(None), 0);
     assert_eq!(kept(Some(Mischief::Dead)), 2, "those of four frames at once that it was filling");
+}
+
+/// Whether a buffer is taken out of the other side's sight after its connection has ended while the other side could
+/// read it.
+fn withdrawn(mischief: Option<Mischief>) -> bool {
+    let device = Rough::new(Arc::new(Plain::new()));
+    let mut world = world(&device);
+    let (near, _) = world.connect();
+    world.far.holds_all = true;
+    let buffer = Buffer::new(1 << 20).expect("this system shares memory");
+    let mapping = Arc::clone(buffer.mapping());
+    lend(|book| {
+        let loan = book.read(&buffer).within(&mapping);
+        world.near.send(near, &push(0, &[&buffer]), vec![Outgoing::Loan(loan)]);
+        world.until("a head is there", |world| world.far.seen.iter().any(|seen| matches!(seen, Seen::Head(..))));
+        device.plot(mischief.map(|mischief| Plot { mischief, is_open: true, after: 0 }));
+        world.near.transport().close(near);
+        world.far.transport = None;
+        let near_is_gone = |world: &mut World| {
+            world.near.step();
+            world.near.wait(std::time::Duration::from_millis(1));
+            world.near.gone(near).is_some()
+        };
+        while !near_is_gone(&mut world) {}
+        assert_eq!(world.near.parcels_out, 0, "the loan is back");
+    });
+    mapping.withdraw().expect("the system lets go of it");
+    !mapping.is_in_place()
+}
+
+#[test]
+fn what_another_side_may_still_read_is_taken_out_of_its_sight() {
+    assert!(!withdrawn(None));
+    assert!(!withdrawn(Some(Mischief::Dead)), "memory that is not registered is out of sight");
+    assert!(!withdrawn(Some(Mischief::KeepsMemory)), "a pair that is gone reads nothing");
+    assert!(withdrawn(Some(Mischief::Hung)));
 }
 
 #[test]

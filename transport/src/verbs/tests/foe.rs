@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use pserver_core::memory::{Arena, Budget, Lease};
+use pserver_core::port::Doorbell;
 use pserver_core::wire::{Address, OfferMessage};
 
 use super::stage::ends;
@@ -18,7 +19,7 @@ use crate::verbs::provider::{
     Access, Act, Domain, Done, FarPlace, Pair, Plan, Provider, Receive, Region, Station, Work,
 };
 use crate::verbs::status::Status;
-use crate::verbs::{BULK_SLOTS, Device, Devices, Ended, NOTE_SLOTS, SLOT_BYTES};
+use crate::verbs::{BULK_SLOTS, Device, Devices, Ended, Hall, NOTE_SLOTS, SLOT_BYTES, Side, Watcher};
 
 /// A hand-made client.
 struct Foe {
@@ -189,43 +190,53 @@ fn garbage_ends_its_own_connection_only() {
     assert!(world.near.gone(honest).is_none() && world.far.gone(honest_far).is_none());
 }
 
-/// What the memory of a server is tried with, by whoever has a connection and knows everything but how to be let in:
-/// addresses within its regions and around them, its own keys, others' keys and guesses.
+/// What the memory of a server is tried with, by whoever has a connection: addresses within its regions and around
+/// them, its own keys, others' keys and guesses. The server's ends and its registry are those that a hall makes.
 #[test]
 fn a_million_accesses_reach_nothing_of_the_server() {
-    const TRIES: u32 = 1_000_000;
-    let plain = Plain::new();
-    let station = plain.station().expect("a station");
-    let domain = station.domain().expect("a domain");
+    const WORLDS: u32 = 50;
+    const TRIES: u32 = 20_000;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+    let refused: u32 = (0..WORLDS).map(|world| accesses_refused(world.into(), TRIES, runtime.handle())).sum();
+    assert_eq!(refused, WORLDS * TRIES, "every access is refused");
+}
+
+/// How many of so many accesses one server refuses.
+fn accesses_refused(seed: u64, tries: u32, runtime: &tokio::runtime::Handle) -> u32 {
+    let plain = Arc::new(Plain::new());
+    let watcher = Watcher { runtime: runtime.clone(), bell: Doorbell::new(|| {}) };
+    let hall = Hall::new(Devices::This(Device(Arc::clone(&plain) as Arc<_>)), false, watcher);
+    let server = hall.half(&hall.room(None).expect("a device"), Side::Accepting).expect("an end of the server's");
     let mut budget = Budget::new();
     budget.line("parameters", 4096, 16);
     let arena = Arena::new(&budget).expect("an arena");
     let leases: Vec<_> = (0..16).map(|_| arena.take_zeroed(4096).expect("a slot")).collect();
     let mapped = leases[0].mapped().expect("a slot");
-    // As a transport registers what it accepts with, and makes its pairs.
-    let region = domain.register(&mapped, (0, mapped.len()), Access::Near).expect("a region");
-    let closed = super::super::flights::Flights::plan(false);
+    let registry = server.parts.outward.registry().clone();
+    let server_key = registry.key_of(&leases[0]).expect("it is registered").expect("it is a slot");
     let foes = plain.station().expect("a station").domain().expect("a domain");
     let mut own = Arena::new(&budget).expect("an arena").take(4096).expect("a slot");
     let own_mapped = own.mapped().expect("a slot");
     let own_region = foes.register(&own_mapped, (0, own_mapped.len()), Access::Near).expect("a region");
     own.bytes_mut().fill(0xee);
-    let (mut numbers, mut done, mut refused) = (Numbers(7), Vec::<Done>::new(), 0);
-    for _ in 0..TRIES {
-        let (mut server, mut foe) = (domain.pair(&closed).expect("a pair"), foes.pair(&PLAN).expect("a pair"));
-        server.connect(&foe.here()).expect("it connects");
-        foe.connect(&server.here()).expect("it connects");
+    let mut foe = foes.pair(&PLAN).expect("a pair");
+    foe.connect(&server.end()).expect("it connects");
+    let server = server.join(&foe.here()).expect("it connects");
+    let (mut numbers, mut done, mut refused) = (Numbers(seed), Vec::<Done>::new(), 0);
+    for _ in 0..tries {
         let offset = numbers.below(mapped.len() + 8192) as u64;
         let address = (mapped.address() as u64).wrapping_add(offset).wrapping_sub(4096);
-        let key = [region.far_key(), own_region.far_key(), u32::try_from(numbers.below(1 << 24)).expect("24 bits")];
+        let key = [server_key, own_region.far_key(), u32::try_from(numbers.below(1 << 24)).expect("24 bits")];
         let place = FarPlace { address, key: key[numbers.below(3)] };
         let act = [Act::Read(place), Act::Write(place, None), Act::Write(place, Some(1))][numbers.below(3)];
         let near = Span::of_mut(&mut own.bytes_mut()[..1 + numbers.below(4095)], own_region.near_key());
         foe.post(&[Work { id: 1, act, near, is_told: true }]).expect("it is taken");
         foe.poll(&mut done).expect("it completes");
         refused += u32::from(done.drain(..).all(|done| done.what == Err(Status::FAR_ACCESS)));
+        plain.revive(foe.here().number);
+        plain.revive(server.end().number);
     }
-    assert_eq!(refused, TRIES, "every access is refused");
     assert!(leases.iter().all(|lease| lease.bytes().iter().all(|byte| *byte == 0)), "nothing was written");
     assert!(own.bytes().iter().all(|byte| *byte == 0xee), "nothing was read");
+    refused
 }

@@ -3,6 +3,7 @@
 
 mod copies;
 mod failures;
+mod fallback;
 mod foe;
 mod real;
-mod stage;
+pub(super) mod stage;

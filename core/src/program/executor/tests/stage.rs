@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::Merge;
 use crate::dtype::ElementType;
+use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::port::Plain;
 use crate::program::executor::{Executor, Link, Parts};
 use crate::program::{
@@ -85,6 +86,7 @@ pub(super) fn executor(graph: &Arc<Graph>, senders: &[Peer], arrivals_max: usize
         kernels: Box::new(Plain),
         senders: senders.to_vec(),
         arrivals_max,
+        memory_bytes_max: PROGRAM_MEMORY_BYTES_MAX,
     };
     Executor::new(Arc::clone(graph), parts).expect("the test's program can run")
 }

@@ -12,12 +12,19 @@ pub(super) const SGD: &str = "const_lr { learning_rate: 0.5 }";
 pub(super) const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.25 }";
 /// Needs the norm of the whole gradient.
 pub(super) const CLIPPED: &str = "const_lr { learning_rate: 0.5 } clip_norm: 0.5";
-const RULES: [&str; 5] = [
+const RULES: [&str; 12] = [
+    CLIPPED,
     SGD,
     ADAM,
     "sgd { momentum: 0.9 } const_lr { learning_rate: 0.25 } l2: 0.01",
+    "sgd { momentum: 0.9 nesterov: true } const_lr { learning_rate: 0.25 }",
     "optimizer: Adagrad adagrad { epsilon: 1e-6 } const_lr { learning_rate: 0.25 } l1: 0.001",
-    CLIPPED,
+    "optimizer: Adadelta adadelta { } const_lr { learning_rate: 0.25 }",
+    "algorithm: 'rmsprop' rmsprop { momentum: 0.5 } const_lr { learning_rate: 0.25 }",
+    "algorithm: 'adamw' adamw { } const_lr { learning_rate: 0.25 } l2: 0.01",
+    "algorithm: 'ftrl' ftrl { beta: 1 } const_lr { learning_rate: 0.25 } l1: 0.001",
+    "algorithm: 'lion' const_lr { learning_rate: 0.25 }",
+    "rule: 'state m = 0.5\\n' 'm = 0.5*m + g\\n' 'w -= lr*m/n' const_lr { learning_rate: 0.25 }",
 ];
 
 const UNIFORM: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
@@ -86,6 +93,13 @@ pub(super) fn random(luck: &mut Luck, may_embed: bool) -> Graph {
         let next = 1 + luck.below(7);
         h = dense(&p, luck, h, layer, [width, next]);
         width = next;
+        if luck.below(3) == 0 {
+            // A parameter that is used twice, and both of what comes of it side by side.
+            let shared = p.parameter(&format!("s{layer}"), Float32, &[width, width], UNIFORM, luck.next());
+            let once = p.matmul(h, shared);
+            h = p.concat(&[p.matmul(once, shared), h], 1);
+            width *= 2;
+        }
     }
     let (losses, _) = p.softmax_with_cross_entropy(h, label);
     p.named("loss", p.mean(losses));
@@ -94,7 +108,7 @@ pub(super) fn random(luck: &mut Luck, may_embed: bool) -> Graph {
     for gradient in gradients {
         let is_table = gradient.parameter == "table";
         // Rows do not go with a norm of the whole.
-        let rule = luck.choose(if is_table { &RULES[..4] } else { &RULES });
+        let rule = luck.choose(if is_table { &RULES[1..] } else { &RULES });
         append_optimizer(&mut program, rule, &[gradient]).expect("the rule fits");
     }
     graph(program)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::luck::Luck;
 use crate::port::Plain;
 use crate::program::executor::{Executor, Link, Parts, Standing};
@@ -46,6 +47,7 @@ impl Place {
             kernels: Box::new(Plain),
             senders: trainers.to_vec(),
             arrivals_max: 4,
+            memory_bytes_max: PROGRAM_MEMORY_BYTES_MAX,
         };
         let graph = Arc::new(part.graph.clone());
         let executor = Executor::new(Arc::clone(&graph), parts).expect("a part can run");

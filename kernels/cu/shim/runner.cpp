@@ -1,16 +1,27 @@
-#line 1 "runner.h"
-
-// A program that does what its standard input says, one command after the other, and answers on its standard output.
+// A program that runs kernels of a library that the shim made, which its one argument names. It does what its standard
+// input says, one command after the other, and answers on its standard output.
 // All numbers are u64, little endian. A buffer ends at a page that nobody may touch, but for what alignment asks for;
 // that rest, and what stands before the buffer, are checked when buffers are given back.
 
+#include <dlfcn.h>
 #include <sys/mman.h>
-#include <unistd.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <vector>
 
+// What the library exports (docs/CUDA.md).
+static int (*shim_launch)(const char*, const unsigned[3], const unsigned[3], unsigned, void**);
+static void (*shim_order)(unsigned long long);
+static void (*shim_drop)(int);
+static int (*shim_barriers)(int*, int);
+static int (*shim_has)(const char*);
+
 typedef unsigned long long Number;
-enum { BUFFER = 1, LAUNCH, OUTPUT, RELOCATE, RELEASE, DROP, SITES, ORDER };
-enum { PAGE = 4096, BEFORE = 64, GUARD = 0xa5 };
+enum { BUFFER = 1, LAUNCH, OUTPUT, RELOCATE, RELEASE, DROP, SITES, ORDER, HAS };
+enum { PAGE = 4096, BEFORE = 64, GUARD = 0xa5, SITES_MAX = 64 };
 
 struct Buffer {
     char *map, *begin;
@@ -78,7 +89,7 @@ static void launch() {
         relocate(arguments);
     }
     void* args[1] = {arguments};
-    int failed = pserver_shim_launch(name, grid, block, 0, args);
+    int failed = shim_launch(name, grid, block, 0, args);
     if (failed != 0) {
         fprintf(stderr, "pserver shim: %s does not launch: %d\n", name, failed);
         exit(5);
@@ -92,14 +103,46 @@ static void output() {
 }
 
 static void sites() {
-    for (int site = 0; site < SHIM_SITES; site++) {
-        Number line = site < pserver_shim_site_count ? pserver_shim_sites[site] : 0;
-        fwrite(&line, sizeof line, 1, stdout);
+    int lines[SITES_MAX] = {};
+    int count = shim_barriers(lines, SITES_MAX);
+    if (SITES_MAX <= count) {
+        fprintf(stderr, "pserver shim: %d barriers; expected fewer than %d\n", count, SITES_MAX);
+        exit(7);
+    }
+    for (int line : lines) {
+        Number wide = (Number)line;
+        fwrite(&wide, sizeof wide, 1, stdout);
     }
     fflush(stdout);
 }
 
-int main() {
+static void has() {
+    char name[128] = {};
+    take(name, number() % sizeof name);
+    Number found = (Number)shim_has(name);
+    fwrite(&found, sizeof found, 1, stdout);
+    fflush(stdout);
+}
+
+template <typename Function> static void find(void* library, const char* name, Function& function) {
+    function = (Function)dlsym(library, name);
+    if (function == nullptr) {
+        fprintf(stderr, "pserver shim: %s\n", dlerror());
+        exit(8);
+    }
+}
+
+int main(int, char** arguments) {
+    void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        fprintf(stderr, "pserver shim: %s\n", dlerror());
+        return 8;
+    }
+    find(library, "pserver_shim_launch", shim_launch);
+    find(library, "pserver_shim_order", shim_order);
+    find(library, "pserver_shim_drop", shim_drop);
+    find(library, "pserver_shim_barriers", shim_barriers);
+    find(library, "pserver_shim_has", shim_has);
     for (;;) {
         switch (number()) {
         case BUFFER: make_buffer(); break;
@@ -107,9 +150,10 @@ int main() {
         case OUTPUT: output(); break;
         case RELOCATE: relocate(buffers.at(number()).begin); break;
         case RELEASE: release(); break;
-        case DROP: pserver_shim_drop((int)number()); break;
+        case DROP: shim_drop((int)number()); break;
         case SITES: sites(); break;
-        case ORDER: pserver_shim_order(number()); break;
+        case ORDER: shim_order(number()); break;
+        case HAS: has(); break;
         default: fprintf(stderr, "pserver shim: no such command\n"); return 6;
         }
     }

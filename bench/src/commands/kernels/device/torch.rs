@@ -1,0 +1,99 @@
+//! PyTorch on the same device: a sum, then its fused optimizer, beside our kernels.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value};
+
+use super::KERNEL;
+use crate::commands::kernels::{Args, Kernel};
+use crate::report::Outcome;
+
+const SCRIPT: &str = include_str!("../../../../peers/torch_cuda.py");
+
+/// Which of our rules it has.
+const RULES: [Kernel; 2] = [Kernel::Adam, Kernel::Adamw];
+
+/// Runs it, adds its lines, and says of ours how much faster they are; without it one line says why.
+pub(super) fn beside(results: &mut Vec<Outcome>, python: &Path, args: &Args, gradients: &[u32]) {
+    let merged = run(python, args, gradients).and_then(|lines| merge(results, &lines));
+    if let Err(why) = merged {
+        results.push(Outcome::new("torch").with("verdict", format!("left out: {why:#}")));
+    }
+}
+
+/// What it writes.
+fn run(python: &Path, args: &Args, gradients: &[u32]) -> Result<String> {
+    let rules = RULES.into_iter().filter(|rule| args.rule.contains(rule)).map(crate::job::word).collect::<Vec<_>>();
+    if rules.is_empty() {
+        bail!("it has none of these rules; expected adam or adamw among them");
+    }
+    let counts: Vec<String> = gradients.iter().map(u32::to_string).collect();
+    eprintln!("psbench: torch");
+    let output = Command::new(python)
+        .args(["-c", SCRIPT, "--rule", &rules.join(","), "--gradients", &counts.join(",")])
+        .args(["--elements", &args.elements.to_string(), "--iterations", &args.iterations.to_string()])
+        .output()
+        .with_context(|| format!("{} cannot be started", python.display()))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let last = words.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("nothing");
+        bail!("it ended with {}; it last said \"{last}\"", output.status);
+    }
+    String::from_utf8(output.stdout).context("it wrote something that is no text")
+}
+
+fn merge(results: &mut Vec<Outcome>, lines: &str) -> Result<()> {
+    for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+        let fields: Map<String, Value> = serde_json::from_str(line).with_context(|| format!("it wrote \"{line}\""))?;
+        let of = |name: &str| fields.get(name).cloned().unwrap_or_default();
+        let is_same = |result: &Outcome| {
+            let has = |name| result.field(name) == &of(name);
+            result.field("what") == KERNEL && ["rule", "gradients", "gradient_type"].into_iter().all(has)
+        };
+        let text = |name: &str| of(name).as_str().unwrap_or_default().to_owned();
+        let name = format!("torch {}, {} {}", text("rule"), of("gradients"), text("gradient_type"));
+        let mut theirs = Outcome::new(&name).with("what", "torch");
+        for (field, value) in &fields {
+            theirs = theirs.with(if field == "left_out" { "verdict" } else { field.as_str() }, value.clone());
+        }
+        if let Some(own) = results.iter_mut().find(|result| is_same(result)) {
+            let rates = (own.field("elements_per_second").as_f64(), of("elements_per_second").as_f64());
+            let is_alike = own.field("elements") == &of("elements");
+            if let ((Some(ours), Some(others)), true) = (rates, is_alike) {
+                *own = own.clone().with("ratio_to_torch", ours / others);
+            }
+        }
+        results.push(theirs);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours(rule: &str, elements: u64) -> Outcome {
+        let named = Outcome::new("x").with("what", KERNEL).with("rule", rule).with("gradients", 8);
+        named.with("gradient_type", "bfloat16").with("elements", elements).with("elements_per_second", 3e9)
+    }
+
+    #[test]
+    fn a_line_is_merged_into_the_case_that_is_the_same() {
+        let line = |rule: &str| {
+            format!(
+                "{{\"rule\": \"{rule}\", \"gradients\": 8, \"gradient_type\": \"bfloat16\", \"elements\": 7, \
+                 \"elements_per_second\": 1.5e9, \"ratio_to_ceiling\": 0.4}}\n"
+            )
+        };
+        let mut results = vec![ours("sgd", 7), ours("adam", 7), ours("adamw", 6)];
+        merge(&mut results, &(line("adam") + &line("adamw"))).expect("they are lines of JSON");
+        let ratios: Vec<Option<f64>> = results.iter().map(|one| one.field("ratio_to_torch").as_f64()).collect();
+        // Another rule, the same, one of another length; then what torch says of itself.
+        assert_eq!(ratios, [None, Some(2.0), None, None, None]);
+        assert_eq!(results[3].name(), "torch adam, 8 bfloat16");
+        let refused = merge(&mut results, "what is this").expect_err("it is no JSON");
+        assert!(format!("{refused:#}").contains("it wrote \"what is this\""), "{refused:#}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Contents of a call that lie on a device: pages of the host stand for them while the call goes on.
+//!
+//! What is sent is read from the device before anybody looks at it; what is fetched is written to the device when the
+//! call was successful. To everything else the pages are memory of the caller's like any other.
+
+use std::borrow::Cow;
+use std::ffi::{c_int, c_void};
+
+use pserver_core::error::Failure;
+use pserver_kernels::cuda::Claim;
+
+use super::sys::Parameter;
+use crate::client::Client;
+
+/// The pages of one call. They are kept until nobody reads or writes them any more: until the function that C called
+/// returns, or until a call that was started has been waited for.
+#[derive(Default)]
+pub(super) struct Staged {
+    sent: Vec<Page>,
+    wanted: Vec<Page>,
+}
+
+struct Page {
+    claim: Claim,
+    /// Where the caller has it, as a number.
+    theirs: usize,
+}
+
+impl Staged {
+    /// Gradients or values as they are sent.
+    pub(super) fn sent<'a>(
+        &mut self,
+        client: &Client,
+        claims: &'a [Parameter],
+    ) -> Result<Cow<'a, [Parameter]>, Failure> {
+        swap(claims, |one| self.sent_from(client, one.content, one.content_len))
+    }
+
+    /// Places as they are filled.
+    pub(super) fn wanted<'a>(
+        &mut self,
+        client: &Client,
+        claims: &'a [Parameter],
+    ) -> Result<Cow<'a, [Parameter]>, Failure> {
+        swap(claims, |one| self.wanted_at(client, one.content, one.content_len))
+    }
+
+    /// Where content is read from: on a device, from pages that it was copied to.
+    pub(super) fn sent_from(
+        &mut self,
+        client: &Client,
+        content: *mut c_void,
+        len: c_int,
+    ) -> Result<*mut c_void, Failure> {
+        let Some(mut claim) = claim(client, content, len)? else { return Ok(content) };
+        claim.fetch()?;
+        let start = claim.start().as_ptr().cast();
+        self.sent.push(Page { claim, theirs: content.addr() });
+        Ok(start)
+    }
+
+    /// Where content is written to: on a device, pages that [`Staged::store`] copies there.
+    pub(super) fn wanted_at(
+        &mut self,
+        client: &Client,
+        content: *mut c_void,
+        len: c_int,
+    ) -> Result<*mut c_void, Failure> {
+        let Some(claim) = claim(client, content, len)? else { return Ok(content) };
+        let start = claim.start().as_ptr().cast();
+        self.wanted.push(Page { claim, theirs: content.addr() });
+        Ok(start)
+    }
+
+    /// Writes what was fetched to the device.
+    pub(super) fn store(&mut self) -> Result<(), Failure> {
+        self.wanted.iter_mut().try_for_each(|page| page.claim.store())
+    }
+
+    /// Where the caller has what lies here.
+    pub(super) fn theirs(&self, content: *mut c_void) -> *mut c_void {
+        let page = self.wanted.iter().find(|page| page.claim.start().as_ptr().addr() == content.addr());
+        page.map_or(content, |page| std::ptr::without_provenance_mut(page.theirs))
+    }
+
+    /// Whether nothing of the call lies on a device.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent.is_empty() && self.wanted.is_empty()
+    }
+}
+
+/// What the caller says, with other contents where that is needed.
+fn swap(
+    claims: &[Parameter],
+    mut content: impl FnMut(&Parameter) -> Result<*mut c_void, Failure>,
+) -> Result<Cow<'_, [Parameter]>, Failure> {
+    let mut swapped = Cow::Borrowed(claims);
+    for (index, claim) in claims.iter().enumerate() {
+        let found = content(claim)?;
+        if found != claim.content {
+            swapped.to_mut()[index].content = found;
+        }
+    }
+    Ok(swapped)
+}
+
+/// The pages for content on a device; nothing for all other memory, and for what will be refused.
+fn claim(client: &Client, content: *mut c_void, len: c_int) -> Result<Option<Claim>, Failure> {
+    match usize::try_from(len) {
+        Ok(bytes) if 0 < bytes => client.claim(content.addr(), bytes),
+        _ => Ok(None),
+    }
+}

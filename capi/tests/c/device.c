@@ -1,0 +1,123 @@
+/* Gradients and parameters on a device, whose memory the processor cannot touch: that of the stand-in driver. */
+#include <dlfcn.h>
+
+#include <paddle_pserver.h>
+
+#include "check.h"
+
+enum { COUNT = 100000, BYTES = COUNT * (int)sizeof(float) };
+
+/* What the program takes of the driver. */
+static unsigned (*init)(unsigned);
+static unsigned (*retain)(void **, int);
+static unsigned (*release)(int);
+static unsigned (*set_current)(void *);
+static unsigned (*allocate)(unsigned long long *, size_t);
+static unsigned (*give_back)(unsigned long long);
+static unsigned (*to_device)(unsigned long long, const void *, size_t);
+static unsigned (*from_device)(void *, unsigned long long, size_t);
+
+static float weights[COUNT], numbers[COUNT], fetched[COUNT];
+
+static void find(void *library, void *function, const char *name) {
+  *(void **)function = dlsym(library, name);
+  CHECK(*(void **)function != NULL);
+}
+
+static void open_device(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+  CHECK(library != NULL);
+  find(library, &init, "cuInit");
+  find(library, &retain, "cuDevicePrimaryCtxRetain");
+  find(library, &release, "cuDevicePrimaryCtxRelease_v2");
+  find(library, &set_current, "cuCtxSetCurrent");
+  find(library, &allocate, "cuMemAlloc_v2");
+  find(library, &give_back, "cuMemFree_v2");
+  find(library, &to_device, "cuMemcpyHtoD_v2");
+  find(library, &from_device, "cuMemcpyDtoH_v2");
+  CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+}
+
+static paddle_parameter parameter(void *content, int content_len) {
+  paddle_parameter made;
+  made.name = (char *)"w";
+  made.element_type = PADDLE_ELEMENT_TYPE_FLOAT32;
+  made.content = content;
+  made.content_len = content_len;
+  return made;
+}
+
+static void fill(unsigned long long device, float number) {
+  int index;
+  for (index = 0; index < COUNT; index++) numbers[index] = number;
+  CHECK(to_device(device, numbers, BYTES) == 0);
+}
+
+static void holds(unsigned long long device, float number) {
+  int index;
+  CHECK(from_device(fetched, device, BYTES) == 0);
+  for (index = 0; index < COUNT; index++) CHECK(fetched[index] == number);
+}
+
+int main(void) {
+  paddle_pserver_client *client = paddle_new_pserver_client(), *other = paddle_new_pserver_client();
+  unsigned long long memory = 0, place = 0;
+  char *gradient_at, *place_at;
+  char *names[1] = {(char *)"w"};
+  paddle_gradient grad, half;
+  paddle_parameter dst;
+  paddle_call *call;
+  paddle_view *view;
+  CHECK(client != NULL && other != NULL);
+  /* No driver is loaded: all memory is the host's. */
+  CHECK(paddle_register_buffer(client, weights, sizeof weights) == 0);
+  open_device();
+  CHECK(allocate(&memory, BYTES) == 0 && allocate(&place, BYTES) == 0);
+  gradient_at = (char *)(uintptr_t)memory;
+  place_at = (char *)(uintptr_t)place;
+  CHECK(paddle_register_buffer(client, gradient_at, BYTES) == 0);
+  REFUSED(paddle_register_buffer(client, gradient_at + 4, 4), "overlap");
+  REFUSED(paddle_register_buffer(client, place_at, BYTES + 1), "of which CUDA device 0 has 400000");
+  CHECK(paddle_register_buffer(client, place_at, BYTES) == 0);
+  CHECK(paddle_buffer_path(client, place_at + 8) == 0);
+
+  fill(memory, 4.0f);
+  grad = parameter(gradient_at, BYTES);
+  CHECK(paddle_begin_init_params(client, "optimizer: SGD const_lr { learning_rate: 0.5 }") == 1);
+  CHECK(paddle_init_param(client, grad, NULL) == 0);
+  CHECK(paddle_finish_init_params(client) == 0);
+
+  /* Every way to send, and to fetch. */
+  fill(memory, 1.0f);
+  CHECK(paddle_send_grads(client, &grad, 1) == 0);
+  dst = parameter(place_at, BYTES);
+  CHECK(paddle_get_params(client, (const char **)names, &dst, 1) == 0);
+  CHECK(dst.content == (void *)place_at && dst.content_len == BYTES);
+  holds(place, 3.5f);
+  fill(memory, 2.0f);
+  CHECK(paddle_push_pull(client, &grad, &dst, 1) == 0);
+  CHECK(dst.content == (void *)place_at);
+  holds(place, 2.5f);
+  CHECK(paddle_push_pull_start(client, &grad, &dst, 1, &call) == 0);
+  CHECK(dst.content == (void *)place_at);
+  REFUSED(paddle_unregister_buffer(client, gradient_at), "used by a call that is not over");
+  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call that is not over");
+  CHECK(paddle_wait(call) == 0);
+  holds(place, 1.5f);
+  CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0 && paddle_view_release(view) == 0);
+  dst = parameter(fetched, BYTES);
+  CHECK(paddle_get_params(client, (const char **)names, &dst, 1) == 0 && fetched[COUNT - 1] == 0.5f);
+
+  /* What does not fit is refused before anything is followed. */
+  half = parameter(gradient_at + BYTES / 2, BYTES);
+  REFUSED(paddle_send_grads(client, &half, 1), "of which 200000 are registered");
+  dst = parameter(gradient_at, BYTES);
+  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call");
+  REFUSED(paddle_unregister_buffer(other, gradient_at), "was not registered");
+  CHECK(paddle_unregister_buffer(client, gradient_at) == 0 && paddle_unregister_buffer(client, place_at) == 0);
+  CHECK(paddle_leave(client) == 0);
+  paddle_pserver_client_release(client);
+  paddle_pserver_client_release(other);
+  CHECK(give_back(memory) == 0 && give_back(place) == 0 && release(0) == 0);
+  return 0;
+}

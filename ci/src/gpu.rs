@@ -1,0 +1,66 @@
+//! `cargo ci gpu`: `kernels/cu/check-on-gpu.sh` on a device; where there is none, on the driver that stands in for one,
+//! so that every part of the script is known to work when somebody has a device for an hour.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::built::Built;
+use crate::kernels;
+use crate::workspace::{Tally, Workspace};
+
+const SCRIPT: &str = "kernels/cu/check-on-gpu.sh";
+/// The programs that it runs: which variable names each, of which target it is, and whether it is the target's tests.
+const PROGRAMS: [(&str, &str, bool); 4] = [
+    ("PSERVER_GPU_TESTS", "pserver_kernels", true),
+    ("PSERVER_GPU_TABLES", "cuda", true),
+    ("PSBENCH", "psbench", false),
+    ("PSERVER", "pserver", false),
+];
+/// As a sanitizer is called: it runs the program, and looks at nothing.
+const SANITIZER: &str = "#!/bin/sh\nshift 4\nexec \"$@\"\n";
+/// As a Python with torch is called. It has measured nothing.
+const TORCH: &str = "#!/bin/sh\nexit 0\n";
+
+pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
+    let tally = workspace.step_that_may_skip(workspace.command("sh").arg(SCRIPT))?;
+    // It passed and skipped nothing, or failed: there is a device.
+    if tally.passed + tally.failed != 0 || Command::new("g++").arg("--version").output().is_err() {
+        return Ok(tally);
+    }
+    on_standin(workspace)
+}
+
+/// All of the script with small tensors. It must skip nothing.
+fn on_standin(workspace: &Workspace) -> Result<Tally> {
+    let mut script = workspace.command("sh");
+    let report = workspace.root().join("target/gpu-standin.txt");
+    script.arg(SCRIPT).args(["--elements", "20000", "--step-elements", "5000"]).arg("--markdown");
+    script.arg(report.with_extension("md")).arg(&report);
+    let told = String::from_utf8(kernels::ours(workspace, &["standin"])?).context("what the driver is told")?;
+    script.envs(told.lines().filter_map(|line| line.split_once('=')));
+    let built = Built::tests(workspace)?;
+    for (variable, target, is_test) in PROGRAMS {
+        script.env(variable, built.program(target, is_test)?);
+    }
+    for (variable, name, text) in
+        [("PSERVER_SANITIZER", "gpu-sanitizer", SANITIZER), ("PSERVER_TORCH", "gpu-torch", TORCH)]
+    {
+        let path = workspace.root().join("target").join(name);
+        fs::write(&path, text).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))?;
+        script.env(variable, path);
+    }
+    script.env("PSERVER_GPU_STANDIN", "1").env("PSERVER_STANDIN_MEMORY", (1_u64 << 30).to_string());
+    // Its skips are of the stand-in, and none of this run's.
+    script.env_remove(crate::workspace::SKIP_REPORT).env_remove("PSERVER_REQUIRE");
+    let tally = workspace.step(&mut script)?;
+    let text = fs::read_to_string(&report).context("the script's report")?;
+    let skipped: Vec<&str> = text.lines().filter(|line| line.starts_with("SKIPPED")).collect();
+    let is_whole = skipped.iter().all(|line| line.contains("nvidia-smi"));
+    if !is_whole {
+        println!("{SCRIPT} skipped on the stand-in: {skipped:?}");
+    }
+    Ok(if is_whole { tally } else { Tally::of_step(false) })
+}

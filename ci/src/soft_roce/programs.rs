@@ -1,0 +1,80 @@
+//! The programs of this workspace that guests run, and how they are built.
+//!
+//! Not here: what they need besides ([`super::furnish`]).
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::built::Built;
+use crate::debian::succeed;
+use crate::soft_roce::furnish::{Furnishing, folder};
+use crate::workspace::Workspace;
+
+/// Test programs: their names in the guest, and the targets that they are the tests of. The first are the tests within
+/// `pserver-transport`, the others are files of `capi/tests`.
+const TESTS: &[(&str, &str)] = &[
+    ("transport-unit", "pserver_transport"),
+    ("capi-kill", "kill"),
+    ("capi-digest", "digest"),
+    ("capi-c_programs", "c_programs"),
+];
+/// What is measured.
+const PROGRAMS: &[&str] = &["pserver", "psbench"];
+const LIBRARY: &str = "libpaddle_pserver.so";
+/// Where C programs are, and one that is no test.
+const C_SOURCES: &str = "capi/tests/c";
+const EXAMPLE: &str = "capi/examples/trainer.c";
+/// What tests read from their sources, where they expect it.
+const READ: &[&str] = &["core/rules/lion.rule"];
+
+/// Held while machines are made and run: two at once would write to the same files.
+pub(super) fn lock(workspace: &Workspace) -> Result<File> {
+    let path = folder(workspace)?.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    if file.try_lock().is_err() {
+        println!("soft-roce: waiting for another that runs here");
+        file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    }
+    Ok(file)
+}
+
+/// Builds everything, and puts it beside Debian's. Tests are built as `rust-tests` builds the whole workspace, so that
+/// after them nothing is left to do; what is measured is built for speed.
+pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing) -> Result<()> {
+    let tests = Built::tests(workspace)?;
+    for (name, target) in TESTS {
+        furnishing.add(workspace, name, Path::new(&tests.program(target, true)?))?;
+    }
+    let fast = Built::by(workspace, &["build", "--release", "--package", "pserver", "--package", "pserver-bench"])?;
+    for name in PROGRAMS {
+        furnishing.add(workspace, name, Path::new(&fast.program(name, false)?))?;
+    }
+    furnishing.pserver = PathBuf::from(fast.program("pserver", false)?);
+    // The tests of a package know where its programs are.
+    furnishing.link(&tests.program("pserver", false)?, "/bin/pserver");
+    add_c_programs(workspace, furnishing, Path::new(&fast.file(LIBRARY)?))?;
+    // Tests go there from their package's folder.
+    furnishing.folder(&workspace.root().join("capi"));
+    READ.iter().try_for_each(|path| furnishing.same(&workspace.root().join(path)))
+}
+
+/// C programs are compiled here, and linked with the library that is measured.
+fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &Path) -> Result<()> {
+    let (root, folder) = (workspace.root(), folder(workspace)?);
+    succeed(Command::new("strip").arg("-o").arg(folder.join(LIBRARY)).arg(library))?;
+    let sources = fs::read_dir(root.join(C_SOURCES)).with_context(|| format!("cannot list {C_SOURCES}"))?;
+    let sources = sources.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
+    let sources = sources.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "c"));
+    for source in sources.chain([root.join(EXAMPLE)]) {
+        let name = source.file_stem().context("a source has a name")?.to_string_lossy().into_owned();
+        let program = folder.join(format!("c-{name}"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-std=c99", "-g", "-I"]).arg(root.join("capi/include")).arg(&source).arg("-o").arg(&program);
+        succeed(compiler.arg("-L").arg(&folder).arg("-lpaddle_pserver"))?;
+        furnishing.program(&format!("c/{name}"), &program, &folder)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! What must be equal to the bit: the same training over verbs, over TCP, while it is disturbed, and on this machine.
+//!
+//! Not here: what each program says of itself ([`super::report`]).
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::soft_roce::furnish::folder;
+use crate::soft_roce::plan;
+use crate::soft_roce::report::Report;
+use crate::workspace::{Tally, Workspace};
+
+/// Optimizers with which the digits are learned everywhere.
+const OPTIMIZERS: &[&str] = &["sgd", "adam"];
+
+/// Whether every job that the server's machine served came to the same model.
+pub(super) fn models_agree(server: &Report) -> Tally {
+    let models: Vec<_> = plan::SERVER.programs.iter().map(|program| model(server, program.name)).collect();
+    equal("the two machines", &models)
+}
+
+/// Whether the digits came to the same model over verbs, over TCP, and here, where another processor reckons.
+pub(super) fn digits_agree(workspace: &Workspace, pserver: &Path, report: &Report) -> Result<Tally> {
+    let mut total = Tally::default();
+    for optimizer in OPTIMIZERS {
+        let there = ["verbs", "tcp"].map(|way| model(report, &format!("digits-{way}-{optimizer}")));
+        let here = learned_here(workspace, pserver, optimizer)?;
+        let what = format!("digits by {optimizer}, over verbs, over TCP and here");
+        total += equal(&what, &[&there[..], &[Some(here)]].concat());
+    }
+    Ok(total)
+}
+
+/// The digest that a program says its model has.
+fn model(report: &Report, program: &str) -> Option<String> {
+    report.run(program)?.said("model").last().map(str::to_owned)
+}
+
+/// What the line of a guest does (`bin/digits`), on this machine and over TCP.
+fn learned_here(workspace: &Workspace, pserver: &Path, optimizer: &str) -> Result<String> {
+    let models = folder(workspace)?.join(format!("digits-{optimizer}"));
+    let mut quickstart = Command::new(pserver);
+    quickstart.args(["quickstart", "--transport", "tcp", "--optimizer", optimizer, "--trainers", "2", "--epochs", "1"]);
+    let status = quickstart.args(["--json", "--model-dir"]).arg(&models).status().context("cannot start pserver")?;
+    ensure!(status.success(), "the digits by {optimizer} on this machine: {status}");
+    let model = File::open(models.join("digits.safetensors")).context("the digits were not saved")?;
+    let sum = Command::new("sha256sum").stdin(Stdio::from(model)).output().context("cannot start sha256sum")?;
+    Ok(String::from_utf8_lossy(&sum.stdout).trim().to_owned())
+}
+
+/// One check: all are there, and are the same.
+fn equal(what: &str, models: &[Option<String>]) -> Tally {
+    println!("soft-roce: models of {what}: {models:?}");
+    Tally::of_step(models.first().is_some_and(Option::is_some) && models.iter().all(|model| *model == models[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_equal_when_all_are_there_and_are_the_same() {
+        let one = |text: &str| Some(text.to_owned());
+        let check = |models: &[Option<String>], expected| {
+            assert_eq!(equal("a test", models), Tally::of_step(expected), "{models:?}");
+        };
+        check(&[one("a"), one("a"), one("a")], true);
+        check(&[one("a"), one("b"), one("a")], false);
+        check(&[one("a"), None], false);
+        check(&[None, None], false);
+        check(&[], false);
+    }
+
+    #[test]
+    fn a_model_is_the_last_that_its_program_speaks_of() {
+        let mut report = Report::default();
+        let text = "@@ pserver-guest begin serve-tcp\nmodel a  -\n@@ pserver-guest end serve-tcp 5 0";
+        text.lines().for_each(|line| report.take(line));
+        assert_eq!(model(&report, "serve-tcp").as_deref(), Some("a  -"));
+        assert_eq!(models_agree(&report), Tally::of_step(false), "the others are missing");
+    }
+}

@@ -1,0 +1,127 @@
+//! On the way from a wide number to a half, by way of binary32: rounding to odd, so that what is rounded twice is as if
+//! it had been rounded once.
+//!
+//! A number that binary32 has stays as it is. Any other becomes the one of its two neighbours whose last bit is one.
+//! That bit then stands for everything below it: binary32 has more than two bits beyond those of binary16 and bfloat16,
+//! so a tie of theirs is told from what is a little beside it (S. Boldo and G. Melquiond, "When double rounding is
+//! odd", 2005). Beyond the largest number it is the largest, which halves round to infinity.
+
+use half::{bf16, f16};
+
+use crate::dtype::ElementType;
+
+/// A binary64, rounded to odd.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "what it loses is put in the last bit")]
+pub fn real(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() {
+        return nearest;
+    }
+    odd(nearest, value.abs() < back.abs())
+}
+
+/// A whole number, rounded to odd.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "a binary32 that a whole number rounds to is whole, and in bounds")]
+pub fn whole(value: i128) -> f32 {
+    let nearest = value as f32;
+    let back = nearest as i128;
+    if back == value {
+        return nearest;
+    }
+    odd(nearest, value.unsigned_abs() < back.unsigned_abs())
+}
+
+/// The bytes of a number in a half, rounded once.
+///
+/// # Panics
+///
+/// When the type is no half.
+#[must_use]
+pub fn half_bytes(value: f64, element_type: ElementType) -> [u8; 2] {
+    match element_type {
+        ElementType::Float16 => f16::from_f32(real(value)).to_le_bytes(),
+        ElementType::Bfloat16 => bf16::from_f32(real(value)).to_le_bytes(),
+        other => panic!("a half of {other}; expected float16 or bfloat16"),
+    }
+}
+
+/// The neighbour whose last bit is one, of a number that is not exact; `is_above` when its magnitude is too large.
+fn odd(nearest: f32, is_above: bool) -> f32 {
+    let below = nearest.to_bits() - u32::from(is_above);
+    f32::from_bits(below | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{real, whole};
+    use crate::luck::Luck;
+    use half::{bf16, f16};
+
+    /// The half nearest to a number, by looking at all of them; of two equally near the even one.
+    fn nearest(value: f64, all: impl Iterator<Item = (u16, f64)>, beyond: f64) -> u16 {
+        let distance = |one: f64| if one.is_infinite() { (beyond - value.abs()).max(0.0) } else { (one - value).abs() };
+        let signed = all.filter(|(_, one)| one.is_sign_negative() == value.is_sign_negative() && !one.is_nan());
+        let best = signed.min_by(|(one, x), (other, y)| {
+            let order = distance(*x).partial_cmp(&distance(*y)).expect("no number is missing");
+            order.then((one & 1).cmp(&(other & 1)))
+        });
+        best.expect("there are halves").0
+    }
+
+    fn check(value: f64) {
+        let narrow = f16::from_f32(real(value)).to_bits();
+        let all = (0..=u16::MAX).map(|bits| (bits, f64::from(f16::from_bits(bits))));
+        assert_eq!(narrow, nearest(value, all, 65536.0), "binary16 of {value:e}");
+        let brain = bf16::from_f32(real(value)).to_bits();
+        let all = (0..=u16::MAX).map(|bits| (bits, f64::from(bf16::from_bits(bits))));
+        assert_eq!(brain, nearest(value, all, 2.0_f64.powi(128)), "bfloat16 of {value:e}");
+    }
+
+    #[test]
+    fn a_half_is_the_nearest_there_is() {
+        let power = |exponent: i32| 2.0_f64.powi(exponent);
+        let beside = [
+            1.0 + power(-11) + power(-40),
+            1.0 + power(-11),
+            1.0 + power(-10) + power(-11) - power(-30),
+            1.0 + power(-8) + power(-21),
+            1.0 + power(-8) + power(-40),
+            1.0 + power(-7) + power(-8) - power(-50),
+            65_519.999_999_999,
+            65520.0,
+            power(-25) + power(-60),
+            power(-25),
+            power(-24) * 1.5 - power(-70),
+            power(-134) + power(-170),
+            power(-133) * 1.5,
+            1e-300,
+            3.4e38,
+            3.5e38,
+            0.0,
+        ];
+        beside.iter().flat_map(|value| [*value, -*value]).for_each(check);
+        let mut luck = Luck(5);
+        for _ in 0..64 {
+            let exponent = i32::try_from(luck.below(60)).expect("it is small") - 35;
+            check((1.0 + (luck.next() >> 12) as f64 * power(-52)) * power(exponent));
+        }
+    }
+
+    #[test]
+    fn what_is_not_exact_becomes_odd_and_what_is_stays() {
+        assert_eq!(real(1.5), 1.5);
+        assert_eq!(real(-0.0).to_bits(), (-0.0_f32).to_bits());
+        assert_eq!(real(f64::INFINITY), f32::INFINITY);
+        assert!(real(f64::NAN).is_nan());
+        assert_eq!(real(1e300), f32::MAX);
+        assert_eq!(real(-1e-300), -f32::from_bits(1));
+        assert_eq!(whole(1 << 60), 2.0_f32.powi(60));
+        assert_eq!(whole(-((1 << 60) + 1)).to_bits() & 1, 1);
+        // Binary64 would have made a tie of it, and then the even one.
+        let above = (1_i128 << 63) + (1 << 55) + 1;
+        assert_eq!(bf16::from_f32(whole(above)).to_f64(), ((1_u128 << 63) + (1 << 56)) as f64);
+    }
+}

@@ -1,0 +1,206 @@
+//! Rounds that are complete and have no memory for their next value, because readers hold versions: what happens
+//! meanwhile changes nothing of what an update would have done at once.
+
+use std::sync::Arc;
+
+use super::script::Script;
+use super::stage::{Plan, Stage};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::Float32;
+
+const SGD: &str = "optimizer: SGD const_lr { learning_rate: 1 }";
+const CLIPPED: &str = "optimizer: SGD clip_norm: 1e9 const_lr { learning_rate: 1 }";
+
+const DIRECTORY: &str = "server-0/shard-0";
+
+fn plan(mode: Mode, trainers: u32) -> Plan {
+    let plan = Plan::new(mode, Merge::Sum, trainers);
+    plan.with("w", Float32, 2, SGD).with("b", Float32, 2, SGD).with("g", Float32, 1025, CLIPPED)
+}
+
+fn check(mode: Mode, trainers: u32, script: &str) {
+    let mut stage = Stage::serving(plan(mode, trainers));
+    // Turns in which nothing arrives would try again.
+    stage.is_late = true;
+    Script::new(stage).run(script);
+}
+
+#[test]
+fn a_value_waits_for_the_updates_that_came_before_it() {
+    check(
+        Mode::Sync,
+        1,
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 0 1 w=1 -> 0 done w@1
+         spare w ->
+         set 0 w=10 ->
+         show w -> w@0=0
+         spare w ->
+         push 0 2 w=2 ->
+         feed -> 0 done w@1 & 0 done w@2
+         show w -> w@2=8",
+    );
+    check(
+        Mode::Async,
+        2,
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 1 0 w=1 -> 1 done w@1
+         spare w ->
+         push 0 0 w=2 ->
+         spare w ->
+         set 0 w=10 ->
+         spare w ->
+         push 1 0 w=4 ->
+         feed -> 0 done w@2 & 0 done w@2 & 1 done w@3
+         show w -> w@3=6",
+    );
+}
+
+#[test]
+fn who_comes_back_is_not_in_a_round_that_was_complete_without_it() {
+    check(
+        Mode::Sync,
+        2,
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 0 1 w=1 -> 0 done w@1
+         leave 1 -> 1 done
+         reborn 1 ->
+         spare b ->
+         push 1 1 b=1 -> 1 done b@1
+         spare w ->
+         push 1 1 w=5 ->
+         feed -> 1 done w@1
+         show w -> w@1=-1",
+    );
+    check(
+        Mode::Sync,
+        2,
+        "hold ->
+         pull 0 0 g g.1 -> 0 value g@0=0 g.1@0=0
+         starve ->
+         spare g g.1 ->
+         push 0 1 g=1 g.1=1 -> 0 done g@1 g.1@1
+         leave 1 -> 1 done
+         reborn 1 ->
+         spare b ->
+         push 1 1 b=1 -> 1 done b@1
+         spare g g.1 ->
+         push 1 1 g=5 g.1=5 ->
+         feed -> *
+         show g g.1 -> g@1=-1 & g.1@1=-1",
+    );
+}
+
+#[test]
+fn gradients_of_no_round_go_in_the_order_of_arrival() {
+    check(
+        Mode::Async,
+        3,
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 2 0 w=1 -> 2 done w@1
+         spare w ->
+         push 1 0 w=1 ->
+         spare w ->
+         push 0 0 w=1 ->
+         feed -> 1 done w@2 & 0 done w@3",
+    );
+}
+
+/// A shard with a journal.
+fn kept(plan: Plan, disk: &Arc<dyn Storage>) -> Script {
+    let mut stage = Stage::empty(plan);
+    stage.shard.restore(disk, DIRECTORY, false).expect("nothing was kept");
+    stage.initialise();
+    stage.is_late = true;
+    Script::new(stage)
+}
+
+/// Stops a shard as a server that is asked to stop does, and brings back what it has written.
+fn stopped(script: &mut Script, disk: &Arc<dyn Storage>) -> Stage {
+    script.stage.settle();
+    assert!(script.stage.shard.begin_checkpoint(disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("nothing has to be waited for").finish().expect("the disk is well");
+    let mut again = Stage::empty(script.stage.plan.clone());
+    again.shard.restore(disk, DIRECTORY, false).expect("there is a checkpoint");
+    again.actors = script.stage.actors.clone();
+    for (trainer, actor) in script.stage.actors.clone() {
+        again.connect(trainer, actor.incarnation);
+    }
+    again
+}
+
+#[test]
+fn a_last_checkpoint_has_what_waits_for_memory() {
+    for mode in [Mode::Sync, Mode::Async] {
+        let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+        let mut script = kept(plan(mode, 1), &disk);
+        script.run(
+            "hold ->
+             pull 0 0 w -> 0 value w@0=0
+             starve ->
+             spare w ->
+             push 0 1 w=1 -> 0 done w@1
+             spare w ->
+             set 0 w=10 ->
+             spare w ->
+             push 0 2 w=2 ->",
+        );
+        let again = stopped(&mut script, &disk);
+        script.run("feed -> *\n show w -> w@2=8");
+        assert_eq!(again.contents(), script.stage.contents(), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_round_of_which_the_journal_lost_a_gradient_is_not_closed_without_it() {
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+    let mut script = kept(plan(Mode::Sync, 2), &disk);
+    script.run(
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 0 1 w=1 -> 0 done w@1",
+    );
+    script.stage.shard.stop_journal();
+    script.run("spare w ->\n push 1 1 w=2 -> 1 done w@1");
+    let again = stopped(&mut script, &disk);
+    Script::new(again).run("show w -> w@0=0\n push 1 1 w=2 -> 1 done w@1\n show w -> w@1=-3");
+}
+
+/// Whose turn it is depends on what is over where staleness is bounded, so what arrives waits outside.
+#[test]
+fn where_staleness_is_bounded_what_arrives_meanwhile_comes_again() {
+    check(
+        Mode::Staleness { bound: 1 },
+        2,
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push 0 0 w=1 -> 0 done w@1
+         spare w ->
+         again 0 -> 0 done w@1
+         push 1 0 w=1 -> 1 error Busy: *its update waits for memory that readers hold
+         leave 1 -> 1 error Busy: *its update waits for memory that readers hold
+         set 1 w=1 -> 1 error Busy: *its update waits for memory that readers hold
+         feed ->
+         push 1 0 w=1 -> 1 done w@2
+         show w -> w@2=-2",
+    );
+}

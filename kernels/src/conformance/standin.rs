@@ -1,0 +1,190 @@
+//! A CUDA driver without a device (`kernels/cu/standin`), for tests of whatever opens one: g++ makes it, once, and a
+//! test runs itself again in a process that finds it.
+//!
+//! Everything is named by the digest of what it was made of, in one folder beside the tests' programs, which all
+//! packages share. What the driver can be told is at the head of `driver.cpp`.
+
+use std::fs::{create_dir_all, rename, write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::{env, io};
+
+use crate::cuda::Module;
+
+const DRIVER: &str = include_str!("../../cu/standin/driver.cpp");
+const COMPILER: &str = include_str!("../../cu/standin/compiler.cpp");
+const RUNNER: &str = include_str!("../../cu/shim/runner.cpp");
+/// What the compiler puts before and behind a text.
+const SHIM: [(&str, &str); 2] =
+    [("shim.h", include_str!("../../cu/shim/shim.h")), ("launch.h", include_str!("../../cu/shim/launch.h"))];
+
+const STRICT: &[&str] = &["-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"];
+/// No product is fused with a sum, and elements are read as what they are not declared as.
+const EXACT: &[&str] = &["-ffp-contract=off", "-fno-fast-math", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"];
+const PROGRAM: &[&str] = &["-Wall", "-Wextra", "-Werror"];
+
+/// Set in the process in which a test runs itself again.
+const INSIDE: &str = "PSERVER_STANDIN";
+const PATH: &str = "LD_LIBRARY_PATH";
+
+/// What a process is told: names of its environment, and values.
+pub type Told = Vec<(&'static str, String)>;
+
+/// Whether this is a process in which a test runs itself again.
+#[must_use]
+pub fn is_inside() -> bool {
+    env::var_os(INSIDE).is_some()
+}
+
+/// Runs the calling test, and no other, in a process of its own that is told this; what it wrote, and how it ended.
+///
+/// # Panics
+/// When the caller is not on a test's own thread, which has its name, or the program cannot be started again.
+#[must_use]
+pub fn again(told: &[(&str, &str)]) -> Output {
+    let thread = std::thread::current();
+    let name = thread.name().filter(|name| *name != "main").expect("a test runs on a thread with its name");
+    let mut command = Command::new(env::current_exe().expect("a process knows its program"));
+    command.args(["--exact", name, "--nocapture"]).stdin(Stdio::null());
+    command.env(INSIDE, "1").envs(told.iter().copied()).output().expect("the program can be started again")
+}
+
+/// As [`again`]; the test must have run, and ended well.
+///
+/// # Panics
+/// With all that the test wrote, when it has not.
+pub fn run_again(told: &[(&str, &str)]) {
+    let output = again(told);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "with {told:?}: {}\n{text}", output.status);
+    assert!(text.contains("1 passed"), "the test ran itself: {text}");
+}
+
+/// What lets a process find the driver.
+///
+/// # Errors
+/// That there is no g++.
+pub fn driver() -> Result<Told, String> {
+    // Under every name that is looked for, so that none finds the driver that a host has.
+    let library = made("driver", "libcuda.so", DRIVER, STRICT)?;
+    let folder = library.parent().expect("it is in a folder");
+    // Under a name of its own first: other processes do the same at the same time.
+    let own = folder.join(format!("link-{}-{:?}", std::process::id(), std::thread::current().id()));
+    let linked = symlink("libcuda.so", &own).and_then(|()| rename(&own, folder.join("libcuda.so.1")));
+    linked.expect("the folder of the tests can be written");
+    Ok(vec![(PATH, folder.display().to_string())])
+}
+
+/// As [`driver`], whose modules have these kernels.
+///
+/// # Errors
+/// That there is no g++.
+pub fn driver_with(module: &Module) -> Result<Told, String> {
+    let mut told = driver()?;
+    told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
+    Ok(told)
+}
+
+/// As [`driver`], with a compiler of texts beside it.
+///
+/// # Errors
+/// That there is no g++.
+///
+/// # Panics
+/// When the folder of the tests cannot be written.
+pub fn driver_with_compiler() -> Result<Told, String> {
+    let mut told = driver()?;
+    // The first name that is looked for, so that it comes before one that the host has.
+    let library = made("compiler", "libnvrtc.so", COMPILER, STRICT)?;
+    let folder = library.parent().expect("it is in a folder").display().to_string();
+    let shim = folder_of("shim", &SHIM.map(|(_, text)| text).concat());
+    for (name, text) in SHIM {
+        put(&shim.join(name), text);
+    }
+    told[0].1 = format!("{}:{folder}", told[0].1);
+    told.extend([("PSERVER_STANDIN_FOLDER", folder), ("PSERVER_STANDIN_SHIM", shim.display().to_string())]);
+    Ok(told)
+}
+
+/// As [`driver_with_compiler`], whose shipped modules have these kernels: all that a program needs.
+///
+/// # Errors
+/// That there is no g++.
+pub fn everything(module: &Module) -> Result<Told, String> {
+    let mut told = driver_with_compiler()?;
+    told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
+    Ok(told)
+}
+
+/// A library of these kernels, for the driver or for [`runner`].
+///
+/// # Errors
+/// That there is no g++.
+pub fn kernels(module: &Module) -> Result<PathBuf, String> {
+    made("kernels", "kernels.so", &module.shim(), EXACT)
+}
+
+/// A program that loads such a library and does what its standard input says.
+///
+/// # Errors
+/// That there is no g++.
+pub fn runner() -> Result<PathBuf, String> {
+    made("runner", "runner", RUNNER, PROGRAM)
+}
+
+/// A file or folder beside the tests' program, which is in the build's own folder.
+///
+/// # Panics
+/// When a process does not know its program.
+#[must_use]
+pub fn beside_the_program(name: &str) -> PathBuf {
+    env::current_exe().expect("a process knows its program").with_file_name(name)
+}
+
+/// The folder of what is made of this text.
+fn folder_of(what: &str, text: &str) -> PathBuf {
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    // Tests are in `deps`, examples in `examples`, and all take what one of them made.
+    let folder = beside_the_program("../standin").join(format!("{what}-{}", &digest[..16]));
+    create_dir_all(&folder).expect("the folder of the tests can be written");
+    folder
+}
+
+/// What g++ makes of a text, unless it is there already.
+fn made(what: &str, name: &str, text: &str, options: &[&str]) -> Result<PathBuf, String> {
+    // The tests of this process want the same at the same time, and one of them makes it.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = folder_of(what, &format!("{options:?}\n{text}"));
+    let into = folder.join(name);
+    if into.exists() {
+        return Ok(into);
+    }
+    let source = folder.join("source.cpp");
+    put(&source, text);
+    // To a name of its own first: other processes do the same at the same time.
+    let own = folder.join(format!("{name}.{}", std::process::id()));
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-O1"]).args(options).arg("-o").args([&own, &source]);
+    match command.output() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err("there is no C++ compiler to build the stand-in driver and kernels with".to_owned())
+        }
+        Err(error) => panic!("g++ cannot be started: {error}"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "g++ refuses {}: {said}", source.display());
+            rename(&own, &into).expect("a file can be renamed in its folder");
+            Ok(into)
+        }
+    }
+}
+
+/// Writes a file whole, whoever else does.
+fn put(path: &Path, text: &str) {
+    let own = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
+    let written = write(&own, text).and_then(|()| rename(&own, path));
+    written.expect("the folder of the tests can be written");
+}

@@ -1,0 +1,106 @@
+//! The module on a device, or on the driver that stands in for one.
+
+use std::collections::BTreeSet;
+
+use pserver_kernels::cuda::{Direct, DirectBuffer, Module};
+
+use crate::launcher::{Address, BufferId, Launcher};
+
+/// What stands before and behind a buffer.
+const GUARD: u8 = 0xa5;
+/// How much of it: more than a thread writes at once.
+const GUARD_BYTES: usize = 64;
+
+/// A device, with guards around buffers.
+pub(crate) struct OnDevice {
+    device: Direct,
+    buffers: Vec<Held>,
+    /// Kernels that were asked for and are neither shipped nor, without a compiler, to be had.
+    missing: BTreeSet<String>,
+    /// Why nothing could be compiled.
+    without: Option<String>,
+}
+
+struct Held {
+    buffer: DirectBuffer,
+    /// Where the content begins.
+    begin: usize,
+    bytes: usize,
+}
+
+impl OnDevice {
+    /// The first device, with the kernels that are shipped and, where there is a compiler, those of this module.
+    pub(crate) fn open(module: &Module) -> Result<Self, String> {
+        let mut device = Direct::open(0).map_err(|why| why.to_string())?;
+        let is_there = module.entries().all(|entry| device.has(entry));
+        let without = if is_there { None } else { device.add(module).err().map(|why| why.to_string()) };
+        Ok(Self { device, buffers: Vec::new(), missing: BTreeSet::new(), without })
+    }
+
+    /// What was left out.
+    pub(crate) fn report(&self) {
+        if let (Some(why), false) = (&self.without, self.missing.is_empty()) {
+            println!("{}: {} kernels are left out: {why}", self.device.name(), self.missing.len());
+        }
+    }
+
+    fn address(&self, address: Address) -> u64 {
+        let held = &self.buffers[usize::try_from(address.buffer.0).expect("few buffers")];
+        self.device.address(held.buffer) + held.begin as u64 + address.within
+    }
+}
+
+impl Launcher for OnDevice {
+    fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
+        let begin = GUARD_BYTES + align;
+        let mut bytes = vec![GUARD; begin + content.len() + GUARD_BYTES];
+        bytes[begin..][..content.len()].copy_from_slice(content);
+        let buffer = self.device.buffer(&bytes).expect("the device has memory");
+        self.buffers.push(Held { buffer, begin, bytes: content.len() });
+        BufferId(self.buffers.len() as u64 - 1)
+    }
+
+    fn relocate(&mut self, into: BufferId, address: Address) {
+        let held = &self.buffers[usize::try_from(into.0).expect("few buffers")];
+        let (buffer, place) = (held.buffer, (held.begin + address.offset) as u64);
+        let bytes = self.address(address).to_le_bytes();
+        self.device.write(buffer, place, &bytes).expect("the device takes an address");
+    }
+
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+        let mut arguments = arguments.to_vec();
+        for address in addresses {
+            arguments[address.offset..][..8].copy_from_slice(&self.address(*address).to_le_bytes());
+        }
+        let [wide, high] = grid.map(|blocks| u32::try_from(blocks).expect("a small grid"));
+        self.device.launch(name, (wide, high), &arguments).expect("a kernel runs");
+    }
+
+    fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
+        let held = &self.buffers[usize::try_from(buffer.0).expect("few buffers")];
+        let begin = held.begin;
+        assert_eq!(bytes, held.bytes, "a buffer is read whole");
+        let found = self.device.read(held.buffer).expect("the device gives its memory");
+        found[begin..][..bytes].to_vec()
+    }
+
+    fn release(&mut self) {
+        for held in self.buffers.drain(..) {
+            let found = self.device.read(held.buffer).expect("the device gives its memory");
+            let (before, rest) = found.split_at(held.begin);
+            let is_whole = before.iter().chain(&rest[held.bytes..]).all(|byte| *byte == GUARD);
+            assert!(is_whole || std::thread::panicking(), "a kernel wrote beside a buffer of {} bytes", held.bytes);
+        }
+        self.device.clear();
+    }
+
+    fn order(&mut self, _: u64) {}
+
+    fn has(&mut self, name: &str) -> bool {
+        let is_there = self.device.has(name);
+        if !is_there {
+            self.missing.insert(name.to_owned());
+        }
+        is_there
+    }
+}

@@ -1,0 +1,177 @@
+//! Who runs a kernel: the shim's process, a device, or one that loses work.
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{env, fs};
+
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::Module;
+
+use crate::child::Shim;
+use crate::device::OnDevice;
+
+/// A buffer, until it is released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferId(pub(crate) u64);
+
+/// An address to be written at an offset of a structure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    pub(crate) offset: usize,
+    pub(crate) buffer: BufferId,
+    pub(crate) within: u64,
+}
+
+impl Address {
+    /// Of a buffer's first byte.
+    pub(crate) fn of(offset: usize, buffer: BufferId) -> Self {
+        Self { offset, buffer, within: 0 }
+    }
+}
+
+/// Kernels of a module, and memory that they work on. Buffers lie between guards.
+pub(crate) trait Launcher: Send {
+    /// A buffer with these bytes, at an address that is so much above a multiple of 16.
+    fn buffer(&mut self, content: &[u8], align: usize) -> BufferId;
+
+    /// Puts an address into a buffer.
+    fn relocate(&mut self, into: BufferId, address: Address);
+
+    /// Runs a kernel; its structure has addresses put in.
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]);
+
+    /// What a buffer holds: all its bytes.
+    fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8>;
+
+    /// Gives all buffers back; the test fails, at the latest when it ends, if something was written beside one.
+    fn release(&mut self);
+
+    /// Threads and blocks forwards (0), backwards (1), or shuffled, where anybody can say that.
+    fn order(&mut self, order: u64);
+
+    /// Whether there is a kernel of this name.
+    fn has(&mut self, name: &str) -> bool;
+}
+
+/// Runs a check on everybody who can launch this module's kernels: the shim's process, where there is g++, and
+/// [`on_device`].
+pub(crate) fn on_every(module: &Module, check: impl Fn(&mut dyn Launcher)) {
+    if !standin::is_inside() && !is_device_alone() {
+        // Its skip stands for the stand-in driver too, which is made by the same compiler.
+        let Some(mut shim) = Shim::new(module) else { return if_there(module, check) };
+        check(&mut shim);
+        assert!(shim.end().success(), "a kernel left its buffers");
+    }
+    on_device(module, |device| check(device));
+}
+
+/// Runs a check on the first device, where there is one; else on the stand-in driver, in a process of its own.
+pub(crate) fn on_device(module: &Module, check: impl FnOnce(&mut OnDevice)) {
+    match OnDevice::open(module) {
+        Ok(mut device) => {
+            check(&mut device);
+            device.report();
+        }
+        Err(why) if standin::is_inside() => panic!("the stand-in driver: {why}"),
+        Err(why) if is_device_alone() || is_required("cuda") => skip("cuda", &why),
+        Err(_) => match standin::driver_with(module) {
+            Ok(told) => {
+                let told: Vec<(&str, &str)> = told.iter().map(|(name, value)| (*name, value.as_str())).collect();
+                standin::run_again(&told);
+            }
+            Err(why) => skip("g++", &why),
+        },
+    }
+}
+
+fn if_there(module: &Module, check: impl Fn(&mut dyn Launcher)) {
+    if let Ok(mut device) = OnDevice::open(module) {
+        check(&mut device);
+        device.report();
+    }
+}
+
+/// A sanitizer looks at what a device runs, and at nothing else.
+fn is_device_alone() -> bool {
+    env::var("PSERVER_LAUNCHERS").is_ok_and(|only| only == "device")
+}
+
+/// A launcher that loses one launch: its kernel does not run.
+struct Losing<'a> {
+    inner: &'a mut dyn Launcher,
+    /// How the names of kernels begin that are lost.
+    prefix: &'a str,
+    /// Launches of them until the one that is lost.
+    left: &'a AtomicUsize,
+}
+
+impl Launcher for Losing<'_> {
+    fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
+        self.inner.buffer(content, align)
+    }
+
+    fn relocate(&mut self, into: BufferId, address: Address) {
+        self.inner.relocate(into, address);
+    }
+
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+        let is_counted = name.starts_with(self.prefix);
+        // Below zero it begins at the top again.
+        let left = self.left.fetch_sub(usize::from(is_counted), Ordering::Relaxed);
+        if !is_counted || left != 0 {
+            self.inner.launch(name, grid, arguments, addresses);
+        }
+    }
+
+    fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
+        self.inner.read(buffer, bytes)
+    }
+
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
+    fn order(&mut self, order: u64) {
+        self.inner.order(order);
+    }
+
+    fn has(&mut self, name: &str) -> bool {
+        self.inner.has(name)
+    }
+}
+
+/// Whichever launch of these kernels is lost, the check fails; and there are some. What a kernel leaves must be what
+/// others may read: one that counts what others write must not be lost.
+pub(crate) fn assert_a_lost_launch_is_noticed(
+    launcher: &mut dyn Launcher,
+    prefix: &str,
+    check: impl Fn(&mut dyn Launcher),
+) {
+    for lost in 0.. {
+        let left = AtomicUsize::new(lost);
+        let mut losing = Losing { inner: &mut *launcher, prefix, left: &left };
+        let outcome = catch_unwind(AssertUnwindSafe(|| check(&mut losing)));
+        launcher.release();
+        if left.load(Ordering::Relaxed) < usize::MAX / 2 {
+            assert!(outcome.is_ok() && 0 < lost, "{prefix}: without a loss, after {lost} launches");
+            return;
+        }
+        assert!(outcome.is_err(), "{prefix}: launch {lost} was lost, and nobody noticed");
+    }
+}
+
+fn is_required(what: &str) -> bool {
+    env::var("PSERVER_REQUIRE").unwrap_or_default().split(',').any(|one| one.trim() == what)
+}
+
+/// Says that something was not tested (`docs/TESTING.md`, "Skips").
+pub(crate) fn skip(what: &str, why: &str) {
+    assert!(!is_required(what), "{what} is required here: {why}");
+    let line = format!("SKIPPED: {what}: {why}");
+    println!("{line}");
+    if let Some(report) = env::var_os("PSERVER_SKIP_REPORT") {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(report).expect("the skip report opens");
+        writeln!(file, "{line}").expect("the skip report can be written");
+    }
+}
