@@ -61,8 +61,12 @@ pub struct Shard {
     kernels: Box<dyn Kernels>,
     pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
+    /// Heads without an answer: what was under way when they came may change what they would be refused for.
+    held: BTreeMap<PeerId, Frame>,
     /// How often something changed that a check looks at.
     changes: u64,
+    /// At which count of changes those heads were looked at last. Nothing when a frame before one has landed since.
+    looked_at: Option<u64>,
     pub(super) checkpointing: Option<Checkpointing>,
 }
 
@@ -82,8 +86,6 @@ struct Peer {
     who: Option<Who>,
     /// Frames whose payloads are on their way in, in the order of their heads.
     landing: VecDeque<Landing>,
-    /// A head without an answer: frames before it may change what it would be refused for.
-    held: Option<Frame>,
     /// Room for what will be found of frames to come.
     spare: Vec<Found>,
 }
@@ -136,7 +138,9 @@ impl Shard {
             kernels,
             device: None,
             peers: BTreeMap::new(),
+            held: BTreeMap::new(),
             changes: 0,
+            looked_at: None,
             checkpointing: None,
         }
     }
@@ -155,12 +159,10 @@ impl Shard {
             Event::Accepted { peer, origin } => {
                 self.peers.insert(peer, Peer::new(origin));
             }
-            Event::Head { peer, frame } => self.land(peer, frame, out),
+            Event::Head { peer, frame } => self.land(peer, frame, |_| false, out),
             Event::Landed { peer, frame, body } => {
                 self.landed(now, peer, &frame, body, out);
-                if let Some(held) = self.peers.get_mut(&peer).and_then(|peer| peer.held.take()) {
-                    self.land(peer, held, out);
-                }
+                self.looked_at = self.looked_at.filter(|_| !self.held.contains_key(&peer));
             }
             Event::Sent { body, .. } => {
                 drop(body);
@@ -169,6 +171,7 @@ impl Shard {
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
                 self.peers.remove(&peer);
+                self.held.remove(&peer);
                 self.retry(now, out);
             }
             Event::Left { .. } | Event::Connected { .. } => {}
@@ -190,13 +193,25 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, and tries again what had no memory; true when
-    /// there was something. Call it every turn, and soon again while [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, tries again what had no memory, and looks
+    /// again at heads without an answer; true when something was done. Call it every turn, and soon again while
+    /// [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
     /// checkpoint and the journal.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+        let is_any = self.go_on(now, out)?;
+        if self.looked_at != Some(self.changes) {
+            self.looked_at = Some(self.changes);
+            for (peer, frame) in std::mem::take(&mut self.held) {
+                self.land(peer, frame, |refusal| refusal.may_pass, out);
+            }
+        }
+        Ok(is_any)
+    }
+
+    fn go_on(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
@@ -294,14 +309,15 @@ impl Shard {
 
     /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused. A frame is
     /// refused only when those of its connection before it are here: until then they may make it right, and it waits.
-    fn land(&mut self, peer: PeerId, frame: Frame, out: &mut Vec<Output>) {
+    /// One that has waited is not refused, either, for what `waits` says.
+    fn land(&mut self, peer: PeerId, frame: Frame, waits: impl FnOnce(&Refusal) -> bool, out: &mut Vec<Output>) {
         let mut found = self.spare(peer);
         let checked = self.check(peer, &frame, &mut found).and_then(|()| self.places(&frame));
         let sender = self.peers.get_mut(&peer);
         let (refusal, into) = match (checked, sender) {
-            (Err(_), Some(sender)) if !sender.landing.is_empty() => {
+            (Err(refusal), Some(sender)) if !sender.landing.is_empty() || waits(&refusal) => {
                 sender.spare.push(found.cleared());
-                sender.held = Some(frame);
+                self.held.insert(peer, frame);
                 return;
             }
             (Ok(into), _) => (None, into),
@@ -619,8 +635,9 @@ impl Shard {
         let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
-        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers)).fold(0, u64::saturating_add);
-        let budget = budget(table, &job, u64::try_from(self.options.landings).unwrap_or(u64::MAX));
+        let landings = u64::try_from(self.options.landings).unwrap_or(u64::MAX);
+        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers, landings)).fold(0, u64::saturating_add);
+        let budget = budget(table, &job, landings);
         self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
@@ -699,7 +716,7 @@ impl Found {
 
 impl Peer {
     fn new(origin: String) -> Self {
-        Self { origin, who: None, landing: VecDeque::new(), held: None, spare: Vec::new() }
+        Self { origin, who: None, landing: VecDeque::new(), spare: Vec::new() }
     }
 }
 

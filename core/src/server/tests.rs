@@ -6,6 +6,7 @@ mod gate;
 mod in_step;
 mod landings;
 mod modes;
+mod one_by_one;
 mod programs;
 mod restart;
 mod rounds;

@@ -10,7 +10,7 @@ use crate::dtype::ElementType::Float32;
 use crate::ids::PeerId;
 use crate::limits::LANDINGS_MAX;
 use crate::memory::Lease;
-use crate::port::{Event, Incoming, Submit};
+use crate::port::{Event, Fault, FaultyAccelerator, Incoming, Plain, Simulated, Submit};
 use crate::server::Output;
 use crate::wire::{Frame, Kind};
 
@@ -106,11 +106,25 @@ impl Wire {
             return false;
         };
         self.stage.event(Event::Landed { peer, frame, body });
-        for (_, into) in std::mem::take(&mut self.stage.late_places) {
-            self.fill(trainer, into);
-        }
-        self.read(trainer);
+        self.follow();
         true
+    }
+
+    /// Heads that waited have their places, and the next ones come.
+    fn follow(&mut self) {
+        for (peer, into) in std::mem::take(&mut self.stage.late_places) {
+            let trainer = self.lines.keys().copied().find(|trainer| self.peer(*trainer) == peer);
+            self.fill(trainer.expect("the head came over a line"), into);
+        }
+        for trainer in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.read(trainer);
+        }
+    }
+
+    /// A turn of the shard in which nothing arrives.
+    fn turn(&mut self) {
+        self.stage.turn();
+        self.follow();
     }
 
     fn land_all(&mut self, trainer: u32) {
@@ -152,6 +166,48 @@ fn a_head_is_refused_when_the_frames_before_it_are_here_and_it_is_still_wrong() 
     let errors = wire.stage.errors();
     assert!(matches!(&errors[..], [one] if one.contains("trainer 0 sent round 9 while round 5 is open")), "{errors:?}");
     assert_eq!(wire.value(0), (5, -5.0), "those around it are applied");
+}
+
+#[test]
+fn a_head_waits_for_an_accelerator_that_is_at_work_on_what_it_would_be_refused_for() {
+    // Two loads, and the first update never ends.
+    for (fault, is_over) in [(Fault::Hangs(u64::MAX), true), (Fault::Hangs(3), false)] {
+        let accelerator = FaultyAccelerator::new(Simulated::new(Plain, u64::MAX, 1), fault);
+        let mut wire = Wire::new(Stage::empty(plan(1)).with_accelerator(accelerator).initialised(), LANDINGS_MAX);
+        wire.stage.is_late = true;
+        for round in 1..=3 {
+            wire.push(0, round, &[(0, 1.0)]);
+        }
+        wire.land_all(0);
+        assert_eq!(wire.state(0), (0, true), "both before it are here, and the first update is not over");
+        for _ in 0..4 {
+            wire.turn();
+        }
+        assert_eq!(wire.state(0), (usize::from(is_over), !is_over), "{fault:?}");
+        if is_over {
+            wire.stage.is_late = false;
+            wire.land_all(0);
+            assert_eq!(wire.value(0), (3, -3.0));
+        }
+        assert_eq!(wire.stage.errors(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_head_that_is_wrong_whatever_an_accelerator_does_is_refused_while_it_works() {
+    let hangs = FaultyAccelerator::new(Simulated::new(Plain, u64::MAX, 1), Fault::Hangs(3));
+    let mut wire = Wire::new(Stage::empty(plan(1)).with_accelerator(hangs).initialised(), LANDINGS_MAX);
+    wire.stage.is_late = true;
+    wire.push(0, 1, &[(0, 1.0)]);
+    wire.push(0, 9, &[(1, 1.0)]);
+    assert_eq!(wire.state(0), (1, true), "it waits for the one before it");
+    wire.land(0);
+    wire.turn();
+    assert!(wire.stage.shard.is_under_way());
+    assert_eq!(wire.state(0), (1, false));
+    wire.land(0);
+    let errors = wire.stage.errors();
+    assert!(matches!(&errors[..], [one] if one.contains("trainer 0 sent round 9 while round 1 is open")), "{errors:?}");
 }
 
 #[test]
@@ -269,7 +325,7 @@ fn play(stage: Stage, landings: usize, acts: &[Act]) -> (Vec<String>, Contents) 
                 let head = wire.stage.call(Kind::Leave, *trainer);
                 wire.send(*trainer, Parcel { frame: Frame::bare(head), body: Vec::new() });
             }
-            Act::Land { trainer } => drop(wire.land(*trainer)),
+            Act::Land { trainer } => _ = wire.land(*trainer),
         }
     }
     (0..TRAINERS).for_each(|trainer| wire.land_all(trainer));
@@ -283,8 +339,17 @@ fn play(stage: Stage, landings: usize, acts: &[Act]) -> (Vec<String>, Contents) 
 
 proptest! {
     #[test]
-    fn frames_that_land_at_once_do_what_they_do_one_after_the_other(acts in prop::collection::vec(act(), 1..120)) {
-        let stage = || Stage::serving(plan(TRAINERS));
+    fn frames_that_land_at_once_do_what_they_do_one_after_the_other(
+        acts in prop::collection::vec(act(), 1..120),
+        polls_max in prop::option::of(1_u64..4),
+    ) {
+        let stage = || {
+            let bare = Stage::empty(plan(TRAINERS));
+            match polls_max {
+                None => bare.initialised(),
+                Some(polls_max) => bare.with_accelerator(Simulated::new(Plain, u64::MAX, polls_max)).initialised(),
+            }
+        };
         let (expected, found) = (play(stage(), 1, &acts), play(stage(), LANDINGS_MAX, &acts));
         prop_assert_eq!(expected.0, found.0);
         prop_assert!(expected.1 == found.1, "the values are the same");
