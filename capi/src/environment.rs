@@ -7,6 +7,7 @@
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `120s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
 //! | `poll`, how a call waits | `PSERVER_POLL` | `adaptive` |
+//! | `token_file`, where the job's token is | `PSERVER_TOKEN_FILE` | none |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
 //! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader.
@@ -15,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use config::{File, FileFormat, Source};
@@ -32,7 +34,8 @@ const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Every name that options and file know.
-const NAMES: [&str; 7] = ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device"];
+const NAMES: [&str; 8] =
+    ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device", "token_file"];
 
 /// Where settings are looked up; handed in, so that only the C boundary asks the process.
 pub struct Surroundings<'a> {
@@ -97,6 +100,7 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
     let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
+    let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
@@ -105,9 +109,10 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
+        token_file: token_file.read(path, "a path")?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let plain = [&deadline, &reader, &poll, &checks, &rdma_device].map(ToString::to_string);
+    let plain = [&deadline, &reader, &poll, &checks, &rdma_device, &token_file].map(ToString::to_string);
     let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
 }
@@ -255,6 +260,12 @@ fn truth(text: &str) -> Option<bool> {
     }
 }
 
+/// Nothing for empty text.
+fn path(text: &str) -> Option<Option<PathBuf>> {
+    let path = (!text.is_empty()).then(|| PathBuf::from(text));
+    (!text.contains('\0')).then_some(path)
+}
+
 fn duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let millis_per_unit: u64 = match &text[digits.len()..] {
@@ -301,7 +312,7 @@ mod tests {
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
                         deadline = 120s (default); reader = no (default); poll = adaptive (default); \
-                        checks = between-hosts (default); rdma_device = auto (default)";
+                        checks = between-hosts (default); rdma_device = auto (default); token_file =  (default)";
         check("", &[], "", Ok(expected));
     }
 
@@ -315,6 +326,9 @@ mod tests {
         check("", &[device], "", Ok("rdma_device = mlx5_0:1 (from PSERVER_RDMA_DEVICE)"));
         check("rdma_device=none", &[device], "", Ok("rdma_device = none (from the options)"));
         check("rdma_device=mlx5_0:x", &[], "", Err("NAME:PORT:GID"));
+        let token = "PSERVER_TOKEN_FILE=/run/token";
+        check("", &[token], "", Ok("token_file = /run/token (from PSERVER_TOKEN_FILE)"));
+        check("token_file=t", &[token], "", Ok("token_file = t (from the options)"));
         check("", &[config, "PMI_RANK=4"], file, Ok("trainer = 4 (from PMI_RANK)"));
         check("trainer=3", &[config, "PSERVER_TRAINER=4"], file, Ok("trainer = 3 (from the options)"));
         check("", &[config, "PSERVER_DEADLINE=6s"], file, Ok("deadline = 6s (from PSERVER_DEADLINE)"));

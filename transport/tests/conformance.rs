@@ -6,7 +6,7 @@ use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback;
-use pserver_transport::network::{Checks, Listener, Network, NetworkOptions, Poll, Stop};
+use pserver_transport::network::{Checks, Listener, Network, NetworkOptions, Poll, Stop, Token};
 use pserver_transport::verbs::{Device, Devices};
 
 /// Ends a listener and waits for its thread.
@@ -84,6 +84,15 @@ fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
 #[test]
 fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
     conformance::check(|| ends("shm://[::]:0", &NetworkOptions { poll: Poll::Busy, ..NetworkOptions::default() }));
+}
+
+#[test]
+fn every_transport_keeps_its_promises_with_a_token() {
+    let token = Token::new(b"nobody can guess this").ok();
+    let options = NetworkOptions { token, ..NetworkOptions::default() };
+    conformance::check(|| tcp("127.0.0.1", &options));
+    conformance::check(|| ends("shm://127.0.0.1:0", &options));
+    conformance::check(|| verbs("verbs://127.0.0.1:0", options.clone()));
 }
 
 /// Verbs over a device in process.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use prost::Message;
 use pserver_core::checksum::checksum;
 use pserver_core::wire::{Address, ErrorMessage, Flags, Frame, HEADER_BYTES, Kind, Prefix};
-use pserver_transport::network::{Checks, Listener, NetworkOptions};
+use pserver_transport::network::{Checks, Listener, NetworkOptions, Token};
 
 use server::{Server, hello, push};
 
@@ -113,6 +113,28 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
     check(&changed(&hello(1), 44, &[1]), "the number of entries 1 is over the limit of 0");
     check(&hello(0).encode(), "this server has no lane 0, only 1");
     check(&hello(u64::MAX).encode(), "this server has no lane 18446744073709551615, only 1");
+}
+
+#[test]
+fn who_shows_no_token_is_told_so_and_learns_nothing_of_lanes() {
+    let token = Token::new(b"nobody can guess this").ok();
+    let server =
+        start(NetworkOptions { token, hello_timeout: Duration::from_millis(200), ..NetworkOptions::default() });
+    let check = |bytes: &[u8], expected: &str| {
+        let mut raw = server.connect();
+        raw.send(bytes);
+        raw.must_be_refused(expected);
+    };
+    let card = [b"PSRVTOK1".as_slice(), &[3; 56]].concat();
+    check(&hello(1).encode(), "this job has a token, and who connects shows none");
+    check(&hello(7).encode(), "this job has a token, and who connects shows none");
+    check(&[0; 64], "not a pserver frame: it begins with 0x00000000");
+    check(&card[..63], "no hello within 200ms");
+    let open = start(NetworkOptions::default());
+    let mut raw = open.connect();
+    raw.send(&card);
+    raw.must_be_refused("this server has no token, and who connects shows one");
+    open.greeted().works();
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod views;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +41,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
 use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role};
-use pserver_transport::network::{Checks, Network, NetworkOptions, Poll};
+use pserver_transport::network::{Checks, Network, NetworkOptions, Poll, Token};
 use pserver_transport::verbs::{self, DeviceChoice, Devices};
 
 use buffers::Buffers;
@@ -78,6 +79,8 @@ pub struct ClientOptions {
     pub checks: Checks,
     /// Which RDMA device connections use.
     pub rdma_device: DeviceChoice,
+    /// The file with the job's token, which servers that have one ask for.
+    pub token_file: Option<PathBuf>,
 }
 
 impl ClientOptions {
@@ -93,6 +96,7 @@ impl ClientOptions {
             poll: Poll::default(),
             checks: Checks::default(),
             rdma_device: DeviceChoice::default(),
+            token_file: None,
         }
     }
 }
@@ -246,10 +250,11 @@ impl Client {
     /// A client; it connects with its first call.
     ///
     /// # Errors
-    /// When this process cannot have another transport.
+    /// When the token cannot be read, or this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
+        let token = options.token_file.as_deref().map(Token::read).transpose()?;
         let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
-        let transport = NetworkOptions { poll, checks, devices, ..NetworkOptions::default() };
+        let transport = NetworkOptions { poll, checks, devices, token, ..NetworkOptions::default() };
         let verbs = OverVerbs::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

@@ -52,7 +52,11 @@ impl CoordinatorNode {
         };
         let mut coordinator = Coordinator::new(options, recalled.as_deref())?;
         coordinator.register(0, start.entry())?;
-        let saving = Saving { coordinator: start.address.clone(), root: start.settings.model_dir.clone() };
+        let saving = Saving {
+            coordinator: start.address.clone(),
+            root: start.settings.model_dir.clone(),
+            token_file: start.settings.token_file.clone(),
+        };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();
         let node = Self {

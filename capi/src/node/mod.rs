@@ -24,7 +24,7 @@ use pserver_core::ids::Epoch;
 use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, ServerEntry};
-use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Stop, Token};
 use pserver_transport::verbs::Devices;
 
 use coordinating::CoordinatorNode;
@@ -52,6 +52,7 @@ struct Start {
     address: Address,
     storage: Option<Arc<dyn Storage>>,
     clock: Instant,
+    token: Option<Token>,
     /// Whether trainers of this machine read values where they are.
     shares_memory: bool,
 }
@@ -60,13 +61,15 @@ impl Server {
     /// Starts a server: takes its address, brings back what an earlier process left, and serves.
     ///
     /// # Errors
-    /// When the address cannot be had, the disk cannot be read, or server 0 does not answer.
+    /// When the token cannot be read, the address cannot be had, the disk cannot be read, or server 0 does not answer.
     pub fn start(settings: Settings) -> Result<Self, Failure> {
-        let listener = Listener::bind(&settings.bind, NetworkOptions::default())?;
+        let token = settings.token_file.as_deref().map(Token::read).transpose()?;
+        let options = NetworkOptions { token: token.clone(), ..NetworkOptions::default() };
+        let listener = Listener::bind(&settings.bind, options)?;
         let address = advertised(&settings, &listener.local_address());
         let storage = open_storage(&settings)?;
         let shares_memory = listener.shares_memory();
-        let start = Start { settings, address: address.clone(), storage, clock: Instant::now(), shares_memory };
+        let start = Start { settings, address: address.clone(), storage, clock: Instant::now(), token, shares_memory };
         let mut sessions = Vec::new();
         let mut lanes = Vec::new();
         let stop = Stop::new();

@@ -31,7 +31,8 @@ pub(super) fn register(start: &Start) -> Result<(Epoch, Registered), Failure> {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
     let devices = Devices::from(&start.settings.rdma_device);
-    let options = NetworkOptions { poll: Poll::Block, devices, ..NetworkOptions::default() };
+    let token = start.token.clone();
+    let options = NetworkOptions { poll: Poll::Block, devices, token, ..NetworkOptions::default() };
     let mut engine = Engine::new(coordinator, Role::Server, networks(options, OverVerbs::default()))?;
     let register = RegisterRequest { server: start.settings.index.into(), entry: Some(start.entry()) };
     let epoch = report(&mut engine, &register, DEADLINE)?;

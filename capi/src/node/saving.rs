@@ -29,6 +29,7 @@ const BLOCK_BYTES: u64 = 16 * 1024 * 1024;
 pub(super) struct Saving {
     pub(super) coordinator: Address,
     pub(super) root: PathBuf,
+    pub(super) token_file: Option<PathBuf>,
 }
 
 /// Where the bytes of a tensor come from.
@@ -51,7 +52,8 @@ enum RowIds {
 pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
-    let client = Client::new(ClientOptions { is_reader: true, ..ClientOptions::new(saving.coordinator.clone()) })?;
+    let (coordinator, token_file) = (saving.coordinator.clone(), saving.token_file.clone());
+    let client = Client::new(ClientOptions { is_reader: true, token_file, ..ClientOptions::new(coordinator) })?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
         let facts = client.describe(&name)?;

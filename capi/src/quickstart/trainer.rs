@@ -5,6 +5,7 @@
 //! trainers, [`super::run`].
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -60,6 +61,9 @@ pub struct TrainerArgs {
     /// Which RDMA device it uses.
     #[arg(long, value_parser = conduct::rdma_device, default_value_t)]
     pub rdma_device: DeviceChoice,
+    /// The file with the job's token.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// A line of JSON from a trainer to the parent.
@@ -101,8 +105,8 @@ pub fn run(args: &TrainerArgs) -> Result<()> {
     let orders = lifeline::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
-    let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());
-    let client = Client::new(ClientOptions { trainer, rdma_device, ..ClientOptions::new(coordinator) })?;
+    let (trainer, rdma_device, token_file) = (Some(args.trainer), args.rdma_device.clone(), args.token_file.clone());
+    let client = Client::new(ClientOptions { trainer, rdma_device, token_file, ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
         writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")

@@ -75,9 +75,13 @@ pub struct ServeArgs {
     /// Seconds the initialising trainer may be silent, from 0.1 [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub lease_seconds: Option<String>,
-    /// Listen on an address other than loopback although anybody who reaches it may join.
+    /// Listen on an address other than loopback without a token, although anybody who reaches it may join.
     #[arg(long, value_name = "BOOLEAN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub insecure: Option<String>,
+    /// The file with the job's token, 16 bytes or more that nobody can guess: who connects must show that it has the
+    /// same one.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<String>,
     /// How a shard waits: block (asleep), adaptive (looking for a moment first) or busy (looking, with a core of its
     /// own for each shard) [default: adaptive].
     #[arg(long, value_name = "POLL")]
@@ -157,6 +161,7 @@ impl ServeArgs {
             ("round_timeout_seconds", "60", &self.round_timeout_seconds),
             ("lease_seconds", "10", &self.lease_seconds),
             ("insecure", "false", &self.insecure),
+            ("token_file", "", &self.token_file),
             ("poll", "adaptive", &self.poll),
             ("checks", "between-hosts", &self.checks),
             ("device", "auto", &self.device),

@@ -139,6 +139,8 @@ pub struct Settings {
     pub lease: Duration,
     /// Whether anybody who reaches an address other than loopback may join.
     pub insecure: bool,
+    /// The file with the token that who connects must show.
+    pub token_file: Option<PathBuf>,
     /// How a shard waits.
     pub poll: Poll,
     /// Where payloads over TCP carry checksums.
@@ -212,6 +214,7 @@ impl Settings {
             round_timeout: reader.take("round_timeout_seconds", values::seconds),
             lease: reader.take("lease_seconds", values::seconds),
             insecure: reader.take("insecure", values::plain("true or false")),
+            token_file: reader.take("token_file", values::optional(values::path)),
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
             device: reader.take("device", values::plain(DEVICE_EXPECTED)),
@@ -231,7 +234,7 @@ impl Settings {
     fn contradictions(&self, sources: &Sources) -> Vec<String> {
         let bounded = matches!(self.mode, Mode::Staleness { .. });
         let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
-        let open = !self.bind.is_loopback() && !self.insecure;
+        let open = !self.bind.is_loopback() && !self.insecure && self.token_file.is_none();
         let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
         let gradients_least =
@@ -248,7 +251,7 @@ impl Settings {
                 "journal",
                 "off, or a checkpoint_dir with it".to_owned(),
             ),
-            (open, "bind", "a loopback address, or insecure = true to let anybody join".to_owned()),
+            (open, "bind", "a loopback address, a token_file, or insecure = true to let anybody join".to_owned()),
             (
                 everywhere && self.advertise.is_none(),
                 "advertise",

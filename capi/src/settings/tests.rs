@@ -127,6 +127,7 @@ fn every_setting_arrives() {
         round_timeout_seconds = 5
         lease_seconds = 2
         insecure = true
+        token_file = "/run/token"
         log_level = "debug"
         log_format = "json"
         ready_fd = 3
@@ -140,6 +141,7 @@ fn every_setting_arrives() {
     assert_eq!((found.mode, found.merge), (Mode::Staleness { bound: 4 }, Merge::Sum));
     assert_eq!((found.checkpoint_dir, found.model_dir), (Some("/ckpt".into()), "/models".into()));
     assert_eq!((found.journal, found.insecure), (Journal::Sync, true));
+    assert_eq!(found.token_file, Some("/run/token".into()));
     let times = [found.checkpoint_interval, found.round_timeout, found.lease];
     assert_eq!(times, [30, 5, 2].map(Duration::from_secs));
     assert_eq!((found.log_level, found.log_format), (LogLevel::Debug, LogFormat::Json));
@@ -253,7 +255,8 @@ fn values_that_contradict_each_other_are_refused() {
         ("--journal sync", "journal (from --journal) is \"sync\"; expected off, or a checkpoint_dir with it"),
         (
             "--bind 10.0.0.1:7",
-            "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, or insecure = true to let anybody join",
+            "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, a token_file, or \
+             insecure = true to let anybody join",
         ),
         (
             "--bind [::]:7 --insecure",
@@ -265,6 +268,7 @@ fn values_that_contradict_each_other_are_refused() {
         check_refused(flags, "", "", &format!("WRONG {expected}"));
     }
     assert!(load("--bind 10.0.0.1:7 --insecure", "", "").is_ok());
+    assert!(load("--bind 10.0.0.1:7 --token-file t", "", "").is_ok());
 }
 
 #[test]

@@ -295,7 +295,7 @@ impl Client {
         let refused = Refused::of(frame);
         let Some(lane) = self.lane_of(peer) else { return };
         out.push(Output::Close(peer));
-        if refused.code == ErrorCode::Fenced {
+        if matches!(refused.code, ErrorCode::Fenced | ErrorCode::Unauthenticated) {
             lane.refuse_all(&refused);
         }
         lane.reason = Some(refused.text);

@@ -406,25 +406,27 @@ fn a_busy_server_is_asked_again_after_a_pause() {
 }
 
 #[test]
-fn who_is_superseded_is_told_and_who_is_refused_otherwise_tries_again() {
+fn who_is_superseded_or_a_stranger_is_told_and_who_is_refused_otherwise_tries_again() {
     let gradient = [1; 8];
-    lend(|book| {
-        let mut line = Line::connected();
-        let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
-        line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
-        line.gone(Vec::new());
-        let text = line.client.outstanding(&[ticket]);
-        assert!(text.contains("shard 0 at loopback://there:1: 1 requests without an answer"), "{text}");
-        assert!(text.contains("Invalid"), "{text}");
-        line.wait(20);
-        assert_eq!(line.log(), "hello 0, close, hello 0");
-        line.error(Ticket(0), Kind::Refused, ErrorCode::Fenced);
-        line.gone(Vec::new());
-        let refused = line.client.take(ticket).expect("it is over").expect_err("it was refused");
-        assert_eq!(refused.code, ErrorCode::Fenced);
-        assert!(!line.client.is_busy());
-    });
+    for code in [ErrorCode::Fenced, ErrorCode::Unauthenticated] {
+        lend(|book| {
+            let mut line = Line::connected();
+            let payload = vec![Outgoing::Loan(book.read(&gradient))];
+            let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
+            line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
+            line.gone(Vec::new());
+            let text = line.client.outstanding(&[ticket]);
+            assert!(text.contains("shard 0 at loopback://there:1: 1 requests without an answer"), "{text}");
+            assert!(text.contains("Invalid"), "{text}");
+            line.wait(20);
+            assert_eq!(line.log(), "hello 0, close, hello 0");
+            line.error(Ticket(0), Kind::Refused, code);
+            line.gone(Vec::new());
+            let refused = line.client.take(ticket).expect("it is over").expect_err("it was refused");
+            assert_eq!(refused.code, code);
+            assert!(!line.client.is_busy());
+        });
+    }
 }
 
 #[test]

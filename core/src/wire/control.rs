@@ -81,6 +81,8 @@ pub enum ErrorCode {
     Deadline = 4,
     /// The initialisation must begin anew.
     InitialisationLost = 5,
+    /// The sender has not shown the job's token; asking again changes nothing.
+    Unauthenticated = 6,
 }
 
 /// The message of an error or a refusal.

@@ -16,6 +16,7 @@ use tokio::task::AbortHandle;
 
 use super::adopter::{Adopted, Caller};
 use super::makers::Makers;
+use super::token::{self, Token};
 use super::{Adopter, Engine, NetworkOptions, socket};
 use crate::refusal::refusal;
 use crate::shm;
@@ -285,10 +286,11 @@ fn hand_over(
     Some((adopted.caller, Refusal { code, text: text.to_owned() }))
 }
 
-/// Reads a hello and not one byte more, so that the connection can be handed on.
-async fn hello(stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, Refusal> {
+/// Reads a hello and not one byte more, so that the connection can be handed on; before it the token, if there is one.
+async fn hello(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), token: Option<&Token>) -> Result<Frame, Refusal> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await.map_err(Refusal::invalid)?;
+    token::ask(token, stream, &mut header).await.map_err(|text| Refusal { code: ErrorCode::Unauthenticated, text })?;
     let prefix = Prefix::decode(&header).map_err(Refusal::invalid)?;
     if prefix.head().kind != Kind::Hello {
         let kind = prefix.head().kind;
@@ -301,8 +303,9 @@ async fn hello(stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, Refusal> 
 
 impl Reception {
     /// The guest's hello and the lane it is for.
-    async fn hello(&self, stream: &mut (impl AsyncRead + Unpin)) -> Result<(Frame, &Adopter), Refusal> {
-        let hello = tokio::time::timeout(self.options.hello_timeout, hello(stream)).await;
+    async fn hello(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(Frame, &Adopter), Refusal> {
+        let hello = hello(stream, self.options.token.as_ref());
+        let hello = tokio::time::timeout(self.options.hello_timeout, hello).await;
         let hello = hello.unwrap_or_else(|_| Err(self.no_hello()))?;
         let lane = self.lane(&hello)?;
         Ok((hello, lane))

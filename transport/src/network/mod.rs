@@ -14,6 +14,7 @@ mod peer;
 mod policy;
 mod reader;
 mod socket;
+mod token;
 mod wakeups;
 mod writer;
 
@@ -35,6 +36,7 @@ pub use adopter::Adopter;
 pub use checks::{CHECKS_EXPECTED, Checks};
 pub use listener::{Listener, Stop};
 pub use policy::{POLL_EXPECTED, Poll};
+pub use token::Token;
 
 use adopter::{Adopted, Caller};
 use peer::{Line, Peer, Turn};
@@ -86,6 +88,8 @@ pub struct NetworkOptions {
     pub poll: Poll,
     /// Which device connections over verbs use.
     pub devices: Devices,
+    /// The job's token, which both ends must show; without one anybody may connect.
+    pub token: Option<Token>,
 }
 
 impl Default for NetworkOptions {
@@ -101,6 +105,7 @@ impl Default for NetworkOptions {
             checks: Checks::BetweenHosts,
             poll: Poll::Adaptive,
             devices: Devices::Best,
+            token: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::checks::Checks;
 use super::reader::{Ended, Reader};
-use super::socket::Made;
+use super::socket::{Made, Unmade};
 use super::wakeups::{PeerWake, Wakeups};
 use super::writer::Writer;
 use super::{Pause, TURN_BYTES, TURN_FRAMES};
@@ -59,7 +59,7 @@ pub(super) enum Line {
 
 /// A connection that is being made, and the frames for it.
 pub(super) struct Connecting {
-    task: JoinHandle<Result<Made, String>>,
+    task: JoinHandle<Result<Made, Unmade>>,
     checks: Checks,
     waiting: Vec<(Ticket, Frame, Vec<Outgoing>)>,
 }
@@ -196,7 +196,7 @@ impl Peer {
     /// A connection that is being made.
     pub(super) fn connecting(
         id: PeerId,
-        task: JoinHandle<Result<Made, String>>,
+        task: JoinHandle<Result<Made, Unmade>>,
         checks: Checks,
         wakeups: &Arc<Wakeups>,
     ) -> Self {
@@ -371,7 +371,12 @@ impl Peer {
         let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
             Poll::Pending => return Some(Turn::Rest),
             Poll::Ready(Err(error)) => return Some(Turn::Over(format!("connecting: {error}"))),
-            Poll::Ready(Ok(Err(reason))) => return Some(Turn::Over(reason)),
+            Poll::Ready(Ok(Err(Unmade::Lost(reason)))) => return Some(Turn::Over(reason)),
+            Poll::Ready(Ok(Err(Unmade::Refused(frame)))) => {
+                let peer = self.id;
+                events.extend([Event::Connected { peer }, Event::Landed { peer, frame, body: Vec::new() }]);
+                return Some(Turn::Over("refused before the hello".to_owned()));
+            }
             Poll::Ready(Ok(Ok(made))) => made,
         };
         let waiting = std::mem::take(&mut connecting.waiting);

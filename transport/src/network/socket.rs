@@ -4,8 +4,9 @@ use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, Frame, Scheme};
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::NetworkOptions;
@@ -23,6 +24,19 @@ pub(super) enum Made {
     Rising(TcpStream, Address, Answer),
 }
 
+/// Why there is no connection.
+pub(super) enum Unmade {
+    Lost(String),
+    /// The server refused it, or this side the server.
+    Refused(Frame),
+}
+
+impl From<io::Error> for Unmade {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
 /// What an address was reached by.
 enum Reached {
     Made(Made),
@@ -32,39 +46,55 @@ enum Reached {
 
 /// Connects to the first of the addresses behind `address` that answers. The error names each and what the
 /// system said.
-pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, String> {
+pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, Unmade> {
+    let lost = |why: &dyn Display| Unmade::Lost(format!("connecting to {address}: {why}"));
     let mut refusals = Vec::new();
-    for number in resolve(&address).await.map_err(|error| format!("connecting to {address}: {error}"))? {
+    for number in resolve(&address).await.map_err(|error| lost(&error))? {
         let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
         match attempt {
             Ok(Ok(Reached::Made(made))) => return Ok(made),
             Ok(Ok(Reached::Rising(stream))) => return Ok(rise(stream, address, hall).await),
-            Ok(Err(error)) => refusals.push(format!("{number}: {error}")),
+            Ok(Err(Unmade::Lost(error))) => refusals.push(format!("{number}: {error}")),
+            Ok(Err(refused)) => return Err(refused),
             Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
     }
-    Err(format!("connecting to {address}: {}", refusals.join("; ")))
+    Err(lost(&refusals.join("; ")))
 }
 
 /// Connects by what the address's scheme says, and says what it was when that was a choice.
-async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> io::Result<Reached> {
-    if address.scheme == Scheme::Tcp {
-        return connect_to(number, options).await.map(|stream| Reached::Made(Made::Tcp(stream)));
-    }
-    if address.scheme == Scheme::Verbs {
-        return connect_to(number, options).await.map(Reached::Rising);
-    }
-    match meet(number).await {
-        Ok(met) => {
+async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> Result<Reached, Unmade> {
+    let mut why = None;
+    let near = match address.scheme {
+        Scheme::Auto | Scheme::Shm => Some(meet(number).await),
+        _ => None,
+    };
+    match near {
+        Some(Ok(mut met)) => {
             tracing::info!(%address, "connected through shared memory");
-            Ok(Reached::Made(Made::Shm(met)))
+            show(options, &mut met.stream).await?;
+            return Ok(Reached::Made(Made::Shm(met)));
         }
-        Err(error) if address.scheme == Scheme::Shm => Err(error),
-        Err(error) => {
-            let stream = connect_to(number, options).await?;
-            tracing::info!(%address, "no shared memory: {error}");
-            Ok(Reached::Rising(stream))
-        }
+        Some(Err(error)) if address.scheme == Scheme::Shm => return Err(error.into()),
+        Some(Err(error)) => why = Some(error),
+        None => {}
+    }
+    let mut stream = connect_to(number, options).await?;
+    if let Some(error) = why {
+        tracing::info!(%address, "no shared memory: {error}");
+    }
+    show(options, &mut stream).await?;
+    Ok(match address.scheme {
+        Scheme::Tcp => Reached::Made(Made::Tcp(stream)),
+        _ => Reached::Rising(stream),
+    })
+}
+
+/// Shows the job's token, if it has one.
+async fn show(options: &NetworkOptions, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(), Unmade> {
+    match &options.token {
+        Some(token) => token.show(stream).await,
+        None => Ok(()),
     }
 }
 

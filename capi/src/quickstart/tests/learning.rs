@@ -44,7 +44,18 @@ fn reports(sharing: Sharing, optimizer: Optimizer, seed: u64) -> Vec<Report> {
         let (mut reports, coordinator) = (Vec::new(), server.address().to_string());
         let (trainers, epochs, servers, optimizer) = (TRAINERS, plan.epochs, 1, optimizer.clone());
         let (mode, rdma_device) = (sharing, DeviceChoice::default());
-        let args = TrainerArgs { coordinator, trainer, trainers, mode, epochs, seed, servers, optimizer, rdma_device };
+        let args = TrainerArgs {
+            coordinator,
+            trainer,
+            trainers,
+            mode,
+            epochs,
+            seed,
+            servers,
+            optimizer,
+            rdma_device,
+            token_file: None,
+        };
         let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(server.address().clone()) };
         let client = Client::new(options).unwrap();
         let mut report = |report: &Report| {
