@@ -339,9 +339,8 @@ impl Twins {
         let incarnation = self.several.actors[&trainer].incarnation;
         self.both(|stage| stage.connect(trainer, incarnation));
         let sent = self.sent.entry(trainer).or_default();
-        for parcel in sent[sent.len().saturating_sub(4)..].to_vec() {
-            self.send_again(trainer, parcel);
-        }
+        let last: Vec<_> = sent.iter().skip(sent.len().saturating_sub(4)).cloned().collect();
+        last.into_iter().for_each(|parcel| self.send_again(trainer, parcel));
     }
 
     /// Another initialisation begins, whose frames come while others are on their way.
