@@ -16,7 +16,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use config::{File, FileFormat, Source};
@@ -24,7 +23,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
 use pserver_core::wire::Address;
 
-use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED};
+use pserver_transport::network::{CHECKS_EXPECTED, POLL_EXPECTED, Token};
 use pserver_transport::verbs::DEVICE_EXPECTED;
 
 use crate::client::ClientOptions;
@@ -33,6 +32,8 @@ use crate::client::ClientOptions;
 const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Where a setting is from that nobody made.
+const DEFAULT: &str = "default";
 /// Every name that options and file know.
 const NAMES: [&str; 8] =
     ["coordinator", "trainer", "deadline", "reader", "poll", "checks", "rdma_device", "token_file"];
@@ -100,7 +101,7 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
     let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
-    let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "");
+    let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "none");
     let options = ClientOptions {
         coordinator: address,
         trainer: trainer.as_ref().map(|claim| claim.read(rank, &rank_expected())).transpose()?,
@@ -109,12 +110,21 @@ pub fn find(options: &str, surroundings: &Surroundings<'_>) -> Result<Found, Fai
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
-        token_file: token_file.read(path, "a path")?,
+        token: token(&token_file, surroundings)?,
     };
     let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
     let plain = [&deadline, &reader, &poll, &checks, &rdma_device, &token_file].map(ToString::to_string);
     let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
     Ok(Found { options, choices, is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0") })
+}
+
+/// The token in the file that is named, if one is.
+fn token(claim: &Claim, surroundings: &Surroundings<'_>) -> Result<Option<Token>, Failure> {
+    if claim.origin == DEFAULT {
+        return Ok(None);
+    }
+    let secret = (surroundings.file)(&claim.text)?;
+    Token::new(secret.as_bytes()).map(Some).map_err(|failure| claim.refused(&failure.to_string()))
 }
 
 impl<'a> Places<'a> {
@@ -157,7 +167,7 @@ impl<'a> Places<'a> {
         said.or_else(|| self.in_file(setting)).unwrap_or_else(|| Claim {
             setting,
             text: default.to_owned(),
-            origin: "default".to_owned(),
+            origin: DEFAULT.to_owned(),
         })
     }
 
@@ -205,7 +215,7 @@ impl Claim {
 impl fmt::Display for Claim {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, text, origin } = self;
-        if origin == "default" {
+        if origin == DEFAULT {
             write!(formatter, "{setting} = {text} (default)")
         } else {
             write!(formatter, "{setting} = {text} (from {origin})")
@@ -260,12 +270,6 @@ fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// Nothing for empty text.
-fn path(text: &str) -> Option<Option<PathBuf>> {
-    let path = (!text.is_empty()).then(|| PathBuf::from(text));
-    (!text.contains('\0')).then_some(path)
-}
-
 fn duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let millis_per_unit: u64 = match &text[digits.len()..] {
@@ -312,7 +316,7 @@ mod tests {
     fn a_client_without_any_setting_looks_for_a_server_on_its_own_machine() {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
                         deadline = 120s (default); reader = no (default); poll = adaptive (default); \
-                        checks = between-hosts (default); rdma_device = auto (default); token_file =  (default)";
+                        checks = between-hosts (default); rdma_device = auto (default); token_file = none (default)";
         check("", &[], "", Ok(expected));
     }
 
@@ -327,8 +331,11 @@ mod tests {
         check("rdma_device=none", &[device], "", Ok("rdma_device = none (from the options)"));
         check("rdma_device=mlx5_0:x", &[], "", Err("NAME:PORT:GID"));
         let token = "PSERVER_TOKEN_FILE=/run/token";
-        check("", &[token], "", Ok("token_file = /run/token (from PSERVER_TOKEN_FILE)"));
-        check("token_file=t", &[token], "", Ok("token_file = t (from the options)"));
+        let secret = "0123456789abcdef\n";
+        check("", &[token], secret, Ok("token_file = /run/token (from PSERVER_TOKEN_FILE)"));
+        check("token_file=t", &[token], secret, Ok("token_file = t (from the options)"));
+        let short = "token_file (from the options) is \"t\": a token of 5 bytes; expected 16 to 1024";
+        check("token_file=t", &[], "short", Err(short));
         check("", &[config, "PMI_RANK=4"], file, Ok("trainer = 4 (from PMI_RANK)"));
         check("trainer=3", &[config, "PSERVER_TRAINER=4"], file, Ok("trainer = 3 (from the options)"));
         check("", &[config, "PSERVER_DEADLINE=6s"], file, Ok("deadline = 6s (from PSERVER_DEADLINE)"));

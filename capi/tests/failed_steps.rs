@@ -15,7 +15,8 @@ use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, Part, Placement, Transpiler};
 use pserver_core::program::{
-    Builder, Dim, Elements, Graph, Op, OpKind, PlainRun, Program, Role, Tensor, append_backward, append_optimizer,
+    Builder, Dim, Elements, Facts, Graph, Op, OpKind, PlainRun, Program, Purpose, Role, Tensor, Variable,
+    append_backward, append_optimizer,
 };
 use pserver_core::rows::Initializer;
 use pserver_kernels::cpu::Cpu;
@@ -220,6 +221,10 @@ fn filler<'a>(ops: &'a mut [Op], name: &str) -> &'a mut Op {
     ops.iter_mut().find(fills).expect("it has a beginning")
 }
 
+fn temporary(name: &str, shape: [u64; 2]) -> Variable {
+    Variable { name: name.to_owned(), facts: Facts::fixed(Float32, &shape), purpose: Purpose::Temporary }
+}
+
 fn scaled(name: &str) -> Op {
     let names = vec![name.to_owned()];
     Op { kind: OpKind::Scale { factor: 2.0 }, inputs: names.clone(), outputs: names, role: Role::Initialise }
@@ -243,6 +248,35 @@ fn all_ops_of_a_beginning_run() {
     let weight = own.fetch("weight").expect("it is there");
     assert_eq!(weight.elements(), &Elements::Float32(vec![12.0; usize::try_from(WIDTH * CLASSES).expect("few")]));
     assert!(fetched(&own)["table"] == expected(&[])["table"], "the table begins as its last op says");
+    running.stop();
+}
+
+#[test]
+fn who_cannot_make_a_beginning_gives_way_at_once() {
+    let running = Local::start(&Job::new(1, 2));
+    let first = client(&running.coordinator(), 0);
+    // What the first would compute is more than its memory holds: 2^42 elements, two times.
+    let mut large = program();
+    let (left, right) = (temporary("left", [WIDTH, 1 << 42]), temporary("right", [1 << 42, CLASSES]));
+    large.blocks[0].variables.extend([left, right]);
+    let product = OpKind::Matmul { transpose_left: false, transpose_right: false };
+    let inputs = vec!["left".to_owned(), "right".to_owned()];
+    *filler(&mut large.blocks[0].ops, "weight") =
+        Op { kind: product, inputs, outputs: vec!["weight".to_owned()], role: Role::Initialise };
+    let fill = |name: &str| Op {
+        kind: OpKind::Fill { value: 1.0 },
+        inputs: Vec::new(),
+        outputs: vec![name.to_owned()],
+        role: Role::Initialise,
+    };
+    large.blocks[0].ops.splice(0..0, ["left", "right"].map(fill));
+    let large = parts_of(large, ParameterServer::default(), Cluster { trainers: 2, servers: 1 });
+    let refused = said(&first, &large);
+    assert!(refused.contains("bytes of outputs beside"), "{refused}");
+    // The first is there and well, and its lease would outlast this one's patience.
+    let second = client_with(&running.coordinator(), 1, SHORT);
+    initialise(&second, &parts(2, 1)).expect("it is chosen");
+    initialise(&first, &parts(2, 1)).expect("it is initialised by now");
     running.stop();
 }
 

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use cluster::job::{Job, Local, client, client_with, folder, reader};
 use cluster::process::{Ended, Process, Processes, free_ports};
 use cluster::skip::skip;
-use cluster::training::{Tensor, begin, given, pull, push, push_pull};
+use cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::wire::Address;
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::shipped;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 
@@ -152,6 +154,41 @@ fn another_number_of_servers_is_refused() {
 
 /// A shell's words before the server's: no file may grow beyond so many blocks of 512 bytes.
 const SMALL_FILES: &str = "trap '' XFSZ; ulimit -f 512; exec \"$@\"";
+
+/// On the driver that stands in for a device: 25 chunks of Adam, three MiB with their states, where two are allowed.
+#[test]
+fn what_a_device_has_no_room_for_is_refused_where_it_was_named_and_else_stays_on_the_processor() {
+    if !standin::is_inside() {
+        return match standin::driver_with(&shipped::module()) {
+            Ok(told) => standin::run_again(&told.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>()),
+            Err(why) => skip("g++", &why),
+        };
+    }
+    let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
+    let tensors = [Tensor::new("small", Float32, 10_000, adam), Tensor::new("large", Float32, 200_000, adam)];
+    let serve = |device: &str, memory: &str| {
+        let job = Job::new(1, 1).with("--device", device).with("--device-least", "1KiB");
+        let servers = Local::start(&job.with("--device-memory", memory));
+        let client = client(&servers.coordinator(), 0);
+        assert!(client.begin_init(&OptimizerSettings::default()).expect("nobody else asks"));
+        (servers, client)
+    };
+    let (servers, client) = serve("cuda:0", "2MiB");
+    let refused = initialise(&client, &tensors).expect_err("there is less").to_string();
+    check_text(
+        &refused,
+        &["cuda:0", "2520000 bytes were asked for", "2097152 were free", "\"large\"", "of 25 chunks found no room"],
+    );
+    drop(client);
+    servers.stop();
+    for (device, memory) in [("cuda:0", "3MiB"), ("auto", "2MiB")] {
+        let (servers, client) = serve(device, memory);
+        initialise(&client, &tensors).expect("all of it is somewhere");
+        push_pull(&client, &tensors, 0, 1).expect("wherever it is, it is updated");
+        drop(client);
+        servers.stop();
+    }
+}
 
 fn start_through_a_shell(script: &str, arguments: &[String]) -> Result<Process, Ended> {
     let mut command = Command::new("sh");

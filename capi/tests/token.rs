@@ -12,6 +12,7 @@ use paddle_pserver::node::Server;
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 use pserver_core::wire::Address;
+use pserver_transport::network::Token;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 
@@ -22,9 +23,9 @@ fn write(folder: &Path, name: &str, secret: &str) -> PathBuf {
 }
 
 fn client(coordinator: &Address, trainer: u32, token_file: Option<&Path>) -> Result<Client, Failure> {
-    let token_file = token_file.map(Path::to_owned);
+    let token = token_file.map(Token::read).transpose()?;
     let options = ClientOptions::new(coordinator.clone());
-    Client::new(ClientOptions { trainer: Some(trainer), deadline: DEADLINE, token_file, ..options })
+    Client::new(ClientOptions { trainer: Some(trainer), deadline: DEADLINE, token, ..options })
 }
 
 /// Asks for the job's names, which must be refused long before the deadline.
@@ -74,9 +75,13 @@ fn a_server_with_another_token_does_not_join_and_one_without_a_token_is_not_trus
     let first = first.expect("a free port");
     let coordinator = first.address().to_string();
     let begun = Instant::now();
-    for job in [job.clone().with("--token-file", other.display()), job.clone()] {
+    let strangers = [
+        (job.clone().with("--token-file", other.display()), "the server has another token than this side"),
+        (job.clone(), "this job has a token, and who connects shows none"),
+    ];
+    for (job, expected) in strangers {
         let refused = Server::start(job.settings(1, Some(&coordinator))).err().expect("it is a stranger").to_string();
-        assert!(refused.contains("token"), "{refused}");
+        assert!(refused.contains(expected), "{refused}; expected {expected}");
     }
     assert!(begun.elapsed() < Duration::from_secs(60), "it was told after {:?}", begun.elapsed());
     first.stop().expect("nothing happened to it");

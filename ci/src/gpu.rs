@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::built::Built;
 use crate::kernels;
@@ -20,9 +20,43 @@ const PROGRAMS: [(&str, &str, bool); 4] = [
     ("PSERVER", "pserver", false),
 ];
 /// As a sanitizer is called: it runs the program, and looks at nothing.
-const SANITIZER: &str = "#!/bin/sh\nshift 4\nexec \"$@\"\n";
+const SANITIZER: &str = "#!/bin/sh\n[ \"$1\" = --help ] && exit\nshift 4\nexec \"$@\"\n";
 /// As a Python with torch is called. It has measured nothing.
 const TORCH: &str = "#!/bin/sh\nexit 0\n";
+
+/// What `cargo ci gpu-kit` builds at a time, and which programs of it go into the kit: target, whether it is the
+/// target's tests, and the name that the script looks for.
+const KIT: [(&[&str], &[Packed]); 2] = [
+    (
+        &["test", "--no-run", "-p", "pserver-kernels", "--lib", "--test", "cuda"],
+        &[("pserver_kernels", true, "suite"), ("cuda", true, "tables")],
+    ),
+    (
+        &["build", "-p", "pserver-bench", "--bin", "psbench", "-p", "pserver", "--bin", "pserver"],
+        &[("psbench", false, "psbench"), ("pserver", false, "pserver")],
+    ),
+];
+type Packed = (&'static str, bool, &'static str);
+
+/// Builds what the script runs, for a machine that has a device and no Rust, into `target/gpu-kit`.
+pub(crate) fn kit(workspace: &Workspace) -> Result<Tally> {
+    let folder = workspace.root().join("target/gpu-kit");
+    fs::create_dir_all(&folder).context("the folder of the kit")?;
+    for (arguments, packed) in KIT {
+        let built = Built::by(workspace, &[arguments, &["--release"]].concat())?;
+        for (target, is_test, name) in packed {
+            let into = folder.join(name);
+            fs::copy(built.program(target, *is_test)?, &into).with_context(|| format!("{}", into.display()))?;
+            // Names of functions are most of it, and it has to travel.
+            let stripped = Command::new("strip").arg(&into).status();
+            ensure!(stripped.is_ok_and(|status| status.success()), "strip refuses {}", into.display());
+            println!("{}: {} bytes", into.display(), fs::metadata(&into)?.len());
+        }
+    }
+    let revision = workspace.command("git").args(["rev-parse", "--short", "HEAD"]).output().context("start git")?;
+    fs::write(folder.join("revision"), revision.stdout).context("the kit's revision")?;
+    Ok(Tally::of_step(true))
+}
 
 pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let tally = workspace.step_that_may_skip(workspace.command("sh").arg(SCRIPT))?;

@@ -49,6 +49,12 @@ pub(crate) struct Tool {
 /// The table of tools.
 pub(crate) const TOOLS: &[Tool] = &[
     Tool {
+        name: "gpu-kit",
+        about: "Builds what kernels/cu/check-on-gpu.sh runs, for a machine that has a device and no Rust",
+        arguments: |command| command,
+        run: |workspace, _| gpu::kit(workspace),
+    },
+    Tool {
         name: "guest",
         about: "Runs one line of shell in a virtual machine that has an RDMA device",
         arguments: |command| command.arg(Arg::new("line").required(true)),

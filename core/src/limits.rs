@@ -38,6 +38,11 @@ pub const BUCKETS_MAX: u32 = 64 * 1024;
 /// Ids of rows in the answer to one question after those that are there: 256 KiB, which a shard gathers and sorts in a
 /// turn of its loop without keeping others waiting.
 pub const LISTED_IDS_MAX: u32 = 32 * 1024;
+/// What a shard replays of missed updates for one frame, and in one turn of its loop for all that wait, in bytes of
+/// weights that an update goes over: what four full payloads would bring, so that a turn with it is as long as a few
+/// frames are.
+pub const ROWS_REPLAYED_BYTES: u64 = 4 * FRAME_PAYLOAD_BYTES_MAX as u64;
+const _: () = assert!(ROW_BYTES_MAX as u64 <= ROWS_REPLAYED_BYTES, "an update of the widest row");
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.

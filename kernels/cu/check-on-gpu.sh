@@ -1,36 +1,51 @@
 #!/bin/sh
 # Checks the CUDA side on a machine that has a device, and writes what was found to one file:
 #
-#   kernels/cu/check-on-gpu.sh [--markdown FILE] [--elements N] [--step-elements N] [--parts P,P] [REPORT]
+#   kernels/cu/check-on-gpu.sh [--parts P,P] [--append] [--markdown FILE] [--elements N] [--step-elements N]
+#       [--limit SECONDS] [REPORT]
 #
 #   REPORT             everything that was written; target/gpu-report.txt unless said otherwise
-#   --markdown FILE    a page for docs/reports: hardware, what passed, every figure with its ceiling, every goal
+#   --parts P,P        some of build,suite,tables,memcheck,racecheck,digits,goals,adamw,rules; all unless said otherwise
+#   --append           the report goes on behind what is there: parts may be run one by one, also on several days
+#   --markdown FILE    a page for docs/reports of all that the report has: hardware, what passed, every figure with its
+#                      ceiling, every goal; `--append --parts page` makes it of a report alone, without a device
 #   --elements N       of the tensors that goals are judged by (1000000000; psbench takes fewer where memory is short)
 #   --step-elements N  of a server's step (134217728, likewise)
-#   --parts P,P        some of suite,tables,sanitizer,digits,goals,rules; all unless said otherwise
+#   --limit SECONDS    what takes longer has failed, and the next part begins; 540 unless said otherwise
 #
-# The parts: the suite and the job of kernels/src/cuda/tests; the tables of kernels/tests/cuda, whose digests are
-# committed; memcheck and racecheck over the kernels that share memory, sort, and update rows; servers that learn the
-# digits with two trainers, are killed once, and must end with the model of a processor; psbench with a verdict for each
-# goal; psbench with the other rules. What cannot be run is skipped, said and counted (docs/TESTING.md, "Skips").
-# Without a device it says so, and ends well unless PSERVER_REQUIRE has `cuda`.
+# The parts: all programs are built; the suite and the job of kernels/src/cuda/tests; the tables of kernels/tests/cuda,
+# whose digests are committed; memcheck, and racecheck, over the kernels that share memory, sort, and update rows;
+# servers that learn the digits with two trainers, are killed once, and must end with the model of a processor; psbench
+# with Adam, built in and as a user's text, and a verdict for each goal; with AdamW beside torch; with the other rules.
+# Every line is in the report as soon as it is written. What cannot be run is skipped, said and counted
+# (docs/TESTING.md, "Skips"). Without a device it says so, and ends well unless PSERVER_REQUIRE has `cuda`.
 #
-# Compilers and tools come from PyPI, into target/gpu-tools. A machine without Rust or without PyPI takes what was built
-# or unpacked elsewhere, named from the project's root or absolutely:
+# Libraries and tools are those that the host has, in the usual places, else they come from PyPI into target/gpu-tools.
+# A machine without Rust, or where nothing can be downloaded, takes what `cargo ci gpu-kit` made elsewhere, or what is
+# named one by one, from the project's root or absolutely:
 #
-#   PSERVER_GPU_TESTS=...    the tests of pserver-kernels (`cargo test --release -p pserver-kernels --lib --no-run`)
-#   PSERVER_GPU_TABLES=...   the tables (`cargo test --release -p pserver-kernels --test cuda --no-run`)
-#   PSBENCH=...              psbench (`cargo build --release -p pserver-bench --bin psbench`)
-#   PSERVER=...              pserver (`cargo build --release -p pserver --bin pserver`)
-#   PSERVER_NVRTC=...        the folder of libnvrtc, 13.0 or older than the driver
+#   PSERVER_KIT=...          a folder with the four programs below, under the names in brackets, and in a file
+#                            `revision` what they were made of
+#   PSERVER_GPU_TESTS=...    the tests of pserver-kernels (`cargo test --release -p pserver-kernels --lib`) [suite]
+#   PSERVER_GPU_TABLES=...   the tables (`cargo test --release -p pserver-kernels --test cuda`) [tables]
+#   PSBENCH=...              psbench (`cargo build --release -p pserver-bench --bin psbench`) [psbench]
+#   PSERVER=...              pserver (`cargo build --release -p pserver --bin pserver`) [pserver]
+#   PSERVER_CUDA=...         the folder of libcuda
+#   PSERVER_NVRTC=...        the folder of libnvrtc, no newer than the driver
 #   PSERVER_SANITIZER=...    compute-sanitizer
 #   PSERVER_TORCH=...        a Python that has torch with CUDA; python3 unless said otherwise
+#
+# An hour with a device, ten minutes a command: `cargo ci gpu-kit` before; then with PSERVER_KIT=target/gpu-kit
+# `--parts suite,tables REPORT`, and with `--append`, in this order, `goals`, `digits,memcheck`, `adamw,rules`,
+# `racecheck`; `--append --parts page --markdown FILE REPORT` after.
 #
 # PSERVER_GPU_STANDIN=1 runs it all on the driver that stands in for a device, whose environment the caller has set
 # (`cargo ci gpu` does that); figures then mean nothing.
 set -eu
 cd "$(dirname "$0")/../.."
-page= elements=1000000000 step_elements=134217728 parts=suite,tables,sanitizer,digits,goals,rules
+script=kernels/cu/check-on-gpu.sh
+page= elements=1000000000 step_elements=134217728 limit=540 append= digits=
+parts=build,suite,tables,memcheck,racecheck,digits,goals,adamw,rules
 report=target/gpu-report.txt
 while [ $# != 0 ]; do
     case "$1" in
@@ -38,28 +53,34 @@ while [ $# != 0 ]; do
     --elements) elements=$2 && shift ;;
     --step-elements) step_elements=$2 && shift ;;
     --parts) parts=$2 && shift ;;
-    -*) echo "$1: expected --markdown, --elements, --step-elements or --parts" >&2 && exit 2 ;;
+    --limit) limit=$2 && shift ;;
+    --append) append=1 ;;
+    # What the script says to itself, so that a part of it can be ended when it takes too long.
+    --digits) digits=$2 && shift ;;
+    -*) echo "$1: expected --parts, --append, --markdown, --elements, --step-elements or --limit" >&2 && exit 2 ;;
     *) report=$1 ;;
     esac
     shift
 done
 tools=target/gpu-tools
 standin=${PSERVER_GPU_STANDIN:-}
+# On the stand-in every part begins and ends, and does little: its figures mean nothing, and all of the tables are run
+# there by `cargo test`.
+epochs=8 counts= some=
+[ -z "$standin" ] || { epochs=4 && counts='--gradients 1,8 -n 2' && some=reductions::every_function; }
+watched='rows::ids rows::rows reductions::a_norm reductions::scalars updates::a_sum updates::a_copy updates::a_table'
 failed=0 skipped=0
-mkdir -p "$(dirname "$report")"
-: >"$report"
-: >"$report.verdicts"
 work=$(mktemp -d)
 servers=
 # Nothing that was started outlives this.
 trap 'for one in $servers; do kill -9 "$one" 2>/dev/null || true; done; rm -rf "$work"' EXIT
+trap 'exit 143' TERM
 
 say() { echo "$*" | tee -a "$report"; }
 
 # What is not checked, and why (docs/TESTING.md, "Skips").
 skip() {
     say "SKIPPED: $1: $2"
-    echo "| $1 | skipped: $2 |" >>"$report.verdicts"
     skipped=$((skipped + 1))
     case ",$(printf %s "${PSERVER_REQUIRE:-}" | tr -d ' \t')," in
     *,"$1",*) echo "$1 is required here" >&2 && failed=1 ;;
@@ -74,25 +95,44 @@ section() {
     heading=$1
     shift
     printf '\n== %s\n$ %s\n' "$heading" "$*" | tee -a "$report"
-    # `tee` would hide how the command ended.
-    if "$@" >"$work/section" 2>&1; then verdict=passed; else verdict=FAILED; fi
-    tee -a "$report" <"$work/section"
+    begun=$(date +%s)
+    # Who ends this from outside finds all that was written until then. `tee` hides how the command ended.
+    { timeout -k 10 "$limit" "$@" 2>&1 && code=0 || code=$? && echo "$code" >"$work/code"; } |
+        tee "$work/section" | tee -a "$report"
+    seconds=$(($(date +%s) - begun))
+    case "$(cat "$work/code")" in
+    0) verdict=passed ;;
+    124 | 137) verdict="FAILED: it took longer than $limit s" ;;
+    *) verdict=FAILED ;;
+    esac
     # What a sanitizer says where it cannot work: some virtual machines do not let it at their devices.
     for words in 'Device not supported' 'terminated before first instrumented API call'; do
-        if [ "$verdict" = FAILED ] && grep -q "$words" "$work/section"; then
+        if [ "$verdict" != passed ] && grep -q "$words" "$work/section"; then
             skip "$heading" "it says: $words"
             return
         fi
     done
-    if [ "$verdict" = FAILED ]; then failed=1; fi
-    say "-- $heading: $verdict"
-    echo "| $heading | $verdict |" >>"$report.verdicts"
+    if [ "$verdict" != passed ]; then failed=1; fi
+    say "-- $heading: $verdict, $seconds s"
 }
 
-# Prints the program that a variable names, or that cargo builds; nothing where neither is to be had.
+# The figures of a part go into the report as they stand on the page.
+figures() {
+    if [ -s "$1" ]; then { echo '== page' && cat "$1" && echo '== end of page'; } >>"$report"; fi
+}
+
+# Prints one of the programs: what its variable names, what the kit has, or what cargo builds.
 program() {
-    if [ -n "$1" ]; then
-        echo "$1"
+    case "$1" in
+    suite) named=${PSERVER_GPU_TESTS:-} && set -- "$1" test -p pserver-kernels --lib --no-run ;;
+    tables) named=${PSERVER_GPU_TABLES:-} && set -- "$1" test -p pserver-kernels --test cuda --no-run ;;
+    psbench) named=${PSBENCH:-} && set -- "$1" build -p pserver-bench --bin psbench ;;
+    pserver) named=${PSERVER:-} && set -- "$1" build -p pserver --bin pserver ;;
+    esac
+    if [ -n "$named" ]; then
+        echo "$named"
+    elif [ -n "${PSERVER_KIT:-}" ]; then
+        echo "$PSERVER_KIT/$1"
     elif command -v cargo >/dev/null 2>&1; then
         shift
         cargo "$@" --release --message-format=json-render-diagnostics |
@@ -100,12 +140,34 @@ program() {
     fi
 }
 
-# Whether there is such a program; else the part that needs it is skipped.
+# Whether there is such a program, and it starts here; else the part that needs it is skipped.
 found() {
-    if command -v "$2" >/dev/null 2>&1; then return 0; fi
-    skip "$1" "there is no program '$2' and no cargo; $3 names one"
+    if ! command -v "$2" >/dev/null 2>&1; then
+        skip "$1" "there is no program '$2', and cargo made none; the head of $script says how to name one"
+    elif ! "$2" --help >"$work/start" 2>&1; then
+        skip "$1" "$2 does not start: $(head -n 1 "$work/start")"
+    else
+        return 0
+    fi
     return 1
 }
+
+# The first of some folders that has a file of this name.
+folder_of() {
+    name=$1
+    shift
+    for folder in "$@"; do
+        for file in "$folder"/$name; do
+            if [ -e "$file" ]; then echo "$folder" && return 0; fi
+        done
+    done
+    return 1
+}
+
+# Whether the loader finds a library by itself.
+loads() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q "$1"; }
+
+also_in() { LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" && export LD_LIBRARY_PATH; }
 
 # Installs a package of PyPI, once; fails where it cannot be had.
 install() {
@@ -127,7 +189,7 @@ digits() {
         mkfifo "$folder/orders.$trainer"
         eval "exec $((trainer + 3))<>\"$folder/orders.$trainer\""
         "$pserver" quickstart-trainer --coordinator "$address" --trainer "$trainer" --trainers 2 --servers 1 \
-            --mode sync --epochs 8 --seed 1 \
+            --mode sync --epochs "$epochs" --seed 1 \
             --optimizer 'optimizer: Adam adam { } lr_policy: Const const_lr { learning_rate: 0.002 }' \
             <"$folder/orders.$trainer" >"$folder/trainer.$trainer" 2>"$folder/words.$trainer" &
         eval "trainer_$trainer=$!"
@@ -180,109 +242,163 @@ digits_are_equal() {
     cmp "$work/cpu.sum" "$work/cuda.sum"
 }
 
+# Of all that the report has: where, what became of each part, figures.
+make_page() {
+    printf '# CUDA kernels on a device\n\nMade by `%s`.\n\n' "$script"
+    sed -n 's/^== begun /- /p' "$report" | sort -u
+    if grep -q '^== begun .*stand' "$report"; then
+        printf '\nOn the driver that stands in for a device: the figures below mean nothing.\n'
+    fi
+    printf '\n| part | verdict |\n| --- | --- |\n'
+    sed -n -e '/^-- .*: \(passed\|FAILED\)/{s/^-- \(.*\): \(passed\|FAILED\)/| \1 | \2/;s/$/ |/;p;}' \
+        -e '/^SKIPPED: /{s/^SKIPPED: \([^:]*\): /| \1 | skipped: /;s/$/ |/;p;}' "$report"
+    sed -n '/^== page$/,/^== end of page$/p' "$report" | sed -e 's/^== page$//' -e '/^== end of page$/d'
+}
+
+if [ -n "$digits" ]; then
+    pserver=$digits
+    digits_are_equal
+    exit
+fi
+
+mkdir -p "$(dirname "$report")"
+[ -n "$append" ] && [ -e "$report" ] || : >"$report"
+if [ "$parts" = page ]; then
+    make_page >"${page:?--parts page is for --markdown FILE}"
+    exit
+fi
+
+PATH="$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 if [ -z "$standin" ] && ! nvidia-smi -L >/dev/null 2>&1 && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
     skip cuda "no CUDA device"
     exit "$failed"
 fi
 
-date -u +'%Y-%m-%dT%H:%M:%SZ' >>"$report"
-git rev-parse HEAD >>"$report" 2>/dev/null || true
+device=$(nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader 2>/dev/null || true)
+[ -z "$standin" ] || device='the driver that stands in for one'
+processor=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+revision=$(cat "${PSERVER_KIT:-}/revision" 2>/dev/null || git rev-parse --short HEAD 2>/dev/null || echo unknown)
+say "== begun $(date -u +%Y-%m-%d), revision $revision, device: ${device:-unknown};" \
+    "$(nproc) x ${processor:-a processor}"
 if command -v nvidia-smi >/dev/null 2>&1; then section hardware nvidia-smi; else
     skip nvidia-smi "it is not installed; the tests name the device"
 fi
-grep -m1 'model name' /proc/cpuinfo >>"$report" || true
 
-# What compiles a user's rule; the stand-in has its own.
-if [ -n "${PSERVER_NVRTC:-}" ]; then
-    LD_LIBRARY_PATH="$PSERVER_NVRTC${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-elif [ -z "$standin" ] && install nvidia-cuda-nvrtc==13.0.88; then
-    nvrtc=$(find "$PWD/$tools/lib" -name 'libnvrtc.so.13' | head -n 1)
-    LD_LIBRARY_PATH="$(dirname "$nvrtc")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-elif [ -z "$standin" ] && ! ldconfig -p 2>/dev/null | grep -q libnvrtc; then
-    skip nvrtc "it cannot be installed, and the host has none: what is not shipped cannot be compiled"
+# The driver and the compiler of users' rules; the stand-in has its own.
+if [ -n "${PSERVER_CUDA:-}" ]; then
+    also_in "$PSERVER_CUDA"
+elif [ -z "$standin" ] && ! loads 'libcuda\.so\.1'; then
+    if folder=$(folder_of libcuda.so.1 /usr/local/nvidia/lib64 /usr/local/nvidia/lib /usr/lib/wsl/lib /usr/lib64 \
+        /usr/lib/x86_64-linux-gnu); then also_in "$folder"; fi
 fi
-export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"
+if [ -n "${PSERVER_NVRTC:-}" ]; then
+    also_in "$PSERVER_NVRTC"
+elif [ -z "$standin" ] && ! loads libnvrtc; then
+    packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null || true)
+    # shellcheck disable=SC2086
+    if folder=$(folder_of 'libnvrtc.so.1[23]' /usr/local/cuda/lib64 /usr/local/cuda-1[23]*/lib64 \
+        "$packages"/nvidia/cu13/lib "$packages"/nvidia/cuda_nvrtc/lib); then
+        also_in "$folder"
+    elif install nvidia-cuda-nvrtc==13.0.88; then
+        also_in "$(dirname "$(find "$PWD/$tools/lib" -name libnvrtc.so.13 | head -n 1)")"
+    else
+        skip nvrtc "the host has none, and it cannot be installed: what is not shipped cannot be compiled"
+    fi
+fi
 PSERVER_REQUIRE="${PSERVER_REQUIRE:+$PSERVER_REQUIRE,}cuda"
 export PSERVER_REQUIRE
 
-tables=
-if has_part tables || has_part sanitizer; then
-    tables=$(program "${PSERVER_GPU_TABLES:-}" test -p pserver-kernels --test cuda --no-run)
+if has_part build; then
+    for one in suite tables psbench pserver; do
+        program "$one" >"$work/program"
+        if found "$one" "$(cat "$work/program")"; then say "$one is $(cat "$work/program")"; fi
+    done
 fi
 if has_part suite; then
-    tests=$(program "${PSERVER_GPU_TESTS:-}" test -p pserver-kernels --lib --no-run)
+    tests=$(program suite)
     # One at a time: the suite compares what is free on the device before and after.
-    if found suite "$tests" PSERVER_GPU_TESTS; then
+    if found suite "$tests"; then
         # The stand-in compiles each rule with g++, which takes seconds.
         only=cuda::tests::device${standin:+::a_job}
         section "the suite and the job" "$tests" --nocapture --test-threads=1 "$only"
     fi
 fi
-if has_part tables && found tables "$tables" PSERVER_GPU_TABLES; then
-    section "the tables of every kernel, and their digests" env PSERVER_LAUNCHERS=device "$tables" --nocapture
+tables=
+if has_part tables || has_part memcheck || has_part racecheck; then tables=$(program tables); fi
+if has_part tables && found tables "$tables"; then
+    # shellcheck disable=SC2086
+    section "the tables of every kernel, and their digests" env PSERVER_LAUNCHERS=device "$tables" --nocapture $some
 fi
 
-if has_part sanitizer; then
+sanitizer=
+if has_part memcheck || has_part racecheck; then
     sanitizer=${PSERVER_SANITIZER:-$(command -v compute-sanitizer || true)}
+    if [ -z "$sanitizer" ] && folder=$(folder_of compute-sanitizer /usr/local/cuda-1[23]*/bin); then
+        sanitizer=$folder/compute-sanitizer
+    fi
     # The package of 13.0 lacks programs that it starts.
     if [ -z "$sanitizer$standin" ] && install nvidia-cuda-sanitizer-api==13.5.25; then
         sanitizer=$(find "$PWD/$tools/lib" -path '*/bin/compute-sanitizer' | head -n 1)
         chmod -R +x "$(dirname "$sanitizer")/../bin" "$(dirname "$sanitizer")/../compute-sanitizer" || true
     fi
-    if [ -z "$sanitizer" ]; then
-        skip compute-sanitizer "it is not installed, and cannot be"
-    elif found compute-sanitizer "$sanitizer" PSERVER_SANITIZER && found sanitizer "$tables" PSERVER_GPU_TABLES; then
-        for tool in memcheck racecheck; do
-            section "compute-sanitizer, $tool" env PSERVER_LAUNCHERS=device "$sanitizer" --tool "$tool" \
-                --error-exitcode 1 "$tables" --test-threads=1 rows::ids rows::rows reductions::a_norm \
-                reductions::scalars updates::a_sum updates::a_copy updates::a_table
-        done
-    fi
+    [ -n "$sanitizer" ] || skip compute-sanitizer "it is not installed, and cannot be"
 fi
+if [ -n "$sanitizer" ] && found sanitizer "$tables"; then
+    # A name that no test has any more would be watched in vain.
+    for name in $watched; do
+        if ! "$tables" --list "$name" | grep -q ': test$'; then say "there is no test $name" && failed=1; fi
+    done
+else
+    sanitizer=
+fi
+for tool in memcheck racecheck; do
+    if [ -n "$sanitizer" ] && has_part "$tool" && found "$tool" "$sanitizer"; then
+        # shellcheck disable=SC2086
+        section "compute-sanitizer, $tool" env PSERVER_LAUNCHERS=device "$sanitizer" --tool "$tool" \
+            --error-exitcode 1 "$tables" --test-threads=1 ${some:-$watched}
+    fi
+done
 
 if has_part digits; then
-    pserver=$(program "${PSERVER:-}" build -p pserver --bin pserver)
-    if found digits "$pserver" PSERVER; then
-        section "the digits, killed once, on a device as on the processor" digits_are_equal
+    pserver=$(program pserver)
+    if found digits "$pserver"; then
+        section "the digits, killed once, on a device as on the processor" sh "$script" --digits "$pserver"
     fi
 fi
 
-if has_part goals || has_part rules; then
-    bench=$(program "${PSBENCH:-}" build -p pserver-bench --bin psbench)
-    if found psbench "$bench" PSBENCH; then
-        torch=${PSERVER_TORCH:-python3}
+bench=
+if has_part goals || has_part adamw || has_part rules; then bench=$(program psbench); fi
+with_torch=
+if [ -n "$bench" ] && { has_part goals || has_part adamw; }; then
+    torch=${PSERVER_TORCH:-python3}
+    if [ -n "$standin" ] || timeout 120 "$torch" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
+        >/dev/null 2>&1; then
         with_torch="--torch $torch"
-        if [ -z "$standin" ] && ! "$torch" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
-            >/dev/null 2>&1; then
-            skip torch "there is no torch with CUDA" && with_torch=
-        fi
-        if has_part goals; then
-            # shellcheck disable=SC2086
-            section "goals" "$bench" kernels --device cuda --rule adam,adamw,adam-text --elements "$elements" \
-                --step-elements "$step_elements" --goals $with_torch --markdown "$work/1.md"
-        fi
-        if has_part rules; then
-            section "other rules" "$bench" kernels --device cuda --rule sum,sgd,momentum,adagrad,lion \
-                --elements "$((elements / 10))" --step-elements "$((step_elements / 4))" --markdown "$work/2.md"
-        fi
+    else
+        skip torch "there is no torch with CUDA"
     fi
 fi
-
-if [ -n "$page" ]; then
-    {
-        printf '# CUDA kernels on a device\n\nMade by `kernels/cu/check-on-gpu.sh`, %s, at revision %s.\n\n' \
-            "$(date -u +%Y-%m-%d)" "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-        nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader 2>/dev/null |
-            sed 's/^/Device: /;s/$/./' || true
-        [ -z "$standin" ] || printf 'On the driver that stands in for a device: the figures below mean nothing.\n'
-        printf '\n| part | verdict |\n| --- | --- |\n'
-        cat "$report.verdicts"
-        for figures in "$work"/[0-9].md; do
-            if [ -e "$figures" ]; then printf '\n' && cat "$figures"; fi
-        done
-    } >"$page"
-    say "the page is $page"
+measured() {
+    heading=$1
+    shift
+    # shellcheck disable=SC2086
+    section "$heading" "$bench" kernels --device cuda "$@" $counts --markdown "$work/figures.md"
+    figures "$work/figures.md"
+    rm -f "$work/figures.md"
+}
+if has_part goals && found goals "$bench"; then
+    # shellcheck disable=SC2086
+    measured goals --rule adam,adam-text --elements "$elements" --step-elements "$step_elements" --goals $with_torch
 fi
-rm -f "$report.verdicts"
+if has_part adamw && found adamw "$bench"; then
+    # shellcheck disable=SC2086
+    measured "AdamW beside torch" --rule adamw --elements "$elements" --step-elements "$step_elements" $with_torch
+fi
+if has_part rules && found rules "$bench"; then
+    measured "other rules" --rule sum,sgd,momentum,adagrad,lion --elements "$((elements / 10))" \
+        --step-elements "$((step_elements / 4))"
+fi
+
+if [ -n "$page" ]; then make_page >"$page" && say "the page is $page"; fi
 say "the report is $report; $skipped skipped"
 exit "$failed"

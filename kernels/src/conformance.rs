@@ -9,6 +9,7 @@
 //! Not a number equals not a number: which of its patterns comes out is nobody's promise.
 
 pub mod device;
+pub mod skips;
 pub mod standin;
 
 use std::sync::Arc;

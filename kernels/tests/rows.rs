@@ -14,7 +14,8 @@ use pserver_core::memory::{Arena, Budget};
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Schedule, Step, fill};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rows::{
-    CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, SelectedRows, TableSettings, Workspace,
+    CatchUp, Height, Ids, Initializer, Merge, Pieces, Reading, RowLayout, RowTable, SelectedRows, TableSettings,
+    Workspace,
 };
 use pserver_core::rule::Written;
 use pserver_kernels::cpu::Cpu;
@@ -117,6 +118,10 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
         let rows: Vec<_> = round.contributions.iter().map(|rows| encode(settings.layout, rows)).collect();
         let views: Vec<_> = rows.iter().map(SelectedRows::view).collect();
         let merged = merge.unite(settings.layout, &views).expect("they fit");
+        for view in views.iter().filter(|view| view.ids().len() % 2 == 1) {
+            let (mut from, ids) = (0, view.ids());
+            while !table.catch_up(&mut work, kernels, ids, &mut from, &mut allowance(&round.reads)) {}
+        }
         table.apply(&mut work, kernels, &merged, &step).expect("there is room");
         dense.apply(settings, kernels, &rows, &step);
         compare(settings, &mut table, &mut work, kernels, &dense, &round.reads, version)?;
@@ -138,6 +143,11 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
     Ok(())
 }
 
+/// What may be replayed in one turn: now and then a few rows, and now and then everything.
+fn allowance(reads: &[u64]) -> u64 {
+    [1, 40, u64::MAX][reads.len() % 3]
+}
+
 fn compare(
     settings: &TableSettings,
     table: &mut RowTable,
@@ -149,7 +159,8 @@ fn compare(
 ) -> Result<(), TestCaseError> {
     let row_bytes = settings.layout.row_bytes();
     let mut into = vec![0; reads.len() * row_bytes];
-    table.pull(work, kernels, Ids::new(settings.layout, reads).expect("small ids"), &mut into);
+    let (ids, mut reading) = (Ids::new(settings.layout, reads).expect("small ids"), Reading::default());
+    while !table.read(work, kernels, ids, &mut reading, &mut allowance(reads), &mut into) {}
     for (id, row) in reads.iter().zip(into.chunks(row_bytes)) {
         let expected = &dense.weight[usize::try_from(*id).expect("a small id") * row_bytes..][..row_bytes];
         proptest::prop_assert_eq!(row, expected, "row {} at version {} by {}", id, version, kernels.name());

@@ -125,11 +125,15 @@ fn who_shows_no_token_is_told_so_and_learns_nothing_of_lanes() {
         raw.send(bytes);
         raw.must_be_refused(expected);
     };
-    let card = [b"PSRVTOK1".as_slice(), &[3; 56]].concat();
+    let card = [b"PSTOKEN1".as_slice(), &[3; 56]].concat();
     check(&hello(1).encode(), "this job has a token, and who connects shows none");
     check(&hello(7).encode(), "this job has a token, and who connects shows none");
     check(&[0; 64], "not a pserver frame: it begins with 0x00000000");
     check(&card[..63], "no hello within 200ms");
+    let mut silent = server.connect();
+    silent.send(&card);
+    silent.0.read_exact(&mut [0; 64]).expect("the server shows that it has the token");
+    silent.must_be_refused("no hello within 200ms");
     let open = start(NetworkOptions::default());
     let mut raw = open.connect();
     raw.send(&card);

@@ -85,6 +85,21 @@ impl Client {
         self.enter()?.finish_init()
     }
 
+    /// Gives up the initialisation that this trainer was chosen for, and what was declared: another trainer that offers
+    /// to initialise is chosen at once. Who was not chosen gives up nothing.
+    ///
+    /// # Errors
+    /// When the coordinator does not answer before the deadline; another is then chosen when the lease has lapsed.
+    pub fn give_up_init(&self) -> Result<(), Failure> {
+        let mut state = self.enter()?;
+        if state.drafting().is_err() {
+            return Ok(());
+        }
+        state.engine.holds_lease = false;
+        state.ready_job().phase = Phase::Joined;
+        state.control(Request::Resign(true), "giving up the initialisation").map(drop)
+    }
+
     /// Lets the coordinator hear from an initialiser that computes between its calls.
     fn keep_lease(&self) {
         let shared = std::sync::Arc::downgrade(&self.shared);

@@ -28,7 +28,6 @@ mod views;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,8 +78,8 @@ pub struct ClientOptions {
     pub checks: Checks,
     /// Which RDMA device connections use.
     pub rdma_device: DeviceChoice,
-    /// The file with the job's token, which servers that have one ask for.
-    pub token_file: Option<PathBuf>,
+    /// The job's token, which servers that have one ask for.
+    pub token: Option<Token>,
 }
 
 impl ClientOptions {
@@ -96,7 +95,7 @@ impl ClientOptions {
             poll: Poll::default(),
             checks: Checks::default(),
             rdma_device: DeviceChoice::default(),
-            token_file: None,
+            token: None,
         }
     }
 }
@@ -250,10 +249,10 @@ impl Client {
     /// A client; it connects with its first call.
     ///
     /// # Errors
-    /// When the token cannot be read, or this process cannot have another transport.
+    /// When this process cannot have another transport.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
-        let token = options.token_file.as_deref().map(Token::read).transpose()?;
-        let (poll, checks, devices) = (options.poll, options.checks, Devices::from(&options.rdma_device));
+        let (poll, checks, token) = (options.poll, options.checks, options.token.clone());
+        let devices = Devices::from(&options.rdma_device);
         let transport = NetworkOptions { poll, checks, devices, token, ..NetworkOptions::default() };
         let verbs = OverVerbs::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)

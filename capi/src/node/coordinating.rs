@@ -55,7 +55,7 @@ impl CoordinatorNode {
         let saving = Saving {
             coordinator: start.address.clone(),
             root: start.settings.model_dir.clone(),
-            token_file: start.settings.token_file.clone(),
+            token: start.token.clone(),
         };
         // One save for each connection that asks, and every one of them waits for its answer.
         let (done, saved) = unbounded();

@@ -6,6 +6,7 @@
 use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::port::{Accelerator, Simulated};
+use pserver_core::server::NoRoom;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::cuda::{Cuda, Found, Settings as CudaSettings};
 
@@ -56,6 +57,11 @@ pub(super) fn open(settings: &Settings) -> Result<Vec<Opened>, Failure> {
             }
         },
     }
+}
+
+/// What becomes of parameters that find no room: a device that somebody named has all that can live there.
+pub(super) fn no_room(settings: &Settings) -> NoRoom {
+    if settings.device == Device::Auto { NoRoom::Processor } else { NoRoom::Refused }
 }
 
 /// A shard that the device refused, and why.

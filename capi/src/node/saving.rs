@@ -13,6 +13,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::wire::Address;
 use pserver_core::wire::answer::Saved;
+use pserver_transport::network::Token;
 use std::sync::Arc;
 
 use crate::client::{Client, ClientOptions, Facts, Wanted, WantedRows};
@@ -29,7 +30,7 @@ const BLOCK_BYTES: u64 = 16 * 1024 * 1024;
 pub(super) struct Saving {
     pub(super) coordinator: Address,
     pub(super) root: PathBuf,
-    pub(super) token_file: Option<PathBuf>,
+    pub(super) token: Option<Token>,
 }
 
 /// Where the bytes of a tensor come from.
@@ -52,8 +53,8 @@ enum RowIds {
 pub(super) fn save(saving: &Saving, path: &str) -> Result<Saved, Failure> {
     let path = ModelPath::parse(path)?;
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(&saving.root)?);
-    let (coordinator, token_file) = (saving.coordinator.clone(), saving.token_file.clone());
-    let client = Client::new(ClientOptions { is_reader: true, token_file, ..ClientOptions::new(coordinator) })?;
+    let (coordinator, token) = (saving.coordinator.clone(), saving.token.clone());
+    let client = Client::new(ClientOptions { is_reader: true, token, ..ClientOptions::new(coordinator) })?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
         let facts = client.describe(&name)?;

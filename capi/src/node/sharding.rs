@@ -13,7 +13,7 @@ use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::Start;
-use super::device::Opened;
+use super::device::{self, Opened};
 use super::session::Session;
 use crate::settings::Journal;
 
@@ -72,7 +72,7 @@ impl ShardNode {
         }
         let mut shard = Shard::new(options, Box::new(kernels));
         if let Some(accelerator) = accelerator {
-            shard = shard.with_accelerator(accelerator);
+            shard = shard.with_accelerator(accelerator, device::no_room(&start.settings));
         }
         let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
         let directory = format!("server-{}/shard-{index}", start.settings.index);

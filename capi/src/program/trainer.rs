@@ -90,6 +90,15 @@ fn initialise_with(
     if !client.begin_init(settings)? {
         return Ok(());
     }
+    declare(client, parts, kept).and_then(|()| client.finish_init()).inspect_err(|_| {
+        // The next trainer may have the memory that this one lacks. If the coordinator does not hear it, the lease
+        // lapses.
+        let _ = client.give_up_init();
+    })
+}
+
+/// Declares what servers keep, as the beginnings of their parts make it.
+fn declare(client: &Client, parts: &[Part], kept: &[Kept]) -> Result<(), Failure> {
     for part in parts.iter().filter(|part| matches!(part.peers[0], Peer::Server(_))) {
         let own = || kept.iter().filter(|one| part.peers.contains(&Peer::Server(one.server)));
         // Rows begin on the server, when somebody touches them.
@@ -101,7 +110,7 @@ fn initialise_with(
             client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
         }
     }
-    client.finish_init()
+    Ok(())
 }
 
 impl<'c> Trainer<'c> {

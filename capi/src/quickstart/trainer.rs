@@ -16,6 +16,7 @@ use pserver_core::program::{Elements, Graph, PlainRun, Purpose, Tensor, Value};
 use pserver_core::wire::Address;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::graph::CpuArithmetic;
+use pserver_transport::network::Token;
 use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
@@ -105,8 +106,9 @@ pub fn run(args: &TrainerArgs) -> Result<()> {
     let orders = lifeline::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
-    let (trainer, rdma_device, token_file) = (Some(args.trainer), args.rdma_device.clone(), args.token_file.clone());
-    let client = Client::new(ClientOptions { trainer, rdma_device, token_file, ..ClientOptions::new(coordinator) })?;
+    let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());
+    let token = args.token_file.as_deref().map(Token::read).transpose()?;
+    let client = Client::new(ClientOptions { trainer, rdma_device, token, ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
         writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")

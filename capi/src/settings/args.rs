@@ -90,8 +90,8 @@ pub struct ServeArgs {
     /// proxy [default: between-hosts].
     #[arg(long, value_name = "WHERE")]
     pub checks: Option<String>,
-    /// What updates parameters: cpu, cuda:N (the device of that number), or auto, which is the first device of CUDA
-    /// where there is one [default: auto].
+    /// What updates parameters: cpu, cuda:N (the device of that number, which must have room for all that can live
+    /// there), or auto, which is the first device of CUDA where there is one, as far as there is room [default: auto].
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// The RDMA device of connections between machines: auto (the one that has the address of a connection, else the

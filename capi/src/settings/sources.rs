@@ -36,14 +36,16 @@ pub(super) struct Reader<'a> {
 }
 
 impl Sources {
-    /// Asks the command line, the environment, the file and the defaults, in this order.
+    /// Asks the command line, the environment, the file and the defaults, in this order. An empty variable is none, as
+    /// a trainer has it: somebody's script had nothing to say.
     ///
     /// # Errors
     /// When the file cannot be read, is not TOML, or has a key that is no setting.
     pub(super) fn collect(args: &ServeArgs, environment: &[(String, String)]) -> Result<Self> {
         let variable = |name: &str| {
             let named = format!("{PREFIX}{}", name.to_uppercase());
-            environment.iter().find(|(name, _)| *name == named).map(|(_, text)| text.clone())
+            let found = environment.iter().find(|(name, text)| *name == named && !text.trim().is_empty());
+            found.map(|(_, text)| text.clone())
         };
         let path = args.config.clone().or_else(|| variable("config").map(PathBuf::from));
         let keys = args.keys();

@@ -4,6 +4,7 @@
 //! position when the checkpoint began, and replay from there brings all of them to the present.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::journal;
@@ -91,6 +92,31 @@ pub struct ChunkRecord<'a> {
     pub states: &'a [&'a [u8]],
 }
 
+impl ChunkRecord<'_> {
+    fn tensors(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.value).chain(self.states.iter().copied())
+    }
+
+    /// Bytes of the value and the states.
+    fn bytes(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.len() as u64).sum()
+    }
+
+    /// These bytes of the value and the states, one after the other.
+    fn part(&self, part: &Range<u64>) -> Vec<&[u8]> {
+        let mut start = 0;
+        let within = |at: u64, start: u64, tensor: &[u8]| {
+            usize::try_from(at.saturating_sub(start)).map_or(tensor.len(), |at| at.min(tensor.len()))
+        };
+        let tensors = self.tensors().map(|tensor| {
+            let cut = &tensor[within(part.start, start, tensor)..within(part.end, start, tensor)];
+            start += tensor.len() as u64;
+            cut
+        });
+        tensors.filter(|cut| !cut.is_empty()).collect()
+    }
+}
+
 /// A checkpoint being written. It can be sent to another thread, where [`Self::finish`] may wait for the disk.
 pub struct ShardCheckpoint {
     storage: Arc<dyn Storage>,
@@ -152,10 +178,25 @@ impl ShardCheckpoint {
 
     /// Writes the next chunk of the layout. After a failure the checkpoint is to be dropped: its files are gone.
     pub fn push(&mut self, chunk: ChunkRecord<'_>) -> Result<(), Failure> {
-        self.check(&chunk);
-        let written = self.write(&chunk);
-        self.pushed += 1;
-        self.abandon_on_failure(written)
+        let mut from = 0;
+        self.push_some(chunk, &mut from, u64::MAX)?;
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), but no more than `bytes` of the chunk's tensors, `from` on, which is where it ends the
+    /// next time. True when the chunk is whole; until then the same one is pushed again. Beginning a chunk is free, so
+    /// it is begun whatever `bytes` is.
+    pub fn push_some(&mut self, chunk: ChunkRecord<'_>, from: &mut u64, bytes: u64) -> Result<bool, Failure> {
+        if *from == 0 {
+            self.check(&chunk);
+        }
+        let until = from.saturating_add(bytes).min(chunk.bytes());
+        let written = self.write(&chunk, *from..until);
+        *from = until;
+        let is_whole = until == chunk.bytes();
+        self.pushed += usize::from(is_whole);
+        self.abandon_on_failure(written)?;
+        Ok(is_whole)
     }
 
     /// Makes the checkpoint whole and removes all older ones but the newest. Returns its bytes on disk.
@@ -181,13 +222,15 @@ impl ShardCheckpoint {
         assert!(states.eq(layout.states.iter().map(|state| state.bytes)), "states are as the layout says");
     }
 
-    fn write(&mut self, chunk: &ChunkRecord<'_>) -> Result<(), Failure> {
+    /// Writes a part of a chunk's tensors, and after the last what is known of the chunk.
+    fn write(&mut self, chunk: &ChunkRecord<'_>, part: Range<u64>) -> Result<(), Failure> {
         if self.pushed == self.placed {
             self.begin_part()?;
         }
-        let mut parts = vec![chunk.value];
-        parts.extend_from_slice(chunk.states);
-        self.data.last_mut().expect("a part has begun").write(&parts)?;
+        self.data.last_mut().expect("a part has begun").write(&chunk.part(&part))?;
+        if part.end < chunk.bytes() {
+            return Ok(());
+        }
         let marks_bytes = u32::try_from(chunk.marks.len()).expect("marks are far below 4 GiB");
         self.table.extend_from_slice(&chunk.id.parameter.0.to_le_bytes());
         self.table.extend_from_slice(&marks_bytes.to_le_bytes());

@@ -28,6 +28,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thiserror::Error;
+
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::memory::{Arena, Lease, Value};
@@ -111,6 +113,29 @@ impl Resident {
     #[must_use]
     pub fn bytes_total(&self) -> u64 {
         u64::from(self.bytes) * (1 + self.code.states() as u64)
+    }
+}
+
+/// Why a chunk cannot live on an accelerator; others may still.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NotAdopted {
+    /// The accelerator does not take such a chunk, cannot run its rule, or is gone. Says which, and what was expected.
+    #[error("{0}")]
+    Unfit(String),
+    /// There is no room. Says how many bytes were asked for, and how many are free.
+    #[error("{0}")]
+    Full(String),
+}
+
+impl From<Failure> for NotAdopted {
+    fn from(failure: Failure) -> Self {
+        Self::Unfit(failure.to_string())
+    }
+}
+
+impl From<NotAdopted> for Failure {
+    fn from(why: NotAdopted) -> Self {
+        Self::Call(why.to_string())
     }
 }
 
@@ -220,9 +245,8 @@ pub trait Accelerator: Send {
     /// [`Work::Load`].
     ///
     /// # Errors
-    /// [`Failure::Call`] when the chunk cannot live there: what it does not take, or the bytes asked for and those that
-    /// are free. Other chunks may still.
-    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure>;
+    /// When the chunk cannot live there.
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted>;
 
     /// Waits for what is under way, gives up what was submitted and not begun, and forgets all slots and arenas. What
     /// was under way does not come back: its leases are dropped.

@@ -11,8 +11,8 @@ mod transport;
 
 pub use crate::optim::Formula;
 pub use accelerator::{
-    Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, Resident, Simulated,
-    Work,
+    Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
+    Simulated, Work,
 };
 pub use arithmetic::Arithmetic;
 pub use kernels::{Kernels, Plain, Update};

@@ -19,4 +19,6 @@ pub use initializer::Initializer;
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};
 pub use merge::{Merge, Merged, Unique};
 pub use selected::{Ids, RowsView, SelectedRows};
-pub use table::{CatchUp, Pieces, Rates, Record, RowTable, Sorted, TableSettings, TableUsage, Workspace};
+pub use table::{
+    CatchUp, Pieces, Rates, Reading, Record, RowTable, Sorted, TableCopy, TableSettings, TableUsage, Workspace,
+};

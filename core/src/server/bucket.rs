@@ -17,7 +17,8 @@ use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    CatchUp, Height, Ids, Merge, Pieces, Rates, Record, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+    CatchUp, Height, Ids, Merge, Pieces, Rates, Reading, Record, RowLayout, RowTable, RowsView, TableCopy,
+    TableSettings, Workspace,
 };
 use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart};
@@ -105,6 +106,9 @@ pub(super) struct Bucket {
     /// How many rows it may have.
     rows_max: u64,
     table: RowTable,
+    /// Of an update that waits until its rows have seen what they missed: how far that is, as a contribution and a
+    /// place in it.
+    caught_up: Option<(usize, usize)>,
     gathering: Vec<Gathering>,
     /// The last call of a trainer that was given up: what else comes of it is refused, until it comes anew.
     given_up: Vec<(TrainerId, Mark)>,
@@ -118,12 +122,7 @@ pub(super) struct RowsRoom {
 }
 
 /// A bucket as a checkpoint holds it.
-pub(super) struct BucketTensors {
-    /// The weights, then each state, row after row.
-    contents: Vec<Vec<u8>>,
-    ids: Vec<u8>,
-    lasts: Vec<u8>,
-}
+pub(super) struct BucketTensors(TableCopy);
 
 impl RowsPlan {
     /// What a declaration says of rows, if it says anything.
@@ -218,7 +217,8 @@ impl Bucket {
         let is_all = plan.layout.height() == Height::Rows(plan.buckets.rows);
         let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
         let table = RowTable::new(settings, pieces)?;
-        Ok(Self { buckets: plan.buckets, index, rows_max, table, gathering: Vec::new(), given_up: Vec::new() })
+        let (gathering, given_up) = (Vec::new(), Vec::new());
+        Ok(Self { buckets: plan.buckets, index, rows_max, table, caught_up: None, gathering, given_up })
     }
 
     pub(super) fn element_type(&self) -> ElementType {
@@ -309,36 +309,70 @@ impl Bucket {
         self.table.set(&mut room.work, &mut Plain, &rows)
     }
 
-    /// The next version: the contributions' rows are merged, in their order, and the rule steps.
+    /// The next version: the contributions' rows are merged, in their order, and the rule steps. False when the rows
+    /// have missed more than there was `left` for; it then goes on at the next try.
     pub(super) fn update<'a>(
         &mut self,
         room: &mut RowsRoom,
         kernels: &mut dyn Kernels,
         step: &Step,
         rows: impl Iterator<Item = &'a RowsLease>,
-    ) -> Result<(), Failure> {
+        left: &mut u64,
+    ) -> Result<bool, Failure> {
         let layout = self.table.layout();
         let views = rows.map(|rows| rows.view(layout)).collect::<Result<Vec<_>, _>>()?;
+        if !self.catch_up(room, kernels, &views, left) {
+            return Ok(false);
+        }
         let merged = room.merge.unite(layout, &views)?;
-        self.table.apply(&mut room.work, kernels, &merged, step)
+        self.table.apply(&mut room.work, kernels, &merged, step).map(|()| true)
     }
 
-    /// The rows that somebody asks for, in the order of the ids; nothing when they ask for none.
+    /// Lets the rows of contributions see what they have missed; false when that goes on at the next try. What is
+    /// within the allowance the update does itself.
+    fn catch_up(
+        &mut self,
+        room: &mut RowsRoom,
+        kernels: &mut dyn Kernels,
+        views: &[RowsView<'_>],
+        left: &mut u64,
+    ) -> bool {
+        let mut rest = *left;
+        if self.caught_up.is_none() && views.iter().all(|view| self.table.may_catch_up(view.ids(), &mut rest)) {
+            *left = rest;
+            return true;
+        }
+        let (at, place) = self.caught_up.get_or_insert((0, 0));
+        while let Some(view) = views.get(*at) {
+            if !self.table.catch_up(&mut room.work, kernels, view.ids(), place, left) {
+                return false;
+            }
+            (*at, *place) = (*at + 1, 0);
+        }
+        self.caught_up = None;
+        true
+    }
+
+    /// Room for the rows that somebody asks for; nothing when they ask for none.
+    pub(super) fn begin_read(&self, pool: &mut Pool, wish: &Wish) -> Result<Option<Value>, Failure> {
+        let ids = Ids::parse(self.table.layout(), wish.bytes())?;
+        let bytes = u32::try_from(ids.len() * self.table.layout().row_bytes()).ok().filter(|bytes| *bytes > 0);
+        bytes.map(|bytes| Ok(Value::new(pool.take_for_rows(bytes)?, bytes))).transpose()
+    }
+
+    /// Writes the rows that somebody asks for, in the order of the ids. False when they have missed more than there was
+    /// `left` for; it then goes on where the `reading` is.
     pub(super) fn read(
         &mut self,
         room: &mut RowsRoom,
         kernels: &mut dyn Kernels,
-        pool: &mut Pool,
         wish: &Wish,
-    ) -> Result<Option<Value>, Failure> {
-        let ids = Ids::parse(self.table.layout(), wish.bytes())?;
-        let Some(bytes) = u32::try_from(ids.len() * self.table.layout().row_bytes()).ok().filter(|bytes| *bytes > 0)
-        else {
-            return Ok(None);
-        };
-        let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
-        self.table.pull(&mut room.work, kernels, ids, value.bytes_mut());
-        Ok(Some(value))
+        reading: &mut Reading,
+        value: &mut Value,
+        left: &mut u64,
+    ) -> bool {
+        let ids = Ids::parse(self.table.layout(), wish.bytes()).expect("the ids were checked");
+        self.table.read(&mut room.work, kernels, ids, reading, left, value.bytes_mut())
     }
 
     /// Ids of rows that are there, in the table's order, from behind the one below that which is asked for, or from the
@@ -443,22 +477,24 @@ impl Bucket {
         states.chain([layout(IDS, ElementType::Uint64), layout(LASTS, ElementType::Uint64)]).collect()
     }
 
-    /// The rows that are there, as a checkpoint holds them.
+    /// The rows that are there, in ascending order of their ids.
     pub(super) fn tensors(&self) -> BucketTensors {
-        let sorted = self.table.sorted();
-        let row_bytes = self.table.layout().row_bytes();
-        let states = self.table.settings().rule.states().len();
-        let mut tensors = BucketTensors { contents: vec![Vec::new(); states + 1], ids: Vec::new(), lasts: Vec::new() };
-        tensors.contents.iter_mut().for_each(|content| content.reserve_exact(sorted.len() * row_bytes));
-        for index in 0..sorted.len() {
-            let record = self.table.record(&sorted, index);
-            for (content, part) in tensors.contents.iter_mut().zip(record.content.chunks_exact(row_bytes)) {
-                content.extend_from_slice(part);
-            }
-            tensors.ids.extend_from_slice(&record.id.to_le_bytes());
-            tensors.lasts.extend_from_slice(&record.last.0.to_le_bytes());
-        }
-        tensors
+        BucketTensors(self.table.copy())
+    }
+
+    /// Begins a copy of the rows as they are now, for a checkpoint.
+    pub(super) fn begin_copy(&mut self) {
+        self.table.begin_copy();
+    }
+
+    /// Copies about `left` bytes of them; gives the copy when it is whole.
+    pub(super) fn copy_on(&mut self, left: &mut u64) -> Option<BucketTensors> {
+        self.table.copy_on(left).map(BucketTensors)
+    }
+
+    /// Gives up a copy, if one is being made.
+    pub(super) fn stop_copy(&mut self) {
+        self.table.stop_copy();
     }
 
     /// Takes up what a checkpoint holds.
@@ -527,15 +563,9 @@ impl Bucket {
 impl BucketTensors {
     /// The value, then the states, as a record of a checkpoint has them.
     pub(super) fn parts(&self) -> (&[u8], Vec<&[u8]>) {
-        let (value, states) = self.contents.split_first().expect("there are weights");
-        let rest = [self.ids.as_slice(), self.lasts.as_slice()];
+        let (value, states) = self.0.contents.split_first().expect("there are weights");
+        let rest = [self.0.ids.as_slice(), self.0.lasts.as_slice()];
         (value, states.iter().map(Vec::as_slice).chain(rest).collect())
-    }
-
-    /// Bytes of all.
-    pub(super) fn bytes(&self) -> u64 {
-        let (value, states) = self.parts();
-        value.len() as u64 + states.iter().map(|state| state.len() as u64).sum::<u64>()
     }
 }
 

@@ -15,7 +15,7 @@ use super::chunk::{Chunk, LateSet, Mark, Open, Stage};
 use super::device::{Device, Doing};
 use super::gate::Table;
 use super::reply::{NOBODY, Refusal};
-use super::serving::{Context, Serving, version_entry};
+use super::serving::{Context, Lack, Serving, version_entry};
 use crate::error::Failure;
 use crate::ids::{ChunkId, PeerId, TrainerId, Version};
 use crate::memory::Lease;
@@ -48,7 +48,7 @@ impl Serving {
             return true;
         }
         let Ok(into) = cx.pool.take(chunk.bytes) else {
-            self.stall(place);
+            self.stall(place, Lack::Memory);
             return false;
         };
         seat.doing = Doing::Updating;
@@ -135,11 +135,11 @@ impl Serving {
         }
     }
 
-    /// Whether what arrives for a chunk has to wait outside until there is a lease for its update: who may go next is
-    /// not known before it is over.
-    pub(super) fn is_shut(&self, place: usize) -> bool {
+    /// What an update lacks behind which what arrives for a chunk has to wait outside: who may go next is not known
+    /// before it is over.
+    pub(super) fn is_shut(&self, place: usize) -> Option<Lack> {
         if !self.is_stalled() {
-            return false;
+            return None;
         }
         let chunk = &self.table.chunks[place];
         let is_element_wise = chunk.rule.rule().is_element_wise();
@@ -149,23 +149,21 @@ impl Serving {
             Pace::Bounded(_) => true,
         };
         let first = if is_element_wise { place } else { self.table.held(chunk.id).group.chunks[0] };
-        decides && self.stalled.contains(&first)
+        self.stalled.get(&first).copied().filter(|_| decides)
     }
 
     /// Refuses what arrives for a chunk that is shut.
     pub(super) fn check_open(&self, place: usize) -> Result<(), Refusal> {
-        if !self.is_shut(place) {
-            return Ok(());
-        }
+        let Some(lack) = self.is_shut(place) else { return Ok(()) };
         let id = self.table.chunks[place].id;
         let name = self.table.held(id).name();
-        let text = format!("parameter \"{name}\" chunk {}: its update waits for memory that readers hold", id.chunk);
+        let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
         Err(Refusal::new(ErrorCode::Busy, text))
     }
 
     /// Refuses a change of who takes part while it could change what goes next.
     pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
-        self.stalled.iter().try_for_each(|place| self.check_open(*place))
+        self.stalled.keys().try_for_each(|place| self.check_open(*place))
     }
 
     /// Refuses a value that would have to wait behind another.

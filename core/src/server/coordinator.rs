@@ -348,6 +348,11 @@ impl Coordinator {
                 self.begins.push((peer, *head, offers && who.is_some()));
                 self.elect(now, replies, out);
             }
+            Request::Resign(_) => {
+                self.resign(who, head.generation);
+                self.elect(now, replies, out);
+                answer(replies, peer, head, Answer::Done(true));
+            }
             Request::Commit(commit) => self.commit(now, peer, head, commit, replies, out)?,
             Request::Catalogue(wanted) => {
                 let page = self.page(wanted.page)?;

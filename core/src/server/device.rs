@@ -8,20 +8,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::chunk::Chunk;
-use super::gate::Held;
+use super::gate::{Held, Table};
 use super::pool::Pool;
+use super::program::rule_of;
 use super::serving::{Job, Serving};
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
 use crate::memory::Lease;
-use crate::optim::{Formula, Step};
-use crate::port::{Accelerator, Code, DeviceSlot, Done, Resident, Work};
+use crate::optim::{Formula, Prepared, Step};
+use crate::port::{Accelerator, Code, DeviceSlot, Done, NotAdopted, Resident, Work};
+
+/// What becomes of parameters that an accelerator could take and has no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// They stay on the processor, and the log says so.
+    Processor,
+    /// They are not initialised: whoever does it is told how many bytes were asked for, and how many are free. A shard
+    /// that restores them stops.
+    Refused,
+}
 
 /// An accelerator with what was submitted to it.
 pub(super) struct Device {
     accelerator: Box<dyn Accelerator>,
     name: Arc<str>,
+    no_room: NoRoom,
+    /// Room for chunks that do not live there yet.
+    reserved: Option<Reserved>,
     /// Whose chunks live on it.
     generation: Generation,
     queue: VecDeque<Work>,
@@ -97,11 +111,13 @@ impl Seat {
 }
 
 impl Device {
-    pub(super) fn new(accelerator: Box<dyn Accelerator>) -> Self {
+    pub(super) fn new(accelerator: Box<dyn Accelerator>, no_room: NoRoom) -> Self {
         let name = accelerator.capabilities().name.into();
         Self {
             accelerator,
             name,
+            no_room,
+            reserved: None,
             generation: Generation(0),
             queue: VecDeque::new(),
             places: Vec::new(),
@@ -162,71 +178,134 @@ impl Device {
         self.released.clear();
     }
 
-    /// Forgets what lived here, and takes in the chunks of a shard that serves, as far as they can live here.
-    pub(super) fn take_in(&mut self, serving: &mut Serving, pool: &Pool) {
+    /// Whether parameters that find no room are an error.
+    pub(super) fn must_hold_all(&self) -> bool {
+        self.no_room == NoRoom::Refused
+    }
+
+    /// Forgets what lived here, and makes room for a table's chunks, as far as they can live here.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when parameters that must live here find no room: how many bytes all of them take, and how
+    /// many were free.
+    pub(super) fn reserve(&mut self, job: &Job, table: &Table) -> Result<(), Failure> {
         self.accelerator.clear();
         self.queue.clear();
         self.places.clear();
         self.released.clear();
         self.under_way = 0;
+        self.reserved = None;
+        let free = self.accelerator.capabilities().bytes_free;
+        let mut reserved = Reserved::of(table.generation);
+        for held in table.parameters.values() {
+            self.reserve_parameter(job, held, &table.chunks, &mut reserved);
+        }
+        if let Some(full) = &reserved.full {
+            self.accelerator.clear();
+            let (name, asked) = (&self.name, reserved.asked);
+            return Err(Failure::call(format!(
+                "{name}: {asked} bytes were asked for, for parameters and states, and {free} were free; {full}"
+            )));
+        }
+        self.reserved = Some(reserved);
+        Ok(())
+    }
+
+    fn reserve_parameter(&mut self, job: &Job, held: &Held, chunks: &[Chunk], reserved: &mut Reserved) {
+        let (count, least) = (held.group.chunks.len(), self.accelerator.capabilities().bytes_least);
+        let rule = rule_of(job, &held.rule);
+        if let Some(kept) = reserved.tally.kept(job, held, &rule) {
+            *kept += count as u64;
+            return;
+        }
+        let code = code_of(&rule);
+        let resident = |place: usize| {
+            let chunk = &chunks[place];
+            Resident { element_type: chunk.element_type, bytes: chunk.bytes, code: code.clone() }
+        };
+        let places = held.group.chunks.iter().copied();
+        let places: Vec<usize> = places.filter(|place| least <= chunks[*place].bytes).collect();
+        reserved.tally.short += (count - places.len()) as u64;
+        let asked: u64 = places.iter().map(|place| resident(*place).bytes_total()).sum();
+        for (taken, place) in places.iter().enumerate() {
+            let resident = resident(*place);
+            let slot = match self.accelerator.adopt(&resident) {
+                Ok(slot) => slot,
+                Err(why) => return reserved.refuse(held, places.len() - taken, asked, &why, self.no_room),
+            };
+            reserved.seat(*place, slot, resident);
+        }
+        reserved.asked += asked;
+    }
+
+    /// Takes in the chunks of a shard that serves, those that there is room for.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when parameters that must live here find no room.
+    pub(super) fn take_in(&mut self, serving: &mut Serving, pool: &Pool) -> Result<(), Failure> {
         self.generation = serving.table.generation;
+        if self.reserved.as_ref().is_none_or(|reserved| reserved.generation != self.generation) {
+            self.reserve(&serving.job, &serving.table).map_err(|failure| self.lose(failure.to_string()))?;
+        }
+        let Reserved { seats, tally, .. } = self.reserved.take().expect("it was just made");
         if let Err(failure) = pool.offer(self.accelerator.as_mut()) {
             tracing::warn!("{}: memory is not locked, and copies are slower: {failure}", self.name);
         }
-        let mut tally = Tally::default();
-        for held in serving.table.parameters.values() {
-            self.take_in_parameter(&serving.job, held, &mut serving.table.chunks, &mut tally);
+        for (place, slot, code) in seats {
+            assert_eq!(slot.0 as usize, self.places.len(), "slots are counted from zero");
+            self.places.push(place);
+            let chunk = &mut serving.table.chunks[place];
+            let states = std::mem::take(&mut chunk.states);
+            chunk.seat = Some(Box::new(Seat::new(slot, code, Arc::clone(&self.name))));
+            self.push(Work::Load { slot, parameter: chunk.value(), states });
         }
         tracing::info!("{}: {tally}", self.name);
-    }
-
-    fn take_in_parameter(&mut self, job: &Job, held: &Held, chunks: &mut [Chunk], tally: &mut Tally) {
-        let (places, least) = (&held.group.chunks, self.accelerator.capabilities().bytes_least);
-        let count = places.len() as u64;
-        if held.rows.is_some() {
-            tally.of_rows += count;
-            return;
-        }
-        if matches!(job.mode, Mode::Staleness { .. }) {
-            tally.bounded += count;
-            return;
-        }
-        if !held.rule.rule().is_element_wise() {
-            tally.whole += count;
-            return;
-        }
-        for (taken, place) in (0..).zip(places) {
-            let chunk = &mut chunks[*place];
-            if chunk.bytes < least {
-                tally.short += 1;
-            } else if let Err(failure) = self.take_in_chunk(*place, chunk, tally) {
-                let left = count - taken;
-                tally.refused += left;
-                let name = held.name();
-                tracing::warn!("parameter {name:?}: {left} of {count} chunks stay on the processor: {failure}");
-                return;
-            }
-        }
-    }
-
-    fn take_in_chunk(&mut self, place: usize, chunk: &mut Chunk, tally: &mut Tally) -> Result<(), Failure> {
-        let resident = Resident { element_type: chunk.element_type, bytes: chunk.bytes, code: code_of(chunk) };
-        let slot = self.accelerator.adopt(&resident)?;
-        assert_eq!(slot.0 as usize, self.places.len(), "slots are counted from zero");
-        self.places.push(place);
-        tally.seated += 1;
-        tally.bytes += resident.bytes_total();
-        let states = std::mem::take(&mut chunk.states);
-        chunk.seat = Some(Box::new(Seat::new(slot, resident.code, Arc::clone(&self.name))));
-        self.push(Work::Load { slot, parameter: chunk.value(), states });
         Ok(())
     }
 }
 
-/// What is run for a chunk, whatever the step.
-fn code_of(chunk: &Chunk) -> Code {
+/// Room for the chunks of a table.
+struct Reserved {
+    /// Whose it is.
+    generation: Generation,
+    /// Chunks that have a slot: their places in the table, in the order of slots.
+    seats: Vec<(usize, DeviceSlot, Code)>,
+    tally: Tally,
+    /// Bytes of the chunks that have room, and of those for which there is none.
+    asked: u64,
+    /// What must find room here, and finds none.
+    full: Option<String>,
+}
+
+impl Reserved {
+    fn of(generation: Generation) -> Self {
+        Self { generation, seats: Vec::new(), tally: Tally::default(), asked: 0, full: None }
+    }
+
+    fn seat(&mut self, place: usize, slot: DeviceSlot, resident: Resident) {
+        self.tally.seated += 1;
+        self.tally.bytes += resident.bytes_total();
+        self.seats.push((place, slot, resident.code));
+    }
+
+    /// The last chunks of a parameter, which takes `asked` bytes, cannot live there.
+    fn refuse(&mut self, held: &Held, left: usize, asked: u64, why: &NotAdopted, no_room: NoRoom) {
+        self.tally.refused += left as u64;
+        let what = format!("parameter {:?}: {left} of {} chunks", held.name(), held.group.chunks.len());
+        match why {
+            NotAdopted::Full(why) if no_room == NoRoom::Refused => {
+                self.asked += asked;
+                self.full.get_or_insert(format!("{what} found no room: {why}"));
+            }
+            _ => tracing::warn!("{what} stay on the processor: {why}"),
+        }
+    }
+}
+
+/// What is run for a rule's chunks, whatever the step.
+fn code_of(rule: &Prepared) -> Code {
     let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
-    match chunk.rule.formula(&step, &mut Vec::new()) {
+    match rule.formula(&step, &mut Vec::new()) {
         Formula::Add { .. } => Code::Add,
         Formula::Sum { .. } => Code::Sum,
         Formula::Rule { code, .. } => Code::Rule(Arc::clone(code)),
@@ -243,6 +322,21 @@ struct Tally {
     whole: u64,
     short: u64,
     refused: u64,
+}
+
+impl Tally {
+    /// Where the chunks of a parameter are counted that no accelerator takes.
+    fn kept(&mut self, job: &Job, held: &Held, rule: &Prepared) -> Option<&mut u64> {
+        if held.rows.is_some() {
+            Some(&mut self.of_rows)
+        } else if matches!(job.mode, Mode::Staleness { .. }) {
+            Some(&mut self.bounded)
+        } else if !rule.rule().is_element_wise() {
+            Some(&mut self.whole)
+        } else {
+            None
+        }
+    }
 }
 
 impl std::fmt::Display for Tally {

@@ -30,5 +30,6 @@ mod snapshot;
 mod tests;
 
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput, Member};
+pub use device::NoRoom;
 pub use shard::{Output, Shard, ShardOptions};
 pub use snapshot::{Checkpointing, Restored, ShardStatus, Visit};

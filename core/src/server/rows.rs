@@ -8,16 +8,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom, Wish};
+use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom};
 use super::chunk::{Chunk, Content, Mark, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Context, Serving, Verdict, version_entry};
 use crate::error::Failure;
-use crate::ids::{Incarnation, TrainerId, Version};
+use crate::ids::{Incarnation, PeerId, TrainerId, Version};
+use crate::memory::Value;
 use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
+use crate::rows::Reading;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
+
+/// A pull of rows, as far as it is answered. One whose rows have missed much is answered in several turns, and says the
+/// version at which it began: each row is of that one or a later one.
+pub(super) struct RowsPull {
+    place: usize,
+    waiter: Waiter,
+    entry: Entry,
+    value: Value,
+    reading: Reading,
+}
 
 impl Serving {
     /// Whether there is a bucket.
@@ -170,18 +182,18 @@ impl Serving {
     }
 
     /// Answers with rows, or with ids of rows that are there.
-    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter, wish: &Wish) {
-        let chunk = &mut self.table.chunks[place];
+    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
+        let chunk = &self.table.chunks[place];
         let entry = version_entry(chunk);
-        let bucket = chunk.bucket_mut().expect("a wish for rows is one to a bucket");
-        let answered = match waiter.head.flags.contains(Flags::LIST) {
-            true => bucket.list(cx.pool, wish),
-            false => bucket.read(&mut self.rows_room, cx.kernels, cx.pool, wish),
-        };
-        match answered {
+        let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
+        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
+        let is_list = waiter.head.flags.contains(Flags::LIST);
+        let begun = if is_list { bucket.list(cx.pool, wish) } else { bucket.begin_read(cx.pool, wish) };
+        match begun {
             Ok(Some(value)) => {
                 let entry = Entry { bytes: value.len(), ..entry };
-                cx.replies.value(waiter.peer, &waiter.head, entry, Arc::new(value));
+                let pull = RowsPull { place, waiter, entry, value, reading: Reading::default() };
+                if is_list { pull.answer(cx) } else { self.read_on(cx, pull) }
             }
             Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
             Err(failure) => {
@@ -189,6 +201,36 @@ impl Serving {
                 cx.replies.error(waiter.peer, &waiter.head, &refusal);
             }
         }
+    }
+
+    /// Goes on with a pull. If it is not over it waits for its next turn, behind the others.
+    fn read_on(&mut self, cx: &mut Context<'_>, mut pull: RowsPull) {
+        let RowsPull { place, waiter, value, reading, .. } = &mut pull;
+        let bucket = self.table.chunks[*place].bucket_mut().expect("a wish for rows is one to a bucket");
+        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
+        if bucket.read(&mut self.rows_room, cx.kernels, wish, reading, value, &mut cx.left) {
+            pull.answer(cx);
+        } else {
+            self.slow_pulls.push_back(pull);
+        }
+    }
+
+    /// Goes on with the pulls that take more than a turn; whether there were any.
+    pub(super) fn read_on_slow(&mut self, cx: &mut Context<'_>) -> bool {
+        let count = self.slow_pulls.len();
+        for _ in 0..count {
+            if cx.left == 0 {
+                break;
+            }
+            let pull = self.slow_pulls.pop_front().expect("they were counted");
+            self.read_on(cx, pull);
+        }
+        count > 0
+    }
+
+    /// Gives up the pulls of somebody who is gone.
+    pub(super) fn forget_pulls(&mut self, peer: PeerId) {
+        self.slow_pulls.retain(|pull| pull.waiter.peer != peer);
     }
 
     /// Whether a part belongs to a contribution that is still to come.
@@ -230,19 +272,28 @@ impl Serving {
     }
 }
 
+impl RowsPull {
+    fn answer(self, cx: &mut Context<'_>) {
+        cx.replies.value(self.waiter.peer, &self.waiter.head, self.entry, Arc::new(self.value));
+    }
+}
+
 impl Chunk {
-    /// Turns the contributions of the round into the next version of a bucket.
+    /// Turns the contributions of the round into the next version of a bucket; false when it takes another turn.
     pub(super) fn update_rows(
         &mut self,
         room: &mut RowsRoom,
         kernels: &mut dyn Kernels,
         step: &Step,
-    ) -> Result<(), Failure> {
+        left: &mut u64,
+    ) -> Result<bool, Failure> {
         let step = Step { version: Version(self.version.0 + 1), ..*step };
         let Content::Rows(bucket) = &mut self.content else { panic!("rows go to a bucket") };
-        bucket.update(room, kernels, &step, self.round.rows())?;
-        self.version = step.version;
-        Ok(())
+        let is_over = bucket.update(room, kernels, &step, self.round.rows(), left)?;
+        if is_over {
+            self.version = step.version;
+        }
+        Ok(is_over)
     }
 
     /// Goes on under another rule, before the first update.

@@ -4,7 +4,7 @@
 //! gradient when it may enter the open round; what may not yet waits, unacknowledged, one for each trainer and chunk.
 //! The accumulator is the round; it gives when the round is complete.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::bucket::{RowsRoom, Wish};
@@ -15,6 +15,7 @@ use super::pool::Pool;
 use super::program::{Programs, rule_of_mode};
 use super::reply::{NOBODY, Refusal, Replies};
 use super::round::{Contribution, FOLD_AT, Sending};
+use super::rows::RowsPull;
 use super::running::Member;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
@@ -46,6 +47,27 @@ pub(super) struct Context<'a> {
     pub(super) peer: PeerId,
     /// Where in the journal the frame is.
     pub(super) position: u64,
+    /// How much may still be replayed of what rows have missed, in bytes of weights that an update goes over.
+    pub(super) left: u64,
+}
+
+/// What a complete round waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// A lease for the next value.
+    Memory,
+    /// Another turn: its rows have missed so much.
+    Time,
+}
+
+impl Lack {
+    /// What it waits for, for people.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Memory => "memory that readers hold",
+            Self::Time => "rows that catch up with what they have missed",
+        }
+    }
 }
 
 impl Context<'_> {
@@ -64,8 +86,11 @@ pub(super) struct Serving {
     pub(super) left: Vec<Option<Incarnation>>,
     /// How many pushes have arrived.
     arrivals: u64,
-    /// Chunks whose complete round could not be applied for want of a lease; tried again when one comes back.
-    pub(super) stalled: BTreeSet<usize>,
+    /// Chunks whose complete round could not be applied, and for want of what; tried again when a lease comes back, and
+    /// in every turn.
+    pub(super) stalled: BTreeMap<usize, Lack>,
+    /// Pulls of rows that take more than a turn, in the order of their turns.
+    pub(super) slow_pulls: VecDeque<RowsPull>,
     /// Chunks that are about to run in step; empty between two frames.
     pub(super) joined: Vec<Member>,
     /// Chunks that somebody waits for, each once, by when its first waiter asked.
@@ -114,7 +139,8 @@ impl Serving {
             programs,
             left,
             arrivals: 0,
-            stalled: BTreeSet::new(),
+            stalled: BTreeMap::new(),
+            slow_pulls: VecDeque::new(),
             joined: Vec::new(),
             waits: BTreeSet::new(),
             rows_room: RowsRoom::default(),
@@ -311,9 +337,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Tries again when a lease comes back.
-    pub(super) fn stall(&mut self, place: usize) {
-        self.stalled.insert(place);
+    /// Tries again when there is what it lacks.
+    pub(super) fn stall(&mut self, place: usize, lack: Lack) {
+        self.stalled.insert(place, lack);
     }
 
     /// An update was done: nothing has to be tried again.
@@ -324,25 +350,44 @@ impl Serving {
         }
     }
 
-    /// Whether something waits for a lease.
+    /// Whether an update waits for something.
     pub(super) fn is_stalled(&self) -> bool {
         !self.stalled.is_empty()
     }
 
-    /// Says how many updates wait for a lease, if some do.
+    /// Whether rows catch up with what they have missed: there is work in every turn.
+    pub(super) fn is_catching_up(&self) -> bool {
+        !self.slow_pulls.is_empty() || self.stalled.values().any(|lack| *lack == Lack::Time)
+    }
+
+    /// Says how many updates wait, if some do.
     pub(super) fn tell_stalled(&self) {
-        if let Some(place) = self.stalled.first() {
+        if let Some((place, lack)) = self.stalled.first_key_value() {
             let id = self.table.chunks[*place].id;
             let (count, name) = (self.stalled.len(), self.table.held(id).name());
-            tracing::warn!("{count} updates wait for memory that readers hold, first {name:?} chunk {}", id.chunk);
+            tracing::warn!("{count} updates wait, first {name:?} chunk {} for {}", id.chunk, lack.text());
         }
     }
 
     /// Tries again what could not be applied for want of a lease; whether something was applied.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
-        let stalled = std::mem::take(&mut self.stalled);
+        self.retry_lacking(cx, Lack::Memory)
+    }
+
+    /// Goes on with what takes more than a turn: updates and pulls replay up to `replays` bytes each of what rows have
+    /// missed. Whether there was any.
+    pub(super) fn go_on_catching_up(&mut self, cx: &mut Context<'_>, replays: u64) -> bool {
+        cx.left = replays;
+        let is_any = self.retry_lacking(cx, Lack::Time) || cx.left < replays;
+        cx.left = replays;
+        self.read_on_slow(cx) || is_any
+    }
+
+    fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: Lack) -> bool {
+        let stalled: Vec<usize> =
+            self.stalled.extract_if(.., |_, lack| *lack == wanted).map(|(place, _)| place).collect();
         stalled.iter().for_each(|place| self.run(cx, *place, None));
-        stalled.iter().any(|place| !self.stalled.contains(place))
+        stalled.iter().any(|place| !self.stalled.contains_key(place))
     }
 
     /// When the next wait comes to its end.
@@ -381,6 +426,8 @@ impl Serving {
             let missing: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
             format!("trainer {}", missing.join(", "))
         };
+        let device = chunk.seat.as_ref().and_then(|seat| seat.waits_for());
+        let waits_for = device.or_else(|| self.stalled.get(&place).map(|lack| lack.text().to_owned()));
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
              waits for {}",
@@ -390,7 +437,7 @@ impl Serving {
             limit.as_secs_f64(),
             chunk.version,
             chunk.version.0 + 1,
-            chunk.seat.as_ref().and_then(|seat| seat.waits_for()).unwrap_or_else(missing)
+            waits_for.unwrap_or_else(missing)
         )
     }
 
@@ -608,7 +655,7 @@ impl Serving {
 
     fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
         if waiter.version <= self.table.chunks[place].version {
-            self.answer(cx, place, &waiter);
+            self.answer(cx, place, waiter);
             return;
         }
         if waiter.peer == NOBODY {
@@ -619,11 +666,11 @@ impl Serving {
     }
 
     /// Answers somebody with the value, or with the rows that were asked for.
-    fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: &Waiter) {
+    fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
         let chunk = &self.table.chunks[place];
         match &waiter.wish {
             None if waiter.head.kind == Kind::Push => self.answer_applied(cx, place, &waiter.head, waiter.peer),
-            Some(wish) => self.answer_rows(cx, place, waiter, wish),
+            Some(_) => self.answer_rows(cx, place, waiter),
             None => cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value()),
         }
     }
@@ -709,7 +756,7 @@ impl Serving {
             // The room for every new version is there before the first of them is made, so that all close or none.
             let room = chunk.make_writable(cx.pool);
             if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
-                self.stall(places[0]);
+                self.stall(places[0], Lack::Memory);
                 return false;
             }
             let sum = chunk.round.gradients(element_type, chunk.bytes);
@@ -739,16 +786,19 @@ impl Serving {
         let updated = match only {
             Some(gradient) => {
                 chunk.take_over(gradient);
-                Ok(())
+                Ok(true)
             }
             None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
-            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step),
-            None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step),
+            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.left),
+            None => chunk.update(cx.kernels, cx.pool, &mut self.scalars, &step).map(|()| true),
         };
-        if updated.is_err() {
-            self.stall(place);
-        }
-        updated.is_ok()
+        let lack = match updated {
+            Ok(true) => return true,
+            Ok(false) => Lack::Time,
+            Err(_) => Lack::Memory,
+        };
+        self.stall(place, lack);
+        false
     }
 
     /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
@@ -770,7 +820,7 @@ impl Serving {
             return;
         }
         for waiter in self.take_waiters(place, |waiter| waiter.version <= version) {
-            self.answer(cx, place, &waiter);
+            self.answer(cx, place, waiter);
         }
     }
 

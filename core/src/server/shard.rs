@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::RowsRoom;
-use super::device::Device;
+use super::device::{Device, NoRoom};
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
@@ -16,7 +16,7 @@ use crate::checkpoint::Journal;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
-use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
+use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self, Range};
 use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
@@ -58,6 +58,8 @@ pub struct Shard {
     pub(super) journal: Option<Journal>,
     /// Where the journal ended when it was stopped: the position of everything that is not in it.
     pub(super) unwritten: u64,
+    /// How much it replays in one turn of what rows have missed, see [`ROWS_REPLAYED_BYTES`].
+    pub(super) replays: u64,
     kernels: Box<dyn Kernels>,
     pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
@@ -135,6 +137,7 @@ impl Shard {
             known: Vec::new(),
             journal: None,
             unwritten: 0,
+            replays: ROWS_REPLAYED_BYTES,
             kernels,
             device: None,
             peers: BTreeMap::new(),
@@ -148,8 +151,8 @@ impl Shard {
     /// A shard whose chunks live on an accelerator, as far as they can: from initialisation on, or from the end of
     /// [`Shard::restore`] on.
     #[must_use]
-    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>) -> Self {
-        self.device = Some(Device::new(accelerator));
+    pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>, no_room: NoRoom) -> Self {
+        self.device = Some(Device::new(accelerator, no_room));
         self
     }
 
@@ -172,6 +175,9 @@ impl Shard {
                 drop((unsent, unfilled));
                 self.peers.remove(&peer);
                 self.held.remove(&peer);
+                if let Phase::Serving(serving) = &mut self.phase {
+                    serving.forget_pulls(peer);
+                }
                 self.retry(now, out);
             }
             Event::Left { .. } | Event::Connected { .. } => {}
@@ -193,15 +199,16 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, tries again what had no memory, and looks
-    /// again at heads without an answer; true when something was done. Call it every turn, and soon again while
-    /// [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, tries again what had
+    /// no memory, and looks again at heads without an answer; true when something was done. Call it every turn, and
+    /// soon again while [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
-    /// checkpoint and the journal.
+    /// checkpoint and the journal; and when what was restored finds no room there and must.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
-        let is_any = self.go_on(now, out)?;
+        let is_any = self.catch_up_rows(now, out);
+        let is_any = self.attend_device(now, out)? || is_any;
         if self.looked_at != Some(self.changes) {
             self.looked_at = Some(self.changes);
             for (peer, frame) in std::mem::take(&mut self.held) {
@@ -211,13 +218,13 @@ impl Shard {
         Ok(is_any)
     }
 
-    fn go_on(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+    fn attend_device(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
             && device.is_new(serving.table.generation)
         {
-            device.take_in(serving, &self.pool);
+            device.take_in(serving, &self.pool)?;
         }
         let mut done = Vec::new();
         device.exchange(&mut done)?;
@@ -243,10 +250,20 @@ impl Shard {
         is_any
     }
 
-    /// Whether the accelerator has work.
+    /// Goes on with what takes more than a turn; whether there was any.
+    fn catch_up_rows(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
+        let (mut is_any, replays) = (false, self.replays);
+        if matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up()) {
+            self.turn(now, out, |serving, cx| is_any = serving.go_on_catching_up(cx, replays));
+        }
+        is_any
+    }
+
+    /// Whether the accelerator has work, or rows catch up with what they have missed.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
-        self.device.as_ref().is_some_and(Device::is_under_way)
+        let is_catching_up = matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up());
+        is_catching_up || self.device.as_ref().is_some_and(Device::is_under_way)
     }
 
     /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
@@ -301,7 +318,8 @@ impl Shard {
             self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
             let device = self.device.as_mut();
-            let mut cx = Context { now, kernels, pool, device, replies: &mut replies, peer: NOBODY, position: 0 };
+            let (replies, left) = (&mut replies, self.replays);
+            let mut cx = Context { now, kernels, pool, device, replies, peer: NOBODY, position: 0, left };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -511,6 +529,9 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase {
             serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
         }
+        if frame.head.kind == Kind::Finish {
+            self.check_room(frame)?;
+        }
         if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
             let head = frame.encode();
             let mut parts: Vec<&[u8]> = vec![&head];
@@ -524,6 +545,16 @@ impl Shard {
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
         self.apply(&Arrived { now, peer, position, frame, places }, leases.collect(), replies)
+    }
+
+    /// Whether parameters that must live on the accelerator find room there. They keep it.
+    fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
+        if !device.must_hold_all() || table.generation != frame.head.generation {
+            return Ok(());
+        }
+        let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
+        device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
     /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender
@@ -560,7 +591,9 @@ impl Shard {
         };
         let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
         let device = self.device.as_mut();
-        let mut cx = Context { now, kernels, pool, device, replies, peer, position };
+        // While the journal is replayed nobody waits.
+        let left = if peer == NOBODY { u64::MAX } else { self.replays };
+        let mut cx = Context { now, kernels, pool, device, replies, peer, position, left };
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;
@@ -689,7 +722,8 @@ impl Shard {
     fn catch_up(&mut self, position: u64) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
-        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device: None, replies, peer: NOBODY, position });
+        let (device, peer, left) = (None, NOBODY, u64::MAX);
+        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device, replies, peer, position, left });
     }
 
     /// The replay of the journal is over.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::bucket::Bucket;
+use super::bucket::{Bucket, BucketTensors};
 use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
 use super::device::Device;
 use super::gate::Table;
@@ -35,6 +35,19 @@ pub struct Checkpointing {
     writer: ShardCheckpoint,
     about: Vec<u8>,
     generation: Generation,
+    /// The bucket that is being written, if one is.
+    bucket: Option<BucketWriting>,
+}
+
+/// A bucket on its way into a checkpoint: its rows are copied, some in every turn, as they are when it begins, and then
+/// the copy is written, some of it in every turn.
+struct BucketWriting {
+    version: Version,
+    marks: Vec<u8>,
+    /// The copy, when it is whole.
+    copy: Option<BucketTensors>,
+    /// How much of it is written.
+    written: u64,
 }
 
 /// What a restart found.
@@ -155,7 +168,7 @@ impl Shard {
         if let Some(journal) = &mut self.journal {
             journal.rotate()?;
         }
-        self.checkpointing = Some(Checkpointing { writer, about, generation });
+        self.checkpointing = Some(Checkpointing { writer, about, generation, bucket: None });
         Ok(true)
     }
 
@@ -173,8 +186,9 @@ impl Shard {
     pub fn continue_checkpoint(&mut self, bytes: u64) -> Result<Option<ShardCheckpoint>, Failure> {
         let continued = self.write_chunks(bytes);
         let is_over = !matches!(continued, Ok(None));
-        if let (true, Phase::Serving(serving), Some(device)) = (is_over, &mut self.phase, &mut self.device) {
-            serving.release_held(device);
+        if let (true, Phase::Serving(serving)) = (is_over, &mut self.phase) {
+            self.device.iter_mut().for_each(|device| serving.release_held(device));
+            serving.table.chunks.iter_mut().filter_map(Chunk::bucket_mut).for_each(Bucket::stop_copy);
         }
         continued
     }
@@ -188,12 +202,12 @@ impl Shard {
             Phase::Serving(serving) if serving.table.generation == checkpoint.generation => serving,
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
-        let mut written = 0;
+        let mut left = bytes;
         // Chunks that step together are written together, as of one round: a restart could not close a round that
         // only some of them have seen. They lie side by side, because a parameter is initialised in one go.
         let mut together = None;
         while let Some(id) = checkpoint.writer.next() {
-            if written >= bytes && together != Some(id.parameter) {
+            if left == 0 && together != Some(id.parameter) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -211,7 +225,12 @@ impl Shard {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
-            written += push_chunk(&mut checkpoint.writer, &serving.table.chunks[place], position)?;
+            let chunk = &mut serving.table.chunks[place];
+            if chunk.bucket().is_some() {
+                checkpoint.push_bucket(chunk, position, &mut left)?;
+            } else {
+                left = left.saturating_sub(push_chunk(&mut checkpoint.writer, chunk, position)?);
+            }
             if let (true, Some(device)) = (serving.table.chunks[place].release(), &mut self.device) {
                 device.released.push(place);
             }
@@ -368,19 +387,40 @@ fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
     table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|place| &table.chunks[*place]))
 }
 
-fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
-    let heard = chunk.heard.iter().map(HeardMessage::of).collect();
-    let open = chunk.open().map(OpenMessage::of).collect();
-    let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-    let sealed = chunk.sealed.into();
-    let marks = MarksMessage { heard, position, open, rates, sealed }.encode_to_vec();
-    let (id, version) = (chunk.id, chunk.version);
-    if let Some(bucket) = chunk.bucket() {
-        let tensors = bucket.tensors();
-        let (value, states) = tensors.parts();
-        writer.push(ChunkRecord { id, version, marks: &marks, value, states: &states })?;
-        return Ok(tensors.bytes());
+impl Checkpointing {
+    /// Copies about `left` bytes of a bucket, or writes so many of its copy. The bucket is the next chunk until it is
+    /// whole.
+    fn push_bucket(&mut self, chunk: &mut Chunk, position: u64, left: &mut u64) -> Result<(), Failure> {
+        let id = chunk.id;
+        let mut writing = self.bucket.take().unwrap_or_else(|| BucketWriting::begin(chunk, position));
+        let BucketWriting { version, marks, copy, written } = &mut writing;
+        let Some(whole) = copy else {
+            *copy = chunk.bucket_mut().expect("a bucket is pushed").copy_on(left);
+            self.bucket = Some(writing);
+            return Ok(());
+        };
+        let (value, states) = whole.parts();
+        let record = ChunkRecord { id, version: *version, marks, value, states: &states };
+        let before = *written;
+        let is_whole = self.writer.push_some(record, written, *left)?;
+        *left -= *written - before;
+        if !is_whole {
+            self.bucket = Some(writing);
+        }
+        Ok(())
     }
+}
+
+impl BucketWriting {
+    fn begin(chunk: &mut Chunk, position: u64) -> Self {
+        let marks = MarksMessage::of(chunk, position).encode_to_vec();
+        chunk.bucket_mut().expect("a bucket is pushed").begin_copy();
+        Self { version: chunk.version, marks, copy: None, written: 0 }
+    }
+}
+
+fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
+    let marks = MarksMessage::of(chunk, position).encode_to_vec();
     let bytes = chunk.bytes as usize;
     let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
     writer.push(ChunkRecord {
@@ -440,6 +480,16 @@ struct MarksMessage {
     /// How many rounds were complete and not closed.
     #[prost(uint32, tag = "5")]
     sealed: u32,
+}
+
+impl MarksMessage {
+    /// Of a chunk as it is when the journal is at this position.
+    fn of(chunk: &Chunk, position: u64) -> Self {
+        let heard = chunk.heard.iter().map(HeardMessage::of).collect();
+        let open = chunk.open().map(OpenMessage::of).collect();
+        let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
+        Self { heard, position, open, rates, sealed: chunk.sealed.into() }
+    }
 }
 
 /// From which version on steps brought which learning rate; absent where the schedule's holds.

@@ -5,6 +5,7 @@ mod device;
 mod gate;
 mod in_step;
 mod landings;
+mod long;
 mod modes;
 mod one_by_one;
 mod programs;

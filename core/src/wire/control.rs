@@ -228,7 +228,7 @@ pub struct CatalogueRequest {
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlRequest {
     /// Exactly one of them.
-    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub request: Option<request::Request>,
 }
 
@@ -283,6 +283,10 @@ pub mod request {
         /// A reader asks where everything is.
         #[prost(bool, tag = "9")]
         Observe(bool),
+        /// The initialiser cannot finish, and another is to be chosen at once. The head has the generation that it
+        /// gives back; any other changes nothing.
+        #[prost(bool, tag = "10")]
+        Resign(bool),
     }
 }
 

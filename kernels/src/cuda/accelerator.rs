@@ -20,7 +20,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::limits::RULE_SCALARS_MAX;
 use pserver_core::memory::Arena;
-use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
+use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 use super::arguments::GRADIENTS_MAX;
 use super::checked::Refused;
@@ -95,10 +95,9 @@ pub(super) struct Slot {
 /// What one piece of work under way needs on the device.
 pub(super) struct Desk {
     pub(super) numbers: Part,
-    /// Its copies in are done.
-    pub(super) copied: Event,
-    /// Its kernel is done.
-    pub(super) computed: Event,
+    /// Where there are no gradients: its copy in is done, and later its kernel. A wait is for what was recorded when it
+    /// was asked for, so one event is both.
+    pub(super) reached: Event,
 }
 
 /// What it needs on the host.
@@ -148,7 +147,7 @@ impl Cuda {
             let event = || Event::new(&context, false).map_err(refused);
             let from = sum_bytes + gradient_bytes + (desk * NUMBERS_BYTES) as u64;
             let place = part(from..from + NUMBERS_BYTES as u64);
-            desks.push(Desk { numbers: place, copied: event()?, computed: event()? });
+            desks.push(Desk { numbers: place, reached: event()? });
             free.push(Seat { desk, numbers, end: event()? });
         }
         Ok(Self {
@@ -244,11 +243,12 @@ impl Accelerator for Cuda {
         Ok(())
     }
 
-    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
         self.check_alive()?;
         let (bytes, most) = (u64::from(resident.bytes), self.settings.chunk_bytes);
         if most < resident.bytes {
-            return Err(Failure::call(format!("a chunk of {bytes} bytes; this device was opened for {most} at most")));
+            let text = format!("a chunk of {bytes} bytes; this device was opened for {most} at most");
+            return Err(NotAdopted::Unfit(text));
         }
         let program = self.kernels.program(&resident.code, resident.element_type)?;
         let sum = self.kernels.sum(resident.element_type)?;

@@ -35,11 +35,16 @@ pub(super) enum Numbers {
 
 /// The kernels of a device, loaded when they are first needed.
 pub(super) struct Kernels {
-    context: Arc<Context>,
     shipped: Arc<Module>,
-    cache: Option<Cache>,
+    made: Made,
     /// What chunks of one rule share.
     known: Vec<(Arc<Lowered>, ElementType, Program)>,
+}
+
+/// Modules that are made of texts where the host has a compiler, and kept between runs.
+pub(super) struct Made {
+    context: Arc<Context>,
+    cache: Option<Cache>,
 }
 
 impl Numbers {
@@ -67,8 +72,7 @@ impl Numbers {
 impl Kernels {
     /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
     pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
-        let shipped = load_shipped(context)?;
-        Ok(Self { context: Arc::clone(context), shipped, cache: cache.and_then(Cache::new), known: Vec::new() })
+        Ok(Self { shipped: load_shipped(context)?, made: Made::new(context, cache), known: Vec::new() })
     }
 
     /// The kernel that adds gradients of this parameter's type.
@@ -106,33 +110,40 @@ impl Kernels {
         let name = emitted.update_entry(element_type);
         let entry = match self.shipped.entry(&name) {
             Ok(entry) => entry,
-            Err(_) => self.compiled(&emitted, element_type)?.entry(&name).map_err(|error| failure(&name, &error))?,
+            Err(_) => {
+                let refused = |why| {
+                    let text = format!("the rule is not one of the kernels that are shipped, and cannot be {why}");
+                    Failure::call(text)
+                };
+                let module = self.made.of(&source::Module::new([&emitted], [], &[element_type])).map_err(refused)?;
+                module.entry(&name).map_err(|error| failure(&name, &error))?
+            }
         };
         let program = Program { entry, numbers: Numbers::Scalars(Arc::new(emitted)) };
         self.known.push((Arc::clone(rule), element_type, program.clone()));
         Ok(program)
     }
+}
 
-    /// A module for a rule that is not shipped: kept from an earlier run, or compiled now.
-    fn compiled(&self, emitted: &Emitted, element_type: ElementType) -> Result<Arc<Module>, Failure> {
-        let refused = |why: String| {
-            Failure::call(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}"))
-        };
-        let compiler = Compiler::find().map_err(refused)?;
-        let text = source::Module::new([emitted], [], &[element_type]);
-        let options = options(&self.context);
-        let architecture = architecture(&self.context);
-        let (nvrtc_major, nvrtc_minor) = compiler.version();
-        let name = format!("{}-{architecture}-nvrtc{nvrtc_major}.{nvrtc_minor}.cubin", text.digest());
-        let load = |image: &[u8]| Module::load(&self.context, image);
+impl Made {
+    /// For this device, kept in this folder.
+    pub(super) fn new(context: &Arc<Context>, folder: Option<&Path>) -> Self {
+        Self { context: Arc::clone(context), cache: folder.and_then(Cache::new) }
+    }
+
+    /// The module of a text: kept from an earlier run, or compiled now; else what it cannot be, and why.
+    pub(super) fn of(&self, text: &source::Module) -> Result<Arc<Module>, String> {
+        let compiler = Compiler::find().map_err(|why| format!("compiled: {why}"))?;
+        let (major, minor) = compiler.version();
+        let name = format!("{}-{}-nvrtc{major}.{minor}.cubin", text.digest(), architecture(&self.context));
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
-            match load(&image) {
+            match Module::load(&self.context, &image) {
                 Ok(module) => return Ok(module),
-                Err(error) => tracing::warn!(%error, name, "a compiled rule that was kept cannot be loaded"),
+                Err(error) => tracing::warn!(%error, name, "a compiled module that was kept cannot be loaded"),
             }
         }
-        let image = compiler.compile(text.text(), &options).map_err(refused)?;
-        let module = load(&image).map_err(|error| failure(&name, &error))?;
+        let image = compiler.compile(text.text(), &options(&self.context)).map_err(|why| format!("compiled: {why}"))?;
+        let module = Module::load(&self.context, &image).map_err(|error| format!("loaded: {error}"))?;
         if let Some(cache) = &self.cache {
             cache.put(&name, &image);
         }
@@ -147,7 +158,7 @@ fn architecture(context: &Context) -> String {
 }
 
 /// How a text is compiled: no product is fused with a sum.
-pub(super) fn options(context: &Context) -> [String; 3] {
+fn options(context: &Context) -> [String; 3] {
     [format!("--gpu-architecture={}", architecture(context)), "--fmad=false".into(), "--std=c++17".into()]
 }
 

@@ -2,14 +2,15 @@
 //!
 //! Not here: guards around buffers and what a kernel must leave in them (`kernels/tests/cuda`).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use pserver_core::error::Failure;
 
 use super::arguments::BLOCK_THREADS;
 use super::checked::Refused;
-use super::code::{load_shipped, options};
-use super::safe::{Compiler, Context, Entry, Event, Grid, Lane, Lanes, Memory, Module as Loaded, Part};
+use super::code::{Made, load_shipped};
+use super::safe::{Context, Entry, Event, Grid, Lane, Lanes, Memory, Module as Loaded, Part};
 use super::source;
 
 /// A device whose kernels are launched by hand. A structure's lengths are believed: one that says too much makes a
@@ -18,6 +19,7 @@ pub struct Direct {
     lanes: Lanes<Vec<u8>>,
     /// What is shipped, and what was compiled.
     modules: Vec<Arc<Loaded>>,
+    made: Made,
     buffers: Vec<Part>,
     context: Arc<Context>,
 }
@@ -27,15 +29,15 @@ pub struct Direct {
 pub struct DirectBuffer(usize);
 
 impl Direct {
-    /// Opens a device and loads the kernels that are shipped.
+    /// Opens a device and loads the kernels that are shipped. What is compiled beside them is kept in this folder.
     ///
     /// # Errors
     /// [`Failure::Call`] with what was missing.
-    pub fn open(ordinal: u32) -> Result<Self, Failure> {
+    pub fn open(ordinal: u32, folder: &Path) -> Result<Self, Failure> {
         let context = Context::open(ordinal).map_err(Failure::call)?;
         let lanes = Lanes::new(&context, 1).map_err(failure)?;
         let modules = vec![load_shipped(&context).map_err(failure)?];
-        Ok(Self { lanes, modules, buffers: Vec::new(), context })
+        Ok(Self { lanes, modules, made: Made::new(&context, Some(folder)), buffers: Vec::new(), context })
     }
 
     /// The device's name.
@@ -44,14 +46,13 @@ impl Direct {
         &self.context.properties().name
     }
 
-    /// Compiles a module and loads it, behind those that there are.
+    /// Compiles a module, unless it was kept, and loads it, behind those that there are.
     ///
     /// # Errors
     /// [`Failure::Call`] when there is no compiler, or it refuses the text.
     pub fn add(&mut self, module: &source::Module) -> Result<(), Failure> {
-        let compiled = |compiler: Compiler| compiler.compile(module.text(), &options(&self.context));
-        let image = Compiler::find().and_then(compiled).map_err(Failure::call)?;
-        self.modules.push(Loaded::load(&self.context, &image).map_err(failure)?);
+        let made = self.made.of(module).map_err(|why| Failure::call(format!("the module cannot be {why}")))?;
+        self.modules.push(made);
         Ok(())
     }
 

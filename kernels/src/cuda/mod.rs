@@ -1,8 +1,10 @@
 //! CUDA: the texts of the kernels, their entry points and what they are handed (`docs/CUDA.md` has it at length), and
 //! the driver that loads and runs them.
 //!
-//! Not here: how rows, chunks and steps use the kernels; the reference for every bit
-//! ([`pserver_core::rule::reference`], [`pserver_core::optim`], [`pserver_core::rows::Merge`]).
+//! Not here: which chunks live on a device, and what becomes of them when it fails ([`pserver_core::server`]); which
+//! device a shard gets (`capi/src/node/device.rs`); the reference for every bit ([`pserver_core::rule::reference`],
+//! [`pserver_core::optim`], [`pserver_core::rows::Merge`]). A server has no use for the kernels of rows, norms, casts
+//! and scalars: there is nobody who would call them.
 //!
 //! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device.
 //!
@@ -10,8 +12,10 @@
 //! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed).
 //!
 //! Then the driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is
-//! in these three), `code` (which kernel runs), [`Gathering`] (how gradients come together), `submission` (how a piece
-//! of work becomes copies and kernels), [`Cuda`] (the accelerator).
+//! in these three), `code` and `cache` (which kernel runs), [`Settings`], `room` and `locked` (memory), [`Gathering`]
+//! (how gradients come together), `submission` (how a piece of work becomes copies and kernels), [`Cuda`] (the
+//! accelerator). [`Found`] is a device that nobody has taken yet, [`Beside`] the accelerator as kernels, [`Probe`] what
+//! `psbench` times, [`Direct`] any kernel by hand, [`Foreign`] a trainer's own memory.
 
 use pserver_core::error::Failure;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pserver_core::error::Failure;
+use pserver_core::port::NotAdopted;
 
 use super::checked::Refused;
 use super::gathering::aligned;
@@ -58,8 +58,8 @@ impl Room {
     /// A chunk's parameter and its states, each `bytes` long.
     ///
     /// # Errors
-    /// [`Failure::Call`] when there is not as much; names the bytes that were asked for and those that are free.
-    pub(super) fn take(&mut self, bytes: u64, states: u64) -> Result<Vec<Part>, Failure> {
+    /// [`NotAdopted::Full`] when there is not as much; names the bytes that were asked for and those that are free.
+    pub(super) fn take(&mut self, bytes: u64, states: u64) -> Result<Vec<Part>, NotAdopted> {
         let each = aligned(bytes);
         let needed = each * (1 + states);
         if self.left.as_ref().is_none_or(|left| left.bytes() < needed) {
@@ -81,7 +81,7 @@ impl Room {
         self.reasons = Reasons { gradients: self.reasons.gradients, ..Reasons::default() };
     }
 
-    fn grow(&mut self, needed: u64) -> Result<(), Failure> {
+    fn grow(&mut self, needed: u64) -> Result<(), NotAdopted> {
         let allowed = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken));
         // A whole block, or as much as is needed when that is all there is.
         let mut refused = None;
@@ -100,11 +100,11 @@ impl Room {
     }
 
     /// Why there is not as much: the bound, or what the driver said.
-    fn exhausted(&self, needed: u64, refused: Option<&Refused>) -> Failure {
+    fn exhausted(&self, needed: u64, refused: Option<&Refused>) -> NotAdopted {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         let limit = self.limit.map_or_else(String::new, |limit| format!(", {limit} are allowed for chunks"));
         let why = refused.map_or_else(String::new, |refused| format!(": {refused}"));
-        Failure::call(format!(
+        NotAdopted::Full(format!(
             "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for \
              {}{why}",
             self.context.properties().ordinal,

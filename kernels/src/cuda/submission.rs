@@ -215,13 +215,16 @@ impl Cuda {
         let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
         if self.gradients.is_empty() {
             let grid = grid(&self.context, course.launch.elements);
-            self.lanes.record(Lane::In, &desk.copied)?;
-            self.lanes.wait(Lane::Compute, &desk.copied)?;
+            self.lanes.record(Lane::In, &desk.reached)?;
+            self.lanes.wait(Lane::Compute, &desk.reached)?;
             self.lanes.launch(&slot.program.entry, grid, &course.launch)?;
             course.is_written = true;
+            self.lanes.record(Lane::Compute, &desk.reached)?;
+            self.lanes.wait(Lane::Out, &desk.reached)?;
+        } else {
+            // The kernel is what used the last group.
+            self.lanes.wait(Lane::Out, &self.banks.bank(course.bank).used)?;
         }
-        self.lanes.record(Lane::Compute, &desk.computed)?;
-        self.lanes.wait(Lane::Out, &desk.computed)?;
         let length = slot.resident.bytes as usize;
         self.lanes.copy_out(course.ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length])?;
         self.lanes.close(Lane::Out, course.ticket)?;

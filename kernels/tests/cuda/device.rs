@@ -1,7 +1,9 @@
 //! The module on a device, or on the driver that stands in for one.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
+use pserver_kernels::conformance::standin::beside_the_program;
 use pserver_kernels::cuda::{Direct, DirectBuffer, Module};
 
 use crate::launcher::{Address, BufferId, Launcher};
@@ -31,7 +33,11 @@ struct Held {
 impl OnDevice {
     /// The first device, with the kernels that are shipped and, where there is a compiler, those of this module.
     pub(crate) fn open(module: &Module) -> Result<Self, String> {
-        let mut device = Direct::open(0).map_err(|why| why.to_string())?;
+        // The tests of this process want the same at the same time, and with a compiler for devices it takes minutes:
+        // one of them compiles it, and the next process has it too.
+        static MAKING: Mutex<()> = Mutex::new(());
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = Direct::open(0, &beside_the_program("rules")).map_err(|why| why.to_string())?;
         let is_there = module.entries().all(|entry| device.has(entry));
         let without = if is_there { None } else { device.add(module).err().map(|why| why.to_string()) };
         Ok(Self { device, buffers: Vec::new(), missing: BTreeSet::new(), without })

@@ -1,10 +1,10 @@
 //! Who runs a kernel: the shim's process, a device, or one that loses work.
 
-use std::io::Write;
+use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{env, fs};
 
+use pserver_kernels::conformance::skips::{is_required, skip};
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::Module;
 
@@ -158,20 +158,5 @@ pub(crate) fn assert_a_lost_launch_is_noticed(
             return;
         }
         assert!(outcome.is_err(), "{prefix}: launch {lost} was lost, and nobody noticed");
-    }
-}
-
-fn is_required(what: &str) -> bool {
-    env::var("PSERVER_REQUIRE").unwrap_or_default().split(',').any(|one| one.trim() == what)
-}
-
-/// Says that something was not tested (`docs/TESTING.md`, "Skips").
-pub(crate) fn skip(what: &str, why: &str) {
-    assert!(!is_required(what), "{what} is required here: {why}");
-    let line = format!("SKIPPED: {what}: {why}");
-    println!("{line}");
-    if let Some(report) = env::var_os("PSERVER_SKIP_REPORT") {
-        let mut file = fs::OpenOptions::new().create(true).append(true).open(report).expect("the skip report opens");
-        writeln!(file, "{line}").expect("the skip report can be written");
     }
 }

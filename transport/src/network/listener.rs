@@ -190,13 +190,14 @@ struct Reception {
 }
 
 /// Why a connection goes no further.
-struct Refusal {
-    code: ErrorCode,
-    text: String,
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: ErrorCode,
+    pub(super) text: String,
 }
 
 impl Refusal {
-    fn invalid(text: impl ToString) -> Self {
+    pub(super) fn invalid(text: impl ToString) -> Self {
         Self { code: ErrorCode::Invalid, text: text.to_string() }
     }
 }
@@ -290,7 +291,7 @@ fn hand_over(
 async fn hello(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), token: Option<&Token>) -> Result<Frame, Refusal> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await.map_err(Refusal::invalid)?;
-    token::ask(token, stream, &mut header).await.map_err(|text| Refusal { code: ErrorCode::Unauthenticated, text })?;
+    token::ask(token, stream, &mut header).await?;
     let prefix = Prefix::decode(&header).map_err(Refusal::invalid)?;
     if prefix.head().kind != Kind::Hello {
         let kind = prefix.head().kind;

@@ -48,46 +48,47 @@ enum Reached {
 /// system said.
 pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, Unmade> {
     let lost = |why: &dyn Display| Unmade::Lost(format!("connecting to {address}: {why}"));
-    let mut refusals = Vec::new();
+    let (mut refusals, mut refused) = (Vec::new(), None);
     for number in resolve(&address).await.map_err(|error| lost(&error))? {
         let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
         match attempt {
             Ok(Ok(Reached::Made(made))) => return Ok(made),
             Ok(Ok(Reached::Rising(stream))) => return Ok(rise(stream, address, hall).await),
             Ok(Err(Unmade::Lost(error))) => refusals.push(format!("{number}: {error}")),
-            Ok(Err(refused)) => return Err(refused),
+            // Somebody else may listen at another of the addresses.
+            Ok(Err(Unmade::Refused(frame))) => refused = Some(frame),
             Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
         }
     }
-    Err(lost(&refusals.join("; ")))
+    Err(refused.map_or_else(|| lost(&refusals.join("; ")), Unmade::Refused))
 }
 
 /// Connects by what the address's scheme says, and says what it was when that was a choice.
 async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> Result<Reached, Unmade> {
-    let mut why = None;
-    let near = match address.scheme {
-        Scheme::Auto | Scheme::Shm => Some(meet(number).await),
-        _ => None,
-    };
-    match near {
-        Some(Ok(mut met)) => {
-            tracing::info!(%address, "connected through shared memory");
-            show(options, &mut met.stream).await?;
-            return Ok(Reached::Made(Made::Shm(met)));
-        }
-        Some(Err(error)) if address.scheme == Scheme::Shm => return Err(error.into()),
-        Some(Err(error)) => why = Some(error),
-        None => {}
+    match address.scheme {
+        Scheme::Auto | Scheme::Shm => match meet(number).await {
+            Ok(mut met) => {
+                show(options, &mut met.stream).await?;
+                tracing::info!(%address, "connected through shared memory");
+                Ok(Reached::Made(Made::Shm(met)))
+            }
+            Err(error) if address.scheme == Scheme::Shm => Err(error.into()),
+            Err(error) => {
+                let stream = cross(number, options).await?;
+                tracing::info!(%address, "no shared memory: {error}");
+                Ok(Reached::Rising(stream))
+            }
+        },
+        Scheme::Tcp => Ok(Reached::Made(Made::Tcp(cross(number, options).await?))),
+        _ => Ok(Reached::Rising(cross(number, options).await?)),
     }
+}
+
+/// A TCP connection to who has the job's token.
+async fn cross(number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, Unmade> {
     let mut stream = connect_to(number, options).await?;
-    if let Some(error) = why {
-        tracing::info!(%address, "no shared memory: {error}");
-    }
     show(options, &mut stream).await?;
-    Ok(match address.scheme {
-        Scheme::Tcp => Reached::Made(Made::Tcp(stream)),
-        _ => Reached::Rising(stream),
-    })
+    Ok(stream)
 }
 
 /// Shows the job's token, if it has one.

@@ -4,7 +4,9 @@
 //! Not here: secrecy. What follows travels as it is, and somebody who can change bytes on the way can change them.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,18 +16,22 @@ use pserver_core::wire::{ErrorCode, Frame, HEADER_BYTES, Kind, Prefix};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::listener::Refusal;
 use super::socket::Unmade;
 use crate::refusal::refusal;
 
-/// A shorter secret can be guessed from one conversation that somebody has seen.
+/// A shorter secret can be guessed: whoever connects is given a proof to try guesses on.
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 1024;
-const MAGIC: [u8; 8] = *b"PSRVTOK1";
+/// More of a file is not looked at.
+const FILE_BYTES_MAX: u64 = 4096;
+const MAGIC: [u8; 8] = *b"PSTOKEN1";
 const NONCE_BYTES: usize = 24;
 const PROOF_BYTES: usize = 32;
 const NO_TOKEN: &str = "this job has a token, and who connects shows none; expected token_file or PSERVER_TOKEN_FILE";
 const NOT_WANTED: &str = "this server has no token, and who connects shows one; expected a server with token_file";
 const WRONG: &str = "who connects has another token than this server; expected the one of its token_file";
+const GONE: &str = "who connects went when it was shown the token: it has another one, or was lost";
 const OTHER: &str = "the server has another token than this side; expected the one of its token_file";
 
 /// The secret of a job.
@@ -69,17 +75,39 @@ impl Token {
         )))
     }
 
-    /// The token in a file. Says so when others of this machine may read it.
+    /// The token in a file. Says so when others of this machine may read it or write it.
     ///
     /// # Errors
     /// Why the file cannot be read, or what is wrong with what it holds.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let wrong = |why: &dyn fmt::Display| Failure::call(format!("token_file {}: {why}", path.display()));
-        let secret = std::fs::read(path).map_err(|error| wrong(&error))?;
-        if is_open(path) {
-            tracing::warn!(path = %path.display(), "every user of this machine may read the token (chmod 600)");
+        let mut secret = Vec::new();
+        let file = File::open(path).map_err(|error| wrong(&error))?;
+        let is_open = file.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o006 != 0);
+        file.take(FILE_BYTES_MAX).read_to_end(&mut secret).map_err(|error| wrong(&error))?;
+        if is_open {
+            tracing::warn!(path = %path.display(), "every user of this machine may use the token's file (chmod 600)");
         }
         Self::new(&secret).map_err(|failure| wrong(&failure))
+    }
+
+    /// Shows it to a server, and is shown that the server has it.
+    ///
+    /// # Errors
+    /// What either side refuses the other with, or why the connection ended.
+    pub(super) async fn show(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(), Unmade> {
+        let connecting = nonce()?;
+        stream.write_all(&Card { nonce: connecting, proof: [0; PROOF_BYTES] }.encode()).await?;
+        let mut bytes = [0; HEADER_BYTES];
+        stream.read_exact(&mut bytes).await?;
+        let Some(answer) = Card::decode(&bytes) else { return Err(Unmade::Refused(refused(stream, &bytes).await?)) };
+        let moment = Moment { connecting, accepting: answer.nonce };
+        if !self.is_proven(End::Accepting, &moment, &answer.proof) {
+            return Err(Unmade::Refused(refusal(ErrorCode::Unauthenticated, OTHER)));
+        }
+        let proof = self.prove(End::Connecting, &moment);
+        stream.write_all(&Card { nonce: [0; NONCE_BYTES], proof }.encode()).await?;
+        Ok(())
     }
 
     fn of(&self, end: End, moment: &Moment) -> Hmac<Sha256> {
@@ -102,25 +130,6 @@ impl Token {
     fn is_proven(&self, end: End, moment: &Moment, proof: &[u8; PROOF_BYTES]) -> bool {
         self.of(end, moment).verify_slice(proof).is_ok()
     }
-
-    /// Shows it to a server, and is shown that the server has it.
-    ///
-    /// # Errors
-    /// What either side refuses the other with, or why the connection ended.
-    pub(super) async fn show(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(), Unmade> {
-        let connecting = nonce()?;
-        stream.write_all(&Card { nonce: connecting, proof: [0; PROOF_BYTES] }.encode()).await?;
-        let mut bytes = [0; HEADER_BYTES];
-        stream.read_exact(&mut bytes).await?;
-        let Some(answer) = Card::decode(&bytes) else { return Err(Unmade::Refused(refused(stream, &bytes).await?)) };
-        let moment = Moment { connecting, accepting: answer.nonce };
-        if !self.is_proven(End::Accepting, &moment, &answer.proof) {
-            return Err(Unmade::Refused(refusal(ErrorCode::Unauthenticated, OTHER)));
-        }
-        let proof = self.prove(End::Connecting, &moment);
-        stream.write_all(&Card { nonce: [0; NONCE_BYTES], proof }.encode()).await?;
-        Ok(())
-    }
 }
 
 /// Asks somebody who has connected for the token, if the job has one. What comes first of a connection is `header`;
@@ -132,26 +141,24 @@ pub(super) async fn ask(
     token: Option<&Token>,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     header: &mut [u8; HEADER_BYTES],
-) -> Result<(), String> {
+) -> Result<(), Refusal> {
+    let stranger = |text: &str| Refusal { code: ErrorCode::Unauthenticated, text: text.to_owned() };
     let (token, greeting) = match (token, Card::decode(header)) {
         (None, None) => return Ok(()),
-        (None, Some(_)) => return Err(NOT_WANTED.to_owned()),
+        (None, Some(_)) => return Err(stranger(NOT_WANTED)),
         // Whoever speaks another protocol is told that first.
-        (Some(_), None) => {
-            return Err(Prefix::decode(header).err().map_or(NO_TOKEN.to_owned(), |wrong| wrong.to_string()));
-        }
+        (Some(_), None) => return Err(Prefix::decode(header).err().map_or(stranger(NO_TOKEN), Refusal::invalid)),
         (Some(token), Some(greeting)) => (token, greeting),
     };
-    let lost = |error: io::Error| error.to_string();
-    let moment = Moment { connecting: greeting.nonce, accepting: nonce().map_err(lost)? };
+    let moment = Moment { connecting: greeting.nonce, accepting: nonce().map_err(Refusal::invalid)? };
     let answer = Card { nonce: moment.accepting, proof: token.prove(End::Accepting, &moment) };
-    stream.write_all(&answer.encode()).await.map_err(lost)?;
-    stream.read_exact(header).await.map_err(lost)?;
+    stream.write_all(&answer.encode()).await.map_err(Refusal::invalid)?;
+    stream.read_exact(header).await.map_err(|_| Refusal::invalid(GONE))?;
     let shown = Card::decode(header);
     if !shown.is_some_and(|shown| token.is_proven(End::Connecting, &moment, &shown.proof)) {
-        return Err(WRONG.to_owned());
+        return Err(stranger(WRONG));
     }
-    stream.read_exact(header).await.map_err(lost)?;
+    stream.read_exact(header).await.map_err(Refusal::invalid)?;
     Ok(())
 }
 
@@ -192,11 +199,6 @@ fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     Ok(nonce)
 }
 
-fn is_open(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::metadata(path).is_ok_and(|facts| facts.permissions().mode() & 0o004 != 0)
-}
-
 impl fmt::Debug for Token {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Token(secret)")
@@ -223,13 +225,13 @@ mod tests {
     }
 
     /// A server's side: what comes after the token, or the refusal that it wrote.
-    async fn serve(token: Option<Token>, mut stream: DuplexStream) -> Result<Kind, String> {
+    async fn serve(token: Option<Token>, mut stream: DuplexStream) -> Result<Kind, Refusal> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header).await.expect("somebody speaks");
         let asked = ask(token.as_ref(), &mut stream, &mut header).await;
-        if let Err(text) = &asked {
+        if let Err(Refusal { code, text }) = &asked {
             // Who was refused may be gone.
-            let _ = stream.write_all(&refusal(ErrorCode::Invalid, text.as_str()).encode()).await;
+            let _ = stream.write_all(&refusal(*code, text.as_str()).encode()).await;
         }
         asked.map(|()| Prefix::decode(&header).expect("a frame").head().kind)
     }
@@ -257,7 +259,7 @@ mod tests {
                 let (near, far) = duplex(4096);
                 let (server, client) = (server.map(token), client.map(token));
                 let found = run(async { tokio::join!(serve(server, far), connect(client, near)) });
-                assert_eq!(found.0, served.map(|()| HELLO).map_err(str::to_owned));
+                assert_eq!(found.0, served.map(|()| HELLO).map_err(stranger));
                 assert_eq!(found.1, connected.map_err(str::to_owned));
             };
         let (one, other) = (Some("0123456789abcdef"), Some("0123456789abcdeF"));
@@ -266,11 +268,18 @@ mod tests {
         check(one, Some(" 0123456789abcdef\n"), Ok(()), Ok(()));
         check(one, None, Err(NO_TOKEN), Ok(()));
         check(None, one, Err(NOT_WANTED), Err(NOT_WANTED));
-        check(one, other, Err("early eof"), Err(OTHER));
+        let (near, far) = duplex(4096);
+        let client = connect(other.map(token), near);
+        let (served, connected) = run(async { tokio::join!(serve(one.map(token), far), client) });
+        assert_eq!((served, connected), (Err(Refusal::invalid(GONE)), Err(OTHER.to_owned())));
+    }
+
+    fn stranger(text: &str) -> Refusal {
+        Refusal { code: ErrorCode::Unauthenticated, text: text.to_owned() }
     }
 
     /// What a server says to somebody who sends `first`, and then what `second` makes of the server's answer.
-    fn rogue(first: [u8; HEADER_BYTES], second: impl Fn([u8; HEADER_BYTES]) -> Vec<u8>) -> Result<Kind, String> {
+    fn rogue(first: [u8; HEADER_BYTES], second: impl Fn([u8; HEADER_BYTES]) -> Vec<u8>) -> Result<Kind, Refusal> {
         let (mut near, far) = duplex(4096);
         let rogue = async {
             near.write_all(&first).await.expect("it listens");
@@ -291,7 +300,7 @@ mod tests {
             Moment { connecting: greeting.nonce, accepting }
         };
         let proof = |end, moment: &Moment| Card { nonce: [0; NONCE_BYTES], proof: key.prove(end, moment) }.encode();
-        let wrong = Err(WRONG.to_owned());
+        let wrong = Err(stranger(WRONG));
         assert_eq!(rogue(greeting.encode(), |answer| proof(End::Connecting, &moment(&answer)).to_vec()), Ok(HELLO));
         // The server's own proof, sent back.
         assert_eq!(rogue(greeting.encode(), |answer| answer.to_vec()), wrong);
@@ -309,6 +318,44 @@ mod tests {
             };
             assert_eq!(rogue(greeting.encode(), spoil), wrong, "bit {bit}");
         }
+    }
+
+    /// What a trainer makes of a server that answers its greeting like this, and the greeting.
+    fn impostor(answer: impl Fn([u8; HEADER_BYTES]) -> Vec<u8>) -> (Result<(), String>, [u8; HEADER_BYTES]) {
+        let (near, mut far) = duplex(4096);
+        let impostor = async {
+            let mut greeting = [0; HEADER_BYTES];
+            far.read_exact(&mut greeting).await.expect("it greets");
+            far.write_all(&answer(greeting)).await.expect("it listens");
+            drop(far);
+            greeting
+        };
+        run(async { tokio::join!(connect(Some(token("0123456789abcdef")), near), impostor) })
+    }
+
+    #[test]
+    fn nobody_is_taken_for_a_server_by_what_was_shown_before() {
+        let key = token("0123456789abcdef");
+        let answer = |end, greeting: &[u8; HEADER_BYTES], accepting| {
+            let moment = Moment { connecting: Card::decode(greeting).expect("a card").nonce, accepting };
+            Card { nonce: accepting, proof: key.prove(end, &moment) }.encode().to_vec()
+        };
+        let refused = Err(OTHER.to_owned());
+        let (_, first) = impostor(|greeting| greeting.to_vec());
+        assert_eq!(impostor(|greeting| greeting.to_vec()).0, refused, "its own greeting, sent back");
+        assert_eq!(impostor(|_| answer(End::Accepting, &first, [9; NONCE_BYTES])).0, refused, "an old answer");
+        assert_eq!(impostor(|greeting| answer(End::Connecting, &greeting, [9; NONCE_BYTES])).0, refused);
+        assert_ne!(impostor(|greeting| greeting.to_vec()).1, first, "no two greetings are alike");
+        // What is neither a server's answer nor its refusal is tried again.
+        let frame = |kind| Frame::bare(Head::new(kind)).encode();
+        let lost = |answer: Vec<u8>, expected: &str| {
+            let text = impostor(|_| answer.clone()).0.expect_err("it is no server");
+            assert!(text.starts_with("lost: ") && text.contains(expected), "{text}; expected {expected}");
+        };
+        lost(b"HTTP/1.1 400 Bad Request".repeat(9), "not a pserver frame");
+        lost(frame(Kind::Welcome), "the server answers with a Welcome");
+        lost(frame(Kind::Welcome)[..63].to_vec(), "early eof");
+        lost(refusal(ErrorCode::Invalid, "no").encode()[..65].to_vec(), "early eof");
     }
 
     #[test]

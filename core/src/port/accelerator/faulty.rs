@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Accelerator, DeviceFacts, DeviceSlot, Done, Resident, Work};
+use super::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 use crate::error::Failure;
 use crate::memory::Arena;
 
@@ -69,12 +69,12 @@ impl<A: Accelerator> Accelerator for FaultyAccelerator<A> {
         self.inner.pin(arena)
     }
 
-    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
         self.adopted += 1;
         match self.fault {
             Fault::IsFull(from) if from <= self.adopted => {
                 let bytes = resident.bytes_total();
-                Err(Failure::call(format!("{bytes} bytes were asked for and 0 are free")))
+                Err(NotAdopted::Full(format!("{bytes} bytes were asked for and 0 are free")))
             }
             _ => self.inner.adopt(resident),
         }

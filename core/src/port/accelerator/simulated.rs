@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, Resident, Work};
+use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::memory::{Arena, Lease};
@@ -120,15 +120,15 @@ impl<K: Kernels> Accelerator for Simulated<K> {
         Ok(())
     }
 
-    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, Failure> {
+    fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
         let (found, is_rule) = (resident.element_type, matches!(resident.code, Code::Rule(_)));
         if !found.is_parameter_type() || (is_rule && !found.is_float()) {
             let expected = if is_rule { "float32 or float64 for a rule" } else { "the type of a parameter" };
-            return Err(Failure::call(format!("a chunk of {found}; expected {expected}")));
+            return Err(NotAdopted::Unfit(format!("a chunk of {found}; expected {expected}")));
         }
         let (asked, free) = (resident.bytes_total(), self.bytes_free);
         if free < asked {
-            return Err(Failure::call(format!("{asked} bytes were asked for and {free} are free")));
+            return Err(NotAdopted::Full(format!("{asked} bytes were asked for and {free} are free")));
         }
         self.bytes_free -= asked;
         let empty = || vec![0; resident.bytes as usize];

@@ -104,15 +104,22 @@ pub(in crate::program) fn run_node(
 
 fn update(graph: &Graph, values: &mut Values, kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
     let rule = node.rule.as_ref().expect("an update has a rule");
-    let gradient = read(graph, values, node.inputs[1])?.clone();
     // Nothing is taken before everything is there.
-    node.outputs.iter().try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
+    let slope = node.inputs[1];
+    std::iter::once(&slope).chain(&node.outputs).try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
+    // A parameter may be its own gradient.
+    let is_own = node.outputs.contains(&slope);
+    let gradient = if is_own { values.get(slope).cloned() } else { values.take(slope) };
+    let gradient = gradient.expect("it is there");
     let mut own: Vec<Tensor> = node.outputs.iter().map(|index| take(values, *index)).collect();
     let [parameter, count, states @ ..] = &mut own[..] else { unreachable!("an update has a count") };
     let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
     let outcome = apply_update(kernels, rule, parameter, &gradient, count, &mut states);
     for (index, tensor) in node.outputs.iter().zip(own) {
         values.set(*index, Value::from(tensor));
+    }
+    if !is_own {
+        values.set(slope, gradient);
     }
     outcome
 }

@@ -153,3 +153,31 @@ fn rows_of_a_tensor_are_filled_as_in_the_whole() {
         assert_ne!(bytes("piece"), bytes("whole")[..2 * 12]);
     }
 }
+
+#[test]
+fn a_gradient_is_there_after_its_update_whatever_it_is() {
+    let config = "config=\"optimizer: SGD const_lr { learning_rate: 0.25 }\"";
+    let text = format!(
+        "block 0 {{ data g: float32[2] parameter w: float32[2] parameter v: float32[2]
+         state w@count: int64[] state v@count: int64[]
+         initialise w = fill(value=4.0) initialise v = fill(value=4.0)
+         initialise w@count = fill(value=0.0) initialise v@count = fill(value=0.0)
+         optimize w, w@count = update(w, g, w@count, {config})
+         optimize v, v@count = update(v, v, v@count, {config}) }}"
+    );
+    let graph = Graph::new(text.parse().unwrap()).unwrap();
+    let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
+    let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).unwrap();
+    let floats = |run: &PlainRun<'_>, name| match run.value(name).unwrap().tensor().elements() {
+        Elements::Float32(values) => values.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(run.step().unwrap_err().to_string(), "block 0, op 4 update: found no value in data \"g\"");
+    assert_eq!(floats(&run, "w"), [4.0; 2], "what cannot be updated is as it was");
+    run.set("g", Tensor::new([2], Elements::Float32(vec![1.0, 2.0]))).unwrap();
+    for (w, v) in [([3.75, 3.5], 3.0), ([3.5, 3.0], 2.25)] {
+        run.step().unwrap();
+        assert_eq!((floats(&run, "w"), floats(&run, "v")), (w.to_vec(), vec![v; 2]));
+        assert_eq!(floats(&run, "g"), [1.0, 2.0]);
+    }
+}

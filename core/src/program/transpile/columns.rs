@@ -27,7 +27,8 @@ use crate::program::variable::{Dim, Facts, Purpose, Variable};
 
 use super::cost::CostModel;
 use super::group::{Group, Groups, ops};
-use super::parameter_server::{beginnings, variable};
+use super::outline::Outline;
+use super::parameter_server::variable;
 use super::write::{Names, Writer, part};
 use super::{Cluster, Part, Transpiler};
 
@@ -50,7 +51,7 @@ impl Transpiler for Columns {
                 "{servers} servers; expected none, because trainers keep the parameters"
             )));
         }
-        let groups = Groups::find(graph)?;
+        let groups = Groups::find(&Outline::of(graph))?;
         let layer = Layer::find(graph, &groups, trainers)?;
         let shares = Shares::new(graph, &layer, trainers);
         let first = part(vec![Peer::Trainer(0)], vec![shares.first()])?;
@@ -213,7 +214,8 @@ impl<'a> Shares<'a> {
         for known in block.variables.iter().filter(|known| self.is_kept(known)) {
             writer.declare(self.name(&known.name, share), self.facts(&known.name, share), known.purpose);
         }
-        for place in beginnings(self.graph, self.layer.group.kept.iter().cloned()) {
+        let own = self.layer.group.kept.iter().map(String::as_str);
+        for place in Outline::of(self.graph).beginnings(own) {
             self.fill(self.op(place), share, writer);
         }
     }

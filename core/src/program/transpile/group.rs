@@ -7,6 +7,8 @@ use crate::program::graph::{Graph, Node};
 use crate::program::op::{Op, OpKind, Role};
 use crate::program::variable::{Dim, Facts, Purpose};
 
+use super::outline::Outline;
+
 /// Ops of the role [`Optimize`](Role::Optimize) that share a variable, and therefore a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
@@ -37,15 +39,16 @@ impl Groups {
     /// # Errors
     /// When the program is a part already, has no optimizer part, or ties it to the rest by more than gradients in and
     /// parameters and states out.
-    pub(super) fn find(graph: &Graph) -> Result<Self, Failure> {
+    pub(super) fn find(outline: &Outline<'_>) -> Result<Self, Failure> {
+        let graph = outline.graph();
         check_whole(graph)?;
         let ties = Ties::new(graph);
-        let groups = Self::of(graph, ties);
+        let groups = Self::of(outline, ties);
         if groups.all.is_empty() {
             return Err(Failure::call("found no op of the role optimize; expected what append_optimizer adds"));
         }
         groups.check_trainers(graph)?;
-        groups.all.iter().try_for_each(|group| group.check(graph))?;
+        groups.all.iter().try_for_each(|group| group.check(outline))?;
         Ok(groups)
     }
 
@@ -54,7 +57,8 @@ impl Groups {
         self.keeper.get(name).copied()
     }
 
-    fn of<'a>(graph: &'a Graph, mut ties: Ties<'a>) -> Self {
+    fn of<'a>(outline: &Outline<'a>, mut ties: Ties<'a>) -> Self {
+        let graph = outline.graph();
         let mut by_root: BTreeMap<usize, usize> = BTreeMap::new();
         let mut groups = Self { all: Vec::new(), keeper: BTreeMap::new() };
         for (place, op) in optimizer_ops(graph) {
@@ -66,7 +70,7 @@ impl Groups {
             groups.all[number].ops.push(place);
         }
         for (number, group) in groups.all.iter_mut().enumerate() {
-            group.fill(graph, &ties.written);
+            group.fill(outline, &ties.written);
             groups.keeper.extend(group.kept.iter().map(|name| (name.clone(), number)));
         }
         groups
@@ -115,7 +119,8 @@ impl Group {
     }
 
     /// Sorts what its ops touch.
-    fn fill(&mut self, graph: &Graph, written: &BTreeSet<&str>) {
+    fn fill(&mut self, outline: &Outline<'_>, written: &BTreeSet<&str>) {
+        let graph = outline.graph();
         let block = &graph.program().blocks[0];
         let mut touched = BTreeSet::new();
         for place in &self.ops {
@@ -128,22 +133,22 @@ impl Group {
             }
             touched.extend(op.outputs.iter().map(String::as_str));
         }
-        let persistable = block.variables.iter().filter(|known| known.purpose.is_persistable());
-        for variable in persistable.filter(|known| touched.contains(known.name.as_str())) {
+        for variable in outline.in_order(touched).into_iter().filter(|known| known.purpose.is_persistable()) {
             let list = if written.contains(variable.name.as_str()) { &mut self.kept } else { &mut self.read };
             list.push(variable.name.clone());
         }
-        self.rows = self.cut(graph);
+        self.rows = self.cut(outline);
     }
 
     /// Refuses what cannot be gathered from several trainers.
-    fn check(&self, graph: &Graph) -> Result<(), Failure> {
+    fn check(&self, outline: &Outline<'_>) -> Result<(), Failure> {
+        let graph = outline.graph();
         let op = &graph.program().blocks[0].ops[self.ops[0]];
         let refuse = |text: String| Err(Failure::call(format!("{}: {text}", label(self.ops[0], op))));
         if self.arrivals.is_empty() {
             return refuse("found no gradient among what it reads; expected one, which says when it runs".to_owned());
         }
-        if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(graph, name)) {
+        if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(outline, name)) {
             return refuse(format!(
                 "found {name:?}, which trainers write and keep; expected gradients, and what the optimizer keeps"
             ));
@@ -163,7 +168,8 @@ impl Group {
 
     /// How many rows its parameter has, when every op works on each element alone and every beginning can be made in
     /// pieces.
-    fn cut(&self, graph: &Graph) -> Option<u64> {
+    fn cut(&self, outline: &Outline<'_>) -> Option<u64> {
+        let graph = outline.graph();
         let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
         let mut updates = nodes().filter(|node| node.rule.is_some());
         let update = updates.next().filter(|_| updates.next().is_none())?;
@@ -180,7 +186,7 @@ impl Group {
                 _ => false,
             }
         };
-        let begins = |name: &String| beginnings(graph, name).is_some();
+        let begins = |name: &String| begins_from_nothing(outline, name);
         (nodes().all(is_cut) && self.kept.iter().chain(&self.read).all(begins)).then_some(*rows)
     }
 }
@@ -194,11 +200,10 @@ fn is_cut_along(facts: &Facts, parameter: &[Dim]) -> bool {
     }
 }
 
-/// The ops that fill a variable at the beginning, when each makes it from nothing, so that pieces can be made alike.
-fn beginnings<'a>(graph: &'a Graph, name: &'a str) -> Option<Vec<&'a Op>> {
-    let writers = ops(graph).filter(|(_, op)| op.role == Role::Initialise && op.outputs.iter().any(|out| out == name));
-    let writers: Vec<&Op> = writers.map(|(_, op)| op).collect();
-    writers.iter().all(|op| op.kind.initializer().is_some()).then_some(writers)
+/// Whether each op that fills a variable at the beginning makes it from nothing, so that pieces can be made alike.
+fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
+    let mut fillers = outline.writers(name).filter(|op| op.role == Role::Initialise);
+    fillers.all(|op| op.kind.initializer().is_some())
 }
 
 /// Which variables hold groups together.
@@ -294,7 +299,6 @@ pub(super) fn purpose(graph: &Graph, name: &str) -> Purpose {
     graph.find(name).map_or(Purpose::Temporary, |index| graph.variable(index).purpose)
 }
 
-fn is_written_by_trainers(graph: &Graph, name: &str) -> bool {
-    let by_trainers = |role| matches!(role, Role::Forward | Role::Backward);
-    ops(graph).any(|(_, op)| by_trainers(op.role) && op.outputs.iter().any(|output| output == name))
+fn is_written_by_trainers(outline: &Outline<'_>, name: &str) -> bool {
+    outline.writers(name).any(|op| matches!(op.role, Role::Forward | Role::Backward))
 }

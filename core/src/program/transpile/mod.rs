@@ -9,13 +9,15 @@
 //!   these ops; everything else stays on trainers. [`Placement`] says how servers share it.
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
-//! Read in this order: [`Part`] and [`Transpiler`]; `group` (which ops belong together, and what may be cut);
-//! [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`; `columns`; `draw`.
+//! Read in this order: [`Part`] and [`Transpiler`]; `outline` (where things are); `group` (which ops belong together,
+//! and what may be cut); [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`; `columns`;
+//! `draw`.
 
 mod columns;
 mod cost;
 mod draw;
 mod group;
+mod outline;
 mod parameter_server;
 mod placement;
 mod server;

@@ -13,6 +13,7 @@ use crate::program::variable::{Dim, Facts, Purpose};
 
 use super::cost::{CostModel, group_work};
 use super::group::{Group, Groups, ops};
+use super::outline::Outline;
 use super::placement::{Load, Placement, Portion};
 use super::write::{Names, part};
 use super::{Cluster, Part, Transpiler};
@@ -69,7 +70,10 @@ pub(super) struct Piece<'a> {
 /// Everything that the parts are written from.
 pub(super) struct Division<'a> {
     pub(super) graph: &'a Graph,
+    pub(super) outline: &'a Outline<'a>,
     pub(super) groups: &'a Groups,
+    /// What trainers read of what servers keep, in the order in which they read it first, with its place in it.
+    pub(super) wanted: &'a BTreeMap<&'a str, usize>,
     /// In the order of groups, and of rows.
     pub(super) pieces: Vec<Piece<'a>>,
     pub(super) cluster: Cluster,
@@ -81,15 +85,18 @@ impl Transpiler for ParameterServer {
         costs.validate()?;
         check(cluster)?;
         let terms = self.terms(cluster)?;
-        let groups = Groups::find(graph)?;
-        let loads: Result<Vec<Load>, Failure> =
-            groups.all.iter().map(|group| load(graph, &groups, group, cluster, terms, costs)).collect();
+        let outline = Outline::of(graph);
+        let groups = Groups::find(&outline)?;
+        let wanted = wanted(graph, &groups);
+        let empty =
+            Division { graph, outline: &outline, wanted: &wanted, groups: &groups, pieces: Vec::new(), cluster, terms };
+        let loads: Result<Vec<Load>, Failure> = groups.all.iter().map(|group| load(&empty, group, costs)).collect();
         let portions = self.placement.place(&loads?, cluster.servers);
 
         let mut names = Names::of(graph);
         let placed = groups.all.iter().zip(&portions);
         let pieces = placed.flat_map(|(group, portions)| pieces(graph, group, portions, &mut names)).collect();
-        let division = Division { graph, groups: &groups, pieces, cluster, terms };
+        let division = Division { pieces, ..empty };
         let trainers = (0..cluster.trainers).map(Peer::Trainer).collect();
         let mut parts = vec![part(trainers, vec![trainer::block(&division)])?];
         for server in 0..cluster.servers {
@@ -146,18 +153,12 @@ fn check(cluster: Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a group costs the server that has it: what its own part would cost.
-fn load(
-    graph: &Graph,
-    groups: &Groups,
-    group: &Group,
-    cluster: Cluster,
-    terms: Terms,
-    costs: &CostModel,
-) -> Result<Load, Failure> {
+/// What a group costs the server that has it: what its own part would cost. `all` has no pieces yet.
+fn load<'a>(all: &Division<'a>, group: &'a Group, costs: &CostModel) -> Result<Load, Failure> {
+    let Division { graph, cluster, .. } = *all;
     let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
     let pieces = pieces(graph, group, &whole, &mut Names::of(graph));
-    let division = Division { graph, groups, pieces, cluster, terms };
+    let division = Division { pieces, ..*all };
     let alone = part(vec![Peer::Server(0)], server::blocks(&division, 0))?;
     let work = group_work(&alone.graph, cluster, costs);
     let seconds = work.seconds(&costs.server);
@@ -226,31 +227,16 @@ fn touched<'a>(graph: &'a Graph, group: &'a Group) -> impl Iterator<Item = &'a s
     ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)).map(String::as_str)
 }
 
-/// The parameters and states that trainers' ops read and servers keep, in the order in which they are read first.
-pub(super) fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> Vec<&'a str> {
+/// The parameters and states that trainers' ops read and servers keep, with their places in the order in which they are
+/// read first.
+fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> BTreeMap<&'a str, usize> {
     let readers = ops(graph).filter(|(_, op)| matches!(op.role, Role::Forward | Role::Backward));
-    let mut wanted: Vec<&str> = Vec::new();
-    let mut known = std::collections::BTreeSet::new();
-    for name in readers.flat_map(|(_, op)| &op.inputs) {
-        if groups.keeper(name).is_some() && known.insert(name) {
-            wanted.push(name);
-        }
+    let mut wanted = BTreeMap::new();
+    for name in readers.flat_map(|(_, op)| &op.inputs).filter(|name| groups.keeper(name).is_some()) {
+        let next = wanted.len();
+        wanted.entry(name.as_str()).or_insert(next);
     }
     wanted
-}
-
-/// The ops of the role [`Initialise`](Role::Initialise) that these variables need, in order.
-pub(super) fn beginnings(graph: &Graph, names: impl IntoIterator<Item = String>) -> Vec<usize> {
-    let mut needed: std::collections::BTreeSet<String> = names.into_iter().collect();
-    let mut places = Vec::new();
-    for (place, op) in ops(graph).collect::<Vec<_>>().into_iter().rev() {
-        if op.role == Role::Initialise && op.outputs.iter().any(|output| needed.contains(output)) {
-            needed.extend(op.inputs.iter().cloned());
-            places.push(place);
-        }
-    }
-    places.reverse();
-    places
 }
 
 /// What a variable of block 0 is for, with its facts, as it was declared or found.

@@ -16,7 +16,7 @@ use crate::program::op::{Op, OpKind, Peer};
 use crate::program::turn::turns;
 use crate::program::variable::{Facts, Purpose};
 
-use super::parameter_server::{Division, Piece, beginnings, variable, wanted};
+use super::parameter_server::{Division, Piece, variable};
 use super::write::Writer;
 
 /// The blocks of one server.
@@ -25,14 +25,13 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
     if pieces.is_empty() {
         return vec![Block::default()];
     }
-    let wanted = wanted(division.graph, division.groups);
     let mut outer = Writer::default();
     let mut declared = BTreeSet::new();
     for piece in &pieces {
         begin(division, piece, &mut declared, &mut outer);
     }
     for piece in &pieces {
-        for name in sent(piece, &wanted) {
+        for name in sent(division, piece) {
             let to = (0..division.cluster.trainers).map(Peer::Trainer);
             to.for_each(|trainer| outer.send(name, name, trainer));
         }
@@ -41,7 +40,7 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
     let mut inner = Writer::default();
     inner.block.parent = Some(0);
     for piece in &pieces {
-        turn(division, piece, &wanted, &mut inner);
+        turn(division, piece, &mut inner);
     }
     vec![outer.block, inner.block]
 }
@@ -50,11 +49,11 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
 fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet<String>, outer: &mut Writer) {
     let graph = division.graph;
     let block = &graph.program().blocks[0];
-    let needed = beginnings(graph, piece.group.kept.iter().chain(&piece.group.read).cloned());
-    let filled = needed.iter().flat_map(|place| &block.ops[*place].outputs);
-    let all: BTreeSet<&String> = piece.group.kept.iter().chain(&piece.group.read).chain(filled).collect();
+    let own = || piece.group.kept.iter().chain(&piece.group.read).map(String::as_str);
+    let needed = division.outline.beginnings(own());
+    let filled = needed.iter().flat_map(|place| &block.ops[*place].outputs).map(String::as_str);
     let mut new = BTreeSet::new();
-    for known in block.variables.iter().filter(|known| all.contains(&known.name)) {
+    for known in division.outline.in_order(own().chain(filled)) {
         let name = piece.name(&known.name);
         if declared.insert(name.to_owned()) {
             new.insert(known.name.as_str());
@@ -71,7 +70,7 @@ fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet
 }
 
 /// What a piece does with one gradient of every trainer, or with one.
-fn turn(division: &Division<'_>, piece: &Piece<'_>, wanted: &[&str], inner: &mut Writer) {
+fn turn(division: &Division<'_>, piece: &Piece<'_>, inner: &mut Writer) {
     for (gradient, arrival) in piece.group.arrivals.iter().zip(&piece.arrivals) {
         let facts = piece.facts(variable(division.graph, gradient).0);
         let to = widened(division, piece, &facts);
@@ -82,14 +81,14 @@ fn turn(division: &Division<'_>, piece: &Piece<'_>, wanted: &[&str], inner: &mut
     let block = &division.graph.program().blocks[0];
     for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {
         for output in &op.outputs {
-            let known = block.variables.iter().find(|known| known.name == *output);
+            let known = division.outline.declared(output);
             if let Some(known) = known.filter(|known| known.purpose == Purpose::Temporary) {
                 inner.declare(piece.name(output), piece.facts(&known.facts), Purpose::Temporary);
             }
         }
         inner.block.ops.push(renamed(op, piece));
     }
-    inner.block.ops.extend(sent(piece, wanted).map(|name| piece.arrivals[0].answer(name)));
+    inner.block.ops.extend(sent(division, piece).into_iter().map(|name| piece.arrivals[0].answer(name)));
 }
 
 /// The type of a gradient's elements.
@@ -111,10 +110,12 @@ fn widened(division: &Division<'_>, piece: &Piece<'_>, facts: &Facts) -> Option<
     types.take(1).find(|_| is_half)
 }
 
-/// What a piece sends to trainers.
-fn sent<'p>(piece: &'p Piece<'_>, wanted: &'p [&str]) -> impl Iterator<Item = &'p str> {
-    let is_kept = |name: &&str| piece.group.kept.iter().any(|kept| kept == name);
-    wanted.iter().copied().filter(is_kept).map(|name| piece.name(name))
+/// What a piece sends to trainers, in the order in which they read it first.
+fn sent<'p>(division: &Division<'_>, piece: &'p Piece<'_>) -> Vec<&'p str> {
+    let place = |name: &&String| division.wanted.get(name.as_str());
+    let mut sent: Vec<&String> = piece.group.kept.iter().filter(|name| place(name).is_some()).collect();
+    sent.sort_by_key(place);
+    sent.into_iter().map(|name| piece.name(name)).collect()
 }
 
 /// An op over a piece's variables; what makes random numbers begins where the piece does.

@@ -13,7 +13,7 @@ use crate::program::op::{OpKind, Peer, Role};
 use crate::program::variable::{Purpose, Variable};
 
 use super::group::ops;
-use super::parameter_server::{Division, Piece, beginnings, variable, wanted};
+use super::parameter_server::{Division, Piece, variable};
 use super::write::Writer;
 
 /// The one block.
@@ -24,8 +24,11 @@ pub(super) fn block(division: &Division<'_>) -> Block {
     writer.block.variables = graph.program().blocks[0].variables.iter().filter(is_own).cloned().collect();
     let places = initialised(division);
     writer.block.ops.extend(places.iter().map(|place| graph.program().blocks[0].ops[*place].clone()));
-    for name in wanted(graph, division.groups) {
-        receive(division, name, &mut writer);
+    let mut wanted: Vec<(usize, &str)> = division.wanted.iter().map(|(name, place)| (*place, *name)).collect();
+    wanted.sort_unstable();
+    let keepers = keepers(division);
+    for (_, name) in wanted {
+        receive(division, name, &keepers[name], &mut writer);
     }
     let mut gradients = gradients(division);
     let fed = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Data);
@@ -46,25 +49,33 @@ fn initialised(division: &Division<'_>) -> Vec<usize> {
     let graph = division.graph;
     let block = &graph.program().blocks[0];
     let is_kept = |name: &str| division.groups.keeper(name).is_some();
-    let kept = block.variables.iter().filter(|known| is_kept(&known.name)).map(|known| known.name.clone());
-    let of_servers: BTreeSet<usize> = beginnings(graph, kept).into_iter().collect();
+    let kept = block.variables.iter().filter(|known| is_kept(&known.name)).map(|known| known.name.as_str());
+    let of_servers: BTreeSet<usize> = division.outline.beginnings(kept).into_iter().collect();
     let own = block.variables.iter().filter(|known| known.purpose.is_persistable() && !is_kept(&known.name));
-    let of_trainers: BTreeSet<usize> = beginnings(graph, own.map(|known| known.name.clone())).into_iter().collect();
+    let own = division.outline.beginnings(own.map(|known| known.name.as_str()));
+    let of_trainers: BTreeSet<usize> = own.into_iter().collect();
     let all = ops(graph).filter(|(_, op)| op.role == Role::Initialise).map(|(place, _)| place);
     all.filter(|place| of_trainers.contains(place) || !of_servers.contains(place)).collect()
 }
 
 /// Whether only optimizer ops write a temporary, so that trainers have none.
 fn is_hidden(division: &Division<'_>, known: &Variable) -> bool {
-    let mut writers = ops(division.graph).filter(|(_, op)| op.outputs.contains(&known.name));
-    known.purpose == Purpose::Temporary && writers.any(|(_, op)| op.role == Role::Optimize)
+    let mut writers = division.outline.writers(&known.name);
+    known.purpose == Purpose::Temporary && writers.any(|op| op.role == Role::Optimize)
 }
 
-fn receive(division: &Division<'_>, name: &str, writer: &mut Writer) {
+/// The pieces that keep each variable.
+fn keepers<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<&'d Piece<'d>>> {
+    let mut keepers: BTreeMap<&str, Vec<&Piece<'_>>> = BTreeMap::new();
+    for piece in &division.pieces {
+        piece.group.kept.iter().for_each(|name| keepers.entry(name).or_default().push(piece));
+    }
+    keepers
+}
+
+fn receive(division: &Division<'_>, name: &str, pieces: &[&Piece<'_>], writer: &mut Writer) {
     let facts = variable(division.graph, name).0;
-    let pieces = division.pieces.iter().filter(|piece| piece.group.kept.iter().any(|kept| kept == name));
-    let pieces: Vec<&Piece<'_>> = pieces.collect();
-    for piece in &pieces {
+    for piece in pieces {
         writer.recv(piece.name(name), piece.name(name), piece.facts(facts));
     }
     if pieces.len() > 1 {

@@ -124,11 +124,17 @@ impl Index {
 
     /// Every row and its slot, in no order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
-        let pages = (0..).zip(&self.pages).map(|(number, _)| self.page(number));
-        pages.flatten().filter_map(|entry| {
-            let (id, slot) = read(entry);
-            slot.map(|slot| (id, slot))
-        })
+        (0..self.pages()).flat_map(|number| self.entries_in(number))
+    }
+
+    /// How many pages there are. A page that is split leaves half of its rows to a new one, behind all others.
+    pub(super) fn pages(&self) -> u32 {
+        u32::try_from(self.pages.len()).expect("pages are numbered in 32 bits")
+    }
+
+    /// The rows of a page and their slots, in no order.
+    pub(super) fn entries_in(&self, number: u32) -> impl Iterator<Item = (u64, u32)> {
+        self.page(number).iter().map(read).filter_map(|(id, slot)| slot.map(|slot| (id, slot)))
     }
 
     /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when
@@ -238,4 +244,65 @@ fn read(entry: &[u8; ENTRY_BYTES]) -> (u64, Option<u32>) {
     let (key, value) = entry.split_at(8);
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("half of an entry"));
     (number(key), number(value).checked_sub(1).and_then(|slot| u32::try_from(slot).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Hash, Index, PAGE_ENTRIES, read};
+    use crate::luck::Luck;
+    use crate::memory::{Arena, Budget};
+    use crate::partition::Buckets;
+    use crate::rows::ROW_IDS_MAX;
+    use crate::rows::table::Pieces;
+
+    const IDS: usize = 20_000;
+    /// What a page that is as full as can be takes to find an id that is there, as a mean.
+    const MEAN_STEPS_MAX: f64 = 3.0;
+    /// So many pages of 102 ids, which is how full they are at the least when they have just been split.
+    const PAGES_MAX: u32 = 200;
+
+    fn index(ids: impl IntoIterator<Item = u64>) -> (Index, Vec<u64>) {
+        let mut budget = Budget::new();
+        budget.line("pages", 4096, 2 * u64::from(PAGES_MAX));
+        let arena = Arena::new(&budget).expect("a small arena");
+        let mut index = Index::new(Pieces::new(arena, 4096)).expect("there is room");
+        let ids: Vec<u64> = ids.into_iter().filter(|id| *id < ROW_IDS_MAX).take(IDS).collect();
+        for (slot, id) in (0..).zip(&ids) {
+            index.insert(*id, slot).expect("chance does not make ids share their hash");
+        }
+        (index, ids)
+    }
+
+    /// How many entries are looked at to find an id that is there.
+    fn steps(index: &Index, id: u64) -> usize {
+        let hash = Hash::of(id);
+        let page = index.page(index.directory[hash.directory(index.depth)]);
+        let places = (0..PAGE_ENTRIES).map(|step| (hash.place() + step) % PAGE_ENTRIES);
+        1 + places.take_while(|place| read(&page[*place]).0 != id).count()
+    }
+
+    fn check(what: &str, ids: impl IntoIterator<Item = u64>) {
+        let (index, ids) = index(ids);
+        let steps: Vec<usize> = ids.iter().map(|id| steps(&index, *id)).collect();
+        let mean = steps.iter().sum::<usize>() as f64 / steps.len() as f64;
+        let longest = steps.iter().max().expect("there are ids");
+        assert!(mean <= MEAN_STEPS_MAX && *longest <= PAGE_ENTRIES / 2, "{what}: {mean} steps, at most {longest}");
+        assert!(index.pages() <= PAGES_MAX, "{what}: {} pages for {} ids", index.pages(), ids.len());
+        assert!((0..).zip(&ids).all(|(slot, id)| index.find(*id) == Some(slot)), "{what}: every id is found");
+    }
+
+    #[test]
+    fn an_id_is_found_in_few_steps_however_ids_are_dealt() {
+        check("one after another", 0..);
+        check("one after another, from the end", (0..ROW_IDS_MAX).rev());
+        for bits in 1..49 {
+            check("multiples of a power of two", (0..).map(|id: u64| id << bits));
+        }
+        check("two runs, alike but for the upper bits", (0..).flat_map(|id| [id, id | 1 << 62]));
+        check("the bits of a number turned round", (1..).map(|id: u64| id.reverse_bits() >> 1));
+        let mut luck = Luck(5);
+        check("at random", std::iter::repeat_with(move || luck.below(ROW_IDS_MAX)));
+        let buckets = Buckets { count: 64, rows: 1 << 40 };
+        check("those of one bucket of many", (0..).filter(|id| buckets.of(*id) == 7));
+    }
 }

@@ -11,11 +11,16 @@
 //! each reading of a row that is not there replays all updates. Whether a row is there makes no difference to any
 //! value.
 //!
+//! A row that has missed a million updates takes a million kernel calls, so that work can be had in pieces:
+//! [`RowTable::read`] and [`RowTable::catch_up`] stop when an allowance is used up, and go on where they were.
+//!
 //! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
-//! `rest` (what was missed).
+//! `rest` (what was missed), `reading` (what a reading has got so far), `copy` (the table as it was, for a checkpoint).
 
+mod copy;
 mod index;
 mod pieces;
+mod reading;
 mod records;
 mod rest;
 mod settings;
@@ -34,12 +39,15 @@ use super::layout::{RowLayout, element_bytes};
 use super::merge::Merged;
 use super::selected::{Ids, RowsView};
 
+use copy::Copying;
 use index::Index;
 use records::Records;
 use rest::{Past, Rest};
 use tile::{Shape, Tile, TileRow};
 
+pub use copy::TableCopy;
 pub use pieces::Pieces;
+pub use reading::Reading;
 pub use rest::Rates;
 pub use settings::{CatchUp, TableSettings};
 
@@ -58,6 +66,8 @@ pub struct RowTable {
     records: Records,
     version: Version,
     rates: Rates,
+    /// The copy that is being made of it, if one is.
+    copying: Option<Box<Copying>>,
 }
 
 /// Room to work in, for any number of tables one after another.
@@ -116,6 +126,7 @@ impl RowTable {
             records: Records::new(pieces, record_bytes)?,
             version: Version(0),
             rates: Rates::default(),
+            copying: None,
             settings,
         })
     }
@@ -195,31 +206,120 @@ impl RowTable {
         Ok(())
     }
 
-    /// Writes the values of rows, row after row in the ids' order; ids may repeat.
-    ///
-    /// # Panics
-    /// When `into` does not hold a row for each id.
-    pub fn pull(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, ids: Ids<'_>, into: &mut [u8]) {
-        let row_bytes = self.shape.row_bytes;
-        assert_eq!(into.len(), ids.len() * row_bytes, "a row for each id");
-        work.tile.begin(self.shape);
+    /// Whether what rows have missed is within the allowance `left`, which counts bytes of weights that an update goes
+    /// over, and from which it is then taken. A row that stops changing costs less than is reckoned here.
+    pub fn may_catch_up(&self, ids: Ids<'_>, left: &mut u64) -> bool {
+        if self.rest == Rest::Always {
+            return true;
+        }
+        let row_bytes = self.shape.row_bytes as u64;
+        let most = (ids.len() as u64 * row_bytes).saturating_mul(self.version.0);
+        // In a young table no row can have missed so much that it would have to be looked up.
+        if most <= *left {
+            *left -= most;
+            return true;
+        }
+        let mut missed = 0_u64;
         let mut slots = [None; GROUP];
         self.ask_for(ids, 0..GROUP);
         for start in (0..ids.len()).step_by(GROUP) {
             let places = start..ids.len().min(start + GROUP);
             self.find(ids, places.clone(), &mut slots);
             self.ask_for(ids, places.end..places.end + GROUP);
+            for slot in slots[..places.len()].iter().flatten() {
+                let behind = self.version.0 - self.last(*slot).0;
+                let is_one = behind > 1 && self.rest == Rest::AfterOne && self.is_fresh(Some(*slot));
+                missed = missed.saturating_add(if is_one { row_bytes } else { behind.saturating_mul(row_bytes) });
+            }
+        }
+        let is_allowed = missed <= *left;
+        if is_allowed {
+            *left -= missed;
+        }
+        is_allowed
+    }
+
+    /// Lets rows see what they have missed, from the place `from` on, so that an update of them need not; or a part of
+    /// that, when the allowance `left` is used up. Rows that are not there are left out. True when they have missed
+    /// nothing any more; else `from` says how far it is.
+    pub fn catch_up(
+        &mut self,
+        work: &mut Workspace,
+        kernels: &mut dyn Kernels,
+        ids: Ids<'_>,
+        from: &mut usize,
+        left: &mut u64,
+    ) -> bool {
+        if self.rest == Rest::Always {
+            return true;
+        }
+        work.tile.begin(self.shape);
+        let mut slots = [None; GROUP];
+        self.ask_for(ids, *from..*from + GROUP);
+        for start in (*from..ids.len()).step_by(GROUP) {
+            let places = start..ids.len().min(start + GROUP);
+            self.find(ids, places.clone(), &mut slots);
+            self.ask_for(ids, places.end..places.end + GROUP);
             for (place, slot) in places.zip(slots) {
-                let row = &mut into[place * row_bytes..][..row_bytes];
-                if let Some(last) = self.read(ids.get(place), slot, row) {
-                    work.tile.rows.push(TileRow { id: ids.get(place), slot, last, place });
-                }
-                if work.tile.rows.len() == self.shape.rows() {
-                    self.pull_tile(&mut work.tile, kernels, into);
+                let Some(last) = slot.map(|slot| self.last(slot)).filter(|last| *last < self.version) else { continue };
+                work.tile.rows.push(TileRow { id: ids.get(place), slot, last, place });
+                if work.tile.rows.len() == self.shape.rows() && !self.catch_up_tile(work, kernels, from, left) {
+                    return false;
                 }
             }
         }
-        self.pull_tile(&mut work.tile, kernels, into);
+        self.catch_up_tile(work, kernels, from, left)
+    }
+
+    /// Writes the values of rows, row after row in the ids' order; ids may repeat.
+    ///
+    /// # Panics
+    /// When `into` does not hold a row for each id.
+    pub fn pull(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, ids: Ids<'_>, into: &mut [u8]) {
+        let (mut reading, mut left) = (Reading::default(), u64::MAX);
+        let is_over = self.read(work, kernels, ids, &mut reading, &mut left, into);
+        assert!(is_over, "no table is so long");
+    }
+
+    /// As [`pull`](Self::pull), but no more than the allowance `left` is for, as in [`catch_up`](Self::catch_up).
+    /// True when every row is written; else `reading` says how far it is, and it goes on with the same `ids` and
+    /// `into`. Each row is then as it was at some version since the reading began, and no two need be of one if the
+    /// table was updated meanwhile.
+    ///
+    /// # Panics
+    /// When `into` does not hold a row for each id.
+    pub fn read(
+        &mut self,
+        work: &mut Workspace,
+        kernels: &mut dyn Kernels,
+        ids: Ids<'_>,
+        reading: &mut Reading,
+        left: &mut u64,
+        into: &mut [u8],
+    ) -> bool {
+        let row_bytes = self.shape.row_bytes;
+        assert_eq!(into.len(), ids.len() * row_bytes, "a row for each id");
+        work.tile.begin(self.shape);
+        let mut slots = [None; GROUP];
+        self.ask_for(ids, reading.next..reading.next + GROUP);
+        for start in (reading.next..ids.len()).step_by(GROUP) {
+            let places = start..ids.len().min(start + GROUP);
+            self.find(ids, places.clone(), &mut slots);
+            self.ask_for(ids, places.end..places.end + GROUP);
+            for (place, slot) in places.zip(slots) {
+                let (id, row) = (ids.get(place), &mut into[place * row_bytes..][..row_bytes]);
+                if let Some(last) = self.read_row(id, slot, row) {
+                    let last = if slot.is_none() { reading.seen(id).unwrap_or(last) } else { last };
+                    work.tile.rows.push(TileRow { id, slot, last, place });
+                }
+                if work.tile.rows.len() == self.shape.rows()
+                    && !self.read_tile(&mut work.tile, kernels, reading, left, into)
+                {
+                    return false;
+                }
+            }
+        }
+        self.read_tile(&mut work.tile, kernels, reading, left, into)
     }
 
     /// Replaces the weights of rows, and leaves the optimizer's states alone. Of a row that is there twice the last one
@@ -239,10 +339,11 @@ impl RowTable {
             let last = self.last(slot);
             if last < self.version {
                 work.tile.rows.push(TileRow { id: rows.ids().get(place), slot: Some(slot), last, place });
-                self.settle(&mut work.tile, kernels, self.version);
-                self.store(&mut work.tile, self.version);
+                self.settle_whole(&mut work.tile, kernels);
+                self.store(&mut work.tile);
                 work.tile.rows.clear();
             }
+            self.keep(rows.ids().get(place), slot);
             let head = self.head_bytes();
             self.records.get_mut(slot)[head..][..self.shape.row_bytes].copy_from_slice(rows.row(place));
         }
@@ -401,7 +502,7 @@ impl RowTable {
             let slot = slots[place];
             tile.rows.push(TileRow { id: merged.id(place), slot: Some(slot), last: self.last(slot), place });
         }
-        self.settle(tile, kernels, self.version);
+        self.settle_whole(tile, kernels);
         for index in 0..tile.rows.len() {
             let place = tile.rows[index].place;
             // One record at a time: the processor waits for so many lines at once, and no more.
@@ -411,22 +512,65 @@ impl RowTable {
             merged.sum(place..place + 1, tile.gradient(index));
         }
         tile.update(kernels, self.past(), step);
-        self.store(tile, step.version);
+        tile.rows.iter_mut().for_each(|row| row.last = step.version);
+        self.store(tile);
     }
 
-    /// Reads the rows of a tile, once they have seen what they missed, and puts them back.
-    fn pull_tile(&mut self, tile: &mut Tile, kernels: &mut dyn Kernels, into: &mut [u8]) {
-        self.settle(tile, kernels, self.version);
-        for index in 0..tile.rows.len() {
-            let place = tile.rows[index].place;
-            into[place * self.shape.row_bytes..][..self.shape.row_bytes].copy_from_slice(tile.weight(index));
+    /// Reads the rows of a tile, once they have seen what they missed, and puts them back; false when they have not,
+    /// and the reading goes on with them.
+    fn read_tile(
+        &mut self,
+        tile: &mut Tile,
+        kernels: &mut dyn Kernels,
+        reading: &mut Reading,
+        left: &mut u64,
+        into: &mut [u8],
+    ) -> bool {
+        self.settle(tile, kernels, reading, left);
+        self.store(tile);
+        let is_over = tile.has_seen(self.version);
+        if is_over {
+            for index in 0..tile.rows.len() {
+                let place = tile.rows[index].place;
+                into[place * self.shape.row_bytes..][..self.shape.row_bytes].copy_from_slice(tile.weight(index));
+            }
+        } else {
+            reading.stop_at(tile);
         }
-        self.store(tile, self.version);
         tile.rows.clear();
+        is_over
     }
 
-    /// Takes the rows of a tile out of their records and brings them up to a version.
-    fn settle(&self, tile: &mut Tile, kernels: &mut dyn Kernels, version: Version) {
+    /// Brings the rows of a tile up to the present, or as far as is `left` for, and puts them back; false when they are
+    /// not there, and it goes on `from` the first of them.
+    fn catch_up_tile(
+        &mut self,
+        work: &mut Workspace,
+        kernels: &mut dyn Kernels,
+        from: &mut usize,
+        left: &mut u64,
+    ) -> bool {
+        let tile = &mut work.tile;
+        self.settle(tile, kernels, &Reading::default(), left);
+        self.store(tile);
+        let is_over = tile.has_seen(self.version);
+        if !is_over {
+            *from = tile.first_place().unwrap_or(*from);
+        }
+        tile.rows.clear();
+        is_over
+    }
+
+    /// Takes the rows of a tile out of their records and brings them up to the present.
+    fn settle_whole(&self, tile: &mut Tile, kernels: &mut dyn Kernels) {
+        let mut left = u64::MAX;
+        self.settle(tile, kernels, &Reading::default(), &mut left);
+    }
+
+    /// Takes the rows of a tile out of their records and brings them up to the present, or as far as is `left` for.
+    /// What a reading has got of rows that are not there is taken from it.
+    fn settle(&self, tile: &mut Tile, kernels: &mut dyn Kernels, reading: &Reading, left: &mut u64) {
+        let version = self.version;
         if self.rest != Rest::Always {
             for row in &mut tile.rows {
                 // One update is then as good as all that were missed.
@@ -439,24 +583,28 @@ impl RowTable {
         for index in 0..tile.rows.len() {
             match tile.rows[index] {
                 TileRow { slot: Some(slot), .. } => tile.load(index, &self.records.get(slot)[self.head_bytes()..]),
-                TileRow { slot: None, id, .. } => {
-                    tile.begin_states(index, self.past());
-                    self.settings.begin(id, tile.weight(index));
-                }
+                TileRow { slot: None, id, .. } => match reading.content(id) {
+                    Some(content) => tile.load(index, content),
+                    None => {
+                        tile.begin_states(index, self.past());
+                        self.settings.begin(id, tile.weight(index));
+                    }
+                },
             }
         }
         if self.rest != Rest::Always {
-            tile.catch_up(kernels, self.past(), version);
+            tile.catch_up(kernels, self.past(), version, left);
         }
     }
 
     /// Puts the rows of a tile back that have a place.
-    fn store(&mut self, tile: &mut Tile, version: Version) {
+    fn store(&mut self, tile: &mut Tile) {
         for index in 0..tile.rows.len() {
-            if let Some(slot) = tile.rows[index].slot {
+            if let TileRow { slot: Some(slot), id, last, .. } = tile.rows[index] {
+                self.keep(id, slot);
                 let head = self.head_bytes();
                 tile.store(index, &mut self.records.get_mut(slot)[head..]);
-                self.set_last(slot, version);
+                self.set_last(slot, last);
             }
         }
     }
@@ -493,7 +641,7 @@ impl RowTable {
     }
 
     /// Reads a row that has missed nothing; of any other the last version it has seen.
-    fn read(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
+    fn read_row(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
         let last = slot.map_or(Version(0), |slot| self.last(slot));
         if self.rest != Rest::Always && last < self.version {
             return Some(last);

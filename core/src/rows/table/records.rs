@@ -50,6 +50,12 @@ impl Records {
         self.len
     }
 
+    /// A number above every slot that was given, and not above any that will be.
+    pub(super) fn end(&self) -> u32 {
+        let pieces = u32::try_from(self.leases.len()).expect("it was compared");
+        pieces.checked_sub(1).map_or(0, |last| (last << self.bits) + self.in_last)
+    }
+
     /// Bytes of the pieces they are in.
     pub(super) fn bytes(&self) -> u64 {
         self.leases.len() as u64 * u64::from(self.pieces.bytes())

@@ -127,13 +127,14 @@ impl Tile {
         self.update_rows(kernels, past, step, rows, true);
     }
 
-    /// Replays what the rows have missed up to the update that made version `to`. They stand in the order of their last
-    /// updates, so that those that an update has to go over are always the first ones.
-    pub(super) fn catch_up(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, to: Version) {
+    /// Replays what the rows have missed up to the update that made version `to`, or less when `left` is used up, from
+    /// which the bytes of weights that each update goes over are taken. The rows stand in the order of their last
+    /// updates, so that those that an update has to go over are always the first ones; each is told what it has seen.
+    pub(super) fn catch_up(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, to: Version, left: &mut u64) {
         let is_steady = past.is_steady();
         let mut version = self.rows.first().map_or(to.0, |row| row.last.0) + 1;
         let (mut active, mut replayed) = (0, 0_u64);
-        while version <= to.0 {
+        while version <= to.0 && *left > 0 {
             let behind = self.rows[active..].iter().take_while(|row| row.last.0 < version).count();
             if behind > 0 {
                 active += behind;
@@ -146,11 +147,29 @@ impl Tile {
                 self.remember(active);
             }
             self.update_rows(kernels, past, &past.step(Version(version)), active, false);
+            *left = left.saturating_sub((active * self.shape.row_bytes) as u64);
             version += 1;
             if compares && self.is_as_remembered(active) {
-                let Some(next) = self.rows.get(active) else { return };
-                version = version.max(next.last.0 + 1);
+                version = self.rows.get(active).map_or(to.0 + 1, |next| version.max(next.last.0 + 1));
             }
+        }
+        self.rows[..active].iter_mut().for_each(|row| row.last = Version(version - 1));
+    }
+
+    /// Whether every row has seen the update that made a version.
+    pub(super) fn has_seen(&self, version: Version) -> bool {
+        self.rows.iter().all(|row| version <= row.last)
+    }
+
+    /// The first of the caller's rows that is in it.
+    pub(super) fn first_place(&self) -> Option<usize> {
+        self.rows.iter().map(|row| row.place).min()
+    }
+
+    /// A row's weight and states, one after the other, as a record has them.
+    pub(super) fn content(&mut self, place: usize, content: &mut Vec<u8>) {
+        for tensor in 0..=self.shape.states {
+            content.extend_from_slice(self.row(tensor, place));
         }
     }
 

@@ -2,12 +2,14 @@ use std::sync::Arc;
 
 use crate::dtype::ElementType;
 use crate::ids::Version;
+use crate::luck::Luck;
 use crate::memory::{Arena, Budget};
-use crate::optim::{Algorithm, Prepared, Rule, Schedule, Step};
-use crate::port::Plain;
+use crate::optim::{Algorithm, Gradient, Prepared, Rule, Schedule, Step};
+use crate::port::{Kernels, Plain, Update};
 use crate::rows::initializer::mix;
 use crate::rows::{
-    CatchUp, Ids, Initializer, Merge, Pieces, Rates, Record, RowTable, RowsView, TableSettings, Workspace,
+    CatchUp, Ids, Initializer, Merge, Pieces, Rates, Reading, Record, RowTable, RowsView, TableCopy, TableSettings,
+    Workspace,
 };
 
 use super::{bytes, floats, layout};
@@ -293,4 +295,171 @@ fn a_step_that_is_no_number_is_refused() {
     check(Some(-1.0), 1.0, "rate is -1");
     check(Some(f64::NAN), 1.0, "rate is NaN");
     check(None, f64::INFINITY, "scale is inf");
+}
+
+/// Plain kernels that count the bytes of weights that they update.
+struct Counting(u64);
+
+impl Kernels for Counting {
+    fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
+        Plain.sum(element_type, into, gradients);
+    }
+
+    fn update(&mut self, update: Update<'_>) {
+        self.0 += update.parameter.len() as u64;
+        Plain.update(update);
+    }
+
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+}
+
+/// Rules whose rows miss something, each in another way.
+fn restless() -> Vec<TableSettings> {
+    let adam = settings(Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 });
+    let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 0.01);
+    vec![momentum(), with(adam.clone(), |rule| rule.l1 = 0.01), adam, decaying]
+}
+
+/// Pulls rows in as many pieces as it takes; how many those were.
+fn read_in_pieces(player: &mut Player, ids: &[u64], allowance: u64) -> (Vec<f32>, usize) {
+    let (mut into, mut reading) = (vec![0xff; ids.len() * 8], Reading::default());
+    let ids = Ids::new(player.table.layout(), ids).expect("ids in range");
+    for pieces in 1.. {
+        let (mut kernels, mut left) = (Counting(0), allowance);
+        let Player { table, work } = player;
+        let is_over = table.read(work, &mut kernels, ids, &mut reading, &mut left, &mut into);
+        // An update goes over what is together in a tile, whatever is left.
+        assert!(kernels.0 <= allowance + 8 * ids.len() as u64, "{} bytes for {allowance}", kernels.0);
+        if is_over {
+            return (floats(&into), pieces);
+        }
+    }
+    unreachable!("it is over when it is")
+}
+
+#[test]
+fn rows_that_are_read_in_pieces_are_those_that_are_read_at_once() {
+    for settings in restless() {
+        let (mut whole, mut pieces) = (Player::new(settings.clone(), 8), Player::new(settings, 8));
+        let mut luck = Luck(3);
+        for round in 0..60 {
+            let rows: Vec<_> = (0..luck.below(4)).map(|_| (luck.below(12), 0.5)).collect();
+            for player in [&mut whole, &mut pieces] {
+                player.push(&rows).expect("there is room");
+            }
+            let ids: Vec<u64> = (0..luck.below(9)).map(|_| luck.below(20)).collect();
+            let (found, count) = read_in_pieces(&mut pieces, &ids, 1 + luck.below(200));
+            assert_eq!(found, whole.pull(&ids), "round {round} in {count} pieces");
+        }
+        let all: Vec<u64> = (0..20).collect();
+        let (found, count) = read_in_pieces(&mut pieces, &all, 64);
+        assert_eq!(found, whole.pull(&all), "in {count} pieces");
+        assert_eq!(pieces.rows(), whole.rows(), "reading puts no row there");
+    }
+}
+
+#[test]
+fn a_table_that_is_updated_while_it_is_read_gives_each_row_as_it_was_at_some_version() {
+    let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 0.01);
+    let mut player = Player::new(decaying, 8);
+    for _ in 0..50 {
+        player.push(&[(1, 0.0)]).expect("there is room");
+    }
+    let ids: Vec<u64> = (0..6).collect();
+    let ids = Ids::new(player.table.layout(), &ids).expect("ids in range");
+    let (mut into, mut reading) = (vec![0; 48], Reading::default());
+    let initial: Vec<f32> = (0..6).map(|id| player.initial(id)[0]).collect();
+    for turn in 0.. {
+        assert!(turn < 200, "it comes to its end, although the table goes on");
+        let (Player { table, work }, mut left) = (&mut player, 64);
+        if table.read(work, &mut Plain, ids, &mut reading, &mut left, &mut into) {
+            break;
+        }
+        // A row that was not there when the reading began, and one that is read later on.
+        player.push(&[(turn % 6, 0.0)]).expect("there is room");
+    }
+    let updates = player.table.version().0;
+    for (initial, found) in initial.iter().zip(floats(&into).chunks(2)) {
+        let versions = (0..updates).scan(*initial, |value, _| {
+            *value /= 1.005;
+            Some(*value)
+        });
+        let is_one = |value: &f32| (value - found[0]).abs() <= initial.abs() * 1e-5;
+        assert!(versions.skip(49).any(|value| is_one(&value)), "{found:?} from {initial} after 50 to {updates}");
+    }
+}
+
+#[test]
+fn rows_that_catch_up_in_pieces_are_updated_as_if_at_once() {
+    for settings in restless() {
+        let (mut whole, mut pieces) = (Player::new(settings.clone(), 8), Player::new(settings, 8));
+        let first: Vec<_> = (0..10).map(|id| (id, 0.5)).collect();
+        let ids: Vec<u64> = (0..12).collect();
+        for player in [&mut whole, &mut pieces] {
+            player.push(&first).expect("there is room");
+            (0..100).for_each(|_| player.push(&[(3, 0.25)]).expect("there is room"));
+        }
+        let mut from = 0;
+        let mut turn = |player: &mut Player, mut left: u64| {
+            let (mut kernels, allowance) = (Counting(0), left);
+            let ids = Ids::new(player.table.layout(), &ids).expect("ids in range");
+            let is_over = player.table.catch_up(&mut player.work, &mut kernels, ids, &mut from, &mut left);
+            assert!(kernels.0 <= allowance + 80, "{} bytes for {allowance}", kernels.0);
+            (is_over, kernels.0)
+        };
+        assert_eq!(turn(&mut pieces, 0), (false, 0), "there is nothing left");
+        let turns = (1..).find(|_| turn(&mut pieces, 240).0).expect("it comes to its end");
+        // A hundred updates of nine rows of 8 bytes, but where they come to rest.
+        assert!((3..=30 + 1).contains(&turns), "{turns} turns");
+        let second: Vec<_> = ids.iter().map(|id| (*id, 1.0)).collect();
+        for player in [&mut whole, &mut pieces] {
+            player.push(&second).expect("there is room");
+        }
+        assert_eq!(pieces.pull(&ids), whole.pull(&ids));
+    }
+}
+
+/// A copy in ascending order of its ids.
+fn sorted(copy: &TableCopy) -> Vec<(u64, u64, Vec<Vec<u8>>)> {
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let row = |(index, (id, last)): (usize, (&[u8], &[u8]))| {
+        let parts = copy.contents.iter().map(|tensor| tensor[index * 8..][..8].to_vec()).collect();
+        (number(id), number(last), parts)
+    };
+    let mut rows: Vec<_> = copy.ids.chunks(8).zip(copy.lasts.chunks(8)).enumerate().map(row).collect();
+    rows.sort();
+    rows
+}
+
+#[test]
+fn a_copy_in_pieces_is_the_table_as_it_was_when_it_began() {
+    let lasting = with(settings(Algorithm::Adagrad { epsilon: 1e-6 }), |_| ());
+    for settings in restless().into_iter().chain([lasting]) {
+        let mut player = Player::new(settings, 100);
+        let mut luck = Luck(9);
+        let mut some = |below: u64| (0..20).map(|_| (luck.below(below), 0.5)).collect::<Vec<_>>();
+        for _ in 0..100 {
+            player.push(&some(1500)).expect("there is room");
+        }
+        let expected = player.table.copy();
+        player.table.begin_copy();
+        let mut pieces = 0;
+        let copy = loop {
+            pieces += 1;
+            if let Some(copy) = player.table.copy_on(&mut 1000) {
+                break copy;
+            }
+            // Rows that are there, and rows that are new and split pages; rows that are read, and rows that are set.
+            player.push(&some(1500)).expect("there is room");
+            player.push(&some(1 << 40)).expect("there is room");
+            player.pull(&some(1500).iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            player.set(&[1, 2, 3], &[7.0; 6]);
+        };
+        assert!(pieces > 5, "{pieces} pieces");
+        assert_eq!(sorted(&copy), sorted(&expected));
+        assert_ne!(sorted(&player.table.copy()), sorted(&expected), "the table went on");
+        player.push(&some(1500)).expect("there is room");
+    }
 }

@@ -173,6 +173,7 @@ impl Desk {
             "join" => self.ask(words[1], Request::Join(JoinRequest { trainer: number(2), incarnation: 0 })),
             "begin" => self.ask(words[1], Request::Begin(true)),
             "watch" => self.ask_believing(words[1], number(2).unwrap_or(0), Request::Begin(false)),
+            "resign" => self.ask_believing(words[1], number(2).expect("a generation"), Request::Resign(true)),
             "beat" => self.ask(words[1], Request::Heartbeat(true)),
             "leave" => self.ask(words[1], Request::Leave(true)),
             "page" => self.ask(words[1], Request::Catalogue(CatalogueRequest { page: number(2).expect("n") })),
@@ -264,6 +265,23 @@ fn who_gives_up_gives_way_at_once() {
          commit a 1 0 -> a InitialisationLost
          commit b 2 0 -> b done
          commit b 2 1 -> b done & b initialised 2 & a initialised 2 & a initialised 2 & a initialised 2",
+    );
+}
+
+#[test]
+fn who_resigns_gives_way_at_once_and_is_answered() {
+    check_started(
+        "begin a -> a granted 1
+         begin b ->
+         resign b 1 -> b done
+         resign a 7 -> a done
+         resign a 1 -> b granted 2 & a done
+         resign a 1 -> a done
+         commit a 1 0 -> a InitialisationLost
+         commit b 2 0 -> b done
+         commit b 2 1 -> b done
+         resign b 2 -> b done
+         begin a -> a initialised 2",
     );
 }
 

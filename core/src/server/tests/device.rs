@@ -225,6 +225,55 @@ fn a_device_without_room_or_locked_pages_takes_what_it_can() {
 }
 
 #[test]
+fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_bytes() {
+    // 8 bytes of w, 12 of m, and as many of its state.
+    let script = "push 0 1 w=1 m=1 -> 0 done w@1 m@1\n push 0 2 m=1 -> 0 done m@2\n show w m -> w@1=-1 & m@2=-2.5";
+    let named =
+        |bytes| Stage::empty(plan(Mode::Sync, 1)).with_named_accelerator(Simulated::new(Plain, bytes, 1).of_depth(1));
+    Script::new(named(32).initialised()).run(script);
+    for (bytes, parameter, needed) in [(0, "w", 8), (7, "w", 8), (8, "m", 24), (31, "m", 24)] {
+        let storage = InMemory::new();
+        let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+        let mut stage = named(bytes);
+        stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+        stage.begin();
+        let left = bytes - if parameter == "m" { 8 } else { 0 };
+        let expected = format!(
+            "simulated (plain): 32 bytes were asked for, for parameters and states, and {bytes} were free; parameter \
+             \"{parameter}\": 1 of 1 chunks found no room: {needed} bytes were asked for and {left} are free"
+        );
+        assert_eq!(stage.errors(), [expected]);
+        assert!(!stage.turn() && stage.shard.generation().0 == 0, "nothing is served");
+
+        // It left no trace, and who comes back with room goes on from there.
+        let mut again = named(32);
+        again.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        assert_eq!(again.shard.generation().0, 0, "what was refused is not in the journal");
+        again.generation.0 += 1;
+        Script::new(again.initialised()).run(script);
+    }
+}
+
+#[test]
+fn a_device_that_must_hold_all_stops_a_shard_whose_parameters_it_has_no_room_for() {
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+    let mut stage = Stage::empty(plan(Mode::Sync, 1));
+    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+    Script::new(stage.initialised()).run("push 0 1 w=1 m=1 -> 0 done w@1 m@1");
+    let named = |bytes| {
+        let mut stage = Stage::empty(plan(Mode::Sync, 1)).with_named_accelerator(Simulated::new(Plain, bytes, 1));
+        stage.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        stage
+    };
+    let mut small = named(31);
+    let failure = small.shard.attend(small.now, &mut Vec::new()).expect_err("there is no room");
+    let Failure::Node(text) = &failure else { panic!("{failure:?}") };
+    assert!(text.contains("32 bytes were asked for") && text.contains("31 were free"), "{text}");
+    assert_eq!(small.shard.begin_checkpoint(&disk, DIRECTORY, 1).err(), Some(failure), "nothing is written down");
+    Script::new(named(32)).run("show m w -> m@1=-1 & w@1=-1");
+}
+
+#[test]
 fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
     let storage = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(storage.clone());

@@ -116,11 +116,24 @@ struct Pair {
 
 impl Course {
     fn stage(&self, plan: Plan) -> Stage {
-        let stage = Stage::empty(plan);
+        let mut stage = Stage::empty(plan);
+        if self.is_slow() {
+            stage.shard.replays = 1 + self.seed % 100;
+        }
         let bytes = [10_000, u64::MAX][usize::from(!self.seed.is_multiple_of(4))];
         let simulated = Simulated::new(Plain, bytes, self.polls.max(1));
         let accelerator = FaultyAccelerator::new(simulated, self.fault);
         if self.polls == 0 { stage } else { stage.with_accelerator(accelerator) }
+    }
+
+    /// Whether rows catch up in many turns.
+    fn is_slow(&self) -> bool {
+        self.seed.is_multiple_of(2)
+    }
+
+    /// Whether work goes on from turn to turn.
+    fn is_late(&self) -> bool {
+        0 < self.polls || self.is_slow()
     }
 }
 
@@ -136,7 +149,7 @@ impl Pair {
         let mut trouble = course.stage(plan.clone());
         restore(&mut trouble, &storage, course.sync);
         trouble.initialise();
-        trouble.is_late = 0 < course.polls;
+        trouble.is_late = course.is_late();
         let chunks = plan.chunks().len();
         let trainers = course.trainers as usize;
         Self {
@@ -222,9 +235,9 @@ impl Pair {
         }
     }
 
-    /// What an accelerator does between two frames, which may be nothing.
+    /// What is done between two frames, which may be nothing.
     fn turns(&mut self) {
-        if 0 < self.course.polls {
+        if self.course.is_late() {
             for _ in 0..self.luck.below(5) {
                 self.trouble.turn();
             }
@@ -416,7 +429,7 @@ impl Pair {
             self.number = self.number.max(number);
         }
         assert_eq!(stage.shard.generation(), Generation(1), "the shard serves again");
-        stage.is_late = 0 < self.course.polls;
+        stage.is_late = self.course.is_late();
         std::mem::swap(&mut self.trouble, &mut stage);
         for (trainer, actor) in stage.actors {
             self.trouble.connect(trainer, actor.incarnation);

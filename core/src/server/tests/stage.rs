@@ -16,7 +16,8 @@ use crate::limits::LANDINGS_MAX;
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
-use crate::server::{Output, Shard, ShardOptions};
+use crate::server::shard::Phase;
+use crate::server::{NoRoom, Output, Shard, ShardOptions};
 use crate::time::Now;
 use crate::wire::{
     Entry, ErrorMessage, FinishMessage, Flags, Frame, Head, HelloMessage, InitMessage, JobMessage, Kind, PushMessage,
@@ -216,7 +217,12 @@ impl Stage {
 
     /// The same, with an accelerator.
     pub(super) fn with_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
-        Self { shard: self.shard.with_accelerator(Box::new(accelerator)), ..self }
+        Self { shard: self.shard.with_accelerator(Box::new(accelerator), NoRoom::Processor), ..self }
+    }
+
+    /// The same, with one that must have room for all that can live there.
+    pub(super) fn with_named_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
+        Self { shard: self.shard.with_accelerator(Box::new(accelerator), NoRoom::Refused), ..self }
     }
 
     /// A shard whose parameters are initialised, every element zero, with every trainer connected.
@@ -230,6 +236,13 @@ impl Stage {
     }
 
     pub(super) fn initialise(&mut self) {
+        self.begin();
+        assert_eq!(self.shard.generation(), self.generation, "{:?}", self.errors());
+        self.answers.clear();
+    }
+
+    /// All that initialises, whatever the shard answers.
+    pub(super) fn begin(&mut self) {
         for trainer in 0..self.plan.trainers {
             self.connect(trainer, Incarnation(1));
         }
@@ -240,8 +253,6 @@ impl Stage {
         let chunks = self.plan.chunks().len() as u64;
         let parcel = self.finish(chunks);
         self.deliver(0, &parcel);
-        assert_eq!(self.shard.generation(), self.generation, "{:?}", self.errors());
-        self.answers.clear();
     }
 
     /// The frame that brings a parameter's chunks, or only those named.
@@ -359,6 +370,9 @@ impl Stage {
     }
 
     pub(super) fn try_settle(&mut self) -> Result<(), Failure> {
+        while matches!(&self.shard.phase, Phase::Serving(serving) if serving.is_catching_up()) {
+            self.turn();
+        }
         let mut out = Vec::new();
         let settled = self.shard.settle(self.now, Duration::from_millis(100), &mut out);
         self.outputs(out);

@@ -8,7 +8,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget, Value};
 use pserver_core::optim::{Algorithm, Formula, Prepared, Rule, Step};
-use pserver_core::port::{Accelerator, Code, Plain, Resident, Simulated, Work};
+use pserver_core::port::{Accelerator, Code, NotAdopted, Plain, Resident, Simulated, Work};
 
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{each, each_seed, is_inside, kernels};
@@ -243,7 +243,8 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
         let text = loop {
             match device.adopt(&resident) {
                 Ok(slot) => assert_eq!(slot.0, count),
-                Err(refused) => break refused.to_string(),
+                Err(NotAdopted::Full(text)) => break text,
+                Err(refused) => panic!("it is room that is missing: {refused:?}"),
             }
             count += 1;
         };
@@ -268,7 +269,7 @@ fn what_a_device_does_not_take_is_refused_by_name() {
         let mut device = open();
         let mut check = |element_type, bytes, code: Code, words: &str| {
             let refused = device.adopt(&Resident { element_type, bytes, code }).expect_err("it is not taken");
-            assert!(matches!(&refused, pserver_core::error::Failure::Call(text) if text.contains(words)), "{refused}");
+            assert!(matches!(&refused, NotAdopted::Unfit(text) if text.contains(words)), "{refused:?}");
         };
         check(FLOATS[0], CHUNK_BYTES + 4, Code::Add, "16388 bytes; this device was opened for 16384");
         check(ElementType::Float16, 4, Code::Add, "float16");

@@ -4,9 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use pserver_core::dtype::ElementType::Float32;
-use pserver_core::error::Failure;
 use pserver_core::optim::Formula;
-use pserver_core::port::{Accelerator, Code, Resident};
+use pserver_core::port::{Accelerator, Code, NotAdopted, Resident};
 
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{compiler, each, is_inside, kernels, skip};
@@ -81,7 +80,7 @@ fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
         let expected = "the rule is not one of the kernels that are shipped, and cannot be compiled: \
             libnvrtc, which compiles rules for the device, was not found; \
             looked for libnvrtc.so, libnvrtc.so.13, libnvrtc.so.12";
-        assert_eq!(refused, Failure::call(expected));
+        assert_eq!(refused, NotAdopted::Unfit(expected.to_owned()));
         assert!(adopt(Code::Add).is_ok(), "chunks without a rule go on");
     });
 }

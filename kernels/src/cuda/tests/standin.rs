@@ -1,11 +1,11 @@
 //! How a test gets the stand-in driver: it runs itself again in a process that finds it.
 
 use std::path::PathBuf;
-use std::{env, fs, io};
 
 use crate::conformance::standin;
 use crate::cuda::{Module, sys};
 
+pub(super) use crate::conformance::skips::skip;
 pub(super) use crate::conformance::standin::{beside_the_program, is_inside};
 
 /// Runs `body` in a process of its own that finds the stand-in driver, once for each of `settings` (see the head of
@@ -53,16 +53,4 @@ pub(super) fn without_driver(body: impl FnOnce()) {
 /// What was made; a skip where there is no compiler.
 fn there<T>(made: Result<T, String>) -> Option<T> {
     made.map_err(|why| skip("g++", &why)).ok()
-}
-
-/// Says that something was not tested (`docs/TESTING.md`, "Skips").
-pub(super) fn skip(what: &str, why: &str) {
-    let required = env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one.trim() == what), "{what} is required here: {why}");
-    let line = format!("SKIPPED: {what}: {why}");
-    println!("{line}");
-    let Ok(report) = env::var("PSERVER_SKIP_REPORT") else { return };
-    let file = fs::OpenOptions::new().create(true).append(true).open(&report);
-    let written = file.and_then(|mut file| io::Write::write_all(&mut file, format!("{line}\n").as_bytes()));
-    written.unwrap_or_else(|error| panic!("the report of skipped tests, {report}: {error}"));
 }

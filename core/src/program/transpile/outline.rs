@@ -1,0 +1,74 @@
+//! Where in a program things are, looked up once: each pass over it asks by name, and a program of many thousand layers
+//! is divided in little more time than it takes to read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::program::graph::Graph;
+use crate::program::op::{Op, Role};
+use crate::program::variable::Variable;
+
+use super::group::ops;
+
+/// Where in block 0 variables are declared and written.
+pub(super) struct Outline<'a> {
+    graph: &'a Graph,
+    declared: BTreeMap<&'a str, usize>,
+    /// The ops that write a variable, in order.
+    writers: BTreeMap<&'a str, Vec<usize>>,
+}
+
+impl<'a> Outline<'a> {
+    pub(super) fn of(graph: &'a Graph) -> Self {
+        let variables = graph.program().blocks[0].variables.iter().enumerate();
+        let declared = variables.map(|(place, known)| (known.name.as_str(), place)).collect();
+        let mut writers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (place, op) in ops(graph) {
+            op.outputs.iter().for_each(|output| writers.entry(output).or_default().push(place));
+        }
+        Self { graph, declared, writers }
+    }
+
+    pub(super) fn graph(&self) -> &'a Graph {
+        self.graph
+    }
+
+    /// A variable that is declared.
+    pub(super) fn declared(&self, name: &str) -> Option<&'a Variable> {
+        self.declared.get(name).map(|place| &self.graph.program().blocks[0].variables[*place])
+    }
+
+    /// Those of some variables that are declared, in the order of their declaration.
+    pub(super) fn in_order<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<&'a Variable> {
+        let places: BTreeSet<usize> = names.into_iter().filter_map(|name| self.declared.get(name).copied()).collect();
+        places.into_iter().map(|place| &self.graph.program().blocks[0].variables[place]).collect()
+    }
+
+    /// The ops that write a variable, in order.
+    pub(super) fn writers(&self, name: &str) -> impl Iterator<Item = &'a Op> {
+        self.places(name).iter().map(|place| self.op(*place))
+    }
+
+    /// The ops of the role [`Initialise`](Role::Initialise) that these variables need, in order: those that fill them,
+    /// and of what such an op reads those before it.
+    pub(super) fn beginnings<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<usize> {
+        let begins = |place: &usize| self.op(*place).role == Role::Initialise;
+        let fillers = |name: &str| self.places(name).iter().copied().filter(begins);
+        let mut pending: BTreeSet<usize> = names.into_iter().flat_map(fillers).collect();
+        let mut places = Vec::new();
+        while let Some(place) = pending.pop_last() {
+            places.push(place);
+            let read = self.op(place).inputs.iter();
+            pending.extend(read.flat_map(|name| fillers(name)).filter(|before| *before < place));
+        }
+        places.reverse();
+        places
+    }
+
+    fn places(&self, name: &str) -> &[usize] {
+        self.writers.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    fn op(&self, place: usize) -> &'a Op {
+        &self.graph.program().blocks[0].ops[place]
+    }
+}

@@ -1,0 +1,143 @@
+//! A table as it was at some moment, copied piece by piece while the table goes on.
+//!
+//! Rows are copied page by page of the index. A row that is about to change and was not copied is copied first, so that
+//! every row is in the copy as it was when the copying began. A bit says of each whether it was. Rows that came later
+//! have later slots, and are left out.
+
+use crate::ids::Version;
+use crate::memory::prefetch;
+
+use super::RowTable;
+use super::rest::Rest;
+
+/// Rows as they are kept, for a checkpoint: in an order of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableCopy {
+    /// The weights, then each state, row after row.
+    pub contents: Vec<Vec<u8>>,
+    /// The ids, 8 bytes each, little endian.
+    pub ids: Vec<u8>,
+    /// The version that each row was last brought up to, 8 bytes each, little endian; the table's own where nothing can
+    /// be missed.
+    pub lasts: Vec<u8>,
+}
+
+/// A copy that is being made.
+#[derive(Debug)]
+pub(super) struct Copying {
+    copy: TableCopy,
+    /// The table's version when it began.
+    version: Version,
+    /// The first slot of the rows that came later.
+    end: u32,
+    /// The page that is copied next.
+    page: u32,
+    /// A bit for each slot: whether its row was copied.
+    copied: Vec<u64>,
+}
+
+impl TableCopy {
+    /// Room for so many rows, each of so many tensors of so many bytes.
+    fn with_capacity(rows: usize, tensors: usize, row_bytes: usize) -> Self {
+        let numbers = || Vec::with_capacity(rows * size_of::<u64>());
+        let content = || Vec::with_capacity(rows * row_bytes);
+        Self { contents: (0..tensors).map(|_| content()).collect(), ids: numbers(), lasts: numbers() }
+    }
+
+    /// Bytes of all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let contents: usize = self.contents.iter().map(Vec::len).sum();
+        (contents + self.ids.len() + self.lasts.len()) as u64
+    }
+
+    fn push(&mut self, id: u64, last: Version, content: &[u8], row_bytes: usize) {
+        for (tensor, part) in self.contents.iter_mut().zip(content.chunks_exact(row_bytes)) {
+            tensor.extend_from_slice(part);
+        }
+        self.ids.extend_from_slice(&id.to_le_bytes());
+        self.lasts.extend_from_slice(&last.0.to_le_bytes());
+    }
+}
+
+impl Copying {
+    /// Notes that a row is copied; false when it is already, or came later.
+    fn note(&mut self, slot: u32) -> bool {
+        let (word, bit) = ((slot / u64::BITS) as usize, 1 << (slot % u64::BITS));
+        if self.end <= slot || self.copied[word] & bit != 0 {
+            return false;
+        }
+        self.copied[word] |= bit;
+        true
+    }
+}
+
+impl RowTable {
+    /// The table as it is now, in ascending order of the ids.
+    #[must_use]
+    pub fn copy(&self) -> TableCopy {
+        let sorted = self.sorted();
+        let row_bytes = self.shape.row_bytes;
+        let mut copy = TableCopy::with_capacity(sorted.len(), self.shape.states + 1, row_bytes);
+        for record in (0..sorted.len()).map(|index| self.record(&sorted, index)) {
+            copy.push(record.id, record.last, record.content, row_bytes);
+        }
+        copy
+    }
+
+    /// Begins a copy of the table as it is now. Until the copy is whole it goes on by [`copy_on`](Self::copy_on), and a
+    /// row that changes meanwhile costs a copy of it, once. One that was begun before is given up.
+    pub fn begin_copy(&mut self) {
+        let (rows, end) = (self.records.len() as usize, self.records.end());
+        self.copying = Some(Box::new(Copying {
+            copy: TableCopy::with_capacity(rows, self.shape.states + 1, self.shape.row_bytes),
+            version: self.version,
+            end,
+            page: 0,
+            copied: vec![0; end.div_ceil(u64::BITS) as usize],
+        }));
+    }
+
+    /// Copies about so many bytes of rows, and takes them from `left`; gives the copy when it is whole.
+    ///
+    /// # Panics
+    /// When no copy was begun.
+    pub fn copy_on(&mut self, left: &mut u64) -> Option<TableCopy> {
+        let mut copying = self.copying.take().expect("a copy was begun");
+        while copying.page < self.index.pages() {
+            if *left == 0 {
+                self.copying = Some(copying);
+                return None;
+            }
+            let before = copying.copy.bytes();
+            self.index.entries_in(copying.page).for_each(|(_, slot)| prefetch(self.records.get(slot)));
+            for (id, slot) in self.index.entries_in(copying.page) {
+                self.copy_row(&mut copying, id, slot);
+            }
+            copying.page += 1;
+            *left = left.saturating_sub(copying.copy.bytes() - before);
+        }
+        Some(copying.copy)
+    }
+
+    /// Gives up the copy that is being made, if one is.
+    pub fn stop_copy(&mut self) {
+        self.copying = None;
+    }
+
+    /// Copies a row that is about to change, if a copy is being made that has not got it.
+    #[inline]
+    pub(super) fn keep(&mut self, id: u64, slot: u32) {
+        if let Some(mut copying) = self.copying.take() {
+            self.copy_row(&mut copying, id, slot);
+            self.copying = Some(copying);
+        }
+    }
+
+    fn copy_row(&self, copying: &mut Copying, id: u64, slot: u32) {
+        if copying.note(slot) {
+            let last = if self.rest == Rest::Always { copying.version } else { self.last(slot) };
+            copying.copy.push(id, last, &self.records.get(slot)[self.head_bytes()..], self.shape.row_bytes);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! How far a reading of rows is that takes more than a turn.
+
+use crate::ids::Version;
+
+use super::tile::Tile;
+
+/// How far a reading is. The default is the beginning.
+///
+/// What rows that are there have seen meanwhile is kept with them. Of those that are not there the reading has the
+/// weights and states that they have by now: of some at a time, as many as are brought forward together.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// The first of the caller's rows that is not known to be written.
+    pub(super) next: usize,
+    /// Rows that are not there, by their ids, and the last update that each has seen.
+    rows: Vec<(u64, Version)>,
+    /// The weight and the states of each.
+    contents: Vec<u8>,
+    content_bytes: usize,
+}
+
+impl Reading {
+    /// The last update that a row has seen, which is not there, if it is among those that are being brought forward.
+    pub(super) fn seen(&self, id: u64) -> Option<Version> {
+        self.find(id).map(|index| self.rows[index].1)
+    }
+
+    /// The weight and the states of such a row.
+    pub(super) fn content(&self, id: u64) -> Option<&[u8]> {
+        self.find(id).map(|index| &self.contents[index * self.content_bytes..][..self.content_bytes])
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.rows.binary_search_by_key(&id, |(id, _)| *id).ok()
+    }
+
+    /// Stops at the rows of a tile, which have not seen everything.
+    pub(super) fn stop_at(&mut self, tile: &mut Tile) {
+        self.next = tile.first_place().unwrap_or(self.next);
+        self.rows.clear();
+        self.contents.clear();
+        let absent = tile.rows.iter().enumerate().filter(|(_, row)| row.slot.is_none());
+        let mut absent: Vec<(u64, Version, usize)> = absent.map(|(place, row)| (row.id, row.last, place)).collect();
+        absent.sort_unstable();
+        absent.dedup_by_key(|(id, ..)| *id);
+        for (id, last, place) in absent {
+            self.rows.push((id, last));
+            tile.content(place, &mut self.contents);
+            self.content_bytes = self.contents.len() / self.rows.len();
+        }
+    }
+}
