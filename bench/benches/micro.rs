@@ -172,7 +172,8 @@ impl Alone {
     const CHUNK_BYTES: u32 = 1024;
 
     fn new(chunks: u32, mode: Mode) -> Self {
-        let options = ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false };
+        let options =
+            ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false, landings: 1 };
         let head = Head {
             epoch: Epoch(1),
             trainer: TrainerId(0),

@@ -49,7 +49,8 @@ impl Who {
 impl World {
     /// A shard with what is in `storage`, and the first trainer's connection.
     fn restored(storage: &Arc<dyn Storage>) -> Self {
-        let options = ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false };
+        let options =
+            ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false, landings: 1 };
         let mut shard = Shard::new(options, Box::new(Cpu::new()));
         shard.restore(storage, DIRECTORY, false).expect("what was written can be read");
         let mut world = Self { shard, requests: 0, acknowledged: 0 };

@@ -2,6 +2,7 @@
 
 use std::thread;
 
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, Ends};
 use pserver_transport::loopback::{self, LoopbackTransport};
@@ -43,7 +44,7 @@ fn ends(address: &str, options: &NetworkOptions) -> Ends {
 fn loopback_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        Ends::new(Box::new(near), Box::new(far), address)
+        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
     });
 }
 
@@ -105,7 +106,7 @@ fn every_transport_keeps_its_promises_with_a_token() {
 
 /// Verbs over a device in process.
 fn verbs(address: &str, options: NetworkOptions) -> Ends {
-    ends(address, &NetworkOptions { devices: Devices::This(Device::in_process()), ..options })
+    ends(address, &NetworkOptions { devices: Devices::This(Device::in_process()), ..options }).landing(2)
 }
 
 #[test]

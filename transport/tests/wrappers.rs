@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use pserver_core::ids::Ticket;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::port::{Event, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
 use pserver_transport::conformance::{self, Ends};
@@ -47,7 +48,7 @@ fn a_fault_without_a_plan_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
         let near = Fault::new(Box::new(near), FaultPlan::default(), 1);
-        Ends::new(Box::new(near), Box::new(far), address)
+        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
     });
 }
 
@@ -55,7 +56,8 @@ fn a_fault_without_a_plan_keeps_every_promise() {
 fn a_trace_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        Ends::new(Box::new(Trace::new(Box::new(near))), Box::new(Trace::new(Box::new(far))), address)
+        let (near, far) = (Trace::new(Box::new(near)), Trace::new(Box::new(far)));
+        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
     });
 }
 
@@ -65,7 +67,7 @@ fn late_frames_keep_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
         let far = Fault::new(Box::new(far), plan, 3);
-        Ends::new(Box::new(near), Box::new(far), address)
+        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
     });
 }
 

@@ -197,7 +197,7 @@ impl Sessions {
             let options = NetworkOptions { poll: settings.poll, checks: settings.checks, ..options() };
             let transport = transport(shard + 1, options)?;
             let control = Control::new(transport.doorbell());
-            let node = ShardNode::new(start, shard, epoch, accelerator)?;
+            let node = ShardNode::new(start, shard, epoch, transport.capabilities(), accelerator)?;
             all.push(Running::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
         }
         Ok(Self { all, first_shard, _registered: registered })

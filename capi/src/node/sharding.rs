@@ -7,7 +7,7 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 use pserver_core::checkpoint::{ShardCheckpoint, Storage};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
-use pserver_core::port::{Event, Kernels};
+use pserver_core::port::{Capabilities, Event, Kernels};
 use pserver_core::server::{Output, Shard, ShardOptions};
 use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
@@ -53,9 +53,19 @@ struct Disk {
 
 impl ShardNode {
     /// A shard, with what an earlier process left.
-    pub(super) fn new(start: &Start, index: u16, epoch: Epoch, accelerator: Opened) -> Result<Self, Failure> {
-        let options =
-            ShardOptions { epoch, round_timeout: start.settings.round_timeout, shares_memory: start.shares_memory };
+    pub(super) fn new(
+        start: &Start,
+        index: u16,
+        epoch: Epoch,
+        can: Capabilities,
+        accelerator: Opened,
+    ) -> Result<Self, Failure> {
+        let options = ShardOptions {
+            epoch,
+            round_timeout: start.settings.round_timeout,
+            shares_memory: start.shares_memory,
+            landings: can.landings,
+        };
         let kernels = Cpu::new();
         if index == 0 {
             tracing::info!("kernels: {}", kernels.name());

@@ -67,8 +67,18 @@ pub(super) struct Lane {
     flying_bytes: u64,
     name: String,
     pause: Duration,
-    /// The answer that is landing: its request, and the entry of that request for each payload.
-    landing: Option<(Ticket, Vec<Option<usize>>)>,
+    /// The answers that are landing, in the order of their heads.
+    landings: VecDeque<Landing>,
+}
+
+/// An answer that is landing.
+struct Landing {
+    /// Over which connection.
+    peer: PeerId,
+    /// Its request.
+    ticket: Ticket,
+    /// The entry of that request for each payload that is wanted.
+    wanted: Vec<Option<usize>>,
 }
 
 impl Lane {
@@ -88,7 +98,7 @@ impl Lane {
             flying_bytes: 0,
             name,
             pause: PAUSE_FIRST,
-            landing: None,
+            landings: VecDeque::new(),
         }
     }
 
@@ -270,7 +280,7 @@ impl Lane {
     }
 
     /// Where the payloads of an answer go.
-    pub(super) fn land(&mut self, frame: &Frame) -> Vec<Incoming> {
+    pub(super) fn land(&mut self, peer: PeerId, frame: &Frame) -> Vec<Incoming> {
         let ticket = frame.head.request;
         let mut request = self.request(ticket);
         let mut wanted = Vec::new();
@@ -284,14 +294,14 @@ impl Lane {
             wanted.push(index);
             into.push(incoming);
         }
-        self.landing = Some((ticket, wanted));
+        self.landings.push_back(Landing { peer, ticket, wanted });
         into
     }
 
-    /// An answer is here.
-    pub(super) fn answered(&mut self, frame: &Frame, body: Vec<Incoming>) {
+    /// An answer is here. `kept` says for each payload which entry's place it is in.
+    pub(super) fn answered(&mut self, frame: &Frame, kept: Vec<Option<usize>>) {
         let ticket = frame.head.request;
-        let mut kept = self.put_back(body).into_iter();
+        let mut kept = kept.into_iter();
         let Some(request) = self.request(ticket) else { return };
         if frame.entries.is_empty() {
             request.answer_whole(frame);
@@ -315,21 +325,33 @@ impl Lane {
         None
     }
 
-    /// Gives the places of a landing back to their request; says for each payload which entry's place it had.
-    pub(super) fn put_back(&mut self, body: Vec<Incoming>) -> Vec<Option<usize>> {
-        let Some((ticket, wanted)) = self.landing.take() else { return Vec::new() };
-        let Some(request) = self.request(ticket) else { return wanted };
-        for (index, incoming) in wanted.iter().zip(body) {
-            if let Some(index) = *index {
-                request.return_place(index, incoming);
+    /// Gives the places of the first landing of a connection back to their request; says for each payload which
+    /// entry's place it had.
+    pub(super) fn put_back(&mut self, peer: PeerId, places: &mut dyn Iterator<Item = Incoming>) -> Vec<Option<usize>> {
+        let Some(at) = self.landings.iter().position(|landing| landing.peer == peer) else { return Vec::new() };
+        let Landing { ticket, wanted, .. } = self.landings.remove(at).expect("it was just found");
+        let mut request = self.request(ticket);
+        for (index, place) in wanted.iter().zip(places) {
+            if let (Some(index), Some(request)) = (*index, &mut request) {
+                request.return_place(index, place);
             }
         }
         wanted
     }
 
+    /// A connection ended with places that were not filled, of some landings and in their order.
+    pub(super) fn put_all_back(&mut self, peer: PeerId, unfilled: Vec<Incoming>) {
+        let mut places = unfilled.into_iter().peekable();
+        while places.peek().is_some() {
+            if self.put_back(peer, &mut places).is_empty() {
+                return;
+            }
+        }
+    }
+
     /// Drops every request, wherever its parcels are.
     pub(super) fn drop_all(&mut self, refused: &Refused) -> Vec<(Ticket, Result<Finished, Refused>)> {
-        self.landing = None;
+        self.landings.clear();
         self.requests.drain(..).map(|request| (request.ticket(), Err(refused.clone()))).collect()
     }
 

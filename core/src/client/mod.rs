@@ -222,7 +222,7 @@ impl Client {
         match event {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
-                    Some(lane) => lane.land(&frame),
+                    Some(lane) => lane.land(peer, &frame),
                     None => Incoming::nowhere(&frame),
                 };
                 out.push(Output::Submit(Submit::Land { peer, into }));
@@ -278,20 +278,14 @@ impl Client {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let Some(lane) = self.lane_of(peer) else { return };
-        let kind = frame.head.kind;
-        if matches!(kind, Kind::Welcome | Kind::Refused | Kind::Error) {
+        // What has no payload has no places, and lands between those that have.
+        let kept = if body.is_empty() { Vec::new() } else { lane.put_back(peer, &mut body.into_iter()) };
+        match frame.head.kind {
             // The wire refuses payloads of these kinds; what lands with one all the same is nobody's value.
-            if !body.is_empty() {
-                lane.put_back(body);
-            }
-        } else {
-            lane.answered(frame, body);
-        }
-        match kind {
             Kind::Welcome => lane.welcome(peer, out),
             Kind::Refused => self.refused(now, peer, frame, out),
             Kind::Error => self.error(now, peer, frame),
-            _ => {}
+            _ => lane.answered(frame, kept),
         }
         self.settle(peer, frame.head.request);
     }
@@ -335,9 +329,7 @@ impl Client {
         }
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer)) {
             // Places that were named in the moment in which the connection ended come back later.
-            if !unfilled.is_empty() {
-                lane.put_back(unfilled);
-            }
+            lane.put_all_back(peer, unfilled);
             if !lane.was(peer) {
                 lane.lost(now, reason);
             }

@@ -269,6 +269,36 @@ fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() 
 }
 
 #[test]
+fn several_answers_land_at_once() {
+    let mut values = [[0; 4]; 3];
+    lend(|book| {
+        let mut line = Line::connected();
+        let [one, two, three] = values.each_mut().map(|value| Incoming::Loan(book.write(value)));
+        let body = |into| RequestBody { into, ..RequestBody::default() };
+        let pair = line.ask(Kind::Pull, &[1, 2], body(vec![one, two]));
+        let other = line.ask(Kind::Pull, &[3], body(vec![three]));
+        line.welcome();
+        line.sent();
+        let cut = [line.begin_values(pair, &[(2, 4)]), line.begin_values(other, &[(3, 4)])];
+        line.gone(cut.into_iter().flat_map(|(_, places)| places).collect());
+        line.wait(20);
+        line.welcome();
+        line.sent();
+        let asked = [(pair, (2, 4)), (other, (3, 4)), (pair, (2, 4)), (pair, (1, 4))];
+        let landing = asked.map(|(ticket, value)| line.begin_values(ticket, &[value]));
+        assert!(matches!(landing[2].1[..], [Incoming::Discard { .. }]), "the place for it is out");
+        // It has no places, and comes between those that have.
+        line.done(pair, &[(9, 9)]);
+        for (at, (frame, body)) in landing.into_iter().enumerate() {
+            assert!(line.client.is_busy(), "before answer {at}");
+            line.event(Event::Landed { peer: line.peer(), frame, body });
+        }
+        assert_eq!((line.versions(pair), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
+    });
+    assert_eq!(values, [[1; 4], [2; 4], [3; 4]]);
+}
+
+#[test]
 fn entries_count_once_however_often_they_are_answered() {
     let mut line = Line::connected();
     let ticket = line.ask(Kind::Set, &[0, 1, 0], RequestBody::default());

@@ -6,6 +6,11 @@
 //! straight into the place where it will live, and a transport that receives into memory of its own may give
 //! back another lease than the one it was handed.
 //!
+//! Once a frame's places are there, the head of the next may come before its payload does: up to
+//! [`Capabilities::landings`] frames of one connection land at once, in the order of their heads. What lies behind a
+//! frame without payload is not read before that has landed, and it lands when all before it have. So whoever is told
+//! of a head knows every frame before it, but for the payloads of those that it has given places to.
+//!
 //! A frame has left when its memory may be sent from again, or, where the receiver reads it in place, when the next
 //! one may follow ([`Event::Left`]).
 //!
@@ -150,8 +155,8 @@ pub enum Submit {
         /// The payloads, in the order of the entries that have one.
         body: Vec<Outgoing>,
     },
-    /// Answer an [`Event::Head`]: where the payloads of the entries go, one place for every entry with a
-    /// payload.
+    /// Answer the [`Event::Head`] of this peer that has no answer yet: where the payloads of the entries go, one place
+    /// for every entry with a payload.
     Land {
         /// From whom.
         peer: PeerId,
@@ -224,7 +229,7 @@ pub enum Event {
         reason: String,
         /// Frames that may not have left, with their parcels.
         unsent: Vec<(Ticket, Vec<Outgoing>)>,
-        /// Places that were not filled.
+        /// Places that were not filled: all those of each frame that was landing, in the order of the heads.
         unfilled: Vec<Incoming>,
     },
 }
@@ -236,6 +241,8 @@ pub struct Capabilities {
     pub name: &'static str,
     /// Whether payload checksums are computed and checked.
     pub checks_payload: bool,
+    /// Frames of one connection that land at once, at most: 1 to [`LANDINGS_MAX`](crate::limits::LANDINGS_MAX).
+    pub landings: usize,
 }
 
 /// Wakes a transport that waits, from any thread.

@@ -170,11 +170,12 @@ impl RowsPlan {
     }
 
     /// The most bytes that contributions to one bucket can have on their way, for so many trainers, each with what is
-    /// in the open round and what is ahead, and what one pull of each reads. Slots are powers of two.
-    pub(super) fn bytes_on_their_way(&self, trainers: u64) -> u64 {
+    /// in the open round and what is ahead, and so many frames that land or pulls that read. Slots are powers of two.
+    pub(super) fn bytes_on_their_way(&self, trainers: u64, landings: u64) -> u64 {
         let row = self.layout.row_bytes() as u64 + size_of::<u64>() as u64;
         let each = self.buckets.rows_in_each().saturating_mul(row).saturating_add(64);
-        each.saturating_mul(trainers.saturating_mul(2 * 3)).saturating_add(64 * 1024 * 1024)
+        let on_their_way = trainers.saturating_mul(landings.saturating_add(2)).saturating_mul(2);
+        each.saturating_mul(on_their_way).saturating_add(64 * 1024 * 1024)
     }
 }
 

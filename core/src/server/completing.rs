@@ -175,7 +175,7 @@ impl Serving {
         }
         let name = self.table.held(chunk.id).name();
         let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
-        Err(Refusal::new(ErrorCode::Busy, text))
+        Err(Refusal::new(ErrorCode::Busy, text).while_at_work(chunk.is_at_work()))
     }
 
     /// Keeps a value that arrives while the chunk's slot is busy, or before updates whose turn it is; gives it back
@@ -386,6 +386,11 @@ impl Chunk {
     /// Lets the next update begin; whether it was held up.
     pub(super) fn release(&mut self) -> bool {
         self.seat.as_mut().is_some_and(|seat| std::mem::take(&mut seat.is_held))
+    }
+
+    /// Whether a device does something for it.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.seat.as_ref().is_some_and(|seat| seat.is_busy())
     }
 
     /// How many states it has, wherever they are.

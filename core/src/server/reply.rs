@@ -108,11 +108,18 @@ impl Replies {
 pub(super) struct Refusal {
     pub(super) code: ErrorCode,
     pub(super) text: String,
+    /// Whether what an accelerator does now may change it.
+    pub(super) may_pass: bool,
 }
 
 impl Refusal {
     pub(super) fn new(code: ErrorCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self { code, text: text.into(), may_pass: false }
+    }
+
+    /// The same, of a chunk that may be at work.
+    pub(super) fn while_at_work(self, is_at_work: bool) -> Self {
+        Self { may_pass: is_at_work, ..self }
     }
 
     pub(super) fn invalid(text: impl Into<String>) -> Self {

@@ -519,6 +519,7 @@ impl Serving {
             chunk.id.chunk,
             head.trainer
         ))
+        .while_at_work(chunk.is_at_work())
     }
 
     /// Where each gradient is a round of its own.
@@ -534,7 +535,7 @@ impl Serving {
                     chunk.id.chunk,
                     head.trainer
                 );
-                return Err(Refusal::new(ErrorCode::Busy, text));
+                return Err(Refusal::new(ErrorCode::Busy, text).while_at_work(chunk.is_at_work()));
             }
             None => {}
         }

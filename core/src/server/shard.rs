@@ -1,6 +1,6 @@
 //! One core's worth of server: its chunks, its connections, and the order in which frames change them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ pub struct ShardOptions {
     pub round_timeout: Duration,
     /// Whether its memory is such that trainers of this machine can read values where they are.
     pub shares_memory: bool,
+    /// Frames of one connection that its transport lands at once, at most.
+    pub landings: usize,
 }
 
 /// What a session wants done.
@@ -61,8 +63,12 @@ pub struct Shard {
     kernels: Box<dyn Kernels>,
     pub(super) device: Option<Device>,
     peers: BTreeMap<PeerId, Peer>,
+    /// Heads without an answer: what was under way when they came may change what they would be refused for.
+    held: BTreeMap<PeerId, Frame>,
     /// How often something changed that a check looks at.
     changes: u64,
+    /// At which count of changes those heads were looked at last. Nothing when a frame before one has landed since.
+    looked_at: Option<u64>,
     pub(super) checkpointing: Option<Checkpointing>,
 }
 
@@ -80,9 +86,16 @@ pub(super) enum Phase {
 struct Peer {
     origin: String,
     who: Option<Who>,
-    /// Why the frame that is landing will be refused, once it is here.
+    /// Frames whose payloads are on their way in, in the order of their heads.
+    landing: VecDeque<Landing>,
+    /// Room for what will be found of frames to come.
+    spare: Vec<Found>,
+}
+
+/// A frame whose payload has places.
+struct Landing {
+    /// Why it will be refused, once it is here.
     refusal: Option<Refusal>,
-    /// What was found of the frame that is landing.
     found: Found,
 }
 
@@ -128,7 +141,9 @@ impl Shard {
             kernels,
             device: None,
             peers: BTreeMap::new(),
+            held: BTreeMap::new(),
             changes: 0,
+            looked_at: None,
             checkpointing: None,
         }
     }
@@ -145,10 +160,13 @@ impl Shard {
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, who: None, refusal: None, found: Found::default() });
+                self.peers.insert(peer, Peer::new(origin));
             }
-            Event::Head { peer, frame } => self.land(peer, &frame, out),
-            Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
+            Event::Head { peer, frame } => self.land(peer, frame, |_| false, out),
+            Event::Landed { peer, frame, body } => {
+                self.landed(now, peer, &frame, body, out);
+                self.looked_at = self.looked_at.filter(|_| !self.held.contains_key(&peer));
+            }
             Event::Sent { body, .. } => {
                 drop(body);
                 self.retry(now, out);
@@ -156,6 +174,7 @@ impl Shard {
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
                 self.peers.remove(&peer);
+                self.held.remove(&peer);
                 if let Phase::Serving(serving) = &mut self.phase {
                     serving.forget_pulls(peer);
                 }
@@ -180,16 +199,23 @@ impl Shard {
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, and tries again
-    /// what had no memory; true when there was something. Call it every turn, and soon again while
-    /// [`Shard::is_under_way`].
+    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, tries again what had
+    /// no memory, and looks again at heads without an answer; true when something was done. Call it every turn, and
+    /// soon again while [`Shard::is_under_way`].
     ///
     /// # Errors
     /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
     /// checkpoint and the journal; and when what was restored finds no room there and must.
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let is_any = self.catch_up_rows(now, out);
-        Ok(self.attend_device(now, out)? || is_any)
+        let is_any = self.attend_device(now, out)? || is_any;
+        if self.looked_at != Some(self.changes) {
+            self.looked_at = Some(self.changes);
+            for (peer, frame) in std::mem::take(&mut self.held) {
+                self.land(peer, frame, |refusal| refusal.may_pass, out);
+            }
+        }
+        Ok(is_any)
     }
 
     fn attend_device(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
@@ -299,21 +325,31 @@ impl Shard {
         replies.flush(|peer| self.peers.contains_key(&peer), out);
     }
 
-    /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused.
-    fn land(&mut self, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
-        let mut found = self.take_found(peer);
-        let checked = self.check(peer, frame, &mut found).and_then(|()| self.places(frame));
-        let refusal = checked.as_ref().err().cloned();
-        let into = checked.unwrap_or_else(|_| Incoming::nowhere(frame));
-        if let Some(peer) = self.peers.get_mut(&peer) {
-            (peer.refusal, peer.found) = (refusal, found);
+    /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused. A frame is
+    /// refused only when those of its connection before it are here: until then they may make it right, and it waits.
+    /// One that has waited is not refused, either, for what `waits` says.
+    fn land(&mut self, peer: PeerId, frame: Frame, waits: impl FnOnce(&Refusal) -> bool, out: &mut Vec<Output>) {
+        let mut found = self.spare(peer);
+        let checked = self.check(peer, &frame, &mut found).and_then(|()| self.places(&frame));
+        let sender = self.peers.get_mut(&peer);
+        let (refusal, into) = match (checked, sender) {
+            (Err(refusal), Some(sender)) if !sender.landing.is_empty() || waits(&refusal) => {
+                sender.spare.push(found.cleared());
+                self.held.insert(peer, frame);
+                return;
+            }
+            (Ok(into), _) => (None, into),
+            (Err(refusal), _) => (Some(refusal), Incoming::nowhere(&frame)),
+        };
+        if let Some(sender) = self.peers.get_mut(&peer) {
+            sender.landing.push_back(Landing { refusal, found });
         }
         out.push(Output::Submit(Submit::Land { peer, into }));
     }
 
-    /// What was found of the frame that is landing, to look again or to write over.
-    fn take_found(&mut self, peer: PeerId) -> Found {
-        self.peers.get_mut(&peer).map(|peer| std::mem::take(&mut peer.found)).unwrap_or_default()
+    /// Room for what is found of a frame.
+    fn spare(&mut self, peer: PeerId) -> Found {
+        self.peers.get_mut(&peer).and_then(|peer| peer.spare.pop()).unwrap_or_default()
     }
 
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
@@ -328,8 +364,11 @@ impl Shard {
 
     fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
         let mut replies = Replies::to(frame.entries.len());
-        let mut found = self.take_found(peer);
-        let checked = match self.peers.get_mut(&peer).and_then(|peer| peer.refusal.take()) {
+        let has_places = frame.payload_bytes() > 0;
+        let landing = self.peers.get_mut(&peer).filter(|_| has_places).and_then(|peer| peer.landing.pop_front());
+        let Landing { refusal, mut found } =
+            landing.unwrap_or_else(|| Landing { refusal: None, found: self.spare(peer) });
+        let checked = match refusal {
             Some(refusal) => Err(refusal),
             None => self.check(peer, frame, &mut found),
         };
@@ -339,8 +378,7 @@ impl Shard {
             Err(refusal) => Err(refusal),
         };
         if let Some(peer) = self.peers.get_mut(&peer) {
-            // The room is kept for the next frame.
-            peer.found = Found { right_at: None, ..found };
+            peer.spare.push(found.cleared());
         }
         if let Err(refusal) = done {
             self.refuse(peer, &frame.head, &refusal, &mut replies, out);
@@ -630,8 +668,10 @@ impl Shard {
         let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
-        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers)).fold(0, u64::saturating_add);
-        self.pool.seal(&budget(table, &job), rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let landings = u64::try_from(self.options.landings).unwrap_or(u64::MAX);
+        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers, landings)).fold(0, u64::saturating_add);
+        let budget = budget(table, &job, landings);
+        self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };
@@ -701,6 +741,19 @@ impl Shard {
     }
 }
 
+impl Found {
+    /// Room for what is found of another frame.
+    fn cleared(self) -> Self {
+        Self { right_at: None, ..self }
+    }
+}
+
+impl Peer {
+    fn new(origin: String) -> Self {
+        Self { origin, who: None, landing: VecDeque::new(), spare: Vec::new() }
+    }
+}
+
 impl Job {
     /// Checks what a finish frame says.
     pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
@@ -747,7 +800,7 @@ fn lost(expected: u64, found: u64) -> Refusal {
 }
 
 /// The sum of reasons for chunk memory, beyond the values, which have theirs already.
-fn budget(table: &Table, job: &Job) -> Budget {
+fn budget(table: &Table, job: &Job, landings: u64) -> Budget {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
@@ -759,9 +812,9 @@ fn budget(table: &Table, job: &Job) -> Budget {
     let trainers = u64::from(job.trainers);
     let mut budget = Budget::new();
     for (class, (chunks, states)) in counts {
-        // In flight each trainer has at most one frame that lands, on one connection.
-        let landing =
-            trainers * chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
+        // Each trainer has one connection.
+        let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
+        let landing = trainers * landings * frame;
         budget.line("optimizer state", class, states);
         budget.line("gradients that land", class, landing);
         budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);

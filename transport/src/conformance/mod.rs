@@ -27,16 +27,24 @@ pub struct Ends {
     pub far: Box<dyn Transport>,
     /// Where `near` finds lane zero of `far`.
     pub address: Address,
+    /// Frames of one connection that land at once under load, at least.
+    pub landings: usize,
     /// What must live as long as the two, such as a listener; dropped last.
     pub keep: Box<dyn Any>,
 }
 
 impl Ends {
-    /// Two transports that need nothing else to live.
+    /// Two transports that need nothing else to live, and land one frame after the other.
     #[must_use]
     pub fn new(near: Box<dyn Transport>, far: Box<dyn Transport>, address: Address) -> Self {
         let keep = Box::new(());
-        Self { near, far, address, keep }
+        Self { near, far, address, landings: 1, keep }
+    }
+
+    /// The same, of which so many frames land at once.
+    #[must_use]
+    pub fn landing(self, landings: usize) -> Self {
+        Self { landings, ..self }
     }
 }
 

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::memory::lend;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::{Address, Frame, Head, Kind, Scheme};
@@ -13,7 +14,7 @@ use super::world::{Seen, Side, World, bytes, hello, push};
 
 type Promise = fn(&mut World);
 
-pub(super) const ALL: [(&str, Promise); 16] = [
+pub(super) const ALL: [(&str, Promise); 19] = [
     ("a hello comes first, then frames in order", frames_in_order),
     ("a round trip moves the bytes", a_round_trip),
     ("sizes from nothing to 4 MiB are mixed freely", mixed_sizes),
@@ -24,6 +25,9 @@ pub(super) const ALL: [(&str, Promise); 16] = [
     ("places come back when the sender dies", sender_dies),
     ("who does not read makes submit leave work, and goes on later", back_pressure),
     ("both may send much at once", both_send),
+    ("a second head comes before the first has landed, and all land in order", several_land),
+    ("of all that was landing places come back when the sender dies", several_die_here),
+    ("of all that was landing places come back when who was connected to dies", several_die_there),
     ("a doorbell wakes a wait", doorbell),
     ("what was submitted before a close arrives, then both are gone", close),
     ("work for a gone peer comes back", work_for_the_gone),
@@ -137,18 +141,13 @@ fn sender_dies(world: &mut World) {
 }
 
 fn back_pressure(world: &mut World) {
-    let (near, far) = world.connect();
+    let (near, _) = world.connect();
     world.far.holds_all = true;
     flood(world, near, 1000, 64 * 1024);
     world.settle();
     assert!(!world.near.queue.is_empty(), "a peer that does not read takes 64 MB");
     assert_eq!(heads(&world.far), 1, "one head is reported, and nothing is read before its places come");
-    world.far.holds_all = false;
-    let places = match world.far.seen.last() {
-        Some(Seen::Head(_, frame)) => world.far.places(frame),
-        other => panic!("a head, found {other:?}"),
-    };
-    world.far.land(far, places);
+    world.far.release();
     world.until("all land", |world| world.far.landed().count() == 1001);
     let numbers = world.far.landed().map(|(_, frame, _)| frame.head.sequence.0).skip(1);
     assert!(numbers.eq(0..1000), "in order");
@@ -165,6 +164,85 @@ fn both_send(world: &mut World) {
     }
     let all = |side: &Side, count| side.landed().count() == count;
     world.until("all land", |world| all(&world.far, 201) && all(&world.near, 200));
+}
+
+/// Long payloads and short ones, and between some of them a frame without: what both sides have queued before the
+/// first of it may land.
+fn several_land(world: &mut World) {
+    const SIZES: [&[usize]; 9] = [
+        &[300_000],
+        &[300_000, 100, 20_000],
+        &[100],
+        &[20_000, 8192],
+        &[300_000],
+        &[50_000, 0, 8193],
+        &[],
+        &[8192, 1],
+        &[100_000, 100_000],
+    ];
+    let (near, far) = world.connect();
+    (world.near.holds_all, world.far.holds_all) = (true, true);
+    let mut expected = Vec::new();
+    for (number, sizes) in (0..).zip(SIZES.iter().cycle().take(27)) {
+        let payloads: Vec<_> = (number..).zip(*sizes).map(|(seed, size)| bytes(*size, seed)).collect();
+        let slices: Vec<_> = payloads.iter().map(Vec::as_slice).collect();
+        let there = transfer(&mut world.near, near, number, &slices);
+        assert_eq!(transfer(&mut world.far, far, number, &slices), there);
+        let filled = payloads.into_iter().filter(|payload| !payload.is_empty());
+        expected.push((there, filled.collect::<Vec<_>>()));
+    }
+    world.settle();
+    world.near.release();
+    world.far.release();
+    world.until("all land", |world| world.far.landed().count() == 28 && world.near.landed().count() == 27);
+    for (side, hellos) in [(&world.near, 0), (&world.far, 1)] {
+        let landed = side.landed().skip(hellos).map(|(_, frame, body)| (frame.clone(), body.clone()));
+        assert!(landed.eq(expected.iter().cloned()), "all of it, in order");
+    }
+    world.until("the parcels are back", |world| parcels(world) == 0);
+    for side in [&mut world.near, &mut world.far] {
+        let (most, may) = (side.most_landing, side.transport().capabilities().landings);
+        assert!(most <= may && may <= LANDINGS_MAX, "{most} landed at once, and {may} may");
+        assert!(world.landings <= most, "{most} landed at once, expected {}", world.landings);
+    }
+}
+
+fn several_die_here(world: &mut World) {
+    let (near, far) = world.connect();
+    world.far.holds_all = true;
+    flood(world, near, 12, 256 * 1024);
+    world.settle();
+    world.far.release();
+    alone_until(&mut world.far, world.landings);
+    world.near.transport = None;
+    world.until("it is known", |world| world.far.gone(far).is_some());
+    world.until("the places are back", |world| world.far.queue.is_empty() && world.far.places_out == 0);
+}
+
+fn several_die_there(world: &mut World) {
+    let (near, far) = world.connect();
+    world.near.holds_all = true;
+    let payload = bytes(256 * 1024, 1);
+    for number in 0..12 {
+        transfer(&mut world.far, far, number, &[&payload, &payload]);
+    }
+    world.settle();
+    world.near.release();
+    alone_until(&mut world.near, world.landings);
+    world.far.transport = None;
+    world.until("it is known", |world| world.near.gone(near).is_some());
+    world.until("the places are back", |world| world.near.queue.is_empty() && world.near.places_out == 0);
+}
+
+/// Polls one side until so many frames land there at once.
+fn alone_until(side: &mut Side, landings: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    side.step();
+    while side.landing.values().all(|landing| *landing < landings) {
+        assert!(Instant::now() < deadline, "{landings} frames land at once\n{side:?}");
+        side.step();
+        side.wait(Duration::from_millis(1));
+    }
 }
 
 fn doorbell(world: &mut World) {

@@ -1,7 +1,7 @@
 //! Two sides driven by one thread, and what each has seen.
 
 use std::any::Any;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ pub(crate) struct World {
     pub(crate) near: Side,
     pub(crate) far: Side,
     pub(crate) address: Address,
+    pub(crate) landings: usize,
+    /// How often both sides were polled.
+    pub(crate) steps: u64,
     _keep: Box<dyn Any>,
 }
 
@@ -33,11 +36,20 @@ pub(crate) struct Side {
     /// Peers whose heads get no places.
     pub(crate) held: BTreeSet<PeerId>,
     pub(crate) holds_all: bool,
+    /// Heads get their places when what came before has landed.
+    pub(crate) lands_singly: bool,
     pub(crate) discards: bool,
     pub(crate) arena: Arena,
     /// Parcels and places handed over and not back yet.
     pub(crate) parcels_out: usize,
     pub(crate) places_out: usize,
+    /// Heads without an answer.
+    pub(crate) waiting: BTreeMap<PeerId, Frame>,
+    /// Frames of each connection whose places are out, and the most that there were of one.
+    pub(crate) landing: BTreeMap<PeerId, usize>,
+    pub(crate) most_landing: usize,
+    /// Frames that have left and whose parcels were not back then.
+    pub(crate) left: usize,
     tickets: u64,
 }
 
@@ -54,8 +66,8 @@ pub(crate) enum Seen {
 
 impl World {
     pub(crate) fn new(ends: Ends) -> Self {
-        let Ends { near, far, address, keep } = ends;
-        Self { near: Side::new(near), far: Side::new(far), address, _keep: keep }
+        let Ends { near, far, address, landings, keep } = ends;
+        Self { near: Side::new(near), far: Side::new(far), address, landings, steps: 0, _keep: keep }
     }
 
     /// Connects and says hello; the two ends of the connection.
@@ -76,6 +88,7 @@ impl World {
     pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
+            self.steps += 1;
             let near = self.near.step();
             let far = self.far.step();
             if !near && !far {
@@ -112,10 +125,15 @@ impl Side {
             seen: Vec::new(),
             held: BTreeSet::new(),
             holds_all: false,
+            lands_singly: false,
             discards: false,
             arena: Arena::new(&budget).expect("the pages are not touched before use"),
             parcels_out: 0,
             places_out: 0,
+            waiting: BTreeMap::new(),
+            landing: BTreeMap::new(),
+            most_landing: 0,
+            left: 0,
             tickets: 0,
         }
     }
@@ -136,7 +154,20 @@ impl Side {
     /// Answers a head.
     pub(crate) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
         self.places_out += into.len();
+        self.waiting.remove(&peer);
+        let landing = self.landing.entry(peer).or_default();
+        *landing += 1;
+        self.most_landing = self.most_landing.max(*landing);
         self.queue.push_back(Submit::Land { peer, into });
+    }
+
+    /// Answers every head that has no answer, and from here on each as it comes.
+    pub(crate) fn release(&mut self) {
+        self.holds_all = false;
+        for (peer, frame) in std::mem::take(&mut self.waiting) {
+            let places = self.places(&frame);
+            self.land(peer, places);
+        }
     }
 
     /// Places for everything a frame brings.
@@ -204,7 +235,10 @@ impl Side {
                 Seen::Accepted(peer)
             }
             Event::Head { peer, frame } => {
-                if !self.holds_all && !self.held.contains(&peer) {
+                let waits = self.lands_singly && self.landing.get(&peer).is_some_and(|landing| *landing > 0);
+                if self.holds_all || waits || self.held.contains(&peer) {
+                    self.waiting.insert(peer, frame.clone());
+                } else {
                     let places = self.places(&frame);
                     self.land(peer, places);
                 }
@@ -212,16 +246,26 @@ impl Side {
             }
             Event::Landed { peer, frame, body } => {
                 self.places_out -= body.len();
+                if let Some(landing) = self.landing.get_mut(&peer).filter(|_| !body.is_empty()) {
+                    *landing -= 1;
+                }
+                if self.lands_singly {
+                    self.release();
+                }
                 self.check_sums(&frame, &body);
                 Seen::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
             }
             // Some transports say so, and a parcel is out until it is back.
-            Event::Left { .. } => return,
+            Event::Left { .. } => {
+                self.left += 1;
+                return;
+            }
             Event::Sent { peer, ticket, body } => {
                 self.parcels_out -= body.len();
                 Seen::Sent(peer, ticket)
             }
             Event::Gone { peer, reason, unsent, unfilled } => {
+                self.waiting.remove(&peer);
                 self.parcels_out -= unsent.iter().map(|(_, body)| body.len()).sum::<usize>();
                 self.places_out -= unfilled.len();
                 Seen::Gone(peer, reason)

@@ -81,9 +81,9 @@ impl End {
         pipe.frames.is_empty() && !pipe.copying
     }
 
-    /// The next frame on its way here; its payload, if any, is still at its owner's.
-    pub(super) fn peek(&self) -> Option<Frame> {
-        self.lock().pipes[1 - self.side].frames.front().map(|shipment| shipment.frame.clone())
+    /// A frame on its way here, the next or one behind it; its payload, if any, is still at its owner's.
+    pub(super) fn peek(&self, behind: usize) -> Option<Frame> {
+        self.lock().pipes[1 - self.side].frames.get(behind).map(|shipment| shipment.frame.clone())
     }
 
     /// Takes the next frame out to copy its payload; [`End::put_back`] must follow.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::port::{Capabilities, Doorbell, Event, Incoming, Submit, Transport};
 use pserver_core::wire::{Address, ErrorCode, Flags, Scheme};
 
@@ -60,17 +61,12 @@ struct Peer {
     end: End,
     /// What to say first.
     greeting: Option<Event>,
-    inbound: Inbound,
+    /// Whether a head was reported whose places have not come yet.
+    is_held: bool,
+    /// The places of the frames before it, in order.
+    landings: VecDeque<Vec<Incoming>>,
     /// Why it is being closed, and when at the latest.
     ending: Option<(String, Instant)>,
-}
-
-enum Inbound {
-    Idle,
-    /// The head was reported; its places have not come yet.
-    Held,
-    /// The places are here.
-    Landing(Vec<Incoming>),
 }
 
 /// Two transports that share a hub, and the address at which the second listens.
@@ -136,7 +132,8 @@ impl LoopbackTransport {
 
     fn add(&mut self, end: End, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
         let id = self.next_peer();
-        let peer = Peer { end, greeting: Some(greet(id)), inbound: Inbound::Idle, ending: None };
+        let greeting = Some(greet(id));
+        let peer = Peer { end, greeting, is_held: false, landings: VecDeque::new(), ending: None };
         self.peers.insert(id, peer);
         id
     }
@@ -174,8 +171,9 @@ impl LoopbackTransport {
                 Some(Submit::Send { peer: id, ticket, frame: left.frame, body: left.body })
             }
             Submit::Land { into, .. } => {
-                assert!(matches!(peer.inbound, Inbound::Held), "places were handed over, but no head waits for them");
-                peer.inbound = Inbound::Landing(into);
+                assert!(peer.is_held, "places were handed over, but no head waits for them");
+                peer.is_held = false;
+                peer.landings.push_back(into);
                 self.door.bell.ring();
                 None
             }
@@ -185,7 +183,8 @@ impl LoopbackTransport {
 
 impl Transport for LoopbackTransport {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "loopback", checks_payload: self.checks == Checks::Always }
+        let checks_payload = self.checks == Checks::Always;
+        Capabilities { name: "loopback", checks_payload, landings: LANDINGS_MAX }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
@@ -293,12 +292,18 @@ impl Peer {
         let sent = self.end.sent().into_iter();
         events.extend(sent.map(|(ticket, body)| Event::Sent { peer: id, ticket, body }));
         if let Some((reason, unsent)) = over {
-            events.push(Event::Gone { peer: id, reason, unsent, unfilled: self.take_unfilled() });
+            let unfilled = self.landings.drain(..).flatten().collect();
+            events.push(Event::Gone { peer: id, reason, unsent, unfilled });
             return false;
         }
         for _ in 0..TURN_FRAMES {
             let Some(event) = self.receive(id) else { break };
+            // Who lands a frame at once sees the next head before the payload: as many land at once as may.
+            let is_head = matches!(event, Event::Head { .. });
             events.push(event);
+            if is_head {
+                break;
+            }
         }
         true
     }
@@ -307,28 +312,28 @@ impl Peer {
         if self.ending.is_some() {
             return None;
         }
-        match std::mem::replace(&mut self.inbound, Inbound::Idle) {
-            Inbound::Idle => {
-                let frame = self.end.peek()?;
-                if frame.payload_bytes() > 0 {
-                    self.inbound = Inbound::Held;
-                    return Some(Event::Head { peer, frame });
-                }
+        let before = self.landings.len();
+        if !self.is_held
+            && before < LANDINGS_MAX
+            && let Some(frame) = self.end.peek(before)
+        {
+            if frame.payload_bytes() > 0 {
+                self.is_held = true;
+                return Some(Event::Head { peer, frame });
+            }
+            if before == 0 {
                 self.end.put_back(self.end.take()?);
-                Some(Event::Landed { peer, frame, body: Vec::new() })
+                return Some(Event::Landed { peer, frame, body: Vec::new() });
             }
-            Inbound::Held => {
-                self.inbound = Inbound::Held;
-                None
-            }
-            Inbound::Landing(places) => self.land(peer, places),
         }
+        let places = self.landings.pop_front()?;
+        self.land(peer, places)
     }
 
     fn land(&mut self, peer: PeerId, places: Vec<Incoming>) -> Option<Event> {
         let Some(shipment) = self.end.take() else {
             // The sender gave up meanwhile, and the connection's end is on its way.
-            self.inbound = Inbound::Landing(places);
+            self.landings.push_front(places);
             return None;
         };
         let mut landing = Landing::new(shipment.frame.clone(), places);
@@ -338,7 +343,7 @@ impl Peer {
         match copied {
             Ok(()) => Some(Event::Landed { peer, frame, body }),
             Err(error) => {
-                self.inbound = Inbound::Landing(body);
+                self.landings.push_front(body);
                 self.refuse(&error.to_string());
                 None
             }
@@ -354,13 +359,6 @@ impl Peer {
 
     fn end_with(&mut self, reason: &str) {
         self.ending.get_or_insert_with(|| (reason.to_owned(), Instant::now() + LINGER));
-    }
-
-    fn take_unfilled(&mut self) -> Vec<Incoming> {
-        match std::mem::replace(&mut self.inbound, Inbound::Idle) {
-            Inbound::Landing(places) => places,
-            Inbound::Idle | Inbound::Held => Vec::new(),
-        }
     }
 }
 

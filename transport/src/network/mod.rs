@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::{Address, Scheme};
 use tokio::net::{TcpStream, UnixStream};
@@ -384,7 +385,9 @@ impl Network {
 
 impl Transport for Network {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "network", checks_payload: self.options.checks == Checks::Always }
+        // Over verbs; over a stream there is one payload after the other.
+        let landings = if matches!(self.options.devices, Devices::None) { 1 } else { LANDINGS_MAX };
+        Capabilities { name: "network", checks_payload: self.options.checks == Checks::Always, landings }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {

@@ -45,14 +45,22 @@ impl Span {
 pub(super) enum Flight {
     /// A message in a slot.
     Message(Lease),
-    /// This place of the frame that lands is being filled; through staging where the place cannot be.
-    Read { index: usize, place: Incoming, staged: Option<Lease> },
+    /// This place is being filled; through staging where it cannot be itself.
+    Read { spot: Spot, place: Incoming, staged: Option<Lease> },
     /// A payload is being written to where the other side wants it; the last one of its frame, or not.
     Write {
         #[expect(dead_code, reason = "it is held, and dropped when it was written")]
         source: Source,
         is_last: bool,
     },
+}
+
+/// Which place of which frame that lands.
+#[derive(Clone, Copy)]
+pub(super) struct Spot {
+    /// The landing's number on this connection, from 0.
+    pub(super) landing: u64,
+    pub(super) place: usize,
 }
 
 /// Where a payload is written from.
@@ -151,12 +159,12 @@ impl Flights {
     }
 
     /// Fills a place, or the staging for it, from the other side's memory.
-    pub(super) fn read(&mut self, act: Act, index: usize, mut place: Incoming, mut staged: Option<Lease>, key: u32) {
+    pub(super) fn read(&mut self, act: Act, spot: Spot, mut place: Incoming, mut staged: Option<Lease>, key: u32) {
         let near = match &mut staged {
             Some(lease) => Span::of_mut(lease.bytes_mut(), key),
             None => Span::of_mut(place.bytes_mut(), key),
         };
-        self.add(act, near, Flight::Read { index, place, staged });
+        self.add(act, near, Flight::Read { spot, place, staged });
     }
 
     /// Writes a payload into the other side's memory.

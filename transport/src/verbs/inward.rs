@@ -1,16 +1,21 @@
 //! Frames on their way in to one connection.
 //!
 //! The accepting side reads long payloads from where the other side says that they are. The connecting side says where
-//! they go, and waits until the other side has written them all.
+//! they go, and the other side writes them. While long payloads of a frame are on their way, the next one is read: a
+//! landing is left behind when nothing more of it comes in messages, and everything has been asked for. Several land at
+//! once, and are reported in the order in which they began.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pserver_core::checksum::checksum;
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::memory::Lease;
 use pserver_core::port::{Event, Incoming};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 
+use super::flights::Spot;
 use super::letters::{Matter, PLACE_BYTES, PREFIX_BYTES, Place};
 use super::mail::Mail;
 use super::provider::{Act, FarPlace};
@@ -30,6 +35,9 @@ pub(super) struct Inward {
     state: State,
     /// Entries and control message, as far as they are there.
     rest: Vec<u8>,
+    /// Frames whose places are there, in the order of their heads, and the number of the first.
+    landings: VecDeque<Landing>,
+    first: u64,
     /// The number that the other side's next writes end with.
     number: u32,
     staging: Staging,
@@ -39,13 +47,17 @@ pub(super) struct Inward {
 enum State {
     Header,
     Rest(Prefix),
+    /// A frame without payload, which waits for those before it.
+    Bare(Frame),
     /// The head was reported; its places have not come yet.
     Held(Frame),
-    Payload(Landing),
+    /// More of the last landing comes in messages, or the other side was not told all of its places.
+    Payload,
 }
 
 /// A frame whose payload is on its way into its places.
 struct Landing {
+    number: u64,
     frame: Frame,
     places: Vec<Incoming>,
     /// The entry and the place that come next.
@@ -66,7 +78,7 @@ struct Landing {
 /// How far reading came.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
-    /// A head waits for its places.
+    /// A head waits for its places, and frames before it perhaps for the device.
     Held,
     /// Until the other side, or the device, says something.
     Empty,
@@ -76,8 +88,17 @@ pub(super) enum Read {
 
 impl Inward {
     pub(super) fn new(side: Side, insists: bool, staging: Staging, counters: &Arc<Counters>) -> Self {
-        let counters = Arc::clone(counters);
-        Self { side, insists, state: State::Header, rest: Vec::new(), number: 0, staging, counters }
+        Self {
+            side,
+            insists,
+            state: State::Header,
+            rest: Vec::new(),
+            landings: VecDeque::with_capacity(LANDINGS_MAX),
+            first: 0,
+            number: 0,
+            staging,
+            counters: Arc::clone(counters),
+        }
     }
 
     /// Reads until nothing is there, a head waits for its places, or so much was moved or reported.
@@ -90,14 +111,15 @@ impl Inward {
     ) -> Result<Read, Ended> {
         let (before, mut moved) = (events.len(), 0);
         loop {
-            if matches!(self.state, State::Held(_)) {
-                return Ok(Read::Held);
-            }
             if moved >= bytes_max || events.len() - before >= frames_max {
                 return Ok(Read::Turn);
             }
+            if self.finish_first(peer, mail, events)? {
+                continue;
+            }
             match self.advance(peer, mail, events)? {
                 Some(bytes) => moved += bytes,
+                None if matches!(self.state, State::Held(_)) => return Ok(Read::Held),
                 None => return Ok(Read::Empty),
             }
         }
@@ -108,33 +130,40 @@ impl Inward {
     /// # Panics
     /// When no head waits, or the places do not fit: the session counts.
     pub(super) fn land(&mut self, places: Vec<Incoming>) {
-        let State::Held(frame) = std::mem::replace(&mut self.state, State::Header) else {
+        let State::Held(frame) = std::mem::replace(&mut self.state, State::Payload) else {
             panic!("places were handed over, but no head waits for them");
         };
         let expected = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         assert!(expected.eq(places.iter().map(Incoming::len)), "land: one place for each entry with a payload");
         let long = places.iter().filter(|place| place.len() > INLINE_BYTES_MAX).count();
-        let (staged, missing) = (Vec::new(), long);
-        let landing = Landing { frame, places, entry: 0, place: 0, filled: 0, missing, long, staged, granted: 0 };
-        self.state = State::Payload(landing);
+        self.landings.push_back(Landing {
+            number: self.first + self.landings.len() as u64,
+            frame,
+            places,
+            entry: 0,
+            place: 0,
+            filled: 0,
+            missing: long,
+            long,
+            staged: Vec::new(),
+            granted: 0,
+        });
     }
 
     /// Gives back the places that were not filled. The pair is closed, and what it had is back.
     pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload(landing) => landing.places,
-            _ => Vec::new(),
-        }
+        self.landings.drain(..).flat_map(|landing| landing.places).collect()
     }
 
     /// Whether nothing is expected to come.
     pub(super) fn is_between(&self, mail: &Mail) -> bool {
-        matches!(self.state, State::Header) && mail.available() == 0
+        matches!(self.state, State::Header) && self.landings.is_empty() && mail.available() == 0
     }
 
     /// A place that was being filled is back; whether it is filled.
-    pub(super) fn back(&mut self, index: usize, mut place: Incoming, staged: Option<Lease>, is_filled: bool) {
-        let State::Payload(landing) = &mut self.state else { return };
+    pub(super) fn back(&mut self, spot: Spot, mut place: Incoming, staged: Option<Lease>, is_filled: bool) {
+        let behind = usize::try_from(spot.landing - self.first).expect("few land at once");
+        let landing = self.landings.get_mut(behind).expect("a frame whose payload is being read has not landed");
         if is_filled {
             landing.missing -= 1;
             if let Some(lease) = staged {
@@ -142,23 +171,20 @@ impl Inward {
                 place.bytes_mut().copy_from_slice(lease.bytes());
             }
         }
-        landing.places[index] = place;
+        landing.places[spot.place] = place;
     }
 
     /// The other side has written everything that it was asked to, as it says with this number.
     pub(super) fn written(&mut self, number: u32) -> Result<(), Ended> {
         let expected = self.number;
-        let landing = match &mut self.state {
-            State::Payload(landing) if number == expected && landing.granted == landing.long => landing,
-            _ => {
-                let text =
-                    format!("payloads were written as number {number}, expected {expected} once places are there");
-                return Err(Ended::Broken(text));
-            }
+        let mut waiting = self.landings.iter_mut().filter(|landing| landing.missing > 0);
+        let asked = waiting.next().filter(|landing| number == expected && landing.granted == landing.long);
+        let Some(landing) = asked else {
+            let text = format!("payloads were written as number {number}, expected {expected} once places are there");
+            return Err(Ended::Broken(text));
         };
         self.number = self.number.wrapping_add(1);
         landing.missing = 0;
-        landing.granted = usize::MAX;
         for (index, lease) in landing.staged.drain(..) {
             self.counters.copied(lease.bytes().len());
             landing.places[index].bytes_mut().copy_from_slice(lease.bytes());
@@ -170,7 +196,7 @@ impl Inward {
     fn advance(&mut self, peer: PeerId, mail: &mut Mail, events: &mut Vec<Event>) -> Result<Option<usize>, Ended> {
         match &mut self.state {
             State::Header => {
-                if mail.available() < HEADER_BYTES {
+                if mail.available() < HEADER_BYTES || self.landings.len() == LANDINGS_MAX {
                     return Ok(None);
                 }
                 let mut header = [0; HEADER_BYTES];
@@ -197,44 +223,55 @@ impl Inward {
                 self.report(peer, frame, events);
                 Ok(Some(step))
             }
+            State::Bare(_) if !self.landings.is_empty() => Ok(None),
+            State::Bare(_) => {
+                if let State::Bare(frame) = std::mem::replace(&mut self.state, State::Header) {
+                    events.push(Event::Landed { peer, frame, body: Vec::new() });
+                }
+                Ok(Some(0))
+            }
             State::Held(_) => Ok(None),
-            State::Payload(landing) => {
+            State::Payload => {
+                let landing = self.landings.back_mut().expect("its places are there");
                 if landing.place < landing.places.len() {
                     return landing.step(self.side, mail, &mut self.staging, &self.counters);
                 }
                 // The other side has offered a frame once all of it that travels in messages has left.
                 if self.side == Side::Connecting && landing.granted < landing.long {
                     landing.grant(mail, &mut self.staging)?;
+                    if landing.granted < landing.long {
+                        return Ok(None);
+                    }
                 }
-                if landing.missing > 0 {
-                    return Ok(None);
-                }
-                self.finish(peer, mail, events)?;
+                self.state = State::Header;
                 Ok(Some(0))
             }
         }
     }
 
-    fn finish(&mut self, peer: PeerId, mail: &mut Mail, events: &mut Vec<Event>) -> Result<(), Ended> {
-        let State::Payload(landing) = &self.state else { unreachable!("only called while a payload lands") };
-        landing.check()?;
-        if self.side == Side::Accepting && landing.long > 0 {
+    /// Reports the first landing, if all of it is there; whether it was.
+    fn finish_first(&mut self, peer: PeerId, mail: &mut Mail, events: &mut Vec<Event>) -> Result<bool, Ended> {
+        let is_read = |behind: usize| behind > 0 || !matches!(self.state, State::Payload);
+        match self.landings.front() {
+            Some(first) if first.missing == 0 && is_read(self.landings.len() - 1) => first.check()?,
+            _ => return Ok(false),
+        }
+        let Landing { frame, places: body, long, .. } = self.landings.pop_front().expect("it was just looked at");
+        self.first += 1;
+        if self.side == Side::Accepting && long > 0 {
             mail.owe_taken();
         }
-        if let State::Payload(Landing { frame, places: body, .. }) = std::mem::replace(&mut self.state, State::Header) {
-            events.push(Event::Landed { peer, frame, body });
-        }
-        Ok(())
+        events.push(Event::Landed { peer, frame, body });
+        Ok(true)
     }
 
     fn report(&mut self, peer: PeerId, frame: Frame, events: &mut Vec<Event>) {
-        if frame.payload_bytes() > 0 {
+        self.state = if frame.payload_bytes() > 0 {
             events.push(Event::Head { peer, frame: frame.clone() });
-            self.state = State::Held(frame);
+            State::Held(frame)
         } else {
-            events.push(Event::Landed { peer, frame, body: Vec::new() });
-            self.state = State::Header;
-        }
+            State::Bare(frame)
+        };
     }
 }
 
@@ -308,7 +345,8 @@ impl Landing {
             return Ok(Some(0));
         };
         let place = std::mem::replace(&mut self.places[self.place], Incoming::Discard { bytes });
-        mail.flights.read(Act::Read(there.far), self.place, place, staged, key);
+        let spot = Spot { landing: self.number, place: self.place };
+        mail.flights.read(Act::Read(there.far), spot, place, staged, key);
         counters.moved(bytes as usize);
         Ok(Some(bytes as usize))
     }

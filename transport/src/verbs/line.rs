@@ -139,8 +139,8 @@ impl Line {
         let closed = self.mail.flights.close();
         let is_closed = closed.is_ok();
         for flight in closed.unwrap_or_default() {
-            if let Flight::Read { index, place, staged } = flight {
-                self.inward.back(index, place, staged, false);
+            if let Flight::Read { spot, place, staged } = flight {
+                self.inward.back(spot, place, staged, false);
             }
         }
         is_closed
@@ -264,7 +264,7 @@ impl Line {
                 self.inward.written(number)?;
             }
             Outcome::Retired(Flight::Message(slot)) => self.mail.sent_from(slot),
-            Outcome::Retired(Flight::Read { index, place, staged }) => self.inward.back(index, place, staged, true),
+            Outcome::Retired(Flight::Read { spot, place, staged }) => self.inward.back(spot, place, staged, true),
             Outcome::Retired(Flight::Write { is_last, .. }) => {
                 if is_last {
                     self.outward.arrived(peer, events);
@@ -372,7 +372,7 @@ mod tests {
     use super::super::{INLINE_BYTES_MAX, SLOT_BYTES};
     use super::*;
     use crate::conformance::world::push;
-    use crate::verbs::flights::Message;
+    use crate::verbs::flights::{Message, Spot};
     use crate::verbs::letters::Prefix as Before;
 
     #[test]
@@ -406,7 +406,8 @@ mod tests {
         line.land(vec![Incoming::Discard { bytes }]);
         let place = Incoming::Chunk { lease: arena.take(bytes).expect("a slot"), bytes };
         let number = Outcome::Number(0, arena.take(SLOT_BYTES).expect("a slot"));
-        line.outcomes = vec![number, Outcome::Retired(Flight::Read { index: 0, place, staged: None })];
+        let spot = Spot { landing: 0, place: 0 };
+        line.outcomes = vec![number, Outcome::Retired(Flight::Read { spot, place, staged: None })];
         line.collect(peer, &mut events).expect_err("nobody asked for a number");
         let (_, places) = line.into_parcels();
         assert!(matches!(places[..], [Incoming::Chunk { .. }]), "the place itself, and not what stands for it");

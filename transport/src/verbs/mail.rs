@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::memory::{Arena, Budget, Lease};
 
 use super::flights::{Flights, Message};
@@ -20,6 +21,7 @@ const BULK_OWED: u16 = BULK_SLOTS / 2;
 const NOTE_OWED: u16 = NOTE_SLOTS / 2;
 
 const _: () = assert!(NOTE_OWED <= NOTE_SLOTS - NOTES_KEPT, "who has used what is not kept back is given back");
+const _: () = assert!(LANDINGS_MAX <= (NOTE_SLOTS - NOTES_KEPT) as usize, "each frame that lands takes one note");
 
 /// Both directions of messages.
 pub(super) struct Mail {

@@ -1,16 +1,21 @@
 //! Any device, with faults: completions that fail, are lost, come twice or out of order, numbers that are not those
 //! that were sent, keys of others, and calls that are refused.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::plain::Plain;
 use super::provider::{
     Access, Domain, Done, End, Facts, Fault, Pair, Plan, Provider, Receive, Region, Station, What, Work,
 };
 use super::status::Status;
+
+/// A device that takes its time tells of what is done after so many polls.
+const SLOW_POLLS: u64 = 40;
 
 /// What a device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +46,8 @@ pub(super) enum Mischief {
     Key(u32),
     /// Nothing completes any more, and pairs are not destroyed.
     Dead,
+    /// Everything completes some polls after it was done.
+    Slow,
     /// Pairs come up and carry nothing: what is posted finds nobody.
     Silent,
     /// Connecting a pair takes until the plot is over.
@@ -83,12 +90,22 @@ struct RoughPair {
     inner: Box<dyn Pair>,
     is_open: bool,
     late: Vec<Done>,
+    /// What has completed, by the poll in which it is told.
+    slow: VecDeque<(u64, Done)>,
+    polls: u64,
     /// What was posted and found nobody.
     unheard: Vec<Done>,
     rough: Rough,
 }
 
 impl Rough {
+    /// A device in process that takes its time.
+    pub(super) fn slow() -> Self {
+        let slow = Self::new(Arc::new(Plain::new()));
+        slow.plot(Some(Plot { mischief: Mischief::Slow, is_open: true, after: 0 }));
+        slow
+    }
+
     pub(super) fn new(inner: Arc<dyn Provider>) -> Self {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor");
         Self { inner, plot: Arc::default(), events: Arc::new(events) }
@@ -117,6 +134,11 @@ impl Rough {
     /// What lasts, if it is plotted for this kind of pair.
     fn lasting(&self, is_open: bool) -> Option<Mischief> {
         self.lock().filter(|plot| plot.is_open == is_open).map(|plot| plot.mischief)
+    }
+
+    /// Whether all of it is slow, whichever pairs.
+    fn is_slow(&self) -> bool {
+        self.lock().is_some_and(|plot| plot.mischief == Mischief::Slow)
     }
 
     /// What happens to the next completion or call that `applies` picks.
@@ -187,7 +209,8 @@ impl Domain for RoughDomain {
 
     fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault> {
         let (inner, rough) = (self.0.pair(plan)?, self.1.clone());
-        Ok(Box::new(RoughPair { inner, is_open: plan.is_open, late: Vec::new(), unheard: Vec::new(), rough }))
+        let (late, slow, unheard, is_open) = (Vec::new(), VecDeque::new(), Vec::new(), plan.is_open);
+        Ok(Box::new(RoughPair { inner, is_open, late, slow, polls: 0, unheard, rough }))
     }
 }
 
@@ -274,6 +297,14 @@ impl Pair for RoughPair {
         done.append(&mut self.unheard);
         let mut whole = Vec::new();
         self.inner.poll(&mut whole)?;
+        self.polls += 1;
+        if self.rough.is_slow() || !self.slow.is_empty() {
+            let due = self.polls + SLOW_POLLS;
+            self.slow.extend(whole.drain(..).map(|done| (due, done)));
+            while let Some((_, done)) = self.slow.pop_front_if(|(due, _)| *due <= self.polls) {
+                whole.push(done);
+            }
+        }
         let has_message = whole.iter().any(|one| matches!(one.what, Ok(What::Message(_))));
         let late = if has_message { std::mem::take(&mut self.late) } else { Vec::new() };
         whole.into_iter().for_each(|one| self.spoil(one, done));

@@ -1,5 +1,6 @@
 //! Registered room of this side's own, for payloads whose memory the other side, or the card, cannot be told of.
 
+use pserver_core::limits::{FRAME_PAYLOAD_BYTES_MAX, LANDINGS_MAX};
 use pserver_core::memory::{Arena, Budget, Lease};
 
 use super::Ended;
@@ -9,6 +10,8 @@ use super::registry::Registry;
 const BYTES: u32 = 64 * 1024 * 1024;
 /// There are so many slots of a size at least: more than one frame needs, whatever its payloads' lengths.
 const SLOTS_MIN: u32 = 4;
+
+const _: () = assert!(LANDINGS_MAX * FRAME_PAYLOAD_BYTES_MAX as usize <= BYTES as usize, "what lands at once fits");
 
 /// An arena for each size of slot that was ever needed, and its registration.
 pub(super) struct Staging {

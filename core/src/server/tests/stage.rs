@@ -12,6 +12,7 @@ use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
     Version,
 };
+use crate::limits::LANDINGS_MAX;
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
@@ -183,6 +184,8 @@ pub(super) struct Stage {
     pub(super) holds: bool,
     pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
     pub(super) actors: BTreeMap<u32, Actor>,
+    /// Places for heads that were not answered at once.
+    pub(super) late_places: Vec<(PeerId, Vec<Incoming>)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
     pub(super) is_late: bool,
     /// Leases that are out, so that the shard has none.
@@ -204,6 +207,7 @@ impl Stage {
             holds: false,
             held: Vec::new(),
             actors: BTreeMap::new(),
+            late_places: Vec::new(),
             is_late: false,
             taken: Vec::new(),
             peers: 0,
@@ -445,7 +449,7 @@ impl Stage {
                         self.event(Event::Sent { peer, ticket: Ticket(0), body });
                     }
                 }
-                Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
+                Output::Submit(Submit::Land { peer, into }) => self.late_places.push((peer, into)),
                 Output::Close(peer) => {
                     self.closed.push(peer);
                     let gone = Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() };
@@ -467,7 +471,7 @@ impl Stage {
 }
 
 fn options() -> ShardOptions {
-    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false }
+    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false, landings: LANDINGS_MAX }
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {

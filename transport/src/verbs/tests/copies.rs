@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use pserver_core::memory::{Buffer, lend};
 use pserver_core::port::{Incoming, Outgoing, Transport};
 
-use super::stage::transports;
+use super::stage::{ends, transports};
 use crate::conformance::Ends;
 use crate::conformance::world::{Seen, World, bytes, push};
 use crate::network::NetworkOptions;
@@ -90,6 +90,27 @@ fn from_other_memory_one_copy_is_made_and_counted() {
     world.until("it is there", |world| world.far.landed().count() == 2);
     let copied = counters.each_ref().map(|side| side.copied_bytes.load(Relaxed));
     assert_eq!(copied, [LENGTH as u64, 0], "where it leaves");
+}
+
+/// A client hands a lane more when what it has handed over has left, so it always has announced more than can land.
+#[test]
+fn frames_leave_before_they_are_read() {
+    let options = NetworkOptions { devices: Devices::This(Device::in_process()), ..NetworkOptions::default() };
+    let mut world = World::new(ends("verbs://127.0.0.1:0", &options));
+    let (near, _) = world.connect();
+    world.far.holds_all = true;
+    let gradient = Buffer::new(LENGTH).expect("this system shares memory");
+    let from = gradient.mapping().clone();
+    lend(|book| {
+        for number in 0..12 {
+            let loan = book.read(&gradient).within(&from);
+            world.near.send(near, &push(number, &[&gradient]), vec![Outgoing::Loan(loan)]);
+        }
+        world.until("all have left", |world| world.near.left == 12);
+        assert_eq!(world.near.parcels_out, 12, "none of them was read");
+        world.far.release();
+        world.until("they are back", |world| world.near.parcels_out == 0);
+    });
 }
 
 /// Which way is taken is a choice by what there is; which was taken is known from what came of it.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::stage::ends;
+use crate::conformance;
 use crate::conformance::world::{Seen, Side, World, bytes, push};
 use crate::network::{NetworkOptions, Poll};
 use crate::verbs::plain::Plain;
@@ -10,6 +11,7 @@ use crate::verbs::rough::{Mischief, Plot, Rough};
 use crate::verbs::status::Status;
 use crate::verbs::{Device, Devices, INLINE_BYTES_MAX};
 use pserver_core::ids::PeerId;
+use pserver_core::limits::LANDINGS_MAX;
 use pserver_core::memory::{Buffer, lend};
 use pserver_core::port::Outgoing;
 
@@ -54,6 +56,40 @@ fn ended(mischief: Mischief, is_open: bool, after: u32) -> String {
     world.until("the next connection works", |world| world.far.landed().count() == landed + 12);
     world.until("its parcels are back", |world| outstanding(world) == 0);
     reason
+}
+
+#[test]
+fn a_device_that_takes_its_time_keeps_every_promise() {
+    let devices = || Devices::This(Device(Arc::new(Rough::slow())));
+    conformance::check(|| {
+        let options = NetworkOptions { devices: devices(), ..NetworkOptions::default() };
+        ends("verbs://127.0.0.1:0", &options).landing(LANDINGS_MAX)
+    });
+}
+
+/// How often both sides are polled until 32 frames of 256 KiB are there each way, over a device that takes its time.
+fn polls(lands_singly: bool) -> u64 {
+    let mut world = world(&Rough::slow());
+    let (near, far) = world.connect();
+    (world.near.lands_singly, world.far.lands_singly) = (lands_singly, lands_singly);
+    let payload = bytes(256 * 1024, 1);
+    for number in 0..32 {
+        for (side, peer) in [(&mut world.near, near), (&mut world.far, far)] {
+            let chunk = side.lease(&payload);
+            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+        }
+    }
+    let before = world.steps;
+    world.until("all landed", |world| world.near.landed().count() == 32 && world.far.landed().count() == 33);
+    world.until("the parcels are back", |world| outstanding(world) == 0);
+    world.steps - before
+}
+
+#[test]
+fn frames_that_land_at_once_share_their_round_trips() {
+    let (singly, at_once) = (polls(true), polls(false));
+    println!("polls until 32 frames of 256 KiB are there each way: {singly} one by one, {at_once} several at once");
+    assert!(2 * at_once < singly, "{singly} polls one by one, {at_once} at once");
 }
 
 #[test]
@@ -137,7 +173,7 @@ fn kept(mischief: Option<Mischief>) -> u64 {
 #[test]
 fn what_a_device_does_not_give_back_is_given_to_nobody() {
     assert_eq!(kept(None), 0);
-    assert_eq!(kept(Some(Mischief::Dead)), 1, "the lease that it was filling");
+    assert_eq!(kept(Some(Mischief::Dead)), 2, "those of four frames at once that it was filling");
 }
 
 /// Whether a buffer is taken out of the other side's sight after its connection has ended while the other side could

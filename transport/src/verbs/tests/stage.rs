@@ -42,7 +42,7 @@ pub(super) fn transports(address: &str, options: &NetworkOptions) -> (Network, N
 
 pub(super) fn ends(address: &str, options: &NetworkOptions) -> Ends {
     let (near, far, address, keep) = transports(address, options);
-    Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
+    Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address).landing(2) }
 }
 
 /// A port whose bytes go to another: to those who connect here, the server is on another machine.

@@ -1,0 +1,419 @@
+//! Whatever frames of a connection come to that land at once, they come to one by one: a shard that is told of several
+//! heads ahead stands beside one that is told of each as late as may be, and to both the same happens otherwise. A head
+//! that the first refuses, the second is told of in that moment; any other, when its payload is here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::stage::{Parcel, Plan, Stage, TIMEOUT, id};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::Float32;
+use crate::ids::{ChunkId, Incarnation, PeerId, Round};
+use crate::limits::LANDINGS_MAX;
+use crate::port::{Event, Incoming, Plain, Simulated, Submit};
+use crate::server::Output;
+use crate::wire::{Entry, Frame, Kind, RowsPart};
+
+const TRAINERS: u32 = 3;
+const SGD: &str = "optimizer: SGD const_lr { learning_rate: 1 }";
+const MOMENTUM: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 }";
+const CLIPPED: &str = "optimizer: SGD clip_norm: 1e9 const_lr { learning_rate: 1 }";
+const ROWS: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
+/// Polls that work of the accelerator takes at most.
+const POLLS_MAX: u64 = 3;
+
+/// Two values that are updated alone, the first of which has no states, one in two chunks that are updated together,
+/// and rows.
+fn plan(mode: Mode) -> Plan {
+    Plan::new(mode, Merge::Sum, TRAINERS)
+        .with("w", Float32, 2, SGD)
+        .with("m", Float32, 3, MOMENTUM)
+        .with("g", Float32, 1025, CLIPPED)
+        .with("s", Float32, 2, ROWS)
+}
+
+fn rows() -> ChunkId {
+    id(3, 0)
+}
+
+/// What a push is for.
+const PUSHES: [&[(u32, u64)]; 6] = [&[(0, 0)], &[(1, 0)], &[(0, 0), (1, 0)], &[(2, 0), (2, 1)], &[(2, 0)], &[(2, 1)]];
+
+/// Where chunks live.
+#[derive(Clone, Copy, Debug)]
+enum Home {
+    Processor,
+    /// An accelerator that has time to end its work between two events.
+    Accelerator,
+    /// One that works only in the turns that it is given.
+    Late,
+}
+
+/// What happens.
+#[derive(Clone, Debug)]
+enum Act {
+    Push {
+        trainer: u32,
+        what: usize,
+        ahead: u64,
+        wants_value: bool,
+    },
+    Rows {
+        trainer: u32,
+        parts: Vec<u32>,
+    },
+    Again {
+        trainer: u32,
+        back: usize,
+    },
+    Set {
+        trainer: u32,
+        parameter: u32,
+    },
+    Pull {
+        trainer: u32,
+        parameter: u32,
+        version: u64,
+    },
+    Leave {
+        trainer: u32,
+    },
+    Reborn {
+        trainer: u32,
+    },
+    Cut {
+        trainer: u32,
+    },
+    Begin,
+    Wait,
+    Turn,
+    /// The next frame of a trainer lands, if there is one.
+    Land {
+        trainer: u32,
+    },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let trainer = || 0..TRAINERS;
+    // Mostly the next round; sometimes one that is over, or too far ahead.
+    let ahead = prop_oneof![6 => Just(1_u64), 1 => Just(0_u64), 1 => Just(2_u64), 1 => Just(3_u64)];
+    let push = (trainer(), 0..PUSHES.len(), ahead, any::<bool>())
+        .prop_map(|(trainer, what, ahead, wants_value)| Act::Push { trainer, what, ahead, wants_value });
+    let parts = prop_oneof![Just(vec![0]), Just(vec![0, 1]), Just(vec![1, 0]), Just(vec![0, 2, 1]), Just(vec![0, 2])];
+    let pull = (trainer(), 0..4_u32, 0..4_u64);
+    prop_oneof![
+        12 => push,
+        4 => (trainer(), parts).prop_map(|(trainer, parts)| Act::Rows { trainer, parts }),
+        2 => (trainer(), 1..5_usize).prop_map(|(trainer, back)| Act::Again { trainer, back }),
+        2 => (trainer(), 0..3_u32).prop_map(|(trainer, parameter)| Act::Set { trainer, parameter }),
+        2 => pull.prop_map(|(trainer, parameter, version)| Act::Pull { trainer, parameter, version }),
+        1 => trainer().prop_map(|trainer| Act::Leave { trainer }),
+        1 => trainer().prop_map(|trainer| Act::Reborn { trainer }),
+        1 => trainer().prop_map(|trainer| Act::Cut { trainer }),
+        1 => Just(Act::Begin),
+        1 => Just(Act::Wait),
+        6 => Just(Act::Turn),
+        18 => trainer().prop_map(|trainer| Act::Land { trainer }),
+    ]
+}
+
+/// What is on its way over one connection.
+#[derive(Default)]
+struct Flow {
+    coming: VecDeque<Parcel>,
+    /// The head that was reported last, while it has no places.
+    held: Option<Parcel>,
+    landing: VecDeque<Landing>,
+}
+
+struct Landing {
+    parcel: Parcel,
+    into: Vec<Incoming>,
+    /// The other shard's places, if it was told of the head already.
+    told: Option<Vec<Incoming>>,
+}
+
+/// The two shards.
+struct Twins {
+    several: Stage,
+    single: Stage,
+    flows: BTreeMap<PeerId, Flow>,
+    rounds: BTreeMap<(u32, ChunkId), u64>,
+    /// What each trainer has sent in this life.
+    sent: BTreeMap<u32, Vec<Parcel>>,
+}
+
+fn stage(mode: Mode, home: Home) -> Stage {
+    let bare = Stage::empty(plan(mode));
+    let mut stage = match home {
+        Home::Processor => bare,
+        Home::Accelerator | Home::Late => bare.with_accelerator(Simulated::new(Plain, u64::MAX, POLLS_MAX)),
+    };
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+    stage.shard.restore(&disk, "server-0/shard-0", false).expect("nothing was kept");
+    let mut stage = stage.initialised();
+    stage.is_late = matches!(home, Home::Late);
+    stage
+}
+
+fn words(stage: &Stage) -> Vec<String> {
+    let frame = |frame: &Frame| format!("{frame:?} {}", String::from_utf8_lossy(&frame.control));
+    stage.answers.iter().map(|one| format!("{} {} {:?}", one.peer, frame(&one.frame), one.body)).collect()
+}
+
+impl Twins {
+    fn new(mode: Mode, home: Home) -> Self {
+        let (several, single) = (stage(mode, home), stage(mode, home));
+        Self { several, single, flows: BTreeMap::new(), rounds: BTreeMap::new(), sent: BTreeMap::new() }
+    }
+
+    fn peer(&self, trainer: u32) -> PeerId {
+        self.several.actors[&trainer].peer
+    }
+
+    /// A frame that both would make.
+    fn make(&mut self, make: impl Fn(&mut Stage) -> Parcel) -> Parcel {
+        make(&mut self.single);
+        make(&mut self.several)
+    }
+
+    fn send(&mut self, trainer: u32, parcel: Parcel) {
+        self.sent.entry(trainer).or_default().push(parcel.clone());
+        self.send_again(trainer, parcel);
+    }
+
+    fn send_again(&mut self, trainer: u32, parcel: Parcel) {
+        let peer = self.peer(trainer);
+        self.flows.entry(peer).or_default().coming.push_back(parcel);
+        self.read(peer);
+    }
+
+    fn both(&mut self, act: impl Fn(&mut Stage)) {
+        act(&mut self.several);
+        act(&mut self.single);
+        self.follow();
+    }
+
+    /// What follows from an event: connections are closed, heads have places, and the next ones come.
+    fn follow(&mut self) {
+        let closed = std::mem::take(&mut self.several.closed);
+        assert_eq!(closed, std::mem::take(&mut self.single.closed), "the same connections are closed");
+        closed.iter().for_each(|peer| drop(self.flows.remove(peer)));
+        for (peer, into) in std::mem::take(&mut self.several.late_places) {
+            self.fill(peer, into);
+        }
+        for peer in self.flows.keys().copied().collect::<Vec<_>>() {
+            self.read(peer);
+        }
+        assert_eq!(words(&self.several), words(&self.single), "the same answers in the same order");
+        self.several.answers.clear();
+        self.single.answers.clear();
+    }
+
+    /// Reports the heads that may be.
+    fn read(&mut self, peer: PeerId) {
+        loop {
+            let flow = self.flows.get_mut(&peer).expect("something was sent");
+            let next = flow
+                .coming
+                .pop_front_if(|next| !next.body.is_empty() && flow.held.is_none() && flow.landing.len() < LANDINGS_MAX);
+            let Some(next) = next else { return };
+            let (frame, mut out) = (next.frame.clone(), Vec::new());
+            flow.held = Some(next);
+            self.several.shard.handle(self.several.now, Event::Head { peer, frame }, &mut out);
+            for output in out {
+                let Output::Submit(Submit::Land { into, .. }) = output else { panic!("a head has no other answer") };
+                self.fill(peer, into);
+            }
+        }
+    }
+
+    fn fill(&mut self, peer: PeerId, mut into: Vec<Incoming>) {
+        let Some(flow) = self.flows.get_mut(&peer) else { return };
+        let parcel = flow.held.take().expect("a head waits for its places");
+        let is_nowhere = |places: &[Incoming]| places.iter().any(|place| matches!(place, Incoming::Discard { .. }));
+        let told = is_nowhere(&into).then(|| self.single.land(peer, &parcel));
+        if let Some(places) = &told {
+            assert!(flow.landing.is_empty(), "a head is refused when what came before is here");
+            assert!(is_nowhere(places), "what is refused is refused alone, too: {:?}", parcel.frame);
+        } else {
+            into.iter_mut().zip(&parcel.body).for_each(|(place, payload)| place.bytes_mut().copy_from_slice(payload));
+        }
+        flow.landing.push_back(Landing { parcel, into, told });
+    }
+
+    /// The next frame of a connection lands, if there is one.
+    fn land(&mut self, peer: PeerId) -> bool {
+        let Some(flow) = self.flows.get_mut(&peer) else { return false };
+        let (frame, into, alone) = if let Some(Landing { parcel, into, told }) = flow.landing.pop_front() {
+            let alone = told.unwrap_or_else(|| self.single.land(peer, &parcel));
+            (parcel.frame, into, alone)
+        } else if flow.held.is_none()
+            && let Some(bare) = flow.coming.pop_front()
+        {
+            (bare.frame, Vec::new(), Vec::new())
+        } else {
+            return false;
+        };
+        self.several.event(Event::Landed { peer, frame: frame.clone(), body: into });
+        self.single.event(Event::Landed { peer, frame, body: alone });
+        self.follow();
+        true
+    }
+
+    fn push(&mut self, trainer: u32, what: usize, ahead: u64, wants_value: bool) {
+        let chunks = PUSHES[what].iter().map(|(parameter, chunk)| id(*parameter, *chunk));
+        let sizes: BTreeMap<_, _> = self.several.plan.chunks().into_iter().collect();
+        let entries: Vec<_> = chunks
+            .map(|chunk| {
+                let round = self.round(trainer, chunk, ahead);
+                let value = (trainer + 1) as f32 * 0.5 + round as f32;
+                (chunk, round, value.to_le_bytes().repeat(sizes[&chunk] as usize / 4))
+            })
+            .collect();
+        let parcel = self.make(|stage| stage.push(trainer, entries.clone(), wants_value));
+        self.send(trainer, parcel);
+    }
+
+    /// The round that a trainer sends for next, or one around it.
+    fn round(&mut self, trainer: u32, chunk: ChunkId, ahead: u64) -> u64 {
+        let round = self.rounds.entry((trainer, chunk)).or_default();
+        let sent = *round + ahead;
+        *round += u64::from(ahead == 1);
+        sent
+    }
+
+    /// Rows in parts, of which perhaps not all are sent.
+    fn push_rows(&mut self, trainer: u32, parts: &[u32]) {
+        let round = self.round(trainer, rows(), 1);
+        let count = parts.iter().max().expect("there is one") + 1;
+        let payload = |index: u32| -> Vec<u8> {
+            let ids = [u64::from(index), 50 + u64::from(index)];
+            let values = [index as f32 + 0.5; 4];
+            let bytes = ids.into_iter().flat_map(u64::to_le_bytes).chain(values.into_iter().flat_map(f32::to_le_bytes));
+            RowsPart { index, count }.encode().into_iter().chain(bytes).collect()
+        };
+        let first = self.make(|stage| stage.push(trainer, vec![(rows(), round, payload(0))], false));
+        for index in parts {
+            let part = Parcel::new(first.frame.head, vec![(rows(), round, Float32, payload(*index))]);
+            self.send(trainer, part);
+        }
+    }
+
+    fn set(&mut self, trainer: u32, parameter: u32) {
+        let chunks: Vec<_> = self.several.plan.chunks();
+        let chunks = chunks.into_iter().filter(|(chunk, _)| chunk.parameter.0 == parameter);
+        let value = |bytes: u32| (7.0_f32 + trainer as f32).to_le_bytes().repeat(bytes as usize / 4);
+        let entries: Vec<_> = chunks.map(|(chunk, bytes)| (chunk, 0, Float32, value(bytes))).collect();
+        let parcel = self.make(|stage| Parcel::new(stage.call(Kind::Set, trainer), entries.clone()));
+        self.send(trainer, parcel);
+    }
+
+    /// Values as they are asked for, and rows by their ids, which are a payload.
+    fn pull(&mut self, trainer: u32, parameter: u32, version: u64) {
+        let parcel = self.make(|stage| {
+            let head = stage.head(Kind::Pull, trainer);
+            if id(parameter, 0) == rows() {
+                let ids = [1_u64, 50, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+                return Parcel::new(head, vec![(rows(), version, Float32, ids)]);
+            }
+            let entries = vec![Entry::bare(id(parameter, 0), Round(version), Float32)];
+            Parcel { frame: Frame { entries, ..Frame::bare(head) }, body: Vec::new() }
+        });
+        self.send(trainer, parcel);
+    }
+
+    /// The connection ends with all that was landing, and another takes up some of what was sent.
+    fn cut(&mut self, trainer: u32) {
+        let peer = self.peer(trainer);
+        let landing = self.flows.remove(&peer).unwrap_or_default().landing;
+        let (unfilled, alone): (Vec<_>, Vec<_>) = landing.into_iter().map(|one| (one.into, one.told)).unzip();
+        let gone = |unfilled| Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled };
+        self.several.event(gone(unfilled.into_iter().flatten().collect()));
+        self.single.event(gone(alone.into_iter().flatten().flatten().collect()));
+        self.follow();
+        let incarnation = self.several.actors[&trainer].incarnation;
+        self.both(|stage| stage.connect(trainer, incarnation));
+        let sent = self.sent.entry(trainer).or_default();
+        let last: Vec<_> = sent.iter().skip(sent.len().saturating_sub(4)).cloned().collect();
+        last.into_iter().for_each(|parcel| self.send_again(trainer, parcel));
+    }
+
+    /// Another initialisation begins, whose frames come while others are on their way.
+    fn begin(&mut self) {
+        self.several.generation.0 += 1;
+        self.single.generation.0 += 1;
+        self.rounds.clear();
+        for parameter in 0..4 {
+            let parcel = self.make(|stage| stage.init(parameter, None));
+            self.send_again(0, parcel);
+        }
+        let chunks = self.several.plan.chunks().len() as u64;
+        let parcel = self.make(|stage| stage.finish(chunks));
+        self.send_again(0, parcel);
+    }
+
+    fn act(&mut self, act: &Act) {
+        match act {
+            Act::Push { trainer, what, ahead, wants_value } => self.push(*trainer, *what, *ahead, *wants_value),
+            Act::Rows { trainer, parts } => self.push_rows(*trainer, parts),
+            Act::Again { trainer, back } => {
+                let sent = self.sent.entry(*trainer).or_default();
+                if let Some(parcel) = sent.len().checked_sub(*back).map(|at| sent[at].clone()) {
+                    self.send_again(*trainer, parcel);
+                }
+            }
+            Act::Set { trainer, parameter } => self.set(*trainer, *parameter),
+            Act::Pull { trainer, parameter, version } => self.pull(*trainer, *parameter, *version),
+            Act::Leave { trainer } => {
+                let frame = |stage: &mut Stage| Frame::bare(stage.call(Kind::Leave, *trainer));
+                let parcel = self.make(|stage| Parcel { frame: frame(stage), body: Vec::new() });
+                self.send(*trainer, parcel);
+            }
+            Act::Reborn { trainer } => {
+                let incarnation = Incarnation(self.several.actors[trainer].incarnation.0 + 1);
+                self.sent.remove(trainer);
+                self.both(|stage| stage.connect(*trainer, incarnation));
+            }
+            Act::Cut { trainer } => self.cut(*trainer),
+            Act::Begin => self.begin(),
+            Act::Wait => self.both(|stage| stage.wait(TIMEOUT)),
+            Act::Turn => self.both(|stage| _ = stage.turn()),
+            Act::Land { trainer } => _ = self.land(self.peer(*trainer)),
+        }
+    }
+
+    /// Everything lands, and the accelerator comes to its end.
+    fn end(&mut self) {
+        let mut is_any = true;
+        while is_any {
+            self.both(Stage::finish_work);
+            is_any = false;
+            for peer in self.flows.keys().copied().collect::<Vec<_>>() {
+                is_any |= self.land(peer);
+            }
+        }
+        let is_done = |flow: &Flow| flow.coming.is_empty() && flow.held.is_none() && flow.landing.is_empty();
+        assert!(self.flows.values().all(is_done), "nothing is left on its way");
+        self.both(Stage::settle);
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_lands_at_once_comes_to_what_comes_of_it_one_by_one(
+        mode in prop::sample::select(vec![Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }, Mode::Delta]),
+        home in prop::sample::select(vec![Home::Processor, Home::Accelerator, Home::Late]),
+        acts in prop::collection::vec(act(), 1..120),
+    ) {
+        let mut twins = Twins::new(mode, home);
+        acts.iter().for_each(|act| twins.act(act));
+        twins.end();
+        prop_assert_eq!(twins.several.contents(), twins.single.contents(), "the same values and states");
+        prop_assert_eq!(twins.several.shard.journal_position(), twins.single.shard.journal_position());
+    }
+}
