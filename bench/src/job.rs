@@ -123,6 +123,8 @@ pub(crate) struct Job {
     pub(crate) checks: Checks,
     /// Which RDMA device everybody uses, as `pserver serve --rdma-device` reads it.
     pub(crate) rdma_device: String,
+    /// The file with the token of servers that are somebody else's.
+    pub(crate) token_file: Option<String>,
     pub(crate) dtype: Dtype,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,

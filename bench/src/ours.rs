@@ -12,6 +12,7 @@ use paddle_pserver::environment::{Surroundings, find};
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_core::config::OptimizerSettings;
+use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
 use crate::child::{self, Verbs};
@@ -93,9 +94,12 @@ pub(crate) fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<Clie
         "PSERVER_POLL" => Some(word(job.poll)),
         "PSERVER_CHECKS" => Some(word(job.checks)),
         "PSERVER_RDMA_DEVICE" => Some(job.rdma_device.clone()),
+        "PSERVER_TOKEN_FILE" => job.token_file.clone(),
         _ => None,
     };
-    let surroundings = Surroundings { variable: &variable, file: &|_| unreachable!("no file is named") };
+    let file =
+        |path: &str| std::fs::read_to_string(path).map_err(|error| Failure::call(format!("the file {path}: {error}")));
+    let surroundings = Surroundings { variable: &variable, file: &file };
     Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
 }
 

@@ -160,6 +160,7 @@ mod tests {
             staleness: 0,
             checks: Checks::BetweenHosts,
             rdma_device: "auto".to_owned(),
+            token_file: None,
             dtype: Dtype::F32,
             rule,
             poll: Poll::Block,

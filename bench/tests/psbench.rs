@@ -6,6 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use clap::Parser;
+use paddle_pserver::node::Server;
+use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 use serde_json::{Value, json};
@@ -333,6 +336,29 @@ fn what_has_no_time_is_left_out_of_a_comparison() {
     let output = psbench(&["compare", path, path]);
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(words.contains("the reports have no result with a time in common"), "{words}");
+}
+
+#[test]
+fn servers_of_another_job_are_measured_by_who_has_its_token() {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let token = folder.path().join("token");
+    std::fs::write(&token, "nobody can guess this").expect("it can be written");
+    let token = token.to_str().expect("UTF-8");
+    let line = ["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "sum", "--token-file", token];
+    let settings = Settings::load(&Line::parse_from(line).args, &[]).expect("they are right");
+    let server = Server::start(settings).expect("a free port");
+    let address = server.address().to_string();
+    let theirs = ["pushpull", "-s", "4k", "-n", "9", "--connect", &address];
+    let stranger = psbench(&theirs);
+    let words = String::from_utf8_lossy(&stranger.stderr);
+    assert!(!stranger.status.success() && words.contains("this job has a token"), "{words}");
+    report(&[&theirs[..], &["--token-file", token]].concat());
+    server.stop().expect("nothing happened to it");
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         staleness: 0,
         checks: Checks::BetweenHosts,
         rdma_device: "auto".to_owned(),
+        token_file: None,
         dtype: Dtype::F32,
         rule: RuleName::Sum,
         poll,

@@ -225,6 +225,7 @@ impl Course<'_> {
             staleness: 0,
             checks: Checks::BetweenHosts,
             rdma_device: "auto".to_owned(),
+            token_file: None,
             dtype: Dtype::F32,
             rule: peer.rule,
             poll: self.args.poll,

@@ -67,6 +67,9 @@ pub(crate) struct Work {
     /// Use the servers of this job instead of starting some; they must run with `--merge sum`.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) connect: Option<String>,
+    /// The file with that job's token, if it has one.
+    #[arg(long, value_name = "FILE", requires = "connect")]
+    pub(crate) token_file: Option<String>,
     /// Without the straight server beside it: less memory is needed, and there is no ratio.
     #[arg(long)]
     pub(crate) alone: bool,
@@ -116,6 +119,7 @@ impl Work {
             staleness: self.staleness,
             checks: self.checks,
             rdma_device: self.rdma_device.clone(),
+            token_file: self.token_file.clone(),
             dtype: self.dtype,
             rule: self.rule,
             poll: self.poll,
