@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use clap::Parser;
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 use serde_json::{Value, json};
@@ -195,17 +196,6 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     assert_eq!(verdict, json!("met, at 10007 elements"), "a stand-in's figures are no figures");
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert!(page.contains("| goal: adam, 8 bfloat16, kernel: times torch |"), "{page}");
-}
-
-/// Says that something was not tested (`docs/TESTING.md`, "Skips").
-fn skip(what: &str, why: &str) {
-    let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one.trim() == what), "{what} is required here: {why}");
-    let line = format!("SKIPPED: {what}: {why}\n");
-    let Ok(report) = std::env::var("PSERVER_SKIP_REPORT") else { return };
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(&report);
-    let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
-    written.unwrap_or_else(|error| panic!("the report of skipped tests, {report}: {error}"));
 }
 
 #[test]

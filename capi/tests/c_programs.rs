@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use cluster::skip::skip;
+use pserver_kernels::conformance::skips::skip;
 use tempfile::TempDir;
 
 const TCP: &str = "tcp://127.0.0.1:0";

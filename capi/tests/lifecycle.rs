@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use cluster::job::{Job, Local, client, client_with, folder, reader};
 use cluster::process::{Ended, Process, Processes, free_ports};
-use cluster::skip::skip;
 use cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::wire::Address;
+use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 
