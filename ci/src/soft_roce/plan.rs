@@ -54,10 +54,11 @@ const KILLS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_KILLS=1 \
                      capi-kill --show-output --test-threads=1 a_disturbed_job twice_when_servers_are";
 /// Layouts of servers, shards and chunks over verbs and over TCP, which take too long for more than one optimizer.
 const DIGESTS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 capi-digest --show-output --test-threads=1 adam_has";
-/// All of them but those that look at the library, not at what it sends, and the one that first compiles a driver.
+/// All of them but those that look at the library, not at what it sends, the one that first compiles a driver, and the
+/// one that is about sockets and waits for deadlines.
 const C_PROGRAMS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_C_PROGRAMS=/c \
                           capi-c_programs --test-threads=1 \
-                          --skip static_library --skip exports --skip may_lie_on_a_device";
+                          --skip static_library --skip exports --skip may_lie_on_a_device --skip is_killed";
 
 /// The machine in which a person tries something.
 pub(super) const BY_HAND: Scenario =
