@@ -361,6 +361,15 @@ fn two_reports_are_compared() {
     let compared = report(&["compare", path, path]);
     let result = &compared["end"]["results"][0];
     assert_eq!((&result["change"], &result["verdict"]), (&json!(1.0), &json!("no difference seen")));
+    let rows = |trainers: &str| {
+        let small = ["rows", "--rows", "1000", "--width", "4", "--batch", "64", "-n", "9", "--distribution", "zipf"];
+        let path = folder.path().join(trainers);
+        std::fs::write(&path, report(&[&small[..], &["--trainers", trainers]].concat()).to_string()).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (one, two) = (rows("1"), rows("2"));
+    report(&["compare", &one, &one]);
+    refused(&["compare", &one, &two], "\"push, zipf\" has trainers 1, and then 2");
 }
 
 #[test]
@@ -386,13 +395,14 @@ fn people_get_a_table_and_programs_get_columns() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
 }
 
+fn refused(arguments: &[&str], words: &str) {
+    let output = psbench(arguments);
+    let found = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
+}
+
 #[test]
 fn what_cannot_be_run_is_refused_by_name() {
-    let refused = |arguments: &[&str], words: &str| {
-        let output = psbench(arguments);
-        let found = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
-    };
     refused(&["pushpull", "--transport", "verbs"], "verbs");
     let loopback = ["--transport", "loopback"];
     refused(&[&["pushpull", "--poll", "adaptive"][..], &loopback].concat(), "--poll adaptive");
