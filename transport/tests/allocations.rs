@@ -1,4 +1,4 @@
-//! What frames over verbs allocate and register once a connection is warm: nothing but the frames themselves.
+//! What frames over verbs allocate, register and copy once a connection is warm: nothing but the frames themselves.
 //!
 //! A test binary of its own, because what it counts is the whole process's.
 
@@ -61,8 +61,9 @@ struct Side {
     arena: Arena,
     peer: Option<PeerId>,
     /// What is sent next, and where what comes next goes, when it is not a lease.
-    lent: Vec<Outgoing>,
-    places: Vec<Incoming>,
+    lent: VecDeque<Vec<Outgoing>>,
+    places: VecDeque<Vec<Incoming>>,
+    tickets: u64,
     landed: u64,
     sent: u64,
     allocated: u64,
@@ -75,21 +76,24 @@ impl Side {
         budget.line("payloads", 64 * 1024, 64);
         let arena = Arena::new(&budget).expect("an arena");
         let (queue, events) = (VecDeque::with_capacity(16), Vec::with_capacity(64));
-        let (lent, places) = (Vec::new(), Vec::new());
-        Self { transport, queue, events, arena, peer: None, lent, places, landed: 0, sent: 0, allocated: 0, polls: 0 }
+        let (lent, places) = (VecDeque::new(), VecDeque::new());
+        let peer = None;
+        let (tickets, landed, sent, allocated, polls) = (0, 0, 0, 0, 0);
+        Self { transport, queue, events, arena, peer, lent, places, tickets, landed, sent, allocated, polls }
     }
 
     /// Sends a frame with payloads of these lengths.
     fn send(&mut self, lengths: &[u32]) {
         let payload = |bytes: u32| Value::new(self.arena.take_zeroed(bytes).expect("a slot"), bytes);
         let leases = || lengths.iter().map(|bytes| Outgoing::Value(Arc::new(payload(*bytes)))).collect();
-        let body = if self.lent.is_empty() { leases() } else { std::mem::take(&mut self.lent) };
+        let body = self.lent.pop_front().unwrap_or_else(leases);
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
         let entry = |bytes: &u32| Entry::with_payload(id, Round(1), ElementType::Float32, &vec![0; *bytes as usize]);
         let mut frame = Frame::bare(Head::new(Kind::Push));
         frame.entries.extend(lengths.iter().map(entry));
         let peer = self.peer.expect("it is connected");
-        self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.sent + 1), frame, body });
+        self.tickets += 1;
+        self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.tickets), frame, body });
     }
 
     /// Lets the transport go on, and answers what it says.
@@ -108,10 +112,8 @@ impl Side {
                         let bytes = entry.bytes;
                         Incoming::Chunk { lease: self.arena.take(bytes).expect("a slot"), bytes }
                     };
-                    let into = match std::mem::take(&mut self.places) {
-                        places if places.is_empty() => frame.entries.iter().map(place).collect(),
-                        places => places,
-                    };
+                    let leases = || frame.entries.iter().map(place).collect();
+                    let into = self.places.pop_front().unwrap_or_else(leases);
                     self.queue.push_back(Submit::Land { peer, into });
                 }
                 Event::Landed { .. } => self.landed += 1,
@@ -123,8 +125,10 @@ impl Side {
     }
 }
 
-/// Frames each way whose allocations are counted together.
-const ROUNDS: u64 = 100;
+/// Rounds whose allocations are counted together, and frames each way in a round: more than land at once.
+const ROUNDS: u64 = 50;
+const AT_ONCE: usize = 6;
+const FRAMES: u64 = ROUNDS * AT_ONCE as u64;
 /// As a transport has it whose connections are memory that is looked at.
 const POLLS_PER_LOOK: u64 = 256;
 
@@ -136,37 +140,36 @@ struct Block {
     registered: u64,
 }
 
-/// Memory of the trainer's own, cut at payloads.
+/// Memory of the trainer's own, which holds the payloads of so many frames.
 struct Own(Vec<u8>, Arc<Mapping>);
 
 impl Own {
     fn new(lengths: &[u32]) -> Self {
-        let bytes = vec![0; lengths.iter().sum::<u32>() as usize + 1];
+        let bytes = vec![0; AT_ONCE * lengths.iter().sum::<u32>() as usize + 1];
         let mapping = Mapping::of_caller(bytes.as_ptr().addr(), bytes.len()).expect("it is some bytes");
         Self(bytes, Arc::new(mapping))
     }
 
     /// Lends it to be read.
-    fn read<'env>(&'env self, lengths: &[u32], book: &LoanBook<'env>) -> Vec<Outgoing> {
+    fn read<'env>(&'env self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Outgoing>> {
         let mut rest = self.0.as_slice();
         let mut next = |bytes: &u32| {
             let (one, after) = rest.split_at(*bytes as usize);
             rest = after;
             Outgoing::Loan(book.read(one).within(&self.1))
         };
-        lengths.iter().map(&mut next).collect()
+        (0..AT_ONCE).map(|_| lengths.iter().map(&mut next).collect()).collect()
     }
 
     /// Lends it to be written.
-    fn write<'env>(&'env mut self, lengths: &[u32], book: &LoanBook<'env>) -> Vec<Incoming> {
+    fn write<'env>(&'env mut self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Incoming>> {
         let mut rest = self.0.as_mut_slice();
-        let mut places = Vec::new();
-        for bytes in lengths {
-            let (one, after) = rest.split_at_mut(*bytes as usize);
+        let mut next = |bytes: &u32| {
+            let (one, after) = std::mem::take(&mut rest).split_at_mut(*bytes as usize);
             rest = after;
-            places.push(Incoming::Loan(book.write(one).within(&self.1)));
-        }
-        places
+            Incoming::Loan(book.write(one).within(&self.1))
+        };
+        (0..AT_ONCE).map(|_| lengths.iter().map(&mut next).collect()).collect()
     }
 }
 
@@ -204,13 +207,15 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<Block> {
         let before = counted(&near, &far);
         (near.allocated, far.allocated, near.polls, far.polls) = (0, 0, 0, 0);
         for _ in 0..ROUNDS {
-            let goal = [near.landed + 1, near.sent + 1, far.landed + 1, far.sent + 1];
+            let goal = [near.landed, near.sent, far.landed, far.sent].map(|frames| frames + AT_ONCE as u64);
             lend(|book| {
                 if is_own {
                     (near.lent, near.places) = (from.read(lengths, book), to.write(lengths, book));
                 }
-                near.send(lengths);
-                far.send(lengths);
+                for _ in 0..AT_ONCE {
+                    near.send(lengths);
+                    far.send(lengths);
+                }
                 while [near.landed, near.sent, far.landed, far.sent] != goal {
                     near.step();
                     far.step();
@@ -239,15 +244,15 @@ fn a_warm_connection_allocates_its_frames_and_registers_nothing() {
             let long = lengths.iter().sum::<u32>() - short;
             for Block { allocated, polls, copied, registered } in steady(lengths, is_own) {
                 let here =
-                    format!("{lengths:?}, {}: {allocated:?} in {ROUNDS} rounds", if is_own { "own" } else { "" });
+                    format!("{lengths:?}, {}: {allocated:?} for {FRAMES} frames", if is_own { "own" } else { "" });
                 for (allocated, polls) in allocated.into_iter().zip(polls) {
-                    let beyond = allocated.checked_sub(expected * ROUNDS).expect("what a frame takes");
+                    let beyond = allocated.checked_sub(expected * FRAMES).expect("what a frame takes");
                     assert!(beyond <= polls.div_ceil(POLLS_PER_LOOK), "{here}");
                 }
                 assert_eq!(registered, 0, "{here}");
                 // Short payloads go into messages and out of them, both ways; long ones from leases through staging.
                 let staged = if is_own { 0 } else { 2 * u64::from(long) };
-                assert_eq!(copied, (4 * u64::from(short) + staged) * ROUNDS, "{here}");
+                assert_eq!(copied, (4 * u64::from(short) + staged) * FRAMES, "{here}");
             }
         }
     };
