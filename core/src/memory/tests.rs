@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::shared::{Board, COUNTERS, GiveBack, ReadOnly};
-use super::{Arena, Budget, Lease, Line, Usage, lend};
+use super::{Arena, Budget, Lease, LetGo, Line, Mapped, Mapping, Usage, lend};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
