@@ -99,6 +99,7 @@ fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
     assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"));
     assert_eq!(result["server_cpu_seconds_per_gigabyte"], Value::Null, "they have no process of their own");
     check(&within(&["pushpull", "-s", "64k", "--rule", "adam", "--params", "3", "--buffers", "registered"]), 1);
+    check(&within(&["pushpull", "-s", "64k", "--rule", "none", "--params", "3", "--buffers", "own"]), 1);
     check(&within(&["pushpull", "-s", "64k", "--mode", "async", "--rule", "sgd", "--trainers", "2"]), 1);
     check(&within(&["latency", "-s", "4k", "--poll", "busy"]), 1);
     let output = psbench(&within(&["pushpull", "-s", "4k", "--spoil"]));
