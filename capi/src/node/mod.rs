@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crossbeam::channel::bounded;
 use pserver_core::checkpoint::Storage;
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
@@ -261,26 +262,39 @@ fn new_epoch() -> Epoch {
     Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
 
-/// Says at start whether trainers may come over verbs, and what becomes of memory of accelerators then.
+/// Says at start whether trainers may come over verbs, and what becomes of memory of accelerators then. Devices are asked
+/// on a thread of its own, because they may take long, and only who has nothing else waits for them.
 ///
 /// # Errors
-/// When they may come in no other way, and cannot in this one: why.
+/// When trainers may come in no other way, and cannot in this one: why.
 fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
     let bind = &settings.bind;
     if !matches!(bind.scheme, Scheme::Verbs | Scheme::Auto) {
         return Ok(());
     }
-    match VerbsDevice::find(&Devices::from(&settings.rdma_device)) {
-        Ok(device) => {
+    let (devices, (say, said)) = (Devices::from(&settings.rdma_device), bounded::<Result<(), String>>(1));
+    let look = move || {
+        let found = VerbsDevice::find(&devices).map(|device| {
             let memory = device.device_memory();
             tracing::info!(device = device.name(), "verbs: on; device memory over them: {memory}");
+        });
+        if let Err(reason) = &found {
+            tracing::info!("verbs: off: {reason}");
         }
-        Err(reason) if bind.scheme == Scheme::Verbs => {
-            return Err(Failure::Node(format!("listening on {bind}: {reason}")));
-        }
-        Err(reason) => tracing::info!("verbs: off: {reason}"),
+        // Nobody may listen.
+        let _ = say.send(found);
+    };
+    let failed = |what: &str| Failure::Node(format!("listening on {bind}: {what}"));
+    let thread = std::thread::Builder::new().name("pserver-verbs".to_owned()).spawn(look);
+    thread.map_err(|error| failed(&format!("starting a thread: {error}")))?;
+    if bind.scheme == Scheme::Auto {
+        return Ok(());
     }
-    Ok(())
+    let limit = NetworkOptions::default().connect_timeout;
+    match said.recv_timeout(limit) {
+        Ok(found) => found.map_err(|reason| failed(&reason)),
+        Err(_) => Err(failed(&format!("no RDMA device answers within {limit:?}"))),
+    }
 }
 
 fn advertised(settings: &Settings, local: &Address) -> Address {

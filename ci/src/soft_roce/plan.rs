@@ -83,7 +83,7 @@ pub(super) const SERVER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("serve-verbs", 600, "sh /bin/serve verbs 7164"),
+        program("serve-verbs", 600, "sh /bin/serve auto 7164"),
         program("serve-tcp", 600, "sh /bin/serve tcp 7165"),
         program("serve-cut", 600, "sh /bin/serve verbs 7166 cut"),
     ],
@@ -101,7 +101,7 @@ pub(super) const TRAINER: Scenario = Scenario {
         "rdma link add rxe0 type rxe netdev eth0",
     ],
     programs: &[
-        program("train-verbs", 600, "sh /bin/train verbs 7164"),
+        program("train-verbs", 600, "sh /bin/train auto 7164"),
         program("train-tcp", 600, "sh /bin/train tcp 7165"),
         program("train-cut", 600, "sh /bin/train verbs 7166 cut"),
     ],
@@ -117,7 +117,8 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 /// Serves until the trainer says that it is done, and counts who was welcomed. With `cut` the wire is down for two
-/// seconds from when the trainer has done its first epoch, and the trainer must have come back.
+/// seconds from when the trainer has done its first epoch, and the trainer must have come back. With `auto` both sides
+/// may choose, and must have chosen verbs.
 const SERVE: &str = r#"
 mkdir /tmp/$2
 echo "the same on both machines" > /tmp/$2/token
@@ -137,6 +138,11 @@ after=$(connections "$@")
 if [ "$3" = cut ]; then
     echo "figure connections of the trainer: $before before the wire was cut, $after in the end"
     [ $before -gt 0 ] && [ $after -gt $before ] || { cat /tmp/$2/log; exit 1; }
+fi
+if [ "$1" = auto ]; then
+    chosen=$(grep -c 'a connection goes over verbs' /tmp/$2/log)
+    echo "figure connections over verbs where both sides may choose: $chosen"
+    [ $chosen -gt 0 ] && ! grep 'a connection stays on TCP' /tmp/$2/log || { cat /tmp/$2/log; exit 1; }
 fi
 echo "model $(sha256sum < /tmp/$2/digits.safetensors)"
 "#;

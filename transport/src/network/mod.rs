@@ -64,6 +64,8 @@ const IDLE_POLLS_PER_LOOK: u64 = 2;
 const POLLS_PER_GLANCE: u64 = 256;
 /// A look at the clock costs as much as so many at memory.
 const SPINS_PER_CLOCK: u64 = 16;
+/// No sleep is longer; a wait may return early.
+const SLEEP_LONGEST: Duration = Duration::from_hours(1);
 /// A wait may be this much too long: the runtime's clock has no finer marks, and moving its alarm ahead is a call.
 const LATE: Duration = Duration::from_millis(1);
 /// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this at first,
@@ -319,7 +321,7 @@ impl Network {
         // What came before the others knew that this side sleeps brings no wake-up.
         if !self.has_news() {
             let Self { wakeups, alarm, engine, .. } = self;
-            let (until, set) = (tokio::time::Instant::now() + limit, alarm.deadline());
+            let (until, set) = (tokio::time::Instant::now() + limit.min(SLEEP_LONGEST), alarm.deadline());
             if alarm.is_elapsed() || set < until || until + LATE < set {
                 alarm.as_mut().reset(until);
             }

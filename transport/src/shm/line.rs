@@ -20,8 +20,10 @@ use super::rings::{Rings, Side, Wants};
 use crate::share::Share;
 
 /// Wake-ups are left on the socket, whose reading is a call of the system, and wakes the sender in vain. Before so many
-/// fill it they are read: the system counts about a kilobyte for each, and gives a socket a hundred and more.
+/// fill it they are read: the system counts about a kilobyte for each.
 const NAPS_PER_READ: u32 = 64;
+/// What a socket should hold: some times what may lie there. The system gives twice as much, within its own bounds.
+const SOCKET_BYTES: usize = 256 * 1024;
 
 /// A connection through shared memory.
 pub(crate) struct Line {
@@ -40,6 +42,7 @@ pub(crate) struct Line {
 impl Line {
     /// A connection whose two sides have met.
     pub(crate) fn new(stream: UnixStream, board: Board, side: Side) -> io::Result<Self> {
+        SockRef::from(&stream).set_send_buffer_size(SOCKET_BYTES)?;
         let rings = Rings::new(board, side, stream.as_fd().try_clone_to_owned()?);
         Ok(Self {
             stream,
@@ -96,7 +99,7 @@ impl Line {
 
     /// Says that this side is about to sleep.
     pub(crate) fn fall_asleep(&mut self) {
-        self.naps += 1;
+        self.naps = self.naps.saturating_add(1);
         let wants = if self.outward.is_empty() { Wants::DATA } else { Wants::DATA.and(Wants::SPACE) };
         self.rings.shore().fall_asleep(wants);
     }

@@ -88,8 +88,10 @@ impl Shore {
         // What was just written for it is seen by it after it said that it sleeps, or its sleep is seen here.
         fence(SeqCst);
         let asleep = self.counter(ASLEEP, self.far);
-        if asleep.load(Relaxed) & wanted.0 != 0 && asleep.swap(0, AcqRel) & wanted.0 != 0 {
-            // A socket that takes no byte holds others that wake as well; one that is closed wakes nobody.
+        // Between the two it may have been awake and have fallen asleep again, for something else: what is cleared is
+        // answered by a byte, whatever it was for.
+        if asleep.load(Relaxed) & wanted.0 != 0 && asleep.swap(0, AcqRel) != 0 {
+            // There is room for it: it is read before many lie there. A socket that is closed wakes nobody.
             let _ = send(&self.socket, &[WAKE], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
     }

@@ -15,6 +15,9 @@ pub(super) const PLACE_BYTES: usize = size_of::<RawPlace>();
 /// Where a reason begins in a letter that says no.
 const REASON: usize = 8;
 
+/// Where the version stands.
+const VERSION_AT: usize = 4;
+
 const MAGIC: [u8; 4] = *b"PRDM";
 const VERSION: u8 = 2;
 /// A letter has room for any of the reasons.
@@ -90,12 +93,14 @@ impl Letter {
     /// What a letter says, or what is wrong with it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let wrong = |what: &str| format!("the letter about verbs {what}");
-        let raw = RawLetter::ref_from_bytes(bytes)
-            .map_err(|_| wrong(&format!("has {} bytes, expected {LETTER_BYTES}", bytes.len())))?;
-        if raw.magic != MAGIC || raw.version != VERSION {
-            let (magic, version) = (raw.magic, raw.version);
+        // A letter of another version may have another length.
+        if let [magic @ .., version] = &bytes[..bytes.len().min(VERSION_AT + 1)]
+            && (*magic != MAGIC[..magic.len()] || magic.len() == VERSION_AT && *version != VERSION)
+        {
             return Err(wrong(&format!("begins with {magic:02x?}, version {version}; expected version {VERSION}")));
         }
+        let raw = RawLetter::ref_from_bytes(bytes)
+            .map_err(|_| wrong(&format!("has {} bytes, expected {LETTER_BYTES}", bytes.len())))?;
         if raw.answer == NO {
             let text = &bytes[REASON..];
             let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
@@ -112,6 +117,11 @@ impl Letter {
         }
         let (gid, lid, mtu, reads_in) = (raw.gid, raw.lid.get(), raw.mtu, raw.reads_in);
         Ok(Self::Yes(End { number, packet, gid, lid, mtu, reads_in }))
+    }
+
+    /// Whether no more bytes are needed to read a letter, or to refuse it.
+    pub(super) fn is_there(bytes: &[u8]) -> bool {
+        bytes.len() == LETTER_BYTES || bytes.get(VERSION_AT).is_some_and(|version| *version != VERSION)
     }
 
     /// Whether these bytes can be the beginning of a letter.
@@ -252,7 +262,14 @@ mod tests {
         check(6, 6, "packet length 6");
         check(11, 1, "names pair 0x1010203");
         check(34, 9, "is for slots");
-        assert!(Letter::decode(&[0; 9]).expect_err("short").contains("has 9 bytes, expected 1024"));
+        let bytes = Letter::Yes(end()).encode();
+        assert!(Letter::decode(&bytes[..9]).expect_err("short").contains("has 9 bytes, expected 1024"));
+        assert!(Letter::decode(&[]).expect_err("short").contains("has 0 bytes, expected 1024"));
+        assert!(!Letter::is_there(&bytes[..1023]) && Letter::is_there(&bytes));
+        // What another version says need not be as long.
+        let other = [b'P', b'R', b'D', b'M', 1, 0];
+        assert!(Letter::begins(&other) && Letter::is_there(&other));
+        assert!(Letter::decode(&other).expect_err("another version").contains("version 1; expected version 2"));
     }
 
     #[test]

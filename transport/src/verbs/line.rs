@@ -219,6 +219,9 @@ impl Line {
         if self.socket.is_over {
             return Ok((true, false));
         }
+        if let Some(trouble) = self.health.trouble() {
+            return Err(Ended::Lost(format!("verbs: {trouble}")));
+        }
         self.collect(peer, events)?;
         let more = self.flush(peer, share, events)?;
         if self.outward.len() == 0 && self.mail.flights.is_empty() {

@@ -207,7 +207,7 @@ fn is_answered(socket: &mut Socket, waker: &Waker) -> Result<bool, Ended> {
     socket.look_for(waker, LETTER_BYTES).map_err(|error| Ended::Lost(format!("reading: {error}")))?;
     let bytes = socket.bytes();
     // Of a frame, the kind must be there.
-    let is_there = bytes.len() == LETTER_BYTES || !Letter::begins(bytes) && bytes.len() > KIND_AT;
+    let is_there = if Letter::begins(bytes) { Letter::is_there(bytes) } else { bytes.len() > KIND_AT };
     if !is_there && socket.is_over() {
         return Err(Ended::Closed);
     }
@@ -237,6 +237,7 @@ pub(crate) fn welcome(stream: TcpStream, answer: Option<Answer>, scheme: Scheme)
         None => Ok(Welcomed::Tcp(socket.into_stream())),
         Some(Ok(half)) => {
             socket.send(&Letter::Yes(half.end()).encode())?;
+            tracing::debug!("a connection goes over verbs");
             Ok(Welcomed::Line(Box::new(half.into_line(socket).map_err(io::Error::other)?)))
         }
         Some(Err(reason)) => {
