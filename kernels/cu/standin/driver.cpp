@@ -168,7 +168,7 @@ struct Taken {
   uint64_t bytes;
 };
 const Taken taken[] = {
-    {"pserver_update_", 648}, {"pserver_sum_", 648},      {"pserver_squares_", 24}, {"pserver_total", 24},
+    {"pserver_update_", 640}, {"pserver_sum_", 640},      {"pserver_squares_", 24}, {"pserver_total", 24},
     {"pserver_finite", 536},  {"pserver_cast", 32},       {"pserver_scalars", 64},  {"pserver_sort_", 64},
     {"pserver_segment_", 64}, {"pserver_scan", 16},       {"pserver_rows_", 864},   {"standin_", 24},
 };

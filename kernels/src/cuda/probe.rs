@@ -234,7 +234,6 @@ impl Probe {
             scalars: if numbers.is_empty() { 0 } else { address(0) },
             skip: 0,
             copy: 0,
-            table: 0,
             count: u32::try_from(timed.gradients).expect("there are at most 64"),
             gradient_kind: Kind::of(timed.gradient_type).code(),
             copy_kind: Kind::of(timed.element_type).code(),

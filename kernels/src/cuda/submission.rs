@@ -343,7 +343,6 @@ impl Slot {
             scalars: 0,
             skip: 0,
             copy: 0,
-            table: 0,
             count: 0,
             gradient_kind: own,
             copy_kind: own,

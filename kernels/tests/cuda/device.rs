@@ -66,13 +66,6 @@ impl Launcher for OnDevice {
         BufferId(self.buffers.len() as u64 - 1)
     }
 
-    fn relocate(&mut self, into: BufferId, address: Address) {
-        let held = &self.buffers[usize::try_from(into.0).expect("few buffers")];
-        let (buffer, place) = (held.buffer, (held.begin + address.offset) as u64);
-        let bytes = self.address(address).to_le_bytes();
-        self.device.write(buffer, place, &bytes).expect("the device takes an address");
-    }
-
     fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
         let mut arguments = arguments.to_vec();
         for address in addresses {
