@@ -21,7 +21,10 @@
 //   PSERVER_STANDIN_GUARD=1              memory of the device is not the processor's: touching it is a segmentation
 //                                        fault, outside of copies and kernels
 //   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
-//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool
+//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool; 2: it refuses to
+//                                        say whose it is
+//   PSERVER_STANDIN_STRANGERS=201        what it answers of an address that nobody gave, in place of 1
+//   PSERVER_STANDIN_RESIDENT=4           blocks of a kernel that a multiprocessor has at once
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
 
 #include <dlfcn.h>
@@ -514,7 +517,10 @@ Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
     if (own->first + own->second <= pointer) continue;
     const bool is_device = ranges == &here.device;
     switch (attribute) {
-      case 1: *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here; break;
+      case 1:
+        if (setting("PSERVER_STANDIN_POOLED", 0) == 2) return INVALID_VALUE;
+        *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here;
+        break;
       case 2: *(unsigned*)data = is_device ? (unsigned)setting("PSERVER_STANDIN_KIND", 2) : 1; break;
       case 8: *(bool*)data = false; break;
       case 9: *(int*)data = 0; break;
@@ -524,7 +530,7 @@ Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
     }
     return SUCCESS;
   }
-  return INVALID_VALUE;
+  return (Code)setting("PSERVER_STANDIN_STRANGERS", INVALID_VALUE);
 }
 
 Code cuMemGetInfo_v2(size_t* free, size_t* total) {

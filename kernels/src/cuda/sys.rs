@@ -20,6 +20,8 @@ use libloading::{Library, os::unix};
 pub(super) type Code = c_uint;
 
 pub(super) const CUDA_SUCCESS: Code = cuda::CUresult::CUDA_SUCCESS as Code;
+pub(super) const CUDA_ERROR_INVALID_VALUE: Code = cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code;
+pub(super) const CUDA_ERROR_NOT_FOUND: Code = cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code;
 pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Code = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 pub(super) const CUDA_ERROR_NO_DEVICE: Code = cuda::CUresult::CUDA_ERROR_NO_DEVICE as Code;
 pub(super) const CUDA_ERROR_NOT_READY: Code = cuda::CUresult::CUDA_ERROR_NOT_READY as Code;
@@ -40,11 +42,12 @@ pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
     cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
 ];
 /// What a driver answers of an address that it did not give, or that cannot have given any.
-pub(super) const ERRORS_OF_STRANGERS: [Code; 5] = [
+pub(super) const ERRORS_OF_STRANGERS: [Code; 6] = [
     cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
     cuda::CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
     cuda::CUresult::CUDA_ERROR_DEINITIALIZED as Code,
     cuda::CUresult::CUDA_ERROR_STUB_LIBRARY as Code,
+    cuda::CUresult::CUDA_ERROR_INVALID_CONTEXT as Code,
     CUDA_ERROR_NO_DEVICE,
 ];
 /// Kinds of memory.
