@@ -803,6 +803,13 @@ Code cuModuleGetFunction(void** function, void* handle, const char* name) {
   return NOT_FOUND;
 }
 
+Code cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t) {
+  CALL_IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+  if (!function || threads < 1 || threads > 1024) return INVALID_VALUE;
+  *blocks = (int)setting("PSERVER_STANDIN_RESIDENT", 4);
+  return SUCCESS;
+}
+
 Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,
                     unsigned shared, void* stream, void** params, void** extra) {
   CALL_IN_CONTEXT(cuLaunchKernel)
