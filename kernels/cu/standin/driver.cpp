@@ -469,6 +469,12 @@ Code cuDeviceGetAttribute(int* value, int attribute, int) {
   return SUCCESS;
 }
 
+Code cuDeviceTotalMem_v2(size_t* bytes, int) {
+  CALL(cuDeviceTotalMem_v2)
+  *bytes = here.limit;
+  return SUCCESS;
+}
+
 Code cuDevicePrimaryCtxRetain(void** context, int) {
   CALL(cuDevicePrimaryCtxRetain)
   ++here.contexts;

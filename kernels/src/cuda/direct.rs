@@ -36,7 +36,7 @@ impl Direct {
     pub fn open(ordinal: u32, folder: &Path) -> Result<Self, Failure> {
         let context = Context::open(ordinal).map_err(Failure::call)?;
         let lanes = Lanes::new(&context, 1).map_err(failure)?;
-        let modules = vec![load_shipped(&context).map_err(failure)?];
+        let modules = vec![load_shipped(&context)?];
         Ok(Self { lanes, modules, made: Made::new(&context, Some(folder)), buffers: Vec::new(), context })
     }
 

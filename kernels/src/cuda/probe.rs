@@ -79,7 +79,7 @@ impl Probe {
         context.enter().map_err(refused)?;
         Ok(Self {
             lanes: Lanes::new(&context, 2).map_err(refused)?,
-            kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
+            kernels: Kernels::new(&context, settings.cache.as_deref())?,
             begin: event()?,
             end: event()?,
             context,

@@ -82,15 +82,18 @@ pub(super) fn driver_of_process() -> Option<&'static Library> {
     Some(LIBRARY.get_or_init(|| found.into()))
 }
 
-/// The compiler's library, looked for once and never unloaded.
-pub(super) fn compiler() -> Option<&'static Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(|| first(&COMPILER_NAMES)).as_ref()
+/// The compiler's libraries that there are, looked for one by one.
+pub(super) fn compilers() -> impl Iterator<Item = Library> {
+    COMPILER_NAMES.iter().filter_map(|name| open(name))
 }
 
 fn first(names: &[&str]) -> Option<Library> {
-    // SAFETY: it loads a library of these names, whose initialisers are the vendor's.
-    names.iter().find_map(|name| unsafe { Library::new(name) }.ok())
+    names.iter().find_map(|name| open(name))
+}
+
+fn open(name: &str) -> Option<Library> {
+    // SAFETY: it loads a library of one of the names above, whose initialisers are the vendor's.
+    unsafe { Library::new(name) }.ok()
 }
 
 /// A library's functions, all found or none.
@@ -144,6 +147,7 @@ functions! {
         cuDeviceGet(*mut CUdevice, c_int);
         cuDeviceGetName(*mut c_char, c_int, CUdevice);
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuDevicePrimaryCtxRelease_v2(CUdevice);
         cuCtxSetCurrent(CUcontext);
