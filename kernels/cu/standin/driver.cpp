@@ -128,9 +128,15 @@ struct Operation {
   uint64_t host = 0, host_bytes = 0;  // what it touches there
 };
 
+// Kernels in order, as a capture left them.
+struct Graph {
+  std::vector<std::function<void()>> kernels;
+};
+
 struct Stream {
   std::deque<Operation> operations;
   uint64_t weight = 1, number = 0;
+  std::unique_ptr<Graph> capture;  // while it is captured: what was launched, and does not run
 };
 
 // As they were made, not by address, so that a seed always draws the same.
@@ -194,6 +200,7 @@ struct World {
   uint64_t streams_made = 0;
   std::map<void*, std::shared_ptr<Event>> events;
   std::set<Module*> modules;
+  std::set<Graph*> graphs;  // also those that are made ready
   std::map<std::string, uint64_t> calls;
   std::vector<Failure> failures;
   Code sticky = SUCCESS;
@@ -300,7 +307,7 @@ struct World {
   }
 
   size_t objects() const {
-    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size();
+    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size() + graphs.size();
   }
 
   void check_unused(uint64_t start, uint64_t bytes) {
@@ -331,9 +338,13 @@ thread_local std::vector<bool> beneath;
   CALL(name)                  \
   if (!is_current) return INVALID_CONTEXT;
 
-Stream* stream_of(World& here, void* handle) {
-  for (Stream* stream : here.streams)
-    if (stream == handle) return stream;
+// Of a stream that is captured only kernels are taken here.
+Stream* stream_of(World& here, void* handle, bool may_be_captured = false) {
+  for (Stream* stream : here.streams) {
+    if (stream != handle) continue;
+    if (stream->capture && !may_be_captured) broken("a stream that is captured is used for something else");
+    return stream;
+  }
   broken("no stream " + hex((uint64_t)handle));
 }
 
@@ -837,8 +848,60 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
       if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
     }
   };
-  stream_of(here, stream)->operations.push_back(std::move(operation));
+  Stream* own = stream_of(here, stream, true);
+  if (own->capture) {
+    own->capture->kernels.push_back(std::move(operation.work));
+  } else {
+    own->operations.push_back(std::move(operation));
+  }
   return SUCCESS;
 }
+
+Code cuStreamBeginCapture_v2(void* handle, unsigned mode) {
+  CALL_IN_CONTEXT(cuStreamBeginCapture_v2)
+  if (mode > 2) return INVALID_VALUE;
+  stream_of(here, handle)->capture = std::make_unique<Graph>();
+  return SUCCESS;
+}
+
+Code cuStreamEndCapture(void* handle, void** graph) {
+  CALL_IN_CONTEXT(cuStreamEndCapture)
+  Stream* stream = stream_of(here, handle, true);
+  if (!stream->capture) broken("a capture ends that did not begin");
+  *graph = stream->capture.release();
+  here.graphs.insert((Graph*)*graph);
+  return SUCCESS;
+}
+
+Graph* graph_of(World& here, void* handle) {
+  if (!here.graphs.count((Graph*)handle)) broken("no graph " + hex((uint64_t)handle));
+  return (Graph*)handle;
+}
+
+Code cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long) {
+  CALL_IN_CONTEXT(cuGraphInstantiateWithFlags)
+  *ready = new Graph(*graph_of(here, graph));
+  here.graphs.insert((Graph*)*ready);
+  return SUCCESS;
+}
+
+Code cuGraphLaunch(void* ready, void* stream) {
+  CALL_IN_CONTEXT(cuGraphLaunch)
+  for (const auto& kernel : graph_of(here, ready)->kernels) {
+    Operation operation;
+    operation.work = kernel;
+    stream_of(here, stream)->operations.push_back(std::move(operation));
+  }
+  return SUCCESS;
+}
+
+Code cuGraphDestroy(void* graph) {
+  CALL_IN_CONTEXT(cuGraphDestroy)
+  here.graphs.erase(graph_of(here, graph));
+  delete (Graph*)graph;
+  return SUCCESS;
+}
+
+Code cuGraphExecDestroy(void* ready) { return cuGraphDestroy(ready); }
 
 }  // extern "C"

@@ -4,13 +4,13 @@
 //! an enumeration that the codes of a newer driver do not fit. That ours take what cudarc's take is checked when this
 //! is compiled. Nor is its search for the libraries used, which knows no compiler of CUDA 13.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
 pub(super) use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmodule,
-    CUpointer_attribute, CUstream, CUstream_flags,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec,
+    CUmodule, CUpointer_attribute, CUstream, CUstream_flags,
 };
 use cudarc::nvrtc::sys as nvrtc;
 pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
@@ -53,6 +53,8 @@ pub(super) const ERRORS_OF_STRANGERS: [Code; 6] = [
 /// Kinds of memory.
 pub(super) const KIND_HOST: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
 pub(super) const KIND_DEVICE: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
+/// A capture that other threads' calls do not disturb.
+pub(super) const CAPTURE_OF_THREAD: c_uint = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint;
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
@@ -186,6 +188,19 @@ functions! {
         );
     } and with numbers for enumerations {
         cuGetErrorName(Code, *mut *const c_char);
+    }
+}
+
+functions! {
+    /// Of the driver, what makes graphs; only who captures one asks for it.
+    Graphs from cuda, which returns CUresult {
+        cuStreamEndCapture(CUstream, *mut CUgraph);
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+        cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphDestroy(CUgraph);
+        cuGraphExecDestroy(CUgraphExec);
+    } and with numbers for enumerations {
+        cuStreamBeginCapture_v2(CUstream, c_uint);
     }
 }
 
