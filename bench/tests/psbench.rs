@@ -99,6 +99,7 @@ fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
     assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"));
     assert_eq!(result["server_cpu_seconds_per_gigabyte"], Value::Null, "they have no process of their own");
     check(&within(&["pushpull", "-s", "64k", "--rule", "adam", "--params", "3", "--buffers", "registered"]), 1);
+    check(&within(&["pushpull", "-s", "64k", "--rule", "none", "--params", "3", "--buffers", "own"]), 1);
     check(&within(&["pushpull", "-s", "64k", "--mode", "async", "--rule", "sgd", "--trainers", "2"]), 1);
     check(&within(&["latency", "-s", "4k", "--poll", "busy"]), 1);
     let output = psbench(&within(&["pushpull", "-s", "4k", "--spoil"]));
@@ -361,6 +362,15 @@ fn two_reports_are_compared() {
     let compared = report(&["compare", path, path]);
     let result = &compared["end"]["results"][0];
     assert_eq!((&result["change"], &result["verdict"]), (&json!(1.0), &json!("no difference seen")));
+    let rows = |trainers: &str| {
+        let small = ["rows", "--rows", "1000", "--width", "4", "--batch", "64", "-n", "9", "--distribution", "zipf"];
+        let path = folder.path().join(trainers);
+        std::fs::write(&path, report(&[&small[..], &["--trainers", trainers]].concat()).to_string()).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (one, two) = (rows("1"), rows("2"));
+    report(&["compare", &one, &one]);
+    refused(&["compare", &one, &two], "\"push, zipf\" has trainers 1, and then 2");
 }
 
 #[test]
@@ -386,13 +396,14 @@ fn people_get_a_table_and_programs_get_columns() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
 }
 
+fn refused(arguments: &[&str], words: &str) {
+    let output = psbench(arguments);
+    let found = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
+}
+
 #[test]
 fn what_cannot_be_run_is_refused_by_name() {
-    let refused = |arguments: &[&str], words: &str| {
-        let output = psbench(arguments);
-        let found = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
-    };
     refused(&["pushpull", "--transport", "verbs"], "verbs");
     let loopback = ["--transport", "loopback"];
     refused(&[&["pushpull", "--poll", "adaptive"][..], &loopback].concat(), "--poll adaptive");
