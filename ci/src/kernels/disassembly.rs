@@ -63,8 +63,8 @@ pub(super) fn narrow(code: &str) -> Vec<String> {
 /// Gradients that are asked for before the first of them is added.
 const ASKED_AT_ONCE: usize = 4;
 
-/// How an update or a sum waits for memory where it need not: for what it was handed, which is in the constant bank; for
-/// each gradient before it asks for the next.
+/// How an update or a sum waits for memory where it need not: for what it was handed, which is in the constant bank;
+/// for each gradient before it asks for the next.
 fn waits(name: &str, section: &str) -> Vec<String> {
     let mut findings = Vec::new();
     if !name.starts_with("pserver_update_") && !name.starts_with("pserver_sum_") {

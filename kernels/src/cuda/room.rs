@@ -13,8 +13,8 @@ use super::safe::{Context, Memory, Part};
 /// few registrations for a network card.
 const BLOCK_BYTES: u64 = 64 << 20;
 
-/// Left to the driver and to others where nobody has set a limit: modules, pinned pages and another shard's streams take
-/// some when the chunks are there. Of a small device a part.
+/// Left to the driver and to others where nobody has set a limit: modules, pinned pages and another shard's streams
+/// take some when the chunks are there. Of a small device a part.
 const KEPT_BYTES: u64 = 256 << 20;
 const KEPT_PART: u64 = 64;
 

@@ -252,6 +252,7 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
             count += 1;
         };
         assert!(text.starts_with("memory of CUDA device 0: 16384 bytes were asked for, "), "{text}");
+        assert!(text.contains(", 15625 are kept for the driver; taken for"), "a 64th of the device: {text}");
         assert!(text.contains(&format!("taken for parameters {}", count * CHUNK_BYTES)), "{text}");
         assert!(30 < count, "{count} chunks found room");
         device.clear();
@@ -293,8 +294,7 @@ fn a_grid_has_as_many_blocks_as_are_there_at_once() {
     each(&[&resident("3"), &resident("7")], || {
         let wanted: u32 = std::env::var("PSERVER_STANDIN_RESIDENT").expect("it was set").parse().expect("a number");
         let context = Context::open(0).expect("the stand-in is there");
-        let entry = load_shipped(&context).and_then(|module| Ok(module.entry("pserver_sum_f32").expect("it is there")));
-        let entry = entry.expect("they are there");
+        let entry = load_shipped(&context).expect("it is there").entry("pserver_sum_f32").expect("it is there");
         let blocks = |elements| grid(&context, &entry, elements).blocks;
         // Four multiprocessors; a block of 256 threads is worth 8 elements each.
         assert_eq!((blocks(0), blocks(2049), blocks(1 << 30)), ((1, 1), (2, 1), (4 * wanted, 1)));
