@@ -11,7 +11,7 @@ enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, WORD, LONG };
 enum { MERGE_SUM, MERGE_ADD, MERGE_SCALE };
 
 struct UpdateArguments {
-    u64 elements, weights, states[STATES_MAX], sum, scalars, skip, copy, table;
+    u64 elements, weights, states[STATES_MAX], sum, scalars, skip, copy;
     u32 count, gradient_kind, copy_kind, merge;
     u64 gradients[GRADIENTS_MAX];
 };
@@ -65,7 +65,7 @@ struct ScalarsArguments {
     u32 operations, used, kind, advances;
 };
 
-static_assert(sizeof(UpdateArguments) == 648 && sizeof(RowsArguments) == 864, "as arguments.rs has them");
+static_assert(sizeof(UpdateArguments) == 640 && sizeof(RowsArguments) == 864, "as arguments.rs has them");
 static_assert(sizeof(FiniteArguments) == 536 && sizeof(SortArguments) == 64, "as arguments.rs has them");
 static_assert(sizeof(ScalarCode) == 24 && sizeof(ScalarsArguments) == 64, "as arguments.rs has them");
 
@@ -81,6 +81,11 @@ __device__ __forceinline__ bool is_skipped(u64 skip) {
 template <typename T> struct Pack {
     enum { LENGTH = 16 / sizeof(T) };
     T of[LENGTH];
+};
+
+// As many halves as a pack has elements, as they lie in memory.
+template <typename T> struct HalfPack {
+    u32 of[Pack<T>::LENGTH / 2];
 };
 
 // Sums in the parameter's own type: floats round to nearest even, whole numbers wrap.
@@ -212,15 +217,12 @@ __device__ __forceinline__ void store(const Pack<u64>& pack, u64* into) {
     *(ulonglong2*)into = v;
 }
 
-// As many halves as the pack has elements.
-__device__ __forceinline__ void load_halves(Pack<float>& pack, const u16* from, u32 kind) {
+__device__ __forceinline__ void load(HalfPack<float>& halves, const u16* from) {
     uint2 v = *(const uint2*)from;
-    pack.of[0] = widen(v.x & 0xffff, kind), pack.of[1] = widen(v.x >> 16, kind);
-    pack.of[2] = widen(v.y & 0xffff, kind), pack.of[3] = widen(v.y >> 16, kind);
+    halves.of[0] = v.x, halves.of[1] = v.y;
 }
-__device__ __forceinline__ void load_halves(Pack<double>& pack, const u16* from, u32 kind) {
-    u32 v = *(const u32*)from;
-    pack.of[0] = widen(v & 0xffff, kind), pack.of[1] = widen(v >> 16, kind);
+__device__ __forceinline__ void load(HalfPack<double>& halves, const u16* from) {
+    halves.of[0] = *(const u32*)from;
 }
 __device__ __forceinline__ void store_halves(const Pack<float>& pack, u16* into, u32 kind) {
     uint2 v;
@@ -233,14 +235,21 @@ __device__ __forceinline__ void store_halves(const Pack<double>& pack, u16* into
 }
 
 // One place in a tensor: `Whole` moves a pack, `Single` one element. Both have the same members, so that what is done
-// with them is written once.
+// with them is written once. Halves are asked for and widened apart, so that many can be on their way.
 template <typename T> struct Whole {
     enum { LENGTH = Pack<T>::LENGTH };
+    typedef HalfPack<T> Halves;
     static __device__ __forceinline__ void read(Pack<T>& pack, const T* from) {
         load(pack, from);
     }
-    static __device__ __forceinline__ void read_halves(Pack<T>& pack, const u16* from, u32 kind) {
-        load_halves(pack, from, kind);
+    static __device__ __forceinline__ void ask(Halves& halves, const u16* from) {
+        load(halves, from);
+    }
+    static __device__ __forceinline__ void widened(Pack<T>& pack, const Halves& halves, u32 kind) {
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++) {
+            pack.of[k] = widen(halves.of[k / 2] >> k % 2 * 16 & 0xffff, kind);
+        }
     }
     static __device__ __forceinline__ void write(const Pack<T>& pack, T* into) {
         store(pack, into);
@@ -252,11 +261,15 @@ template <typename T> struct Whole {
 
 template <typename T> struct Single {
     enum { LENGTH = 1 };
+    typedef HalfPack<T> Halves;
     static __device__ __forceinline__ void read(Pack<T>& pack, const T* from) {
         pack.of[0] = *from;
     }
-    static __device__ __forceinline__ void read_halves(Pack<T>& pack, const u16* from, u32 kind) {
-        pack.of[0] = widen(*from, kind);
+    static __device__ __forceinline__ void ask(Halves& halves, const u16* from) {
+        halves.of[0] = *from;
+    }
+    static __device__ __forceinline__ void widened(Pack<T>& pack, const Halves& halves, u32 kind) {
+        pack.of[0] = widen(halves.of[0], kind);
     }
     static __device__ __forceinline__ void write(const Pack<T>& pack, T* into) {
         *into = pack.of[0];
@@ -265,6 +278,14 @@ template <typename T> struct Single {
         *into = (u16)narrow(pack.of[0], kind);
     }
 };
+
+// Halves whose value is needed at once.
+template <typename Access, typename T>
+__device__ __forceinline__ void read_halves(Pack<T>& pack, const u16* from, u32 kind) {
+    typename Access::Halves halves;
+    Access::ask(halves, from);
+    Access::widened(pack, halves, kind);
+}
 
 __device__ __forceinline__ u64 first_index() {
     return (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -6,7 +6,7 @@ __device__ __forceinline__ void cast_single(const CastArguments& a, u64 index) {
     if (a.from_kind == FLOAT32) {
         Access::read(pack, at<const float>(a.from) + index);
     } else {
-        Access::read_halves(pack, at<const u16>(a.from) + index, a.from_kind);
+        read_halves<Access>(pack, at<const u16>(a.from) + index, a.from_kind);
     }
     if (a.into_kind == FLOAT32) {
         Access::write(pack, at<float>(a.into) + index);

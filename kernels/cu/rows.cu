@@ -41,7 +41,7 @@ __device__ __forceinline__ void merge_any(Pack<T>& total, const RowsArguments& a
     u32 kind = a.gradient_kind;
     merge_row<T, Access>(total, a, begin, end, element, [=](Pack<T>& pack, u64 from, u64 offset) {
         if (kind == FLOAT16 || kind == BFLOAT16) {
-            Access::read_halves(pack, at<const u16>(from) + offset, kind);
+            read_halves<Access>(pack, at<const u16>(from) + offset, kind);
         } else {
             Access::read(pack, at<const T>(from) + offset);
         }

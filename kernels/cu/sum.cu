@@ -1,41 +1,79 @@
-// Sums of gradients, and what only adds.
+// Sums of gradients, and how a kernel goes over tensors.
 
-// A tensor at `index`, in its own type or as halves of the kind that is wanted.
+// A gradient at `index`, in its own type or as halves of a kind: `ask` starts a load, and only `take` needs what it
+// brings.
 template <typename T, typename Access> struct Own {
+    typedef Pack<T> Asked;
     u64 index;
-    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
-        Access::read(pack, at<const T>(from) + index);
+    __device__ __forceinline__ void ask(Asked& asked, u64 from) const {
+        Access::read(asked, at<const T>(from) + index);
+    }
+    __device__ __forceinline__ void take(Pack<T>& pack, const Asked& asked) const {
+        pack = asked;
     }
 };
-template <typename T, typename Access> struct Halves {
+template <typename T, typename Access, u32 KIND> struct Halves {
+    typedef typename Access::Halves Asked;
     u64 index;
-    u32 kind;
-    __device__ __forceinline__ void operator()(Pack<T>& pack, u64 from) const {
-        Access::read_halves(pack, at<const u16>(from) + index, kind);
+    __device__ __forceinline__ void ask(Asked& asked, u64 from) const {
+        Access::ask(asked, at<const u16>(from) + index);
+    }
+    __device__ __forceinline__ void take(Pack<T>& pack, const Asked& asked) const {
+        Access::widened(pack, asked, KIND);
     }
 };
 
-// Adds the gradients in order, onto the partial sum where there is one. Whole packs ask for four at a time.
+// What a sum begins with: added to it every number stays what it is, also minus zero.
+template <typename T> struct Nothing {
+    static __device__ __forceinline__ T value() {
+        return 0;
+    }
+};
+template <> struct Nothing<float> {
+    static __device__ __forceinline__ float value() {
+        return -0.0f;
+    }
+};
+template <> struct Nothing<double> {
+    static __device__ __forceinline__ double value() {
+        return -0.0;
+    }
+};
+
+// Adds the gradients in order, onto the partial sum where there is one. Of packs four are asked for before the first is
+// added, so that a thread waits once for each four; with its weights and states that is enough on the way to keep memory
+// busy.
 template <typename T, typename Access, typename Read>
-__device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, u64 index, Read read) {
+__device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, u64 index, const Read& read) {
+    enum { AT_ONCE = Access::LENGTH == 1 ? 1 : 4 };
     u32 count = a.count;
-    u32 next = 0;
     if (a.sum != 0) {
         Access::read(sum, at<const T>(a.sum) + index);
-    } else if (count != 0) {
-        read(sum, a.gradients[0]);
-        next = 1;
     } else {
+#pragma unroll
         for (int k = 0; k < Access::LENGTH; k++) {
-            sum.of[k] = 0;
+            sum.of[k] = count != 0 ? Nothing<T>::value() : 0;
         }
     }
-#pragma unroll(Access::LENGTH == 1 ? 1 : 4)
-    for (; next < count; next++) {
-        Pack<T> gradient;
-        read(gradient, a.gradients[next]);
-        for (int k = 0; k < Access::LENGTH; k++) {
-            sum.of[k] = plus(sum.of[k], gradient.of[k]);
+#pragma unroll 1
+    for (u32 first = 0; first < count; first += AT_ONCE) {
+        typename Read::Asked asked[AT_ONCE];
+#pragma unroll
+        for (u32 next = 0; next < AT_ONCE; next++) {
+            if (first + next < count) {
+                read.ask(asked[next], a.gradients[first + next]);
+            }
+        }
+#pragma unroll
+        for (u32 next = 0; next < AT_ONCE; next++) {
+            if (first + next < count) {
+                Pack<T> gradient;
+                read.take(gradient, asked[next]);
+#pragma unroll
+                for (int k = 0; k < Access::LENGTH; k++) {
+                    sum.of[k] = plus(sum.of[k], gradient.of[k]);
+                }
+            }
         }
     }
 }
@@ -47,8 +85,10 @@ __device__ __forceinline__ void sum_own(Pack<T>& sum, const UpdateArguments& a, 
 
 template <typename T, typename Access>
 __device__ __forceinline__ void sum_any(Pack<T>& sum, const UpdateArguments& a, u64 index) {
-    if (a.gradient_kind == FLOAT16 || a.gradient_kind == BFLOAT16) {
-        add_all<T, Access>(sum, a, index, Halves<T, Access>{index, a.gradient_kind});
+    if (a.gradient_kind == FLOAT16) {
+        add_all<T, Access>(sum, a, index, Halves<T, Access, FLOAT16>{index});
+    } else if (a.gradient_kind == BFLOAT16) {
+        add_all<T, Access>(sum, a, index, Halves<T, Access, BFLOAT16>{index});
     } else {
         sum_own<T, Access>(sum, a, index);
     }
@@ -107,66 +147,4 @@ __device__ __forceinline__ void over(u64 elements, bool is_packed, W whole, S si
     for (u64 index = packs * LENGTH + first_index(); index < elements; index += index_step()) {
         single(index);
     }
-}
-
-template <typename T> struct Scaling {
-    T scale;
-    __device__ T operator()(T value) const {
-        return times(value, scale);
-    }
-};
-template <> struct Scaling<u32> {
-    u32 scale;
-    __device__ u32 operator()(u32 value) const {
-        return value;
-    }
-};
-template <> struct Scaling<u64> {
-    u64 scale;
-    __device__ u64 operator()(u64 value) const {
-        return value;
-    }
-};
-
-template <typename T, typename Access>
-__device__ __forceinline__ void merge_at(const UpdateArguments& a, Scaling<T> scaled, u64 index) {
-    Pack<T> sum, weights;
-    sum_of<Access>(sum, a, index);
-    T* into = at<T>(a.weights) + index;
-    if (a.merge == MERGE_ADD) {
-        Access::read(weights, into);
-    }
-    for (int k = 0; k < Access::LENGTH; k++) {
-        T s = sum.of[k];
-        weights.of[k] = a.merge == MERGE_SUM ? s : a.merge == MERGE_ADD ? plus(weights.of[k], scaled(s)) : scaled(s);
-    }
-    Access::write(weights, into);
-    if (a.copy != 0) {
-        give_copy<Access>(weights, a, index);
-    }
-}
-
-template <typename T> __device__ __forceinline__ void merge_all(const UpdateArguments& top) {
-    const UpdateArguments& a = top.table != 0 ? at<const UpdateArguments>(top.table)[blockIdx.y] : top;
-    if (is_skipped(a.skip)) {
-        return;
-    }
-    Scaling<T> scaled;
-    scaled.scale = a.merge != MERGE_SUM && a.scalars != 0 ? *at<const T>(a.scalars) : (T)1;
-    over<Pack<T>::LENGTH>(
-        a.elements, is_aligned(a, 0), [&](u64 index) { merge_at<T, Whole<T>>(a, scaled, index); },
-        [&](u64 index) { merge_at<T, Single<T>>(a, scaled, index); });
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f32(const __grid_constant__ UpdateArguments a) {
-    merge_all<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_f64(const __grid_constant__ UpdateArguments a) {
-    merge_all<double>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u32(const __grid_constant__ UpdateArguments a) {
-    merge_all<u32>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 4) pserver_sum_u64(const __grid_constant__ UpdateArguments a) {
-    merge_all<u64>(a);
 }

@@ -38,9 +38,8 @@ __device__ __forceinline__ void update_at(const UpdateArguments& a, const Rule& 
     }
 }
 
-template <typename Rule> __device__ __forceinline__ void update_all(const UpdateArguments& top) {
+template <typename Rule> __device__ __forceinline__ void update_all(const UpdateArguments& a) {
     typedef typename Rule::T T;
-    const UpdateArguments& a = top.table != 0 ? at<const UpdateArguments>(top.table)[blockIdx.y] : top;
     if (is_skipped(a.skip)) {
         return;
     }

@@ -18,7 +18,7 @@ const CUBIN: &str = "pserver.sm_90.cubin";
 const PTX: &str = "pserver.compute_80.ptx";
 const MANIFEST: &str = "manifest.txt";
 
-/// A kernel takes so many bytes of an artifact on average, at most: 17,580 of the PTX and 14,942 of the cubin as it is.
+/// A kernel takes so many bytes of an artifact on average, at most: 15,803 of the PTX and 13,660 of the cubin as it is.
 /// More rules make an artifact longer and leave this as it is; code that is unrolled where it was not shows.
 const KERNEL_BYTES_MAX: u64 = 20_000;
 /// Either artifact is at most so long; the crate carries both, and a package may have ten MiB.

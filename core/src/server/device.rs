@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::ids::{Generation, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Prepared, Step};
-use crate::port::{Accelerator, Code, DeviceSlot, Done, NotAdopted, Resident, Work};
+use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 /// What becomes of parameters that an accelerator could take and has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,8 +195,9 @@ impl Device {
         self.released.clear();
         self.under_way = 0;
         self.reserved = None;
-        let free = self.accelerator.capabilities().bytes_free;
-        let mut reserved = Reserved::of(table.generation);
+        // Asked once: a device asks its driver for it.
+        let DeviceFacts { bytes_free: free, bytes_least: least, .. } = self.accelerator.capabilities();
+        let mut reserved = Reserved::of(table.generation, least);
         for held in table.parameters.values() {
             self.reserve_parameter(job, held, &table.chunks, &mut reserved);
         }
@@ -212,7 +213,7 @@ impl Device {
     }
 
     fn reserve_parameter(&mut self, job: &Job, held: &Held, chunks: &[Chunk], reserved: &mut Reserved) {
-        let (count, least) = (held.group.chunks.len(), self.accelerator.capabilities().bytes_least);
+        let (count, least) = (held.group.chunks.len(), reserved.least);
         let rule = rule_of(job, &held.rule);
         if let Some(kept) = reserved.tally.kept(job, held, &rule) {
             *kept += count as u64;
@@ -268,6 +269,8 @@ impl Device {
 struct Reserved {
     /// Whose it is.
     generation: Generation,
+    /// Chunks shorter than this are not offered.
+    least: u32,
     /// Chunks that have a slot: their places in the table, in the order of slots.
     seats: Vec<(usize, DeviceSlot, Code)>,
     tally: Tally,
@@ -278,8 +281,8 @@ struct Reserved {
 }
 
 impl Reserved {
-    fn of(generation: Generation) -> Self {
-        Self { generation, seats: Vec::new(), tally: Tally::default(), asked: 0, full: None }
+    fn of(generation: Generation, least: u32) -> Self {
+        Self { generation, least, seats: Vec::new(), tally: Tally::default(), asked: 0, full: None }
     }
 
     fn seat(&mut self, place: usize, slot: DeviceSlot, resident: Resident) {

@@ -3,7 +3,7 @@
 // Blocks one after the other, and the fibers of a block until all have ended.
 
 extern char __start_pserver_shared[], __stop_pserver_shared[];
-static __attribute__((section("pserver_shared"))) char pserver_shim_shared[16];
+static __attribute__((section("pserver_shared"), used)) char pserver_shim_shared[16];
 
 static std::mutex pserver_shim_mutex;
 static unsigned long long pserver_shim_seed;

@@ -20,7 +20,7 @@ static int (*shim_barriers)(int*, int);
 static int (*shim_has)(const char*);
 
 typedef unsigned long long Number;
-enum { BUFFER = 1, LAUNCH, OUTPUT, RELOCATE, RELEASE, DROP, SITES, ORDER, HAS };
+enum { BUFFER = 1, LAUNCH, OUTPUT, RELEASE = 5, DROP, SITES, ORDER, HAS };
 enum { PAGE = 4096, BEFORE = 64, GUARD = 0xa5, SITES_MAX = 64 };
 
 struct Buffer {
@@ -148,7 +148,6 @@ int main(int, char** arguments) {
         case BUFFER: make_buffer(); break;
         case LAUNCH: launch(); break;
         case OUTPUT: output(); break;
-        case RELOCATE: relocate(buffers.at(number()).begin); break;
         case RELEASE: release(); break;
         case DROP: shim_drop((int)number()); break;
         case SITES: sites(); break;

@@ -21,7 +21,10 @@
 //   PSERVER_STANDIN_GUARD=1              memory of the device is not the processor's: touching it is a segmentation
 //                                        fault, outside of copies and kernels
 //   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
-//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool
+//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool; 2: it refuses to
+//                                        say whose it is
+//   PSERVER_STANDIN_STRANGERS=201        what it answers of an address that nobody gave, in place of 1
+//   PSERVER_STANDIN_RESIDENT=4           blocks of a kernel that a multiprocessor has at once
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
 
 #include <dlfcn.h>
@@ -125,9 +128,15 @@ struct Operation {
   uint64_t host = 0, host_bytes = 0;  // what it touches there
 };
 
+// Kernels in order, as a capture left them.
+struct Graph {
+  std::vector<std::function<void()>> kernels;
+};
+
 struct Stream {
   std::deque<Operation> operations;
   uint64_t weight = 1, number = 0;
+  std::unique_ptr<Graph> capture;  // while it is captured: what was launched, and does not run
 };
 
 // As they were made, not by address, so that a seed always draws the same.
@@ -168,7 +177,7 @@ struct Taken {
   uint64_t bytes;
 };
 const Taken taken[] = {
-    {"pserver_update_", 648}, {"pserver_sum_", 648},      {"pserver_squares_", 24}, {"pserver_total", 24},
+    {"pserver_update_", 640}, {"pserver_sum_", 640},      {"pserver_squares_", 24}, {"pserver_total", 24},
     {"pserver_finite", 536},  {"pserver_cast", 32},       {"pserver_scalars", 64},  {"pserver_sort_", 64},
     {"pserver_segment_", 64}, {"pserver_scan", 16},       {"pserver_rows_", 864},   {"standin_", 24},
 };
@@ -191,6 +200,7 @@ struct World {
   uint64_t streams_made = 0;
   std::map<void*, std::shared_ptr<Event>> events;
   std::set<Module*> modules;
+  std::set<Graph*> graphs;  // also those that are made ready
   std::map<std::string, uint64_t> calls;
   std::vector<Failure> failures;
   Code sticky = SUCCESS;
@@ -297,7 +307,7 @@ struct World {
   }
 
   size_t objects() const {
-    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size();
+    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size() + graphs.size();
   }
 
   void check_unused(uint64_t start, uint64_t bytes) {
@@ -328,9 +338,13 @@ thread_local std::vector<bool> beneath;
   CALL(name)                  \
   if (!is_current) return INVALID_CONTEXT;
 
-Stream* stream_of(World& here, void* handle) {
-  for (Stream* stream : here.streams)
-    if (stream == handle) return stream;
+// Of a stream that is captured only kernels are taken here.
+Stream* stream_of(World& here, void* handle, bool may_be_captured = false) {
+  for (Stream* stream : here.streams) {
+    if (stream != handle) continue;
+    if (stream->capture && !may_be_captured) broken("a stream that is captured is used for something else");
+    return stream;
+  }
   broken("no stream " + hex((uint64_t)handle));
 }
 
@@ -466,6 +480,12 @@ Code cuDeviceGetAttribute(int* value, int attribute, int) {
   return SUCCESS;
 }
 
+Code cuDeviceTotalMem_v2(size_t* bytes, int) {
+  CALL(cuDeviceTotalMem_v2)
+  *bytes = here.limit;
+  return SUCCESS;
+}
+
 Code cuDevicePrimaryCtxRetain(void** context, int) {
   CALL(cuDevicePrimaryCtxRetain)
   ++here.contexts;
@@ -514,7 +534,10 @@ Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
     if (own->first + own->second <= pointer) continue;
     const bool is_device = ranges == &here.device;
     switch (attribute) {
-      case 1: *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here; break;
+      case 1:
+        if (setting("PSERVER_STANDIN_POOLED", 0) == 2) return INVALID_VALUE;
+        *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here;
+        break;
       case 2: *(unsigned*)data = is_device ? (unsigned)setting("PSERVER_STANDIN_KIND", 2) : 1; break;
       case 8: *(bool*)data = false; break;
       case 9: *(int*)data = 0; break;
@@ -524,7 +547,7 @@ Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
     }
     return SUCCESS;
   }
-  return INVALID_VALUE;
+  return (Code)setting("PSERVER_STANDIN_STRANGERS", INVALID_VALUE);
 }
 
 Code cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -797,6 +820,13 @@ Code cuModuleGetFunction(void** function, void* handle, const char* name) {
   return NOT_FOUND;
 }
 
+Code cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t) {
+  CALL_IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+  if (!function || threads < 1 || threads > 1024) return INVALID_VALUE;
+  *blocks = (int)setting("PSERVER_STANDIN_RESIDENT", 4);
+  return SUCCESS;
+}
+
 Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,
                     unsigned shared, void* stream, void** params, void** extra) {
   CALL_IN_CONTEXT(cuLaunchKernel)
@@ -818,8 +848,60 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
       if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
     }
   };
-  stream_of(here, stream)->operations.push_back(std::move(operation));
+  Stream* own = stream_of(here, stream, true);
+  if (own->capture) {
+    own->capture->kernels.push_back(std::move(operation.work));
+  } else {
+    own->operations.push_back(std::move(operation));
+  }
   return SUCCESS;
 }
+
+Code cuStreamBeginCapture_v2(void* handle, unsigned mode) {
+  CALL_IN_CONTEXT(cuStreamBeginCapture_v2)
+  if (mode > 2) return INVALID_VALUE;
+  stream_of(here, handle)->capture = std::make_unique<Graph>();
+  return SUCCESS;
+}
+
+Code cuStreamEndCapture(void* handle, void** graph) {
+  CALL_IN_CONTEXT(cuStreamEndCapture)
+  Stream* stream = stream_of(here, handle, true);
+  if (!stream->capture) broken("a capture ends that did not begin");
+  *graph = stream->capture.release();
+  here.graphs.insert((Graph*)*graph);
+  return SUCCESS;
+}
+
+Graph* graph_of(World& here, void* handle) {
+  if (!here.graphs.count((Graph*)handle)) broken("no graph " + hex((uint64_t)handle));
+  return (Graph*)handle;
+}
+
+Code cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long) {
+  CALL_IN_CONTEXT(cuGraphInstantiateWithFlags)
+  *ready = new Graph(*graph_of(here, graph));
+  here.graphs.insert((Graph*)*ready);
+  return SUCCESS;
+}
+
+Code cuGraphLaunch(void* ready, void* stream) {
+  CALL_IN_CONTEXT(cuGraphLaunch)
+  for (const auto& kernel : graph_of(here, ready)->kernels) {
+    Operation operation;
+    operation.work = kernel;
+    stream_of(here, stream)->operations.push_back(std::move(operation));
+  }
+  return SUCCESS;
+}
+
+Code cuGraphDestroy(void* graph) {
+  CALL_IN_CONTEXT(cuGraphDestroy)
+  here.graphs.erase(graph_of(here, graph));
+  delete (Graph*)graph;
+  return SUCCESS;
+}
+
+Code cuGraphExecDestroy(void* ready) { return cuGraphDestroy(ready); }
 
 }  // extern "C"

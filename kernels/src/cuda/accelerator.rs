@@ -138,9 +138,16 @@ impl Cuda {
             ))
         })?;
         let part = |range| memory.part(range);
-        let seats = Pinned::new(&context, DEPTH * NUMBERS_BYTES).map_err(refused)?.pieces(NUMBERS_BYTES);
+        let pinned = |bytes: usize| {
+            Pinned::new(&context, bytes).map_err(|error| {
+                let ordinal = settings.ordinal;
+                let text = "bytes of the host's memory were to be pinned for its copies";
+                Failure::call(format!("CUDA device {ordinal}: {bytes} {text}: {error}"))
+            })
+        };
+        let seats = pinned(DEPTH * NUMBERS_BYTES)?.pieces(NUMBERS_BYTES);
         let piece_bytes = (settings.staging_bytes as usize / RING_PIECES).max(1);
-        let ring = Pinned::new(&context, piece_bytes * RING_PIECES).map_err(refused)?.pieces(piece_bytes);
+        let ring = pinned(piece_bytes * RING_PIECES)?.pieces(piece_bytes);
         let mut desks = Vec::with_capacity(DEPTH);
         let mut free = Vec::with_capacity(DEPTH);
         for (desk, numbers) in seats.into_iter().enumerate() {
@@ -154,7 +161,7 @@ impl Cuda {
             lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
             ring: Ring::new(&context, ring).map_err(refused)?,
             course: None,
-            kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
+            kernels: Kernels::new(&context, settings.cache.as_deref())?,
             banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
             sum: part(0..sum_bytes),
             room: Room::new(&context, settings.memory_bytes, fixed),
@@ -281,6 +288,7 @@ impl Accelerator for Cuda {
         self.slots.clear();
         self.let_go();
         self.room.clear();
+        self.kernels.clear();
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {

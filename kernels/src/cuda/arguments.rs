@@ -86,9 +86,6 @@ pub enum Merge {
 /// The sum is `sum`, where there is one, plus the gradients in order, in the parameter's own type; it starts from the
 /// first of them, and is zero when there is none. `weights`, `states` and `copy` are each the launch's alone; `sum` and
 /// a gradient of the parameter's own type may be `weights` in `pserver_sum_*`, which makes it `w += g`.
-///
-/// A step of many small tensors is one launch: `table` points to an array of these on the device, the grid is as many
-/// high as there are, and what else this one says is ignored. A `table` within a table is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct UpdateArguments {
@@ -108,8 +105,6 @@ pub struct UpdateArguments {
     pub skip: Address,
     /// Where the new weights go once more, as halves of `copy_kind`; or none.
     pub copy: Address,
-    /// An array of these on the device, of which row `y` of the grid takes number `y`; or none.
-    pub table: Address,
     /// How many gradients there are, from 0 to [`GRADIENTS_MAX`].
     pub count: u32,
     /// The [`Kind`] of all gradients: the parameter's own, or a half for a parameter of floats.
@@ -333,7 +328,7 @@ pub fn sum_entry(element_type: ElementType) -> Option<&'static str> {
     }
 }
 
-const _: () = assert!(size_of::<UpdateArguments>() == 648, "kernels/cu/base.cu has the same numbers");
+const _: () = assert!(size_of::<UpdateArguments>() == 640, "kernels/cu/base.cu has the same numbers");
 const _: () = assert!(size_of::<RowsArguments>() == 864);
 const _: () = assert!(size_of::<FiniteArguments>() == 536 && size_of::<SortArguments>() == 64);
 const _: () = assert!(size_of::<ScalarCode>() == 24 && size_of::<ScalarsArguments>() == 64);

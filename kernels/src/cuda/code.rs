@@ -1,5 +1,6 @@
 //! Which kernel runs for a chunk.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::cache::Cache;
 use super::checked::Refused;
 use super::emit::Emitted;
 use super::safe::{Compiler, Context, Entry, Module};
+use super::sys::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
 use super::{shipped, source};
 
 /// What is launched for a chunk's update, and how its numbers are handed over.
@@ -37,8 +39,10 @@ pub(super) enum Numbers {
 pub(super) struct Kernels {
     shipped: Arc<Module>,
     made: Made,
-    /// What chunks of one rule share.
-    known: Vec<(Arc<Lowered>, ElementType, Program)>,
+    /// The rules of chunks, the last one last: a parameter's chunks come one behind the other, and share one.
+    emitted: Vec<(Arc<Lowered>, Arc<Emitted>)>,
+    /// The kernels of rules by their names, or why there is none. Rules that differ only in numbers have one.
+    entries: BTreeMap<String, Result<Entry, String>>,
 }
 
 /// Modules that are made of texts where the host has a compiler, and kept between runs.
@@ -71,8 +75,16 @@ impl Numbers {
 
 impl Kernels {
     /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
-    pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Refused> {
-        Ok(Self { shipped: load_shipped(context)?, made: Made::new(context, cache), known: Vec::new() })
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when the driver does not load them; where it has no memory for them, names the bytes.
+    pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Failure> {
+        Ok(Self {
+            shipped: load_shipped(context)?,
+            made: Made::new(context, cache),
+            emitted: Vec::new(),
+            entries: BTreeMap::new(),
+        })
     }
 
     /// The kernel that adds gradients of this parameter's type.
@@ -96,32 +108,50 @@ impl Kernels {
         Ok(Program { entry: self.sum(element_type)?, numbers })
     }
 
+    /// Forgets the rules of a job, and gives up the modules that were made for them.
+    pub(super) fn clear(&mut self) {
+        self.emitted.clear();
+        self.entries.clear();
+    }
+
     fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<Program, Failure> {
-        let known = |(other, other_type, _): &&(Arc<Lowered>, ElementType, Program)| {
-            Arc::ptr_eq(other, rule) && *other_type == element_type
-        };
-        if let Some((_, _, program)) = self.known.iter().find(known) {
-            return Ok(program.clone());
-        }
         if !matches!(element_type, ElementType::Float32 | ElementType::Float64) {
             return Err(Failure::call(format!("a rule for {element_type}; expected float32 or float64")));
         }
-        let emitted = Emitted::of(rule);
+        let emitted = self.emitted(rule);
         let name = emitted.update_entry(element_type);
-        let entry = match self.shipped.entry(&name) {
-            Ok(entry) => entry,
-            Err(_) => {
-                let refused = |why| {
-                    let text = format!("the rule is not one of the kernels that are shipped, and cannot be {why}");
-                    Failure::call(text)
-                };
-                let module = self.made.of(&source::Module::new([&emitted], [], &[element_type])).map_err(refused)?;
-                module.entry(&name).map_err(|error| failure(&name, &error))?
+        let entry = match self.entries.get(&name) {
+            Some(known) => known.clone(),
+            None => {
+                let found = self.find(&emitted, element_type, &name)?;
+                self.entries.insert(name, found.clone());
+                found
             }
         };
-        let program = Program { entry, numbers: Numbers::Scalars(Arc::new(emitted)) };
-        self.known.push((Arc::clone(rule), element_type, program.clone()));
-        Ok(program)
+        Ok(Program { entry: entry.map_err(Failure::Call)?, numbers: Numbers::Scalars(emitted) })
+    }
+
+    fn emitted(&mut self, rule: &Arc<Lowered>) -> Arc<Emitted> {
+        if let Some((_, emitted)) = self.emitted.iter().rev().find(|(other, _)| Arc::ptr_eq(other, rule)) {
+            return Arc::clone(emitted);
+        }
+        let emitted = Arc::new(Emitted::of(rule));
+        self.emitted.push((Arc::clone(rule), Arc::clone(&emitted)));
+        emitted
+    }
+
+    /// The kernel that is shipped, or one that is made; or why it cannot be. What the driver refuses otherwise is not
+    /// of the rule, and is not kept.
+    fn find(&self, rule: &Emitted, element_type: ElementType, name: &str) -> Result<Result<Entry, String>, Failure> {
+        match self.shipped.entry(name) {
+            Ok(entry) => return Ok(Ok(entry)),
+            Err(error) if error.code == CUDA_ERROR_NOT_FOUND => {}
+            Err(error) => return Err(failure(name, &error)),
+        }
+        match self.made.of(&source::Module::of_update(rule, element_type)) {
+            Ok(module) => module.entry(name).map(Ok).map_err(|error| failure(name, &error)),
+            Err(why) => Ok(Err(format!("the rule is not one of the kernels that are shipped, and cannot be {why}"))),
+        }
     }
 }
 
@@ -167,12 +197,26 @@ fn failure(name: &str, error: &Refused) -> Failure {
 }
 
 /// The committed kernels: those for the device itself, or those that the driver compiles.
-pub(super) fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Refused> {
+///
+/// # Errors
+/// [`Failure::Call`] with what the driver refused; where it has no memory for them, names the bytes.
+pub(super) fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Failure> {
+    let refused = |image: &[u8], error: &Refused| {
+        let ordinal = context.properties().ordinal;
+        let room = match context.memory() {
+            Ok((free, total)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
+                format!("{} bytes of kernels were to be loaded, {free} of {total} are free: ", image.len())
+            }
+            _ => String::new(),
+        };
+        Failure::call(format!("CUDA device {ordinal}: {room}{error}"))
+    };
     if context.properties().capability.0 == 9 {
         match Module::load(context, shipped::CUBIN) {
             Ok(module) => return Ok(module),
+            Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(refused(shipped::CUBIN, &error)),
             Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
         }
     }
-    Module::load(context, shipped::PTX)
+    Module::load(context, shipped::PTX).map_err(|error| refused(shipped::PTX, &error))
 }

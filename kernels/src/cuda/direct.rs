@@ -10,7 +10,7 @@ use pserver_core::error::Failure;
 use super::arguments::BLOCK_THREADS;
 use super::checked::Refused;
 use super::code::{Made, load_shipped};
-use super::safe::{Context, Entry, Event, Grid, Lane, Lanes, Memory, Module as Loaded, Part};
+use super::safe::{Captured, Context, Entry, Event, Grid, Lane, Lanes, Memory, Module as Loaded, Part};
 use super::source;
 
 /// A device whose kernels are launched by hand. A structure's lengths are believed: one that says too much makes a
@@ -24,6 +24,12 @@ pub struct Direct {
     context: Arc<Context>,
 }
 
+/// A launch of a step: a kernel's name, a grid of so many blocks across and so many high, and what it takes.
+pub type DirectLaunch<'a> = (&'a str, (u32, u32), &'a [u8]);
+
+/// Launches that were captured as one graph. It keeps the memory of all buffers that there were.
+pub struct DirectStep(Captured);
+
 /// Memory of the device, until [`Direct::clear`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectBuffer(usize);
@@ -36,7 +42,7 @@ impl Direct {
     pub fn open(ordinal: u32, folder: &Path) -> Result<Self, Failure> {
         let context = Context::open(ordinal).map_err(Failure::call)?;
         let lanes = Lanes::new(&context, 1).map_err(failure)?;
-        let modules = vec![load_shipped(&context).map_err(failure)?];
+        let modules = vec![load_shipped(&context)?];
         Ok(Self { lanes, modules, made: Made::new(&context, Some(folder)), buffers: Vec::new(), context })
     }
 
@@ -134,6 +140,28 @@ impl Direct {
         let grid = Grid { blocks, threads: BLOCK_THREADS, shared: 0 };
         let launched = self.lanes.launch_bytes(&found, grid, arguments);
         launched.and_then(|()| self.lanes.synchronize()).map_err(|why| Failure::call(format!("{entry}: {why}")))
+    }
+
+    /// Captures launches as one graph, in their order; none of them runs.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when there is no such kernel, or with what the driver refused.
+    pub fn capture(&mut self, launches: &[DirectLaunch<'_>]) -> Result<DirectStep, Failure> {
+        let entries = launches.iter().map(|(name, ..)| self.entry(name)).collect::<Result<Vec<_>, _>>()?;
+        let captured = self.lanes.capture(entries, self.buffers.clone(), |lanes, entries| {
+            launches.iter().zip(entries).try_for_each(|((_, blocks, arguments), entry)| {
+                lanes.launch_bytes(entry, Grid { blocks: *blocks, threads: BLOCK_THREADS, shared: 0 }, arguments)
+            })
+        });
+        captured.map(DirectStep).map_err(Failure::Call)
+    }
+
+    /// Runs what was captured, and waits for its end.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with what the driver refused or a kernel broke.
+    pub fn replay(&mut self, step: &DirectStep) -> Result<(), Failure> {
+        self.lanes.replay(&step.0).and_then(|()| self.lanes.synchronize()).map_err(failure)
     }
 
     /// Gives all buffers back.

@@ -15,6 +15,8 @@ use super::arguments::Kind;
 
 /// The digits of a key.
 const KEY_DIGITS: usize = 16;
+/// What a small rule has at most: operations, and states.
+const SMALL: (usize, usize) = (32, 2);
 /// What stands for the structure's name where the key is not known yet.
 const NAMELESS: &str = "Rule";
 
@@ -24,6 +26,8 @@ pub struct Emitted {
     key: String,
     text: String,
     used: Vec<ScalarId>,
+    /// Whether a thread needs few registers for it.
+    is_small: bool,
 }
 
 impl Emitted {
@@ -35,7 +39,8 @@ impl Emitted {
         let nameless = structure(code, &uses, &used);
         let key = blake3::hash(nameless.as_bytes()).to_hex()[..KEY_DIGITS].to_owned();
         let text = nameless.replace(NAMELESS, &structure_name(&key));
-        Self { key, text, used }
+        let is_small = is_small(code, &uses);
+        Self { key, text, used, is_small }
     }
 
     /// Names what is computed: rules with one key differ only in the values of their scalars.
@@ -99,15 +104,26 @@ impl Emitted {
         self.kernel(element_type, &self.rows_entry(element_type), "RowsArguments", "rows_all")
     }
 
-    /// Two blocks of 256 threads at least, so that a thread may have 128 registers and spills none.
+    /// A small rule in binary32 gets four blocks of 256 threads on a multiprocessor, so a thread has 64 registers, and
+    /// enough of them have loads on their way with one gradient too. Others get two blocks and 128 registers, so that
+    /// they spill none.
     fn kernel(&self, element_type: ElementType, name: &str, arguments: &str, body: &str) -> String {
-        let real = if element_type == ElementType::Float32 { "float" } else { "double" };
+        let is_single = element_type == ElementType::Float32;
+        let real = if is_single { "float" } else { "double" };
+        let blocks = if is_single && self.is_small { 4 } else { 2 };
         let rule = format!("{}<{real}>", structure_name(&self.key));
         format!(
-            "extern \"C\" __global__ void __launch_bounds__(256, 2)\n\
+            "extern \"C\" __global__ void __launch_bounds__(256, {blocks})\n\
              {name}(const __grid_constant__ {arguments} a) {{\n    {body}<{rule}>(a);\n}}\n"
         )
     }
+}
+
+/// Whether 64 registers are enough for a thread in binary32.
+fn is_small(code: &Lowered, uses: &Uses) -> bool {
+    let used = || code.ops().iter().enumerate().filter(|(place, _)| !uses.is_unused(*place)).map(|(_, op)| op);
+    let calls = used().any(|op| matches!(op, Op::Call(..) | Op::Power(..)));
+    !calls && used().count() <= SMALL.0 && code.states().len() <= SMALL.1
 }
 
 fn structure_name(key: &str) -> String {

@@ -44,7 +44,7 @@ mod tests;
 
 pub use accelerator::Cuda;
 pub use beside::Beside;
-pub use direct::{Direct, DirectBuffer};
+pub use direct::{Direct, DirectBuffer, DirectLaunch, DirectStep};
 pub use emit::Emitted;
 pub use found::Found;
 pub use gathering::Gathering;

@@ -79,7 +79,7 @@ impl Probe {
         context.enter().map_err(refused)?;
         Ok(Self {
             lanes: Lanes::new(&context, 2).map_err(refused)?,
-            kernels: Kernels::new(&context, settings.cache.as_deref()).map_err(refused)?,
+            kernels: Kernels::new(&context, settings.cache.as_deref())?,
             begin: event()?,
             end: event()?,
             context,
@@ -201,7 +201,7 @@ impl Probe {
         let mut run = || {
             let (memory, launch) = self.prepare(timed, &packed)?;
             let launch = UpdateArguments { merge: program.numbers.merge() as u32, ..launch };
-            let grid = grid(&self.context, timed.elements);
+            let grid = grid(&self.context, &program.entry, timed.elements);
             let seconds = (0..repetitions)
                 .map(|_| self.timed(Lane::Compute, |lanes| lanes.launch(&program.entry, grid, &launch)))
                 .collect::<Result<Vec<_>, Refused>>();
@@ -234,7 +234,6 @@ impl Probe {
             scalars: if numbers.is_empty() { 0 } else { address(0) },
             skip: 0,
             copy: 0,
-            table: 0,
             count: u32::try_from(timed.gradients).expect("there are at most 64"),
             gradient_kind: Kind::of(timed.gradient_type).code(),
             copy_kind: Kind::of(timed.element_type).code(),

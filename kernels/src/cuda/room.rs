@@ -13,6 +13,11 @@ use super::safe::{Context, Memory, Part};
 /// few registrations for a network card.
 const BLOCK_BYTES: u64 = 64 << 20;
 
+/// Left to the driver and to others where nobody has set a limit: modules, pinned pages and another shard's streams
+/// take some when the chunks are there. Of a small device a part.
+const KEPT_BYTES: u64 = 256 << 20;
+const KEPT_PART: u64 = 64;
+
 /// Why there is memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reasons {
@@ -50,9 +55,16 @@ impl Room {
 
     /// Bytes that can still be handed out, as far as anybody knows.
     pub(super) fn free(&self) -> u64 {
-        let left = self.left.as_ref().map_or(0, Part::bytes);
-        let free = self.context.memory().map_or(0, |(free, _)| free);
-        left + self.limit.map_or(free, |limit| free.min(limit.saturating_sub(self.taken)))
+        self.left.as_ref().map_or(0, Part::bytes) + self.allowed()
+    }
+
+    /// Bytes that may still be taken of the driver.
+    fn allowed(&self) -> u64 {
+        let (free, total) = self.context.memory().unwrap_or((0, 0));
+        match self.limit {
+            Some(limit) => free.min(limit.saturating_sub(self.taken)),
+            None => free.saturating_sub(KEPT_BYTES.min(total / KEPT_PART)),
+        }
     }
 
     /// A chunk's parameter and its states, each `bytes` long.
@@ -82,7 +94,7 @@ impl Room {
     }
 
     fn grow(&mut self, needed: u64) -> Result<(), NotAdopted> {
-        let allowed = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken));
+        let allowed = self.allowed();
         // A whole block, or as much as is needed when that is all there is.
         let mut refused = None;
         for bytes in [needed.max(BLOCK_BYTES), needed].into_iter().filter(|bytes| *bytes <= allowed) {
@@ -102,7 +114,8 @@ impl Room {
     /// Why there is not as much: the bound, or what the driver said.
     fn exhausted(&self, needed: u64, refused: Option<&Refused>) -> NotAdopted {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
-        let limit = self.limit.map_or_else(String::new, |limit| format!(", {limit} are allowed for chunks"));
+        let kept = || format!(", {} are kept for the driver", KEPT_BYTES.min(total / KEPT_PART));
+        let limit = self.limit.map_or_else(kept, |limit| format!(", {limit} are allowed for chunks"));
         let why = refused.map_or_else(String::new, |refused| format!(": {refused}"));
         NotAdopted::Full(format!(
             "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for \

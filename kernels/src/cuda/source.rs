@@ -1,4 +1,4 @@
-//! A module's whole text: the kernels that do not depend on a rule, then rules and theirs.
+//! A module's whole text: the kernels that do not depend on a rule, then rules and theirs; or one rule's update alone.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,18 @@ use pserver_core::dtype::ElementType;
 
 use super::emit::Emitted;
 
-/// What every module begins with, in this order.
-const PARTS: [&str; 10] = [
+/// What every module begins with, in this order: all that an update needs, and no kernel.
+const BASE: [&str; 5] = [
     include_str!("../../cu/base.cu"),
     include_str!("../../cu/elementary.cu"),
     include_str!("../../cu/rule.cu"),
     include_str!("../../cu/sum.cu"),
     include_str!("../../cu/update.cu"),
+];
+
+/// The kernels that do not depend on a rule, and what rows need.
+const FIXED: [&str; 6] = [
+    include_str!("../../cu/merge.cu"),
     include_str!("../../cu/rows.cu"),
     include_str!("../../cu/norm.cu"),
     include_str!("../../cu/cast.cu"),
@@ -63,7 +68,7 @@ impl Module {
         let updates: BTreeMap<&str, &Emitted> = updates.into_iter().map(by_key).collect();
         let rows: BTreeMap<&str, &Emitted> = rows.into_iter().map(by_key).collect();
         let all: BTreeMap<&str, &Emitted> = updates.iter().chain(&rows).map(|(key, rule)| (*key, *rule)).collect();
-        let mut text = PARTS.join("\n");
+        let mut text = [&BASE[..], &FIXED].concat().join("\n");
         let mut entries: Vec<(String, &'static str)> =
             FIXED_ENTRIES.iter().map(|(name, structure)| ((*name).to_owned(), *structure)).collect();
         for (key, rule) in all {
@@ -81,6 +86,17 @@ impl Module {
             }
         }
         Self { text, entries }
+    }
+
+    /// The kernel that updates a tensor of one type by one rule, and nothing else: what is compiled while somebody
+    /// waits.
+    ///
+    /// # Panics
+    /// When the type is not f32 or f64.
+    #[must_use]
+    pub fn of_update(rule: &Emitted, element_type: ElementType) -> Self {
+        let text = format!("{}\n{}{}", BASE.join("\n"), rule.text(), rule.update_kernel(element_type));
+        Self { text, entries: vec![(rule.update_entry(element_type), "UpdateArguments")] }
     }
 
     /// CUDA C++ that needs no header.

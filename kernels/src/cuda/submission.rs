@@ -12,12 +12,10 @@ use super::accelerator::{Cuda, Job, RING_PIECES, Seat, Slot};
 use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, UpdateArguments};
 use super::checked::Refused;
 use super::gathering::{Gathering, aligned};
-use super::safe::{Context, Grid, Lane, Part, Ticket};
+use super::safe::{Context, Entry, Grid, Lane, Part, Ticket};
 
 /// Elements that a thread computes at once.
 const ELEMENTS_AT_ONCE: u64 = 8;
-/// Blocks of a multiprocessor, all of which are there at once; more would wait for their turn.
-const BLOCKS_EACH: u32 = 8;
 
 /// Which work it is, once the lanes have it.
 #[derive(Clone, Copy)]
@@ -214,7 +212,7 @@ impl Cuda {
         }
         let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
         if self.gradients.is_empty() {
-            let grid = grid(&self.context, course.launch.elements);
+            let grid = grid(&self.context, &slot.program.entry, course.launch.elements);
             self.lanes.record(Lane::In, &desk.reached)?;
             self.lanes.wait(Lane::Compute, &desk.reached)?;
             self.lanes.launch(&slot.program.entry, grid, &course.launch)?;
@@ -267,14 +265,14 @@ impl Cuda {
         launch.gradient_kind = Kind::of(self.gradients[group.start].1).code();
         self.lanes.record(Lane::In, &bank.filled)?;
         self.lanes.wait(Lane::Compute, &bank.filled)?;
-        let grid = grid(&self.context, launch.elements);
         if group.end < self.gradients.len() {
             let weights = self.sum.address();
             let partial = UpdateArguments { weights, scalars: 0, merge: Merge::Sum as u32, ..*launch };
-            self.lanes.launch(&slot.sum, grid, &partial)?;
+            self.lanes.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
             launch.sum = weights;
         } else {
-            self.lanes.launch(&slot.program.entry, grid, launch)?;
+            let entry = &slot.program.entry;
+            self.lanes.launch(entry, grid(&self.context, entry, launch.elements), launch)?;
             course.is_written = true;
         }
         *group = group.end..group.end;
@@ -343,7 +341,6 @@ impl Slot {
             scalars: 0,
             skip: 0,
             copy: 0,
-            table: 0,
             count: 0,
             gradient_kind: own,
             copy_kind: own,
@@ -361,10 +358,10 @@ fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Opti
     Some(first..first + alike.min(at_once))
 }
 
-/// As many blocks as the elements are worth, and no more than are there at once.
-pub(super) fn grid(context: &Context, elements: u64) -> Grid {
+/// As many blocks as the elements are worth, and no more than are there at once: others would wait for their turn.
+pub(super) fn grid(context: &Context, entry: &Entry, elements: u64) -> Grid {
     let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
-    let most = u64::from(context.properties().multiprocessors.max(1) * BLOCKS_EACH);
+    let most = u64::from(context.properties().multiprocessors.max(1) * entry.resident());
     let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
     Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }

@@ -4,13 +4,13 @@
 //! an enumeration that the codes of a newer driver do not fit. That ours take what cudarc's take is checked when this
 //! is compiled. Nor is its search for the libraries used, which knows no compiler of CUDA 13.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
 pub(super) use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmodule,
-    CUpointer_attribute, CUstream, CUstream_flags,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec,
+    CUmodule, CUpointer_attribute, CUstream, CUstream_flags,
 };
 use cudarc::nvrtc::sys as nvrtc;
 pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
@@ -20,6 +20,8 @@ use libloading::{Library, os::unix};
 pub(super) type Code = c_uint;
 
 pub(super) const CUDA_SUCCESS: Code = cuda::CUresult::CUDA_SUCCESS as Code;
+pub(super) const CUDA_ERROR_INVALID_VALUE: Code = cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code;
+pub(super) const CUDA_ERROR_NOT_FOUND: Code = cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code;
 pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Code = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 pub(super) const CUDA_ERROR_NO_DEVICE: Code = cuda::CUresult::CUDA_ERROR_NO_DEVICE as Code;
 pub(super) const CUDA_ERROR_NOT_READY: Code = cuda::CUresult::CUDA_ERROR_NOT_READY as Code;
@@ -40,16 +42,19 @@ pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
     cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
 ];
 /// What a driver answers of an address that it did not give, or that cannot have given any.
-pub(super) const ERRORS_OF_STRANGERS: [Code; 5] = [
+pub(super) const ERRORS_OF_STRANGERS: [Code; 6] = [
     cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
     cuda::CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
     cuda::CUresult::CUDA_ERROR_DEINITIALIZED as Code,
     cuda::CUresult::CUDA_ERROR_STUB_LIBRARY as Code,
+    cuda::CUresult::CUDA_ERROR_INVALID_CONTEXT as Code,
     CUDA_ERROR_NO_DEVICE,
 ];
 /// Kinds of memory.
 pub(super) const KIND_HOST: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
 pub(super) const KIND_DEVICE: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
+/// A capture that other threads' calls do not disturb.
+pub(super) const CAPTURE_OF_THREAD: c_uint = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint;
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
@@ -79,15 +84,18 @@ pub(super) fn driver_of_process() -> Option<&'static Library> {
     Some(LIBRARY.get_or_init(|| found.into()))
 }
 
-/// The compiler's library, looked for once and never unloaded.
-pub(super) fn compiler() -> Option<&'static Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(|| first(&COMPILER_NAMES)).as_ref()
+/// The compiler's libraries that there are, looked for one by one.
+pub(super) fn compilers() -> impl Iterator<Item = Library> {
+    COMPILER_NAMES.iter().filter_map(|name| open(name))
 }
 
 fn first(names: &[&str]) -> Option<Library> {
-    // SAFETY: it loads a library of these names, whose initialisers are the vendor's.
-    names.iter().find_map(|name| unsafe { Library::new(name) }.ok())
+    names.iter().find_map(|name| open(name))
+}
+
+fn open(name: &str) -> Option<Library> {
+    // SAFETY: it loads a library of one of the names above, whose initialisers are the vendor's.
+    unsafe { Library::new(name) }.ok()
 }
 
 /// A library's functions, all found or none.
@@ -141,6 +149,7 @@ functions! {
         cuDeviceGet(*mut CUdevice, c_int);
         cuDeviceGetName(*mut c_char, c_int, CUdevice);
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuDevicePrimaryCtxRelease_v2(CUdevice);
         cuCtxSetCurrent(CUcontext);
@@ -172,12 +181,26 @@ functions! {
         cuModuleLoadData(*mut CUmodule, *const c_void);
         cuModuleUnload(CUmodule);
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
         cuLaunchKernel(
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
             *mut *mut c_void
         );
     } and with numbers for enumerations {
         cuGetErrorName(Code, *mut *const c_char);
+    }
+}
+
+functions! {
+    /// Of the driver, what makes graphs; only who captures one asks for it.
+    Graphs from cuda, which returns CUresult {
+        cuStreamEndCapture(CUstream, *mut CUgraph);
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+        cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphDestroy(CUgraph);
+        cuGraphExecDestroy(CUgraphExec);
+    } and with numbers for enumerations {
+        cuStreamBeginCapture_v2(CUstream, c_uint);
     }
 }
 

@@ -83,10 +83,6 @@ impl Launcher for Shim {
         BufferId(self.buffers - 1)
     }
 
-    fn relocate(&mut self, into: BufferId, address: Address) {
-        self.numbers(&[4, into.0, address.offset as u64, address.buffer.0, address.within]);
-    }
-
     fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
         self.numbers(&[2, name.len() as u64]);
         self.send(name.as_bytes());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use pserver_kernels::conformance::standin::beside_the_program;
-use pserver_kernels::cuda::{Direct, DirectBuffer, Module};
+use pserver_kernels::cuda::{Direct, DirectBuffer, DirectLaunch, DirectStep, Module};
 
 use crate::launcher::{Address, BufferId, Launcher};
 
@@ -21,6 +21,12 @@ pub(crate) struct OnDevice {
     missing: BTreeSet<String>,
     /// Why nothing could be compiled.
     without: Option<String>,
+}
+
+/// A launch of a step that is captured.
+pub(crate) struct StepLaunch {
+    name: String,
+    arguments: Vec<u8>,
 }
 
 struct Held {
@@ -41,6 +47,37 @@ impl OnDevice {
         let is_there = module.entries().all(|entry| device.has(entry));
         let without = if is_there { None } else { device.add(module).err().map(|why| why.to_string()) };
         Ok(Self { device, buffers: Vec::new(), missing: BTreeSet::new(), without })
+    }
+
+    /// A launch for [`OnDevice::capture`], with addresses put in.
+    pub(crate) fn prepared(&self, name: &str, arguments: &[u8], addresses: &[Address]) -> StepLaunch {
+        StepLaunch { name: name.to_owned(), arguments: self.with_addresses(arguments, addresses) }
+    }
+
+    /// Launches as one graph, each on two blocks.
+    pub(crate) fn capture(&mut self, launches: &[StepLaunch]) -> DirectStep {
+        let launches: Vec<DirectLaunch<'_>> =
+            launches.iter().map(|launch| (launch.name.as_str(), (2, 1), launch.arguments.as_slice())).collect();
+        self.device.capture(&launches).expect("the driver captures launches")
+    }
+
+    pub(crate) fn replay(&mut self, step: &DirectStep) {
+        self.device.replay(step).expect("the kernels run");
+    }
+
+    /// Writes the first bytes of a buffer anew.
+    pub(crate) fn rewrite(&mut self, buffer: BufferId, bytes: &[u8]) {
+        let held = &self.buffers[usize::try_from(buffer.0).expect("few buffers")];
+        let (buffer, begin) = (held.buffer, held.begin as u64);
+        self.device.write(buffer, begin, bytes).expect("the device takes bytes");
+    }
+
+    fn with_addresses(&self, arguments: &[u8], addresses: &[Address]) -> Vec<u8> {
+        let mut arguments = arguments.to_vec();
+        for address in addresses {
+            arguments[address.offset..][..8].copy_from_slice(&self.address(*address).to_le_bytes());
+        }
+        arguments
     }
 
     /// What was left out.
@@ -66,18 +103,8 @@ impl Launcher for OnDevice {
         BufferId(self.buffers.len() as u64 - 1)
     }
 
-    fn relocate(&mut self, into: BufferId, address: Address) {
-        let held = &self.buffers[usize::try_from(into.0).expect("few buffers")];
-        let (buffer, place) = (held.buffer, (held.begin + address.offset) as u64);
-        let bytes = self.address(address).to_le_bytes();
-        self.device.write(buffer, place, &bytes).expect("the device takes an address");
-    }
-
     fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
-        let mut arguments = arguments.to_vec();
-        for address in addresses {
-            arguments[address.offset..][..8].copy_from_slice(&self.address(*address).to_le_bytes());
-        }
+        let arguments = self.with_addresses(arguments, addresses);
         let [wide, high] = grid.map(|blocks| u32::try_from(blocks).expect("a small grid"));
         self.device.launch(name, (wide, high), &arguments).expect("a kernel runs");
     }

@@ -35,9 +35,6 @@ pub(crate) trait Launcher: Send {
     /// A buffer with these bytes, at an address that is so much above a multiple of 16.
     fn buffer(&mut self, content: &[u8], align: usize) -> BufferId;
 
-    /// Puts an address into a buffer.
-    fn relocate(&mut self, into: BufferId, address: Address);
-
     /// Runs a kernel; its structure has addresses put in.
     fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]);
 
@@ -109,10 +106,6 @@ struct Losing<'a> {
 impl Launcher for Losing<'_> {
     fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
         self.inner.buffer(content, align)
-    }
-
-    fn relocate(&mut self, into: BufferId, address: Address) {
-        self.inner.relocate(into, address);
     }
 
     fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {

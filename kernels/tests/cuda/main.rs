@@ -11,4 +11,5 @@ mod launcher;
 mod launches;
 mod reductions;
 mod rows;
+mod steps;
 mod updates;

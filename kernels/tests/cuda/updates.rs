@@ -1,7 +1,7 @@
 //! Updates and sums of whole tensors.
 
 use std::collections::BTreeSet;
-use std::mem::{offset_of, size_of};
+use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytemuck::{Zeroable, bytes_of};
@@ -261,51 +261,6 @@ pub(crate) fn nearest_half(value: f64, into: ElementType) -> [u8; 2] {
     }
 }
 
-#[test]
-fn a_table_of_tensors_is_updated_by_one_launch() {
-    on_every(&module(), check_tables_of_tensors);
-}
-
-fn check_tables_of_tensors(launcher: &mut dyn Launcher) {
-    let cases = [1, 67, 300, 5]
-        .map(|length| Case::new(&some_rules()[1], ElementType::Float32, ElementType::Float32, 2, length));
-    let mut table = Vec::new();
-    let mut relocations = Vec::new();
-    for (row, case) in cases.iter().enumerate() {
-        let mut arguments = UpdateArguments::zeroed();
-        arguments.elements = (case.weights.len() / 4) as u64;
-        arguments.count = 2;
-        arguments.gradient_kind = Kind::Float32.code();
-        let mut place = |offset: usize, buffer| {
-            let offset = row * size_of::<UpdateArguments>() + offset;
-            relocations.push(Address { offset, buffer, within: 0 });
-            buffer
-        };
-        let weights = place(offset_of!(UpdateArguments, weights), launcher.buffer(&case.weights, 0));
-        let state = place(offset_of!(UpdateArguments, states), launcher.buffer(&case.states[0], 0));
-        place(offset_of!(UpdateArguments, scalars), launcher.buffer(&case.scalars, 0));
-        for (index, gradient) in case.gradients.iter().enumerate() {
-            place(offset_of!(UpdateArguments, gradients) + 8 * index, launcher.buffer(gradient, 0));
-        }
-        table.push((arguments, weights, state));
-    }
-    let bytes: Vec<u8> = table.iter().flat_map(|(arguments, ..)| bytes_of(arguments).to_vec()).collect();
-    let on_device = launcher.buffer(&bytes, 0);
-    relocations.into_iter().for_each(|address| launcher.relocate(on_device, address));
-    let top = Address { offset: offset_of!(UpdateArguments, table), buffer: on_device, within: 0 };
-    launcher.launch(&cases[0].entry, [2, 4], bytes_of(&UpdateArguments::zeroed()), &[top]);
-    for (case, (_, weights, state)) in cases.iter().zip(table) {
-        assert_same(
-            ElementType::Float32,
-            &launcher.read(weights, case.weights.len()),
-            &case.expected.weights,
-            "weights",
-        );
-        assert_same(ElementType::Float32, &launcher.read(state, case.weights.len()), &case.expected.states[0], "state");
-    }
-    launcher.release();
-}
-
 /// `w += g` where it stands: what streams in is accumulated.
 #[test]
 fn a_sum_in_place_adds_to_what_is_there() {
@@ -378,6 +333,5 @@ fn a_lost_launch_is_noticed() {
     on_every(&module(), |launcher| {
         assert_a_lost_launch_is_noticed(launcher, "pserver_", check_copies);
         assert_a_lost_launch_is_noticed(launcher, "pserver_", check_sums_in_place);
-        assert_a_lost_launch_is_noticed(launcher, "pserver_", check_tables_of_tensors);
     });
 }

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
+use super::context::driver_version;
 use crate::cuda::sys::{self, Code, Compiler as Library, nvrtcProgram};
 
 /// What NVRTC calls success.
@@ -90,11 +91,32 @@ impl Drop for Program {
     }
 }
 
+/// The first whose code the driver loads. A driver takes what a compiler of its own major version makes, or of an older
+/// one; where there is no driver, the first is taken.
 fn load() -> Result<Compiler, String> {
-    let library = sys::compiler().ok_or_else(|| {
+    let driver = driver_version();
+    let mut why = None;
+    for library in sys::compilers() {
+        // It is never unloaded: programs of it may be anywhere.
+        match at(Box::leak(Box::new(library))) {
+            Ok(Compiler { version: (major, minor), .. }) if driver.is_some_and(|(most, _)| most < major) => {
+                let (most, least) = driver.expect("there is one");
+                why.get_or_insert(format!(
+                    "libnvrtc is of CUDA {major}.{minor}, and the driver of CUDA {most}.{least} does not load what it \
+                     compiles; expected libnvrtc.so.{most}"
+                ));
+            }
+            Ok(compiler) => return Ok(compiler),
+            Err(refused) => drop(why.get_or_insert(refused)),
+        }
+    }
+    Err(why.unwrap_or_else(|| {
         let names = sys::COMPILER_NAMES.join(", ");
         format!("libnvrtc, which compiles rules for the device, was not found; looked for {names}")
-    })?;
+    }))
+}
+
+fn at(library: &'static libloading::Library) -> Result<Compiler, String> {
     let library = Library::load(library).map_err(|symbol| format!("libnvrtc is too old: it has no {symbol}"))?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are there to be written.

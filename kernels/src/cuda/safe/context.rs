@@ -5,7 +5,9 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use crate::cuda::checked::{Refused, called};
-use crate::cuda::sys::{self, CUDA_ERROR_NO_DEVICE, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver};
+use crate::cuda::sys::{
+    self, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver,
+};
 
 /// The oldest driver: 12.4, because the committed PTX is of that version. As the driver writes it.
 const DRIVER_MIN: c_int = 12_040;
@@ -60,7 +62,16 @@ impl Context {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is there to be written, and the device is one that `cuDeviceGet` gave.
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
-        called(&driver, "cuDevicePrimaryCtxRetain", code).map_err(refused)?;
+        called(&driver, "cuDevicePrimaryCtxRetain", code).map_err(|error| match error.code {
+            CUDA_ERROR_OUT_OF_MEMORY => {
+                let total = total(&driver, device).map_or_else(|_| String::new(), |bytes| format!(" of {bytes} bytes"));
+                format!(
+                    "memory of CUDA device {ordinal}: a context, which takes some hundred MiB{total}, found no room; \
+                     other processes have the rest: {error}"
+                )
+            }
+            _ => error.to_string(),
+        })?;
         Ok(Arc::new(Self { driver, device, handle, properties }))
     }
 
@@ -135,6 +146,12 @@ fn version(driver: &Driver) -> Result<c_int, Refused> {
     Ok(version)
 }
 
+/// The CUDA version of the driver that there is.
+pub(super) fn driver_version() -> Option<(u32, u32)> {
+    let found = version(&driver().ok()?).ok()?;
+    u32::try_from(found).ok().map(|version| (version / 1000, version % 1000 / 10))
+}
+
 fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
@@ -144,6 +161,14 @@ fn count(driver: &Driver) -> Result<c_int, Refused> {
     // SAFETY: `count` is there to be written.
     called(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
     Ok(count)
+}
+
+/// Bytes of a device's memory; no context is needed to ask.
+fn total(driver: &Driver, device: CUdevice) -> Result<usize, Refused> {
+    let mut bytes = 0;
+    // SAFETY: `bytes` is there to be written, and the device is one that `cuDeviceGet` gave.
+    called(driver, "cuDeviceTotalMem", unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut bytes, device) })?;
+    Ok(bytes)
 }
 
 fn properties(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Properties, Refused> {

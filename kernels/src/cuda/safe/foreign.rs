@@ -12,8 +12,8 @@ use pserver_core::error::Failure;
 
 use crate::cuda::checked::{Refused, called};
 use crate::cuda::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUpointer_attribute as Attribute, Driver, ERRORS_OF_STRANGERS, KIND_DEVICE,
-    KIND_HOST, PORTABLE,
+    self, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUdeviceptr, CUpointer_attribute as Attribute, Driver,
+    ERRORS_OF_STRANGERS, KIND_DEVICE, KIND_HOST, PORTABLE,
 };
 
 /// Memory of a device, and as much of the host's: bytes pass through the second on their way from and to the first.
@@ -283,7 +283,11 @@ fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<(Allocation, bool
     let (mut managed, mut bytes) = (0_u32, 0_usize);
     let mut found = Allocation { context: ptr::null_mut(), ordinal: 0, end: 0 };
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &mut managed)?;
-    ask(driver, Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, address, &mut found.context)?;
+    match ask(driver, Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, address, &mut found.context) {
+        // Memory of a pool, or mapped by hand, which no context allocated.
+        Err(refused) if refused.code == CUDA_ERROR_INVALID_VALUE => found.context = ptr::null_mut(),
+        asked => asked?,
+    }
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address, &mut found.ordinal)?;
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address, &mut found.end)?;
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address, &mut bytes)?;

@@ -385,6 +385,14 @@ impl<W> Lanes<W> {
         held
     }
 
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn compute(&self) -> CUstream {
+        self.stream(Lane::Compute)
+    }
+
     fn stream(&self, lane: Lane) -> CUstream {
         self.streams[lane as usize].handle
     }

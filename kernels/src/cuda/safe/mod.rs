@@ -8,6 +8,7 @@
 mod compiler;
 mod context;
 mod foreign;
+mod graph;
 mod lanes;
 mod memory;
 mod module;
@@ -15,6 +16,7 @@ mod module;
 pub(super) use compiler::Compiler;
 pub(super) use context::Context;
 pub use foreign::{Claim, Foreign};
+pub(super) use graph::Captured;
 pub(super) use lanes::{Event, Lane, Lanes, Ring, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
 pub(super) use module::{Entry, Grid, Module};

@@ -1,10 +1,11 @@
 //! Code on the device.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
 use super::Context;
+use crate::cuda::arguments::BLOCK_THREADS;
 use crate::cuda::checked::Refused;
 use crate::cuda::sys::{CUfunction, CUmodule};
 
@@ -19,6 +20,7 @@ pub(in crate::cuda) struct Module {
 pub(in crate::cuda) struct Entry {
     _module: Arc<Module>,
     pub(super) handle: CUfunction,
+    resident: u32,
 }
 
 /// How many blocks of how many threads.
@@ -66,7 +68,20 @@ impl Module {
         // SAFETY: `handle` is there to be written, the name ends with a zero, and the module is loaded.
         let code = unsafe { (self.context.driver.cuModuleGetFunction)(&raw mut handle, self.handle, text.as_ptr()) };
         self.context.called("cuModuleGetFunction", code)?;
-        Ok(Entry { _module: Arc::clone(self), handle })
+        let mut resident = 0;
+        let threads = c_int::try_from(BLOCK_THREADS).expect("a block has at most 1024 threads");
+        let ask = self.context.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor;
+        // SAFETY: `resident` is there to be written, and the function is one that the module has.
+        let code = unsafe { ask(&raw mut resident, handle, threads, 0) };
+        self.context.called("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(Entry { _module: Arc::clone(self), handle, resident: u32::try_from(resident).unwrap_or(0).max(1) })
+    }
+}
+
+impl Entry {
+    /// Blocks of it, of [`BLOCK_THREADS`] threads, that a multiprocessor has at once.
+    pub(in crate::cuda) fn resident(&self) -> u32 {
+        self.resident
     }
 }
 

@@ -13,6 +13,9 @@ use pserver_core::port::{Accelerator, Code, NotAdopted, Plain, Resident, Simulat
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{each, each_seed, is_inside, kernels};
 use crate::conformance;
+use crate::cuda::code::load_shipped;
+use crate::cuda::safe::Context;
+use crate::cuda::submission::grid;
 use crate::cuda::{Beside, Cuda, Emitted, Module, Settings};
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
@@ -249,6 +252,7 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
             count += 1;
         };
         assert!(text.starts_with("memory of CUDA device 0: 16384 bytes were asked for, "), "{text}");
+        assert!(text.contains(", 15625 are kept for the driver; taken for"), "a 64th of the device: {text}");
         assert!(text.contains(&format!("taken for parameters {}", count * CHUNK_BYTES)), "{text}");
         assert!(30 < count, "{count} chunks found room");
         device.clear();
@@ -260,6 +264,40 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
         };
         assert!(device.capabilities().bytes_free <= 40_000);
         assert_eq!((0..9).filter(|_| device.adopt(&resident).is_ok()).count(), 2);
+    });
+}
+
+#[test]
+fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
+    let check = |failing: &str, words: &[&str]| {
+        each(&[&[("PSERVER_STANDIN_FAIL", failing)]], || {
+            let text = Cuda::open(settings()).map(|_| ()).expect_err("it is full").to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        });
+    };
+    let kernels = format!("{} bytes of kernels were to be loaded, ", crate::cuda::shipped::CUBIN.len());
+    match std::env::var("PSERVER_STANDIN_FAIL").as_deref() {
+        Ok(failing) if failing.contains("Module") => check(failing, &[&kernels, " of 268435456 are free"]),
+        Ok(failing) => check(failing, &["bytes of the host's memory were to be pinned for its copies: cuMemHostAlloc"]),
+        Err(_) => {
+            for one in ["cuModuleLoadData:1:2", "cuMemHostAlloc:1:2", "cuMemHostAlloc:2:2"] {
+                check(one, &[]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_grid_has_as_many_blocks_as_are_there_at_once() {
+    let Some(library) = library(&job::module()) else { return };
+    let resident = |blocks| [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_RESIDENT", blocks)];
+    each(&[&resident("3"), &resident("7")], || {
+        let wanted: u32 = std::env::var("PSERVER_STANDIN_RESIDENT").expect("it was set").parse().expect("a number");
+        let context = Context::open(0).expect("the stand-in is there");
+        let entry = load_shipped(&context).expect("it is there").entry("pserver_sum_f32").expect("it is there");
+        let blocks = |elements| grid(&context, &entry, elements).blocks;
+        // Four multiprocessors; a block of 256 threads is worth 8 elements each.
+        assert_eq!((blocks(0), blocks(2049), blocks(1 << 30)), ((1, 1), (2, 1), (4 * wanted, 1)));
     });
 }
 

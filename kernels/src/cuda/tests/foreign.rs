@@ -22,7 +22,7 @@ fn where_there_is_no_driver_all_memory_is_the_hosts() {
 
 #[test]
 fn where_nobody_has_loaded_the_driver_nobody_is_asked() {
-    each(&[&[]], || {
+    each(&[&[], &[("PSERVER_STANDIN_STRANGERS", "201")]], || {
         let own = [0_u8; 64];
         let address = own.as_ptr().addr() as u64;
         assert_eq!(found(address, 64), Ok(false), "this process has no driver yet");
@@ -37,7 +37,8 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let log = folder.path().join("unpinned").display().to_string();
     let log: (&str, &str) = ("PSERVER_STANDIN_UNPINNED", &log);
-    each(&[&[GUARD, log], &[GUARD, log, ("PSERVER_STANDIN_POOLED", "1")]], || {
+    let pooled = |how| [GUARD, log, ("PSERVER_STANDIN_POOLED", how)];
+    each(&[&[GUARD, log], &pooled("1"), &pooled("2")], || {
         let context = Context::open(0).expect("there is one");
         let memory = Memory::new(&context, 1000).expect("there is as much");
         let address = usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits");

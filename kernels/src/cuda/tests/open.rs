@@ -45,7 +45,11 @@ fn each_call_that_fails_while_a_device_is_opened_is_named() {
     each(&[&[("PSERVER_STANDIN_FAIL", "cuInit:1:999,cuDeviceGetCount:1:3,cuDevicePrimaryCtxRetain:1:2")]], || {
         assert_eq!(refusal(0), "cuInit: an error that the driver has no name for (999)");
         assert_eq!(refusal(0), "cuDeviceGetCount: CUDA_ERROR_NOT_INITIALIZED (3)");
-        assert_eq!(refusal(0), "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)");
+        assert_eq!(
+            refusal(0),
+            "memory of CUDA device 0: a context, which takes some hundred MiB of 268435456 bytes, found no room; other \
+             processes have the rest: cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"
+        );
         assert!(Context::open(0).is_ok());
     });
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::optim::Formula;
@@ -54,6 +55,74 @@ fn a_rule_is_compiled_once_and_kept() {
     check(6);
 }
 
+/// Parameters whose rules differ in numbers alone, each with code of its own.
+#[test]
+fn rules_of_one_text_are_compiled_once_for_a_job() {
+    let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let compiled = folder.path().join("compiled").display().to_string();
+    let mut settings = vec![("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_COMPILED", &compiled)];
+    settings.extend(compiler.iter().map(|(name, value)| (*name, value.as_str())));
+    each(&[&settings], || {
+        let compilations = || {
+            let file = std::env::var("PSERVER_STANDIN_COMPILED").expect("it was set");
+            fs::read_to_string(file).map_or(0, |text| text.lines().count())
+        };
+        let mut device = open(None);
+        let adopt = |device: &mut Cuda, bytes| {
+            let rule = job::rule("adam").expect("it is a rule");
+            let mut scalars = Vec::new();
+            let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
+            let code = Code::Rule(Arc::new((**code).clone()));
+            device.adopt(&Resident { element_type: Float32, bytes, code }).expect("there is room")
+        };
+        for count in 1..=5 {
+            adopt(&mut device, 64 * count);
+        }
+        assert_eq!(compilations(), 1);
+        device.clear();
+        adopt(&mut device, 64);
+        assert_eq!(compilations(), 2, "a job that is over leaves nothing");
+    });
+}
+
+#[test]
+fn a_compiler_that_is_newer_than_the_driver_is_not_used() {
+    let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
+    let mut settings = vec![("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_NVRTC", "13")];
+    settings.extend(compiler.iter().map(|(name, value)| (*name, value.as_str())));
+    let newer = [&settings[..], &[("PSERVER_STANDIN_VERSION", "13000")]].concat();
+    each(&[&settings, &newer], || match (Compiler::find(), std::env::var("PSERVER_STANDIN_VERSION")) {
+        (Ok(compiler), Ok(_)) => assert_eq!(compiler.version().0, 13),
+        // One that the host has beside it, under another name.
+        (Ok(compiler), Err(_)) => assert_eq!(compiler.version().0, 12),
+        (Err(why), _) => assert_eq!(
+            why,
+            "libnvrtc is of CUDA 13.4, and the driver of CUDA 12.4 does not load what it compiles; expected \
+             libnvrtc.so.12"
+        ),
+    });
+}
+
+/// What the driver says of a kernel otherwise is no reason to compile it.
+#[test]
+fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() {
+    let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
+    let mut settings = vec![("PSERVER_STANDIN_KERNELS", library.as_str())];
+    settings.push(("PSERVER_STANDIN_FAIL", "cuModuleGetFunction:1:700"));
+    settings.extend(compiler.iter().map(|(name, value)| (*name, value.as_str())));
+    each(&[&settings], || {
+        let mut device = open(None);
+        let rule = job::rule("adam").expect("it is a rule");
+        let mut scalars = Vec::new();
+        let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
+        let mut adopt = || device.adopt(&Resident { element_type: Float32, bytes: 64, code: Code::Rule(code.clone()) });
+        let refused = format!("{:?}", adopt().expect_err("the driver fails"));
+        assert!(refused.contains("cuModuleGetFunction: CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{refused}");
+        assert!(adopt().is_ok(), "it was not kept");
+    });
+}
+
 /// One byte of every file.
 fn damage(folder: &Path) {
     for entry in fs::read_dir(folder).expect("rules were kept") {
@@ -67,7 +136,7 @@ fn damage(folder: &Path) {
 #[test]
 fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
     let Some(library) = fixed() else { return };
-    if sys::compiler().is_some() && !is_inside() {
+    if sys::compilers().next().is_some() && !is_inside() {
         return skip("a host without libnvrtc", "this one has it");
     }
     each(&[&[("PSERVER_STANDIN_KERNELS", &library)]], || {
