@@ -87,7 +87,7 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
     })
 }
 
-/// @brief Takes paddle_register_buffer back. Afterwards no network card reads or writes the memory, and it may be freed.
+/// @brief Takes paddle_register_buffer back. Afterwards no network card reads or writes the memory, which may be freed.
 ///
 /// @return 0 if successful, otherwise -1: when no memory that begins there is registered; when a call uses it that is
 /// not over, or not waited for; or when a card does not let go of it, and then it must stay until the program ends.
