@@ -262,8 +262,8 @@ fn new_epoch() -> Epoch {
     Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
 
-/// Says at start whether trainers may come over verbs, and what becomes of memory of accelerators then. Devices are asked
-/// on a thread of its own, because they may take long, and only who has nothing else waits for them.
+/// Says at start whether trainers may come over verbs, and what becomes of memory of accelerators then. Devices are
+/// asked on a thread of its own, because they may take long, and only who has nothing else waits for them.
 ///
 /// # Errors
 /// When trainers may come in no other way, and cannot in this one: why.
