@@ -301,6 +301,83 @@ impl Lease {
     }
 }
 
+/// Bytes of leases of one arena that lie side by side, as one slice to read: what is sent together leaves in fewer
+/// pieces.
+///
+/// ```
+/// use pserver_core::memory::{Arena, Budget, Stretch};
+///
+/// let mut budget = Budget::new();
+/// budget.line("example", 64, 2);
+/// let arena = Arena::new(&budget).unwrap();
+/// let (one, other) = (arena.take(64).unwrap(), arena.take(64).unwrap());
+/// let mut both = Stretch::of(&one, 64).unwrap();
+/// assert!(both.goes_on(&other, 64));
+/// assert_eq!(both.bytes().len(), 128);
+/// ```
+///
+/// While it is there nothing of it can be written:
+///
+/// ```compile_fail,E0502
+/// use pserver_core::memory::{Lease, Stretch};
+///
+/// fn torn(mut lease: Lease) {
+///     let stretch = Stretch::of(&lease, 64).unwrap();
+///     lease.bytes_mut()[0] = 1;
+///     assert_eq!(stretch.bytes()[0], 0);
+/// }
+/// ```
+pub struct Stretch<'a> {
+    slab: &'a Slab,
+    begin: usize,
+    end: usize,
+}
+
+impl<'a> Stretch<'a> {
+    /// The first `bytes` of a lease; nothing for a view of another process's memory.
+    ///
+    /// # Panics
+    /// When the lease is shorter.
+    #[must_use]
+    #[inline]
+    pub fn of(lease: &'a Lease, bytes: u32) -> Option<Self> {
+        assert!(bytes <= lease.bytes, "a stretch of {bytes} bytes in a lease of {}", lease.bytes);
+        match &lease.place {
+            Place::Slot { slab, slot, class } => {
+                let begin = slab.offset(*class, *slot);
+                Some(Self { slab, begin, end: begin + bytes as usize })
+            }
+            Place::View(_) => None,
+        }
+    }
+
+    /// Takes the first `bytes` of another lease in; false when they do not lie where this ends.
+    ///
+    /// # Panics
+    /// As [`Stretch::of`].
+    #[must_use]
+    #[inline]
+    pub fn goes_on(&mut self, lease: &'a Lease, bytes: u32) -> bool {
+        let next = Self::of(lease, bytes).filter(|next| std::ptr::eq(next.slab, self.slab) && next.begin == self.end);
+        next.is_some_and(|next| {
+            self.end = next.end;
+            true
+        })
+    }
+
+    /// All of it.
+    #[must_use]
+    #[inline]
+    pub fn bytes(&self) -> &'a [u8] {
+        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        // SAFETY: from `begin` to `end` it is the bytes of one lease after another, without a gap: `goes_on` took in
+        // only what lay where it ended. They are initialised, as those of every lease are, and each of these leases is
+        // borrowed for `'a`, which keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, self.end - self.begin) }
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         match &self.place {
