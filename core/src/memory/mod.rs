@@ -46,7 +46,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, SharedPlace, Stretch, Usage};
+pub use arena::{Arena, Lease, SharedPlace, Stretch, StretchMut, Usage};
 pub use budget::{Budget, Line};
 pub use buffer::{Buffer, Mapping};
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
