@@ -225,10 +225,6 @@ impl Round {
     #[inline]
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let mut all = Gradients::new();
-        if let ([lone], None) = (self.contributions(), &self.sum) {
-            all.extend(lone.gradient());
-            return all;
-        }
         if let Some(lease) = &self.sum {
             all.push(Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         }

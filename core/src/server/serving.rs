@@ -704,7 +704,6 @@ impl Serving {
         let chunk = &self.table.chunks[place];
         let round = &chunk.round;
         match pace {
-            Pace::Rounds if round.is_bare() => false,
             // What was ahead is in it first, also of those who are not waited for any more.
             Pace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
             Pace::Rounds if 0 < chunk.sealed => !round.is_empty(),
