@@ -89,6 +89,8 @@ pub(crate) enum Buffers {
     /// The trainer's own, as it comes from the system.
     #[default]
     Ordinary,
+    /// The trainer's own, which it has registered.
+    Own,
     /// Gradients in a buffer of the library, values read where the servers wrote them.
     Registered,
 }
@@ -190,7 +192,7 @@ impl Job {
             word(self.mode)
         );
         ensure!(
-            self.buffers == Buffers::Ordinary || self.rule != RuleName::None && self.mode == ModeName::Sync,
+            self.buffers != Buffers::Registered || self.rule != RuleName::None && self.mode == ModeName::Sync,
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
         ensure!(

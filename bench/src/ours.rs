@@ -148,10 +148,16 @@ impl Trainer {
         let names = (0..cuts.len()).map(|index| format!("layer{index}/weight")).collect();
         let bytes = length(job.gradient_bytes());
         let gradient = match job.buffers {
-            Buffers::Ordinary => Memory::Ordinary(vec![0; bytes]),
+            Buffers::Ordinary | Buffers::Own => Memory::Ordinary(vec![0; bytes]),
             Buffers::Registered => Memory::Registered(client.buffer(bytes)?),
         };
         let value = vec![0; length(job.bytes)];
+        if job.buffers == Buffers::Own {
+            // Both stay as long as the client.
+            for memory in [gradient.bytes(), &value] {
+                client.register(memory.as_ptr().expose_provenance(), memory.len())?;
+            }
+        }
         let trainer = Self { client, job: job.clone(), names, places, gradient, value, view: None };
         trainer.initialise()?;
         Ok(trainer)

@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use clap::Parser;
 use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 use serde_json::{Value, json};
@@ -98,6 +99,7 @@ fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
     assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"));
     assert_eq!(result["server_cpu_seconds_per_gigabyte"], Value::Null, "they have no process of their own");
     check(&within(&["pushpull", "-s", "64k", "--rule", "adam", "--params", "3", "--buffers", "registered"]), 1);
+    check(&within(&["pushpull", "-s", "64k", "--rule", "none", "--params", "3", "--buffers", "own"]), 1);
     check(&within(&["pushpull", "-s", "64k", "--mode", "async", "--rule", "sgd", "--trainers", "2"]), 1);
     check(&within(&["latency", "-s", "4k", "--poll", "busy"]), 1);
     let output = psbench(&within(&["pushpull", "-s", "4k", "--spoil"]));
@@ -195,17 +197,6 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     assert_eq!(verdict, json!("met, at 10007 elements"), "a stand-in's figures are no figures");
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert!(page.contains("| goal: adam, 8 bfloat16, kernel: times torch |"), "{page}");
-}
-
-/// Says that something was not tested (`docs/TESTING.md`, "Skips").
-fn skip(what: &str, why: &str) {
-    let required = std::env::var("PSERVER_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one.trim() == what), "{what} is required here: {why}");
-    let line = format!("SKIPPED: {what}: {why}\n");
-    let Ok(report) = std::env::var("PSERVER_SKIP_REPORT") else { return };
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(&report);
-    let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
-    written.unwrap_or_else(|error| panic!("the report of skipped tests, {report}: {error}"));
 }
 
 #[test]
@@ -371,6 +362,15 @@ fn two_reports_are_compared() {
     let compared = report(&["compare", path, path]);
     let result = &compared["end"]["results"][0];
     assert_eq!((&result["change"], &result["verdict"]), (&json!(1.0), &json!("no difference seen")));
+    let rows = |trainers: &str| {
+        let small = ["rows", "--rows", "1000", "--width", "4", "--batch", "64", "-n", "9", "--distribution", "zipf"];
+        let path = folder.path().join(trainers);
+        std::fs::write(&path, report(&[&small[..], &["--trainers", trainers]].concat()).to_string()).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (one, two) = (rows("1"), rows("2"));
+    report(&["compare", &one, &one]);
+    refused(&["compare", &one, &two], "\"push, zipf\" has trainers 1, and then 2");
 }
 
 #[test]
@@ -396,13 +396,14 @@ fn people_get_a_table_and_programs_get_columns() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
 }
 
+fn refused(arguments: &[&str], words: &str) {
+    let output = psbench(arguments);
+    let found = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
+}
+
 #[test]
 fn what_cannot_be_run_is_refused_by_name() {
-    let refused = |arguments: &[&str], words: &str| {
-        let output = psbench(arguments);
-        let found = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && found.contains(words), "{arguments:?}: {found}");
-    };
     refused(&["pushpull", "--transport", "verbs"], "verbs");
     let loopback = ["--transport", "loopback"];
     refused(&[&["pushpull", "--poll", "adaptive"][..], &loopback].concat(), "--poll adaptive");

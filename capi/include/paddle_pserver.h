@@ -399,9 +399,15 @@ int paddle_buffer_free(paddle_pserver_client *client,
                        void *buffer);
 
 /**
- * @brief Says that the caller will send from this memory again and again. What a transport can do with that it does:
- * nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
- * the call is always allowed, and paddle_buffer_path says what came of it.
+ * @brief Says that the caller will send from this memory, or fetch into it, again and again. What a transport can do
+ * with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; what
+ * it refuses, because too little may be locked or the memory cannot be written, is copied. Over shared memory ordinary
+ * memory is copied as ever, since no other process can be given it, and over TCP nothing changes. So the call is
+ * always allowed.
+ *
+ * The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
+ * release of the client. Memory that is freed earlier is still a card's: it then reads and writes pages that are the
+ * program's no more, so gradients are stale and values are lost, and nobody is told.
  *
  * Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
  * call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
@@ -419,10 +425,10 @@ int paddle_register_buffer(paddle_pserver_client *client,
                            size_t bytes);
 
 /**
- * @brief Takes paddle_register_buffer back.
+ * @brief Takes paddle_register_buffer back. Afterwards no network card reads or writes the memory, and it may be freed.
  *
- * @return 0 if successful, otherwise -1: when no memory that begins there is registered, or when it is a device's and
- * a call uses it that is not over, or not waited for.
+ * @return 0 if successful, otherwise -1: when no memory that begins there is registered; when a call uses it that is
+ * not over, or not waited for; or when a card does not let go of it, and then it must stay until the program ends.
  */
 int paddle_unregister_buffer(paddle_pserver_client *client,
                              void *memory);

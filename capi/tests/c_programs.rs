@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use cluster::skip::skip;
+use pserver_kernels::conformance::skips::skip;
 use tempfile::TempDir;
 
 const TCP: &str = "tcp://127.0.0.1:0";
@@ -226,6 +226,22 @@ fn threads_share_a_client() {
 #[test]
 fn calls_are_started_and_waited_for() {
     check("tests/c/started.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn a_server_that_is_killed_ends_the_call_and_not_the_program() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    let binds = bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]);
+    for (bind, when) in binds.iter().flat_map(|bind| [(bind, "under"), (bind, "between")]) {
+        let folder = TempDir::new().expect("there is room");
+        let program = compile(folder.path(), "tests/c/lost.c", Language::C, Link::Shared);
+        let server = Server::start(folder.path(), bind, &[]);
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "2s");
+        let output = command.args([&server.process.id().to_string(), when]).output().expect("the program starts");
+        succeeded(&output, &format!("{bind}, {when}"));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "alive\n");
+    }
 }
 
 #[test]

@@ -7,13 +7,14 @@ mod cluster;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cluster::asked::is_full;
 use cluster::job::{BIND, Job, Local, TCP, client, folder};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
-use cluster::skip::{is_full, skip};
 use cluster::training::{Tensor, begin, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::dtype::ElementType::{Float32, Float64};
+use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use cluster::asked::is_full;
 use cluster::job::{Job, Local, client};
 use cluster::luck::Luck;
-use cluster::skip::is_full;
 use cluster::training::{Tensor, declare, pull};
 use paddle_pserver::client::Client;
 use prost::Message;

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use cluster::asked::is_full;
 use cluster::job::{BIND, Job, Local, TCP, client, client_with, folder, reader};
 use cluster::kept::Kept;
 use cluster::luck::Luck;
 use cluster::process::Processes;
 use cluster::rows::Matrix;
-use cluster::skip::is_full;
 use cluster::training::{Tensor, begin, declare, given, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::config::OptimizerSettings;

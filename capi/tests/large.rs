@@ -6,9 +6,9 @@ mod cluster;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use cluster::asked::is_set;
 use cluster::job::{Job, client};
 use cluster::process::{Process, free_ports};
-use cluster::skip::{is_set, skip};
 use cluster::training::{Tensor, begin, given, wanted};
 use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
 use pserver_core::config::OptimizerSettings;
@@ -16,6 +16,7 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 use pserver_core::port::Transport;
 use pserver_core::wire::Address;
+use pserver_kernels::conformance::skips::skip;
 use pserver_transport::network::{Network, NetworkOptions};
 use pserver_transport::trace::{Counters, Trace};
 

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use cluster::job::{Job, Local, client, client_with, folder, reader};
 use cluster::process::{Ended, Process, Processes, free_ports};
-use cluster::skip::skip;
 use cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
 use paddle_pserver::client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::wire::Address;
+use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 
@@ -114,6 +114,10 @@ fn a_server_that_cannot_start_says_why_and_exits() {
         (job.arguments(0, &taken, None), vec![taken.as_str(), "in use"]),
         (below_a_file.arguments(0, free, None), vec!["file/checkpoints"]),
         (job.clone().with("--journal", "on").arguments(0, free, None), vec!["journal", "checkpoint_dir"]),
+        (
+            job.clone().with("--rdma-device", "none").arguments(0, "verbs://127.0.0.1:0", None),
+            vec!["listening on verbs://127.0.0.1:0: verbs are switched off"],
+        ),
         (job.clone().with("--optimizer", "optimizer: Adam").arguments(0, free, None), vec!["optimizer", "adam"]),
     ];
     for (arguments, words) in cases {

@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Places of these lengths, in the slots of 64 bytes that are named, `-` for nowhere; the lengths of the slices that
+    /// Places of these lengths in the slots of 64 bytes that are named, `-` for nowhere; the lengths of the slices that
     /// are filled when `filled` bytes are there already.
     fn check(places: &str, filled: usize, slices_max: usize, expected: &[usize]) {
         let mut budget = Budget::new();

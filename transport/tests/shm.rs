@@ -21,7 +21,7 @@ use pserver_core::memory::shared::{Board, Counters};
 use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
 use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
-use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
+use pserver_transport::network::{Listener, Network, NetworkOptions, Poll, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -295,9 +295,11 @@ const OURS: usize = 0;
 const THEIRS: usize = 1;
 const TAIL: usize = 0;
 const HEAD: usize = 2;
+const ASLEEP: usize = 4;
 const RETURNED: usize = 8;
+const LETTERS: usize = 10;
 
-const SETUP: [u8; 16] = *b"PSHM\x02\0\0\0\0\0\x04\0\0\x20\0\0";
+const SETUP: [u8; 16] = *b"PSHM\x03\0\0\0\0\0\x04\0\0\x20\0\0";
 
 impl Raw {
     fn connect(address: &Address) -> UnixStream {
@@ -329,14 +331,24 @@ impl Raw {
         let _ = (&self.socket).write_all(b"w");
     }
 
+    /// Puts a letter on the socket, as it should be counted.
+    fn post(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        self.counter(LETTERS, OURS).fetch_add(1, SeqCst);
+        pass(&self.socket, bytes, descriptors);
+    }
+
     fn write(&mut self, bytes: &[u8]) {
+        self.put(bytes);
+        self.wake();
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
         for byte in bytes {
             let at = usize::try_from(self.written).expect("small") % RING;
             self.board.write(at, &[*byte]);
             self.written += 1;
         }
         self.counter(TAIL, OURS).store(self.written, SeqCst);
-        self.wake();
     }
 
     fn read(&mut self, bytes: usize) -> Vec<u8> {
@@ -372,7 +384,7 @@ impl Raw {
     /// Hands an arena over, and refers to it: 20,000 bytes.
     fn refer(&mut self, arena: Option<&OwnedFd>, number: u32, token: u32, offset: u64) {
         if let Some(arena) = arena {
-            pass(&self.socket, b"a", &[arena.as_fd()]);
+            self.post(b"a", &[arena.as_fd()]);
         }
         let mut bytes = push(&[0; 20_000]).encode();
         bytes.extend(number.to_le_bytes());
@@ -481,8 +493,31 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
     check(&|raw| raw.refer(Some(&good()), 0, 0, u64::MAX), "20000 bytes at 18446744073709551615 of arena 0");
     check(&|raw| raw.refer(Some(&good()), 0, 0, 4), "20000 bytes at 4 of arena 0");
     check(&|raw| raw.refer(Some(&memory(1 << 20, SealFlags::SEAL)), 0, 0, 0), "not sealed");
-    check(&|raw| pass(&raw.socket, b"a", &[]), "an arena was announced without its descriptor");
-    check(&|raw| pass(&raw.socket, b"!", &[]), "byte 0x21 on the socket has no meaning");
+    check(&|raw| raw.post(b"a", &[]), "an arena was announced without its descriptor");
+    check(&|raw| raw.post(b"!", &[]), "byte 0x21 on the socket has no meaning");
+}
+
+#[test]
+fn wake_ups_that_are_left_on_the_socket_do_not_fill_it() {
+    let options = NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() };
+    let server = Server::start("shm://127.0.0.1:0", options);
+    let mut raw = Raw::greeted(&server);
+    raw.socket.set_nonblocking(true).expect("a socket");
+    let payload = [7; 1000];
+    let whole = [push(&payload).encode(), payload.to_vec()].concat();
+    for round in 0..1000 {
+        let deadline = Instant::now() + PATIENCE;
+        while raw.counter(ASLEEP, THEIRS).load(SeqCst) == 0 {
+            assert!(Instant::now() < deadline, "it sleeps when there is nothing to do");
+            thread::yield_now();
+        }
+        raw.put(&whole);
+        if raw.counter(ASLEEP, THEIRS).swap(0, SeqCst) != 0 {
+            let woken = (&raw.socket).write(b"w");
+            woken.unwrap_or_else(|error| panic!("round {round}: the socket takes no wake-up: {error}"));
+        }
+        assert_eq!(raw.frame().head.kind, Kind::Done);
+    }
 }
 
 #[test]

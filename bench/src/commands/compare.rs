@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pserver_core::luck::Luck;
 use serde_json::{Value, json};
 
@@ -48,12 +48,28 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("compare", parameters, COLUMNS);
     for later in results(&new)? {
         // What was added since has nothing to be compared with.
-        if let Some(earlier) = results(&old)?.iter().find(|one| key(one) == key(later)) {
+        if let Some(earlier) = results(&old)?.iter().find(|one| differing((&old, one), (&new, later)).is_none()) {
             report.results.extend(compare(earlier, later)?);
         }
     }
-    ensure!(!report.results.is_empty(), "the reports have no result with a time in common");
+    if report.results.is_empty() {
+        let differing = nearest(&old, &new)?.unwrap_or_default();
+        bail!("the reports have no result with a time in common{differing}");
+    }
     Ok(report)
+}
+
+/// In what results of one name differ, for an error's text.
+fn nearest(old: &Value, new: &Value) -> Result<Option<String>> {
+    for later in results(new)? {
+        for earlier in results(old)?.iter().filter(|one| one["name"] == later["name"]) {
+            if let Some(field) = differing((old, earlier), (new, later)) {
+                let (before, after) = (said(old, earlier, field), said(new, later, field));
+                return Ok(Some(format!(": {} has {field} {before}, and then {after}", later["name"])));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn read(path: &Path) -> Result<Value> {
@@ -72,15 +88,17 @@ fn results(report: &Value) -> Result<&Vec<Value>> {
     report["end"]["results"].as_array().context("end.results is missing")
 }
 
-/// What makes two results the same measurement.
-fn key(result: &Value) -> Vec<&Value> {
-    const SAME: [&str; 14] = [
+/// The first field in which two results, each of its report, are not the same measurement.
+fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static str> {
+    const SAME: [&str; 25] = [
         "name",
         "poll",
         "buffers",
         "rule",
         "mode",
         "dtype",
+        "transport",
+        "trainers",
         "servers",
         "shards",
         "chunk_bytes",
@@ -89,8 +107,23 @@ fn key(result: &Value) -> Vec<&Value> {
         "axis",
         "checks",
         "staleness",
+        "rdma_device",
+        "rate_rounds_per_second",
+        "local",
+        "rows",
+        "width",
+        "batch",
+        "exponent",
+        "missed",
+        "streams",
     ];
-    SAME.iter().map(|field| &result[*field]).collect()
+    SAME.into_iter().find(|field| said(old.0, old.1, field) != said(new.0, new.1, field))
+}
+
+/// What is said of a result: by itself, or of all results of its report.
+fn said<'a>(report: &'a Value, result: &'a Value, field: &str) -> &'a Value {
+    let own = &result[field];
+    if own.is_null() { &report["start"]["parameters"][field] } else { own }
 }
 
 /// How one measurement changed; nothing for one that has no time, such as what a doctor finds.

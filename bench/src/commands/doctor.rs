@@ -1,5 +1,6 @@
 //! `psbench doctor`: what on this machine is in the way of speed, and how to mend it.
 
+use std::borrow::Cow;
 use std::fs;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -32,12 +33,13 @@ struct Finding {
     /// `ok`, `note` (slower than it could be) or `bad` (something will not work).
     verdict: &'static str,
     found: String,
-    fix: &'static str,
+    fix: Cow<'static, str>,
 }
 
 pub(crate) fn run(args: &Args) -> Report {
     let mut report = Report::new("doctor", json!({ "peers": args.peers }), COLUMNS);
-    let mut findings = vec![cores(), numa(), memlock(), nofile(), huge_pages(), clock(), socket_buffers()];
+    let mut findings =
+        vec![cores(), numa(), memlock(), nofile(), huge_pages(), shared_huge_pages(), clock(), socket_buffers()];
     findings.extend(interfaces());
     findings.extend(rdma());
     findings.extend(verbs());
@@ -45,13 +47,13 @@ pub(crate) fn run(args: &Args) -> Report {
     for one in findings {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);
         // What is as it should be needs no fix.
-        report.results.push(result.with("fix", if one.verdict == "ok" { "" } else { one.fix }));
+        report.results.push(result.with("fix", if one.verdict == "ok" { "" } else { &*one.fix }));
     }
     report
 }
 
-fn finding(name: &str, verdict: &'static str, found: impl Into<String>, fix: &'static str) -> Finding {
-    Finding { name: name.to_owned(), verdict, found: found.into(), fix }
+fn finding(name: &str, verdict: &'static str, found: impl Into<String>, fix: impl Into<Cow<'static, str>>) -> Finding {
+    Finding { name: name.to_owned(), verdict, found: found.into(), fix: fix.into() }
 }
 
 fn cores() -> Finding {
@@ -87,11 +89,23 @@ fn nofile() -> Finding {
 
 fn huge_pages() -> Finding {
     let text = read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|| "not supported".to_owned());
-    let shared = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_else(|| "-".to_owned());
-    let is_on = !text.contains("[never]") && text.contains('[');
-    let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and \
-               advise > .../shmem_enabled for shared memory";
-    finding("huge pages", if is_on { "ok" } else { "note" }, format!("{text}; shared memory {shared}"), fix)
+    let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+    finding("huge pages", switched(&text), text, fix)
+}
+
+/// Of files in memory, which shared memory of several processes is.
+fn shared_huge_pages() -> Finding {
+    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let text = read(path).unwrap_or_else(|| "not supported".to_owned());
+    let fix = "over shared memory large parameters walk many pages: echo advise > \
+               /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    finding("huge pages of shared memory", switched(&text), text, fix)
+}
+
+/// Whether one of the words in a setting of the system is chosen, and not one that switches it off.
+fn switched(text: &str) -> &'static str {
+    let is_on = text.contains('[') && !text.contains("[never]") && !text.contains("[deny]");
+    if is_on { "ok" } else { "note" }
 }
 
 fn clock() -> Finding {
@@ -121,7 +135,7 @@ fn interfaces() -> Vec<Finding> {
         let speed = read(path.join("speed")).unwrap_or_else(|| "unknown".to_owned());
         let node = read(path.join("device/numa_node")).unwrap_or_else(|| "-".to_owned());
         let text = format!("MTU {mtu}, {speed} Mb/s, NUMA node {node}");
-        let fix = "if every switch on the way takes jumbo frames: ip link set dev NAME mtu 9000";
+        let fix = format!("if every switch on the way takes jumbo frames: ip link set dev {name} mtu 9000");
         found.push(finding(&format!("interface {name}"), if mtu >= 9000 { "ok" } else { "note" }, text, fix));
     }
     found
@@ -157,20 +171,16 @@ fn rdma() -> Vec<Finding> {
     found
 }
 
-/// What connections over verbs would use, and whether it takes memory of accelerators.
+/// What connections over verbs would use, and what becomes of memory of accelerators.
 fn verbs() -> Vec<Finding> {
     let fix = "connections between machines go over TCP";
     let device = match Device::find(&Devices::Best) {
         Ok(device) => device,
         Err(reason) => return vec![finding("verbs", "note", reason, fix)],
     };
-    let memory = device.device_memory();
-    let (verdict, text) = match &memory {
-        Ok(()) => ("ok", "on".to_owned()),
-        Err(reason) => ("note", format!("off: {reason}")),
-    };
-    let fix_memory = "gradients of a GPU go through the host; a card whose driver takes dma-buf says on";
-    vec![finding("verbs", "ok", device.name(), fix), finding("device memory over verbs", verdict, text, fix_memory)]
+    let fix_memory = "gradients of an accelerator go through the host";
+    let memory = finding("device memory over verbs", "note", device.device_memory(), fix_memory);
+    vec![finding("verbs", "ok", device.name(), fix), memory]
 }
 
 fn reach(peer: &str, patience: f64) -> Finding {

@@ -54,7 +54,7 @@ impl Shape {
     pub(crate) fn of(job: &Job) -> Self {
         match (job.transport, job.buffers) {
             // Within one process a payload is copied once each way, too.
-            (Transport::Shm, Buffers::Ordinary) | (Transport::Loopback, _) => Self::ShmCopy,
+            (Transport::Shm, Buffers::Ordinary | Buffers::Own) | (Transport::Loopback, _) => Self::ShmCopy,
             (Transport::Shm, Buffers::Registered) => Self::ShmInPlace,
             _ => Self::Tcp,
         }

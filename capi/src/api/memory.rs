@@ -58,9 +58,15 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
     })
 }
 
-/// @brief Says that the caller will send from this memory again and again. What a transport can do with that it does:
-/// nothing over TCP; over shared memory ordinary memory is copied as ever, since no other process can be given it. So
-/// the call is always allowed, and paddle_buffer_path says what came of it.
+/// @brief Says that the caller will send from this memory, or fetch into it, again and again. What a transport can do
+/// with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; what
+/// it refuses, because too little may be locked or the memory cannot be written, is copied. Over shared memory ordinary
+/// memory is copied as ever, since no other process can be given it, and over TCP nothing changes. So the call is
+/// always allowed.
+///
+/// The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
+/// release of the client. Memory that is freed earlier is still a card's: it then reads and writes pages that are the
+/// program's no more, so gradients are stale and values are lost, and nobody is told.
 ///
 /// Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
 /// call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
@@ -77,14 +83,14 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
     guard("paddle_register_buffer", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         call.aligned(memory.cast::<u8>().cast_const(), "memory")?;
-        session.client.register(memory.addr(), bytes).map(|()| 0)
+        session.client.register(memory.expose_provenance(), bytes).map(|()| 0)
     })
 }
 
-/// @brief Takes paddle_register_buffer back.
+/// @brief Takes paddle_register_buffer back. Afterwards no network card reads or writes the memory, and it may be freed.
 ///
-/// @return 0 if successful, otherwise -1: when no memory that begins there is registered, or when it is a device's and
-/// a call uses it that is not over, or not waited for.
+/// @return 0 if successful, otherwise -1: when no memory that begins there is registered; when a call uses it that is
+/// not over, or not waited for; or when a card does not let go of it, and then it must stay until the program ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_unregister_buffer(client: *mut ClientHandle, memory: *mut c_void) -> c_int {
     guard("paddle_unregister_buffer", -1, |_| {

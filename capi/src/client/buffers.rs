@@ -49,12 +49,15 @@ struct Known {
     origin: Origin,
 }
 
+/// Why memory is not forgotten.
+const USED: &str = "is used by a call that is not over, or not waited for";
+
 /// Whose it is.
 enum Origin {
     /// A buffer of the library's making, as long as it is there.
     Buffer(Weak<Mapping>),
-    /// The caller's, registered.
-    Host,
+    /// The caller's, registered: network cards reach it, and no other process.
+    Host(Arc<Mapping>),
     /// The caller's on a device, registered.
     Device(Arc<Foreign>),
 }
@@ -65,7 +68,11 @@ impl Known {
     }
 
     fn mapping(&self) -> Option<Arc<Mapping>> {
-        if let Origin::Buffer(mapping) = &self.origin { mapping.upgrade() } else { None }
+        match &self.origin {
+            Origin::Buffer(mapping) => mapping.upgrade(),
+            Origin::Host(mapping) => Some(Arc::clone(mapping)),
+            Origin::Device(_) => None,
+        }
     }
 }
 
@@ -90,9 +97,17 @@ impl Client {
         self.buffers().path(address)
     }
 
-    /// Notes memory of the caller's own, of the host or of a device.
-    pub(crate) fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
-        let origin = Foreign::find(address, bytes)?.map_or(Origin::Host, Origin::Device);
+    /// Notes memory of the caller's own, of the host or of a device. A network card that moves gradients and values
+    /// reads and writes memory of the host where it is; through shared memory and over TCP it is copied. It stays where
+    /// it is until [`Client::unregister`] or the end of the client, which is the caller's to see to.
+    ///
+    /// # Errors
+    /// When some of it is known already, or it is no memory.
+    pub fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
+        let origin = match Foreign::find(address, bytes)? {
+            Some(memory) => Origin::Device(memory),
+            None => Origin::Host(Arc::new(Mapping::of_caller(address, bytes)?)),
+        };
         self.buffers().add(address, bytes, origin)
     }
 
@@ -104,8 +119,11 @@ impl Client {
         self.buffers().claim(address, bytes)
     }
 
-    /// Forgets memory that was registered.
-    pub(crate) fn unregister(&self, address: usize) -> Result<(), Failure> {
+    /// Forgets memory that was registered, which no network card reaches any more.
+    ///
+    /// # Errors
+    /// When it is not known, or a call uses it; when a card does not let go of it.
+    pub fn unregister(&self, address: usize) -> Result<(), Failure> {
         self.buffers().forget(address)
     }
 
@@ -144,14 +162,13 @@ impl Buffers {
         match known.get(&address).map(|one| &one.origin) {
             None => wrong("was not registered with this client, or not any more"),
             Some(Origin::Buffer(_)) => wrong("is a buffer of the library's; expected to be freed"),
-            // Every claim has a copy, and whoever claims asks for it under this lock.
-            Some(Origin::Device(memory)) if 1 < Arc::strong_count(memory) => {
-                wrong("is used by a call that is not over, or not waited for")
-            }
-            Some(Origin::Host | Origin::Device(_)) => {
-                known.remove(&address);
-                Ok(())
-            }
+            // Every claim and every loan has a copy, and whoever takes one asks for it under this lock.
+            Some(Origin::Device(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
+            Some(Origin::Host(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
+            Some(Origin::Host(_) | Origin::Device(_)) => match known.remove(&address).map(|one| one.origin) {
+                Some(Origin::Host(memory)) => memory.let_go(),
+                _ => Ok(()),
+            },
         }
     }
 
@@ -183,7 +200,7 @@ impl Buffers {
             return None;
         }
         match &one.origin {
-            Origin::Host | Origin::Device(_) => Some(Path::Copied),
+            Origin::Host(_) | Origin::Device(_) => Some(Path::Copied),
             Origin::Buffer(mapping) => {
                 let is_in_place = mapping.upgrade()?.is_in_place();
                 Some(if is_in_place { Path::InPlace } else { Path::Copied })
@@ -211,7 +228,7 @@ impl Buffers {
         self.known().is_empty()
     }
 
-    /// The buffer that a slice lies in.
+    /// The buffer, or memory of the caller's, that a slice lies in.
     pub(super) fn around(&self, slice: &[u8]) -> Option<Arc<Mapping>> {
         let known = self.known();
         let (_, one) = known.range(..=slice.as_ptr().addr()).next_back()?;
@@ -226,7 +243,7 @@ impl Buffers {
 
 #[cfg(test)]
 mod tests {
-    use pserver_core::memory::lend;
+    use pserver_core::memory::{LetGo, lend};
 
     use super::*;
 
@@ -238,14 +255,18 @@ mod tests {
     #[test]
     fn memory_is_known_once_and_never_twice() {
         let known = Buffers::default();
-        known.add(1000, 100, Origin::Host).expect("nobody has it");
-        check(known.add(1000, 100, Origin::Host), "overlap 100 bytes at 0x3e8");
-        check(known.add(1099, 1, Origin::Host), "overlap");
-        check(known.add(900, 101, Origin::Host), "overlap");
-        check(known.add(900, 1000, Origin::Host), "overlap");
-        check(known.add(500, 0, Origin::Host), "0 bytes at 0x1f4; expected 1 or more");
-        check(known.add(usize::MAX, 2, Origin::Host), "expected 1 or more");
-        known.add(1100, 1, Origin::Host).expect("it begins where the other ends");
+        let add = |address, bytes| {
+            let mapping = Mapping::of_caller(address, bytes)?;
+            known.add(address, bytes, Origin::Host(Arc::new(mapping)))
+        };
+        add(1000, 100).expect("nobody has it");
+        check(add(1000, 100), "overlap 100 bytes at 0x3e8");
+        check(add(1099, 1), "overlap");
+        check(add(900, 101), "overlap");
+        check(add(900, 1000), "overlap");
+        check(add(500, 0), "0 bytes at 0x1f4; expected 1 or more");
+        check(add(usize::MAX, 2), "expected 1 or more");
+        add(1100, 1).expect("it begins where the other ends");
         assert_eq!(
             (known.path(999), known.path(1000), known.path(1099)),
             (None, Some(Path::Copied), Some(Path::Copied))
@@ -253,7 +274,41 @@ mod tests {
         check(known.forget(1001), "was not registered");
         known.forget(1000).expect("it was registered");
         check(known.forget(1000), "not any more");
-        known.add(900, 150, Origin::Host).expect("it is free again");
+        add(900, 150).expect("it is free again");
+    }
+
+    #[test]
+    fn memory_of_the_callers_is_forgotten_when_no_call_uses_it() {
+        let memory = [0; 100];
+        let address = memory.as_ptr().addr();
+        let known = Buffers::default();
+        let mapping = Mapping::of_caller(address, 90).expect("it is some bytes");
+        known.add(address, 90, Origin::Host(Arc::new(mapping))).expect("nobody has it");
+        assert!(known.around(&memory[..91]).is_none(), "not all of it lies there");
+        let used = known.around(&memory[10..90]).expect("it lies there");
+        assert_eq!(used.offset_of(&memory[10..]), None);
+        check(known.forget(address), "used by a call that is not over");
+        drop(used);
+        let held = known.hold([Extent::of(&memory[20..30])]);
+        check(known.forget(address), "used by a call that is not over");
+        drop(held);
+        known.forget(address).expect("no call uses it");
+        assert!(known.around(&memory[10..90]).is_none());
+    }
+
+    #[test]
+    fn memory_that_a_card_keeps_is_forgotten_and_that_is_said() {
+        let memory = [0; 100];
+        let (address, known) = (memory.as_ptr().addr(), Buffers::default());
+        let mapping = Arc::new(Mapping::of_caller(address, 100).expect("it is some bytes"));
+        let keeps: Arc<LetGo> = Arc::new(|| false);
+        lend(|book| {
+            let (memory, _) = book.read(&memory).within(&mapping).mapped().expect("it lies there");
+            memory.until(&keeps);
+        });
+        known.add(address, 100, Origin::Host(mapping)).expect("nobody has it");
+        check(known.forget(address), "a device does not let go of 100 bytes at");
+        check(known.forget(address), "not any more");
     }
 
     #[test]

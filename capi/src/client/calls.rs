@@ -62,7 +62,7 @@ pub(super) struct Call {
     seen: Vec<(ParameterIndex, Round)>,
     /// Values that it keeps for a view.
     kept: Vec<Kept>,
-    /// The buffers that its gradients lie in, until it is over.
+    /// The buffers that its gradients lie in and its values go to, until it is over.
     buffers: Vec<Arc<Mapping>>,
     /// Every buffer that it reads from or writes to, until its result is taken.
     memory: Held,
@@ -214,7 +214,7 @@ impl State {
         self.position(number).is_none_or(|at| self.calls[at].is_over())
     }
 
-    /// Gradients of the call that was opened last lie in this buffer.
+    /// Gradients of the call that was opened last lie in this buffer, or values go there.
     pub(super) fn uses(&mut self, buffer: &Arc<Mapping>) {
         let buffers = &mut self.calls.last_mut().expect("a call is open").buffers;
         if !buffers.iter().any(|known| Arc::ptr_eq(known, buffer)) {

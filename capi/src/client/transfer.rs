@@ -219,13 +219,13 @@ impl State {
             let (round, sequence) = numbers(job.progress(order.index));
             let count = job.chosen(order.index).chunk_count();
             let within = order.given.filter(|_| has_buffers).and_then(|given| self.buffers.around(given.content));
-            if let Some(buffer) = &within {
-                self.uses(buffer);
-            }
             let back = match &order.place {
                 Some(Place::Caller(all)) if has_buffers => self.buffers.around(all),
                 _ => None,
             };
+            for buffer in within.iter().chain(&back) {
+                self.uses(buffer);
+            }
             let mut cut = Cut::new(order, (within, back), book);
             for chunk in (0..count).map(ChunkIndex) {
                 let job = self.job.as_ref().expect("the job is ready");

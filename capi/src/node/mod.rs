@@ -28,7 +28,7 @@ use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{Listener, Network, NetworkOptions, Stop, Token};
-use pserver_transport::verbs::Devices;
+use pserver_transport::verbs::{Device as VerbsDevice, Devices};
 
 use coordinating::CoordinatorNode;
 use registration::Registered;
@@ -84,6 +84,7 @@ impl Server {
     pub fn start(settings: Settings) -> Result<Self, Failure> {
         let token = settings.token_file.as_deref().map(Token::read).transpose()?;
         let options = NetworkOptions { token: token.clone(), ..NetworkOptions::default() };
+        look_for_verbs(&settings)?;
         let listener = Listener::bind(&settings.bind, options)?;
         let address = advertised(&settings, &listener.local_address());
         let start = Start { token, ..Start::new(settings, address, listener.shares_memory(), Reach::Network)? };
@@ -258,6 +259,28 @@ impl Start {
 fn new_epoch() -> Epoch {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
+}
+
+/// Says at start whether trainers may come over verbs, and what becomes of memory of accelerators then.
+///
+/// # Errors
+/// When they may come in no other way, and cannot in this one: why.
+fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
+    let bind = &settings.bind;
+    if !matches!(bind.scheme, Scheme::Verbs | Scheme::Auto) {
+        return Ok(());
+    }
+    match VerbsDevice::find(&Devices::from(&settings.rdma_device)) {
+        Ok(device) => {
+            let memory = device.device_memory();
+            tracing::info!(device = device.name(), "verbs: on; device memory over them: {memory}");
+        }
+        Err(reason) if bind.scheme == Scheme::Verbs => {
+            return Err(Failure::Node(format!("listening on {bind}: {reason}")));
+        }
+        Err(reason) => tracing::info!("verbs: off: {reason}"),
+    }
+    Ok(())
 }
 
 fn advertised(settings: &Settings, local: &Address) -> Address {

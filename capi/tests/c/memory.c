@@ -122,10 +122,28 @@ int main(int count, char **arguments) {
   CHECK(paddle_buffer_path(client, gradient) == 1);
   CHECK(paddle_buffer_free(client, gradient) == 0);
 
+  /* The trainer's own memory, at both ends. */
+  CHECK(paddle_register_buffer(client, weights, sizeof weights) == 0);
+  CHECK(paddle_register_buffer(client, fetched, sizeof fetched) == 0);
+  for (index = 0; index < COUNT; index++) weights[index] = -1.0f;
+  grad = parameter("w", weights, sizeof weights);
+  dst = parameter(NULL, fetched, sizeof fetched);
+  CHECK(paddle_push_pull_start(client, &grad, &dst, 1, &call) == 0);
+  REFUSED(paddle_unregister_buffer(client, weights), "used by a call");
+  REFUSED(paddle_unregister_buffer(client, fetched), "used by a call");
+  CHECK(paddle_wait(call) == 0);
+  for (index = 0; index < COUNT; index++) CHECK(fetched[index] == 4.0f);
+  CHECK(paddle_unregister_buffer(client, fetched) == 0);
+  fetched[0] = 7.0f;
+  CHECK(paddle_send_grads(client, &grad, 1) == 0);
+  CHECK(fetched[0] == 7.0f);
+  CHECK(paddle_unregister_buffer(client, weights) == 0);
+
   /* What is not released goes with the client. */
+  CHECK(paddle_register_buffer(client, weights, sizeof weights) == 0);
   CHECK(paddle_buffer_alloc(client, 5000) != NULL);
   CHECK(paddle_get_params_view(client, (const char **)&name, 1, &view) == 0);
-  shows(view, 3.0f);
+  shows(view, 5.0f);
   paddle_pserver_client_release(client);
   REFUSED(paddle_view_pieces(view, 0), "client was released before");
   REFUSED(paddle_view_release(view), "client was released before");

@@ -2,15 +2,15 @@
 //! known gradients, and a look into what a job left on disk.
 //!
 //! Read in this order: `job` (which servers there are), `process` (one that can be killed), `training` (what is
-//! trained), `rows` (the same by rows), `kept` (what was kept of it), `luck` (what differs from run to run), `skip`
-//! (what was not run).
+//! trained), `rows` (the same by rows), `kept` (what was kept of it), `luck` (what differs from run to run), `asked`
+//! (what is run only when somebody asks for it).
 
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 
+pub(crate) mod asked;
 pub(crate) mod job;
 pub(crate) mod kept;
 pub(crate) mod luck;
 pub(crate) mod process;
 pub(crate) mod rows;
-pub(crate) mod skip;
 pub(crate) mod training;

@@ -18,7 +18,7 @@ struct Row {
 }
 
 /// Millions of bytes moved in a second, in both directions together: perftest moves them in one. All of them move
-/// messages of 1 MiB.
+/// messages of 1 MiB, of which sixteen are under way.
 const RATES: &[Row] = &[
     row("ib_write_bw", perftest_rate, "ib_write_bw", ""),
     row("ib_send_bw", perftest_rate, "ib_write_bw", ""),
@@ -89,6 +89,11 @@ fn psbench_rate(run: &Run) -> Option<f64> {
 
 fn psbench_time(run: &Run) -> Option<f64> {
     result(run, "latency_us_p50")
+}
+
+/// Payload bytes that a processor copied for trainers over verbs.
+pub(super) fn copied(report: &Report) -> Option<f64> {
+    result(report.run("pushpull-verbs")?, "copies")
 }
 
 /// A field of the first result of `psbench --json`; the blocks, which have fields of the same name, come after it.

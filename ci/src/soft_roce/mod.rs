@@ -47,6 +47,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let (server, trainer) = two(workspace, &mut furnishing, end)?;
     let mut total = judged(workspace, &[(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
     println!("{}", figures::table(&report));
+    total += verdicts::nothing_is_copied(&report);
     total += verdicts::models_agree(&server);
     total += verdicts::digits_agree(workspace, &furnishing.pserver, &report)?;
     let passed = report.tests_passed().collect();

@@ -1,4 +1,5 @@
 //! What must be equal to the bit: the same training over verbs, over TCP, while it is disturbed, and on this machine.
+//! And what must not happen at all: a copy of what the card can read and write where it lies.
 //!
 //! Not here: what each program says of itself ([`super::report`]).
 
@@ -9,8 +10,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use crate::soft_roce::furnish::folder;
-use crate::soft_roce::plan;
 use crate::soft_roce::report::Report;
+use crate::soft_roce::{figures, plan};
 use crate::workspace::{Tally, Workspace};
 
 /// The optimizer with which the digits are learned everywhere; two machines learn them by gradient descent.
@@ -27,6 +28,13 @@ pub(super) fn digits_agree(workspace: &Workspace, pserver: &Path, report: &Repor
     let there = ["verbs", "tcp"].map(|way| model(report, &format!("digits-{way}")));
     let here = learned_here(workspace, pserver)?;
     Ok(equal("digits over verbs, over TCP and here", &[&there[..], &[Some(here)]].concat()))
+}
+
+/// Whether the card moved all that trainers had registered.
+pub(super) fn nothing_is_copied(report: &Report) -> Tally {
+    let copied = figures::copied(report);
+    println!("soft-roce: bytes of registered memory that were copied: {copied:?}");
+    Tally::of_step(copied == Some(0.0))
 }
 
 /// The digest that a program says its model has.
@@ -67,6 +75,20 @@ mod tests {
         check(&[one("a"), None], false);
         check(&[None, None], false);
         check(&[], false);
+    }
+
+    #[test]
+    fn a_copy_is_found_and_so_is_a_silence() {
+        let check = |json: &str, expected: bool| {
+            let mut report = Report::default();
+            let text =
+                format!("@@ pserver-guest begin pushpull-verbs\n{json}\n@@ pserver-guest end pushpull-verbs 5 0");
+            text.lines().for_each(|line| report.take(line));
+            assert_eq!(nothing_is_copied(&report), Tally::of_step(expected), "{json}");
+        };
+        check("\"results\":[{\"copies\": 0,\"wrong\": 0}]", true);
+        check("\"results\":[{\"copies\": 1048576,\"wrong\": 0}]", false);
+        check("killed", false);
     }
 
     #[test]

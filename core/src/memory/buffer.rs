@@ -1,9 +1,12 @@
-//! Memory of a trainer that servers of its machine read where it is.
+//! Memory of a trainer that servers read where it is.
 //!
 //! The trainer writes it, a transport lends it, and a server maps it to read. While some of it is lent the trainer does
 //! not write it; that is the borrow of the call. Where a call ends without its server having given back what was lent,
 //! the memory is taken out of the server's sight instead ([`Mapping::withdraw`]): the server keeps the pages as they
 //! were, and the trainer goes on with the same bytes at the same address, but as its own.
+//!
+//! Memory of the caller's own making is shown to no process, because no file has it; a device may reach it
+//! ([`Mapping::of_caller`]).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -14,6 +17,7 @@ use memmap2::MmapRaw;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use super::SharedPlace;
+use super::callers::Callers;
 use super::shared::{File, refused};
 use crate::error::Failure;
 
@@ -32,17 +36,24 @@ const WITHDRAWN: u8 = 2;
 /// Bytes of this process, zero at first, which begin at a page. Dropping it frees them once no transport reads them.
 #[derive(Debug)]
 pub struct Buffer {
+    map: Arc<MmapRaw>,
     mapping: Arc<Mapping>,
     bytes: usize,
 }
 
-/// The memory of a [`Buffer`], as those know it who lend it.
+/// The memory of a [`Buffer`], or memory of the caller's, as those know it who lend it.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Devices that it is registered with keep it, too; they use nothing of it that nobody lends.
-    map: Arc<MmapRaw>,
-    file: Arc<File>,
+    pages: Pages,
     state: AtomicU8,
+}
+
+/// Whose the pages are. Devices that they are registered with keep either, too; they use nothing of it that nobody
+/// lends.
+#[derive(Debug)]
+pub(super) enum Pages {
+    File { map: Arc<MmapRaw>, file: Arc<File> },
+    Callers(Arc<Callers>),
 }
 
 impl Buffer {
@@ -57,8 +68,8 @@ impl Buffer {
         let length = length.ok_or_else(|| Failure::call(format!("a buffer of {bytes} bytes; expected 1 or more")))?;
         let (file, map) = File::for_readers(length)?;
         let map = Arc::new(map);
-        let mapping = Mapping { map, file: Arc::new(file), state: AtomicU8::new(IN_PLACE) };
-        Ok(Self { mapping: Arc::new(mapping), bytes })
+        let pages = Pages::File { map: Arc::clone(&map), file: Arc::new(file) };
+        Ok(Self { map, mapping: Arc::new(Mapping { pages, state: AtomicU8::new(IN_PLACE) }), bytes })
     }
 
     /// Its memory, for those who lend slices of it.
@@ -70,7 +81,7 @@ impl Buffer {
     /// Where it begins. Reading and writing there is as good as reading and writing the slice.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
-        self.mapping.map.as_mut_ptr()
+        self.map.as_mut_ptr()
     }
 }
 
@@ -80,7 +91,7 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping has at least `bytes` bytes, which the system zeroed, and lives as long as `self`. Writers
         // of this process need `&mut self`; other processes can only read.
-        unsafe { std::slice::from_raw_parts(self.mapping.map.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 }
 
@@ -88,28 +99,46 @@ impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` is the only way of this process to the bytes: a loan of them borrows the
         // buffer until its call ends.
-        unsafe { std::slice::from_raw_parts_mut(self.mapping.map.as_mut_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
 }
 
 impl Mapping {
+    /// Memory of the caller's own: nothing here reads or writes it but through loans. Devices may be told of it until
+    /// [`Mapping::let_go`], or until this is dropped and they have noticed; so long it stays where it is, which is the
+    /// caller's to see to.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when that is no bytes, or more than there can be.
+    pub fn of_caller(address: usize, bytes: usize) -> Result<Self, Failure> {
+        let pages = Pages::Callers(Arc::new(Callers::new(address, bytes)?));
+        Ok(Self { pages, state: AtomicU8::new(IN_PLACE) })
+    }
+
     /// Where in it a slice begins, when all of the slice lies in it.
     #[must_use]
     pub fn offset_of(&self, slice: &[u8]) -> Option<usize> {
-        let offset = slice.as_ptr().addr().checked_sub(self.map.as_ptr().addr())?;
-        (offset <= self.map.len() && slice.len() <= self.map.len() - offset).then_some(offset)
+        let start = match &self.pages {
+            Pages::File { map, .. } => map.as_ptr().addr(),
+            Pages::Callers(callers) => callers.address(),
+        };
+        let offset = slice.as_ptr().addr().checked_sub(start)?;
+        (offset <= self.len() && slice.len() <= self.len() - offset).then_some(offset)
     }
 
-    /// Its length in bytes, a multiple of a page.
+    /// Its length in bytes: of a buffer a multiple of a page.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a buffer of no bytes is refused")]
     pub fn len(&self) -> usize {
-        self.map.len()
+        match &self.pages {
+            Pages::File { map, .. } => map.len(),
+            Pages::Callers(callers) => callers.bytes(),
+        }
     }
 
-    /// Its pages, for those who keep them mapped and lend nothing of them.
-    pub(super) fn map(&self) -> &Arc<MmapRaw> {
-        &self.map
+    /// Its pages, for those who keep them and lend nothing of them.
+    pub(super) fn pages(&self) -> &Pages {
+        &self.pages
     }
 
     /// Whether others may read it where it is.
@@ -120,8 +149,9 @@ impl Mapping {
 
     /// Where another process finds what begins at `offset`; nothing when it cannot.
     pub(super) fn place(&self, offset: usize) -> Option<SharedPlace<'_>> {
+        let Pages::File { file, .. } = &self.pages else { return None };
         let is_placed = self.is_in_place() && offset.is_multiple_of(PLACE_BYTES);
-        is_placed.then_some(SharedPlace { file: &self.file, offset: offset as u64 })
+        is_placed.then_some(SharedPlace { file, offset: offset as u64 })
     }
 
     /// A connection ended on which some of it was lent and not given back.
@@ -133,20 +163,39 @@ impl Mapping {
     /// sees what is written from here on. The bytes stay as they are.
     ///
     /// # Errors
-    /// What the system refused. Whoever reads then sees what is written, in this trainer's own gradient.
+    /// What the system refused. Whoever reads then sees what is written, in this trainer's own gradient. Memory of the
+    /// caller's cannot be mapped again: devices let go of it, or it is an error as for [`Mapping::let_go`].
     pub fn withdraw(&self) -> Result<(), Failure> {
         if self.state.load(SeqCst) != TORN {
             return Ok(());
         }
+        let (map, file) = match &self.pages {
+            Pages::File { map, file } => (map, file),
+            Pages::Callers(_) => {
+                let gone = self.let_go();
+                self.state.store(if gone.is_ok() { IN_PLACE } else { WITHDRAWN }, SeqCst);
+                return gone;
+            }
+        };
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        let (start, length) = (self.map.as_mut_ptr(), self.map.len());
+        let (start, length) = (map.as_mut_ptr(), map.len());
         // SAFETY: the pages replaced are this mapping's own, all of it and nothing else, and stay mapped throughout.
         // The new ones show the same file, so every byte reads as before; what is written to them from here on is this
         // process's alone. `map` unmaps them as it would have unmapped the old ones.
         let mapped =
-            unsafe { mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, self.file.descriptor(), 0) };
+            unsafe { mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, file.descriptor(), 0) };
         mapped.map_err(|error| refused(&format!("withdrawing a buffer of {length} bytes"), &error))?;
         self.state.store(WITHDRAWN, SeqCst);
         Ok(())
+    }
+
+    /// Has every device let go of memory of the caller's, of which nothing is lent: afterwards none of them reads or
+    /// writes it. A buffer is the library's, and stays mapped as long as a device has it.
+    ///
+    /// # Errors
+    /// When one does not let go: it may read and write the memory for as long as this process lives.
+    pub fn let_go(&self) -> Result<(), Failure> {
+        let Pages::Callers(callers) = &self.pages else { return Ok(()) };
+        if callers.let_go() { Ok(()) } else { Err(callers.held()) }
     }
 }

@@ -189,6 +189,13 @@ impl LoanIn {
         mapped(self.within.as_ref())
     }
 
+    /// Says that a device was told to write it, and has not said that it is done.
+    pub fn tear(&self) {
+        if let Some((mapping, _)) = &self.within {
+            mapping.tear();
+        }
+    }
+
     /// The length of the slice in bytes.
     #[must_use]
     pub fn len(&self) -> u32 {

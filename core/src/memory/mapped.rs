@@ -7,10 +7,13 @@ use memmap2::MmapRaw;
 
 use super::Mapping;
 use super::arena::Slab;
+use super::buffer::Pages;
+use super::callers::{Callers, LetGo};
 
 /// A whole mapping of this process, which stays as long as this does. Who registers memory with a device registers
 /// pieces of a mapping, and keeps one of these. A [`Buffer`](super::Buffer)'s pages stay mapped with it, and nobody is
-/// said to use the buffer for that.
+/// said to use the buffer for that. Memory of the caller's stays as long as the caller says, and whoever has it lets go
+/// of it when asked ([`Mapped::until`]).
 #[derive(Clone)]
 pub struct Mapped(Kind);
 
@@ -18,6 +21,7 @@ pub struct Mapped(Kind);
 enum Kind {
     Slab(Arc<Slab>),
     Buffer(Arc<MmapRaw>),
+    Callers(Arc<Callers>),
 }
 
 impl Mapped {
@@ -26,15 +30,19 @@ impl Mapped {
     }
 
     pub(super) fn buffer(mapping: &Arc<Mapping>) -> Self {
-        Self(Kind::Buffer(Arc::clone(mapping.map())))
+        Self(match mapping.pages() {
+            Pages::File { map, .. } => Kind::Buffer(Arc::clone(map)),
+            Pages::Callers(callers) => Kind::Callers(Arc::clone(callers)),
+        })
     }
 
-    /// Where it begins, as a number: a multiple of a page.
+    /// Where it begins, as a number: a multiple of a page, but for memory of the caller's.
     #[must_use]
     pub fn address(&self) -> usize {
         match &self.0 {
             Kind::Slab(slab) => slab.map().as_mut_ptr().expose_provenance(),
             Kind::Buffer(map) => map.as_mut_ptr().expose_provenance(),
+            Kind::Callers(callers) => callers.address(),
         }
     }
 
@@ -45,6 +53,7 @@ impl Mapped {
         match &self.0 {
             Kind::Slab(slab) => slab.map().len(),
             Kind::Buffer(map) => map.len(),
+            Kind::Callers(callers) => callers.bytes(),
         }
     }
 
@@ -54,6 +63,32 @@ impl Mapped {
         match &self.0 {
             Kind::Slab(slab) => Arc::strong_count(slab) == 1,
             Kind::Buffer(map) => Arc::strong_count(map) == 1,
+            Kind::Callers(callers) => Arc::strong_count(callers) == 1,
+        }
+    }
+
+    /// Whether both are one mapping. Memory of the caller's that was let go of may have the address of another.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Kind::Slab(one), Kind::Slab(other)) => Arc::ptr_eq(one, other),
+            (Kind::Buffer(one), Kind::Buffer(other)) => Arc::ptr_eq(one, other),
+            (Kind::Callers(one), Kind::Callers(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// Whether it is memory of the caller's own making.
+    #[must_use]
+    pub fn is_callers(&self) -> bool {
+        matches!(self.0, Kind::Callers(_))
+    }
+
+    /// Says how whoever registers memory of the caller's with a device lets go of it; it is asked to as long as it
+    /// keeps this. Other memory stays.
+    pub fn until(&self, let_go: &Arc<LetGo>) {
+        if let Kind::Callers(callers) = &self.0 {
+            callers.has_device(let_go);
         }
     }
 }

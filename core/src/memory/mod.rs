@@ -36,6 +36,7 @@
 mod arena;
 mod budget;
 mod buffer;
+mod callers;
 mod free;
 mod loan;
 mod mapped;
@@ -49,6 +50,7 @@ mod tests;
 pub use arena::{Arena, Lease, SharedPlace, Stretch, StretchMut, Usage};
 pub use budget::{Budget, Line};
 pub use buffer::{Buffer, Mapping};
+pub use callers::LetGo;
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
 pub use mapped::Mapped;
 pub use prefetch::prefetch;

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::shared::{Board, COUNTERS, GiveBack, ReadOnly};
-use super::{Arena, Budget, Lease, Line, Stretch, StretchMut, Usage, lend};
+use super::{Arena, Budget, Lease, LetGo, Line, Mapped, Mapping, Stretch, StretchMut, Usage, lend};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -292,6 +292,46 @@ fn a_body_that_unwinds_after_its_loans_came_back_unwinds_on() {
         })
     });
     assert!(unwound.is_err());
+}
+
+#[test]
+fn memory_of_the_callers_is_let_go_of_by_whoever_has_it() {
+    let check = |lets_go: bool, is_torn: bool| {
+        let bytes = [7; 100];
+        let mapping = Arc::new(Mapping::of_caller(bytes.as_ptr().addr(), 50).expect("it is some bytes"));
+        let known = lend(|book| {
+            let (loan, beside) = (book.read(&bytes[10..50]), book.read(&bytes[10..51]));
+            assert!(beside.within(&mapping).mapped().is_none(), "not all of it is known");
+            let loan = loan.within(&mapping);
+            let (known, offset) = loan.mapped().expect("it lies there");
+            assert!(loan.shared().is_none(), "no other process can be shown it");
+            assert_eq!((known.address(), known.len(), offset), (bytes.as_ptr().addr(), 50, 10));
+            if is_torn {
+                loan.tear();
+            }
+            known
+        });
+        let (has_it, had_it): (Arc<LetGo>, Arc<LetGo>) = (Arc::new(move || lets_go), Arc::new(|| false));
+        known.until(&has_it);
+        known.until(&had_it);
+        drop(had_it);
+        for _ in 0..2 {
+            let refused = mapping.let_go().err().map(|failure| failure.to_string());
+            assert_eq!(refused.is_none_or(|text| !text.contains("does not let go of 50 bytes")), lets_go);
+        }
+        assert_eq!(mapping.withdraw().is_err(), is_torn && !lets_go);
+        assert_eq!(mapping.is_in_place(), lets_go || !is_torn, "what a device keeps is given to none any more");
+        let again = Arc::new(Mapping::of_caller(bytes.as_ptr().addr(), 50).expect("it is some bytes"));
+        assert!(!known.is(&Mapped::buffer(&again)), "it is another's, though it lies there");
+        drop(mapping);
+        assert!(known.is_last() && known.is_callers());
+    };
+    for (lets_go, is_torn) in [(true, false), (false, false), (true, true), (false, true)] {
+        check(lets_go, is_torn);
+    }
+    for (address, bytes) in [(64, 0), (0, 64), (usize::MAX, 2)] {
+        assert!(Mapping::of_caller(address, bytes).is_err(), "{bytes} bytes at {address}");
+    }
 }
 
 /// Notes what comes back.

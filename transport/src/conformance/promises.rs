@@ -135,6 +135,11 @@ fn sender_dies(world: &mut World) {
     let (near, far) = world.connect();
     flood(world, near, 40, 4 << 20);
     world.until("some have landed", |world| world.far.landed().count() > 3 && world.far.places_out > 0);
+    near_dies(world, far);
+}
+
+/// The near side goes; the far one learns it, and has its places back.
+fn near_dies(world: &mut World, far: PeerId) {
     world.near.transport = None;
     world.until("it is known", |world| world.far.gone(far).is_some());
     world.until("the places are back", |world| world.far.queue.is_empty() && world.far.places_out == 0);
@@ -214,9 +219,7 @@ fn several_die_here(world: &mut World) {
     world.settle();
     world.far.release();
     alone_until(&mut world.far, world.landings);
-    world.near.transport = None;
-    world.until("it is known", |world| world.far.gone(far).is_some());
-    world.until("the places are back", |world| world.far.queue.is_empty() && world.far.places_out == 0);
+    near_dies(world, far);
 }
 
 fn several_die_there(world: &mut World) {

@@ -20,6 +20,7 @@ mod writer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::{Address, Scheme};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::Sleep;
 
 pub use adopter::Adopter;
 pub use checks::{CHECKS_EXPECTED, Checks};
@@ -55,10 +57,15 @@ const TURN_BYTES: usize = 1024 * 1024;
 const TURN_FRAMES: usize = 16;
 /// While there is always something to do, the system is asked for more once in so many polls.
 const POLLS_PER_LOOK: u64 = 8;
+/// One that found nothing is followed by a wait, which asks the system anyway. Where none follows, every so many of
+/// them ask.
+const IDLE_POLLS_PER_LOOK: u64 = 2;
 /// While every connection goes through shared memory, the system has wake-ups to tell of, and the ends of peers.
 const POLLS_PER_GLANCE: u64 = 256;
 /// A look at the clock costs as much as so many at memory.
 const SPINS_PER_CLOCK: u64 = 16;
+/// A wait may be this much too long: the runtime's clock has no finer marks, and moving its alarm ahead is a call.
+const LATE: Duration = Duration::from_millis(1);
 /// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this at first,
 /// and twice as long each time that nothing has happened.
 const LENT_LOOK: Duration = Duration::from_millis(1);
@@ -127,6 +134,8 @@ pub struct Network {
     full: Vec<PeerId>,
     touched: Vec<PeerId>,
     polls: u64,
+    /// Polls without anything to do since there was something.
+    idle_polls: u64,
     /// Peers whose memory is looked at.
     shared: Vec<PeerId>,
     hall: Hall,
@@ -136,6 +145,8 @@ pub struct Network {
     adopted: Receiver<Adopted>,
     wakeups: Arc<Wakeups>,
     bell: Doorbell,
+    /// Ends a sleep. It is kept, because one that is moved back costs nothing, and a new one two calls of the system.
+    alarm: Pin<Box<Sleep>>,
     engine: Engine,
 }
 
@@ -167,7 +178,9 @@ impl Network {
         let watcher = Watcher { runtime: engine.runtime().handle().clone(), bell: bell.clone() };
         let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always, watcher);
         let (adopter, adopted) = Adopter::new(&wakeups, hall.clone());
+        let alarm = engine.alarm();
         Ok(Self {
+            alarm,
             options,
             hall,
             peers: BTreeMap::new(),
@@ -179,6 +192,7 @@ impl Network {
             full: Vec::new(),
             touched: Vec::new(),
             polls: 0,
+            idle_polls: 0,
             shared: Vec::new(),
             lent_look: LENT_LOOK,
             spin: Spin::new(),
@@ -304,10 +318,17 @@ impl Network {
         self.each_shared(Peer::fall_asleep);
         // What came before the others knew that this side sleeps brings no wake-up.
         if !self.has_news() {
-            let wakeups = &self.wakeups;
-            self.engine.runtime().block_on(async {
-                // Passing the limit is one of the ways to return.
-                let _ = tokio::time::timeout(limit, wakeups.wait()).await;
+            let Self { wakeups, alarm, engine, .. } = self;
+            let (until, set) = (tokio::time::Instant::now() + limit, alarm.deadline());
+            if alarm.is_elapsed() || set < until || until + LATE < set {
+                alarm.as_mut().reset(until);
+            }
+            engine.runtime().block_on(async {
+                tokio::select! {
+                    biased;
+                    () = wakeups.wait() => {}
+                    () = alarm.as_mut() => {}
+                }
             });
         }
         self.each_shared(Peer::awake);
@@ -435,7 +456,10 @@ impl Transport for Network {
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
         self.collect_woken();
         self.collect_shared();
-        if self.ready.is_empty() && self.has_sockets() || self.polls.is_multiple_of(self.polls_per_look()) {
+        let is_idle = self.ready.is_empty() && self.events.is_empty();
+        self.idle_polls = if is_idle { self.idle_polls + 1 } else { 0 };
+        let asks = is_idle && self.has_sockets() && self.idle_polls.is_multiple_of(IDLE_POLLS_PER_LOOK);
+        if asks || self.polls.is_multiple_of(self.polls_per_look()) {
             self.engine.look();
             self.collect_woken();
         }
@@ -506,6 +530,12 @@ impl Engine {
 
     fn runtime(&self) -> &Runtime {
         self.0.as_ref().expect("it goes only when it is dropped")
+    }
+
+    /// An alarm that is not set.
+    fn alarm(&self) -> Pin<Box<Sleep>> {
+        let _inside = self.runtime().enter();
+        Box::pin(tokio::time::sleep(Duration::ZERO))
     }
 
     /// Learns from the system which sockets may go on, without waiting.

@@ -437,7 +437,9 @@ impl Peer {
                 Ok(false) => Turn::Rest,
                 Err(ended) => {
                     deny(hall, self.offers.as_ref(), line, &ended);
-                    if ended.is_peers_fault() { self.refuse(&ended.to_string()) } else { Turn::Over(ended.to_string()) }
+                    // What this side's device does not do, the other side learns here or never.
+                    let is_told = ended.is_peers_fault() || line.is_accepted() && ended.is_devices_fault();
+                    if is_told { self.refuse(&ended.to_string()) } else { Turn::Over(ended.to_string()) }
                 }
             },
             Line::Tcp(line) => match line.turn(self.id, &self.waker, events) {

@@ -1,13 +1,13 @@
 //! Frames on their way out of one connection.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Stretch;
 use pserver_core::port::{Event, Outgoing};
 use pserver_core::wire::{Flags, Frame};
-use socket2::SockRef;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -148,7 +148,8 @@ impl Writer {
         let asked: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut written = None;
         let outcome = stream.try_io(Interest::WRITABLE, || {
-            let bytes = (&*SockRef::from(stream)).write_vectored(&slices)?;
+            // Who links the library may not have its signals set for sockets that the other side has closed.
+            let bytes = sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
             written = Some(bytes);
             // A short write found the buffer full: saying so here spares the call that would only learn it.
             if bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }

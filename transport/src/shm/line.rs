@@ -19,6 +19,10 @@ use super::post::{Letter, Post};
 use super::rings::{Rings, Side, Wants};
 use crate::share::Share;
 
+/// Wake-ups are left on the socket, whose reading is a call of the system, and wakes the sender in vain. Before so many
+/// fill it they are read: the system counts about a kilobyte for each, and gives a socket a hundred and more.
+const NAPS_PER_READ: u32 = 64;
+
 /// A connection through shared memory.
 pub(crate) struct Line {
     stream: UnixStream,
@@ -28,6 +32,8 @@ pub(crate) struct Line {
     inward: Inward,
     /// Whether the runtime may have something to say about the socket.
     must_look: bool,
+    /// How often this side has slept, and so may have been sent a wake-up, since it read the socket.
+    naps: u32,
     letters: Vec<Letter>,
 }
 
@@ -42,6 +48,7 @@ impl Line {
             outward: Outward::new(side == Side::Connecting),
             inward: Inward::new(),
             must_look: true,
+            naps: 0,
             letters: Vec::new(),
         })
     }
@@ -88,7 +95,8 @@ impl Line {
     }
 
     /// Says that this side is about to sleep.
-    pub(crate) fn fall_asleep(&self) {
+    pub(crate) fn fall_asleep(&mut self) {
+        self.naps += 1;
         let wants = if self.outward.is_empty() { Wants::DATA } else { Wants::DATA.and(Wants::SPACE) };
         self.rings.shore().fall_asleep(wants);
     }
@@ -165,7 +173,11 @@ impl Line {
         if !std::mem::take(&mut self.must_look) {
             return Ok(());
         }
-        self.post.look(&self.stream, waker, &mut self.letters)?;
+        let (reads, posted) = (self.naps >= NAPS_PER_READ, self.rings.shore().posted_there());
+        self.post.look(&self.stream, waker, (reads, posted), &mut self.letters)?;
+        if reads {
+            self.naps = 0;
+        }
         self.open_letters(peer, events)
     }
 

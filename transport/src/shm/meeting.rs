@@ -101,9 +101,9 @@ fn check_user(stream: &UnixStream) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// Version 2, and what both sides must agree on.
+/// Version 3, and what both sides must agree on.
 fn setup() -> [u8; SETUP_BYTES] {
-    let mut bytes = *b"PSHM\x02\0\0\0........";
+    let mut bytes = *b"PSHM\x03\0\0\0........";
     bytes[8..12].copy_from_slice(&u32::try_from(RING_BYTES).expect("a ring is short").to_le_bytes());
     bytes[12..].copy_from_slice(&INLINE_BYTES_MAX.to_le_bytes());
     bytes

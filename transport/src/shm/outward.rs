@@ -12,6 +12,7 @@ use pserver_core::port::{Event, Outgoing};
 use pserver_core::wire::{Flags, Frame, Kind};
 use tokio::net::UnixStream;
 
+use super::post::Desk;
 use super::rings::Rings;
 use super::staging::Staging;
 use super::{ARENAS_MAX, Ended, INLINE_BYTES_MAX, TOKENS, post};
@@ -145,7 +146,7 @@ impl Outward {
         bytes_max: usize,
         events: &mut Vec<Event>,
     ) -> Result<Written, Ended> {
-        self.arenas.sweep(stream)?;
+        self.arenas.sweep(&Desk::new(stream, rings))?;
         let mut moved = 0;
         let written = loop {
             let Some(first) = self.queue.front() else { break Written::All };
@@ -230,7 +231,7 @@ impl Outward {
         let in_place = parcel.shared().filter(|place| first.may_refer && self.arenas.may_add(place.file));
         let (token, arena, offset, moved) = match in_place {
             Some(place) => {
-                let arena = self.arenas.number(stream, place.file, post::HOME)?;
+                let arena = self.arenas.number(&Desk::new(stream, rings), place.file, post::HOME)?;
                 first.referred.resize(first.body.len(), false);
                 first.referred[first.slice - 1] = true;
                 (Token::Parcel(self.front, first.slice - 1), arena, place.offset, REFERENCE_BYTES)
@@ -241,7 +242,8 @@ impl Outward {
                 let Some(mut lease) = self.staging.take(length).map_err(broken)? else { return Ok(None) };
                 lease.bytes_mut().copy_from_slice(bytes);
                 let place = lease.shared().expect("staging is shared");
-                let (arena, offset) = (self.arenas.number(stream, place.file, post::ARENA)?, place.offset);
+                let (arena, offset) =
+                    (self.arenas.number(&Desk::new(stream, rings), place.file, post::ARENA)?, place.offset);
                 (Token::Staged(lease), arena, offset, bytes.len())
             }
         };
@@ -308,10 +310,10 @@ fn reference(arena: u32, token: u32, offset: u64) -> [u8; REFERENCE_BYTES] {
 
 impl Arenas {
     /// The number by which the other side knows a file, which is handed to it when it is new.
-    fn number(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
+    fn number(&mut self, desk: &Desk<'_>, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
         match self.known.iter().find(|known| known.file_number == file.number()) {
             Some(known) => Ok(known.number),
-            None => self.hand_over(stream, file, letter),
+            None => self.hand_over(desk, file, letter),
         }
     }
 
@@ -321,11 +323,11 @@ impl Arenas {
             || self.known.iter().any(|known| known.file_number == file.number())
     }
 
-    fn hand_over(&mut self, stream: &UnixStream, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
+    fn hand_over(&mut self, desk: &Desk<'_>, file: &Arc<File>, letter: u8) -> Result<u32, Ended> {
         if self.known.len() == ARENAS_MAX {
             return Err(Ended::Broken(format!("more than {ARENAS_MAX} arenas on one connection")));
         }
-        let sent = post::send(stream.as_fd(), &[letter], Some(file.descriptor()));
+        let sent = desk.send(&[letter], Some(file.descriptor()));
         sent.map_err(|error| Ended::Broken(format!("handing an arena over: {error}")))?;
         let number = self.handed;
         self.handed += 1;
@@ -335,14 +337,14 @@ impl Arenas {
 
     /// Tells the other side of files that are gone, so that it does not keep their memory. Nothing refers to them: what
     /// is referred to is held until it comes back.
-    fn sweep(&mut self, stream: &UnixStream) -> Result<(), Ended> {
+    fn sweep(&mut self, desk: &Desk<'_>) -> Result<(), Ended> {
         let gone = File::gone();
         if std::mem::replace(&mut self.gone, gone) == gone {
             return Ok(());
         }
         for known in self.known.extract_if(.., |known| known.file.strong_count() == 0) {
             let [a, b, c, d] = known.number.to_le_bytes();
-            let sent = post::send(stream.as_fd(), &[post::GONE, a, b, c, d], None);
+            let sent = desk.send(&[post::GONE, a, b, c, d], None);
             sent.map_err(|error| Ended::Broken(format!("taking an arena back: {error}")))?;
         }
         Ok(())

@@ -2,10 +2,12 @@
 //! carries the hello one way, and a refusal the other.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::task::{Context, Waker};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use pserver_core::wire::{Frame, HEADER_BYTES, Kind, Prefix};
 use rustix::net::{
@@ -16,7 +18,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::Ended;
-use super::rings::WAKE;
+use super::rings::{Rings, Shore, WAKE};
 
 /// What comes before an arena's descriptor; arenas are numbered in the order in which they
 /// come, and no number is used again.
@@ -40,6 +42,14 @@ pub(super) struct Post {
     refusal: Vec<u8>,
     /// What came of the word that an arena is gone.
     going: Vec<u8>,
+    /// Letters that were read and that the other side counts.
+    read: u64,
+}
+
+/// Where this side's letters leave.
+pub(super) struct Desk<'a> {
+    stream: &'a UnixStream,
+    shore: &'a Shore,
 }
 
 /// What the socket brought.
@@ -52,11 +62,35 @@ pub(super) enum Letter {
     Refused(Frame),
 }
 
+impl<'a> Desk<'a> {
+    pub(super) fn new(stream: &'a UnixStream, rings: &'a Rings) -> Self {
+        Self { stream, shore: rings.shore() }
+    }
+
+    /// Sends a letter, with a descriptor if it brings one. It is counted first, so that who is woken by it reads it.
+    pub(super) fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.shore.posted();
+        send(self.stream.as_fd(), bytes, descriptor)
+    }
+}
+
 impl Post {
-    /// Reads all there is, and leaves `waker` to be called when there is more.
-    pub(super) fn look(&mut self, stream: &UnixStream, waker: &Waker, letters: &mut Vec<Letter>) -> Result<(), Ended> {
+    /// Leaves `waker` to be called when something comes. What is there is read if `reads`, if a letter of `posted` is
+    /// not read yet, or if the other side has closed; else it is wake-ups, which have done what they are for.
+    pub(super) fn look(
+        &mut self,
+        stream: &UnixStream,
+        waker: &Waker,
+        (reads, posted): (bool, u64),
+        letters: &mut Vec<Letter>,
+    ) -> Result<(), Ended> {
         let mut context = Context::from_waker(waker);
         while !self.is_over && stream.poll_read_ready(&mut context).is_ready() {
+            if !reads && self.read == posted && !is_closed_there(stream) {
+                // The runtime is told that nothing is there, and tells of what comes.
+                let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                continue;
+            }
             let received = stream.try_io(Interest::READABLE, || self.receive(stream.as_fd()));
             self.sort(received, letters)?;
         }
@@ -89,7 +123,9 @@ impl Post {
             Err(_) | Ok((_, 0)) => self.is_over = true,
             Ok((bytes, count)) => {
                 for byte in &bytes[..count] {
-                    letters.extend(self.understand(*byte)?);
+                    let letter = self.understand(*byte)?;
+                    self.read += u64::from(matches!(letter, Some(Letter::Arena { .. } | Letter::Gone(_))));
+                    letters.extend(letter);
                 }
             }
         }
@@ -135,6 +171,13 @@ impl Post {
         }
         Ok(Some(Letter::Refused(prefix.finish(rest)?)))
     }
+}
+
+/// Whether the runtime has heard that nothing more comes.
+fn is_closed_there(stream: &UnixStream) -> bool {
+    let ready = pin!(stream.ready(Interest::READABLE)).poll(&mut Context::from_waker(Waker::noop()));
+    // A socket that cannot be asked is read, and says why.
+    !matches!(ready, Poll::Ready(Ok(ready)) if !ready.is_read_closed())
 }
 
 /// Sends `bytes`, with a descriptor on the first of them; all or an error.

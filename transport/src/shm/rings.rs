@@ -21,6 +21,7 @@ const HEAD: usize = 2;
 const ASLEEP: usize = 4;
 const OVER: usize = 6;
 const RETURNED: usize = 8;
+const LETTERS: usize = 10;
 
 /// Bytes behind the counters.
 pub(super) const BOARD_BYTES: usize = 2 * RING_BYTES;
@@ -119,6 +120,16 @@ impl Shore {
     pub(super) fn is_over_there(&self) -> bool {
         fence(Acquire);
         self.counter(OVER, self.far).load(Relaxed) != 0
+    }
+
+    /// One more letter for the other side is on the socket.
+    pub(super) fn posted(&self) {
+        self.counter(LETTERS, self.near).fetch_add(1, Release);
+    }
+
+    /// Letters of the other side that it has put on the socket.
+    pub(super) fn posted_there(&self) -> u64 {
+        self.counter(LETTERS, self.far).load(Acquire)
     }
 
     /// Gives a token of the other side back.

@@ -232,13 +232,18 @@ impl Card {
 
 /// How many bytes of memory this process may lock; nothing when it may as many as there are.
 fn memory_limit() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all(&status))
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let may_lock_all = may_lock_all(&read("/proc/self/status"), &read("/proc/self/uid_map"));
+    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all)
 }
 
-/// Whether a process of this status may lock memory beyond its limit (`CAP_IPC_LOCK`).
-fn may_lock_all(status: &str) -> bool {
+/// Whether a process of this status may lock memory beyond its limit (`CAP_IPC_LOCK`). Only the capability of the
+/// system itself counts, and not that of a container with users of its own, whose map is another than everybody's.
+fn may_lock_all(status: &str, users: &str) -> bool {
     const LOCK: u32 = 14;
+    if !users.split_whitespace().eq(["0", "0", "4294967295"]) {
+        return false;
+    }
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
     effective.is_some_and(|capabilities| capabilities >> LOCK & 1 == 1)
@@ -644,13 +649,18 @@ mod tests {
 
     #[test]
     fn who_may_lock_everything_has_no_limit() {
-        let check = |status: &str, expected: bool| assert_eq!(may_lock_all(status), expected, "{status:?}");
-        check("Name:\tpserver\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n", true);
-        check("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", false);
-        check("CapEff:\t0000000000004000\n", true);
-        check("CapEff:\t00000000a80425fb\n", false);
-        check("CapEff:\tnone\n", false);
-        check("", false);
+        let all = "         0          0 4294967295\n";
+        let check = |status: &str, users: &str, expected: bool| {
+            assert_eq!(may_lock_all(status, users), expected, "{status:?}, {users:?}");
+        };
+        check("Name:\tpserver\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n", all, true);
+        check("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", all, false);
+        check("CapEff:\t0000000000004000\n", all, true);
+        check("CapEff:\t0000000000004000\n", "         0       1000          1\n", false);
+        check("CapEff:\t0000000000004000\n", "", false);
+        check("CapEff:\t00000000a80425fb\n", all, false);
+        check("CapEff:\tnone\n", all, false);
+        check("", all, false);
     }
 
     #[test]

@@ -227,10 +227,7 @@ impl Hall {
         };
         watch(&station, &health, &self.0.watcher)
             .map_err(|error| Fault::new(format!("watching the device's completions: {error}")))?;
-        match device.device_memory() {
-            Ok(()) => tracing::info!(device = name, "device memory: on"),
-            Err(reason) => tracing::info!(device = name, "device memory: off: {reason}"),
-        }
+        tracing::info!(device = name, "device memory: {}", device.device_memory());
         let room = Arc::new(Room { name, station, domain, near, health });
         rooms.open.push(Arc::clone(&room));
         Ok(room)

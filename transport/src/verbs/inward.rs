@@ -42,6 +42,9 @@ pub(super) struct Inward {
     number: u32,
     staging: Staging,
     counters: Arc<Counters>,
+    /// Places on their way into a message, and lists of frames that have landed: kept for their memory.
+    note: Vec<u8>,
+    spare: Vec<Vec<(usize, Lease)>>,
 }
 
 enum State {
@@ -98,6 +101,8 @@ impl Inward {
             number: 0,
             staging,
             counters: Arc::clone(counters),
+            note: Vec::with_capacity(PLACES_PER_NOTE * PLACE_BYTES),
+            spare: Vec::with_capacity(LANDINGS_MAX),
         }
     }
 
@@ -145,7 +150,7 @@ impl Inward {
             filled: 0,
             missing: long,
             long,
-            staged: Vec::new(),
+            staged: self.spare.pop().unwrap_or_default(),
             granted: 0,
         });
     }
@@ -153,6 +158,11 @@ impl Inward {
     /// Gives back the places that were not filled. The pair is closed, and what it had is back.
     pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
         self.landings.drain(..).flat_map(|landing| landing.places).collect()
+    }
+
+    /// Deregisters what the other side was told of; whether it cannot write it any more.
+    pub(super) fn end_memory(&self) -> bool {
+        self.staging.registry().end()
     }
 
     /// Whether nothing is expected to come.
@@ -238,7 +248,7 @@ impl Inward {
                 }
                 // The other side has offered a frame once all of it that travels in messages has left.
                 if self.side == Side::Connecting && landing.granted < landing.long {
-                    landing.grant(mail, &mut self.staging)?;
+                    landing.grant(mail, &mut self.staging, &mut self.note)?;
                     if landing.granted < landing.long {
                         return Ok(None);
                     }
@@ -256,8 +266,10 @@ impl Inward {
             Some(first) if first.missing == 0 && is_read(self.landings.len() - 1) => first.check()?,
             _ => return Ok(false),
         }
-        let Landing { frame, places: body, long, .. } = self.landings.pop_front().expect("it was just looked at");
+        let landed = self.landings.pop_front().expect("it was just looked at");
+        let Landing { frame, places: body, long, staged, .. } = landed;
         self.first += 1;
+        self.spare.push(staged);
         if self.side == Side::Accepting && long > 0 {
             mail.owe_taken();
         }
@@ -352,34 +364,32 @@ impl Landing {
     }
 
     /// Says where long payloads go, as far as there is room for saying it.
-    fn grant(&mut self, mail: &mut Mail, staging: &mut Staging) -> Result<(), Ended> {
-        let mut note = Vec::with_capacity(self.long.min(PLACES_PER_NOTE) * PLACE_BYTES);
+    fn grant(&mut self, mail: &mut Mail, staging: &mut Staging, note: &mut Vec<u8>) -> Result<(), Ended> {
+        note.clear();
+        let staged = self.staged.len();
         let long = self.places.iter_mut().enumerate().filter(|(_, place)| place.len() > INLINE_BYTES_MAX);
-        let mut prepared = Vec::new();
         for (index, place) in long.skip(self.granted).take(PLACES_PER_NOTE) {
             let bytes = place.len();
-            let (address, key) = match place {
-                Incoming::Discard { .. } => {
-                    note.extend(Place::NOWHERE.encode());
-                    continue;
-                }
-                Incoming::Loan(loan) if loan.mapped().is_some() => {
-                    let (memory, offset) = loan.mapped().expect("it was just looked at");
-                    (memory.address() + offset, staging.registry().far_key_within(memory)?)
-                }
-                Incoming::Loan(_) | Incoming::Chunk { .. } => {
+            if matches!(place, Incoming::Discard { .. }) {
+                note.extend(Place::NOWHERE.encode());
+                continue;
+            }
+            let (address, key) = match in_place(place, staging)? {
+                Some(key) => (place.bytes_mut().as_mut_ptr().expose_provenance(), key),
+                None => {
                     let Some(mut lease) = staging.take(bytes)? else { break };
                     let key = staging.registry().far_key_of(&lease)?;
                     let address = lease.bytes_mut().as_mut_ptr().expose_provenance();
-                    prepared.push((index, lease));
+                    self.staged.push((index, lease));
                     (address, key)
                 }
             };
             note.extend(Place { far: FarPlace { address: address as u64, key }, bytes }.encode());
         }
-        if !note.is_empty() && mail.note(Matter::Grant, &note) {
+        if !note.is_empty() && mail.note(Matter::Grant, note) {
             self.granted += note.len() / PLACE_BYTES;
-            self.staged.append(&mut prepared);
+        } else {
+            self.staged.truncate(staged);
         }
         Ok(())
     }
@@ -397,4 +407,11 @@ impl Landing {
         }
         Ok(())
     }
+}
+
+/// The other side's key for a place that it can write itself; nothing when there must be a copy.
+fn in_place(place: &Incoming, staging: &Staging) -> Result<Option<u32>, Ended> {
+    let Incoming::Loan(loan) = place else { return Ok(None) };
+    let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
+    Ok(staging.registry().far_key_within(memory, offset)?)
 }

@@ -16,7 +16,9 @@ pub(super) const PLACE_BYTES: usize = size_of::<RawPlace>();
 const REASON: usize = 8;
 
 const MAGIC: [u8; 4] = *b"PRDM";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// A letter has room for any of the reasons.
+const UNUSED: usize = 980;
 const NO: u8 = 0;
 const YES: u8 = 1;
 
@@ -36,7 +38,7 @@ struct RawLetter {
     note: U16,
     reserved: U16,
     slot_bytes: U32,
-    unused: [u8; 212],
+    unused: [u8; UNUSED],
 }
 
 /// What a side says of itself.
@@ -64,7 +66,7 @@ impl Letter {
             note: 0.into(),
             reserved: 0.into(),
             slot_bytes: 0.into(),
-            unused: [0; 212],
+            unused: [0; UNUSED],
         };
         match self {
             Self::Yes(end) => {
@@ -218,6 +220,7 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reasons::{self, Cause};
     use super::*;
 
     fn end() -> End {
@@ -226,8 +229,10 @@ mod tests {
 
     #[test]
     fn letters_are_read_as_they_were_written() {
-        let long = "é".repeat(300);
-        for letter in [Letter::Yes(end()), Letter::No("there is no device".to_owned()), Letter::No(String::new())] {
+        let long = "é".repeat(LETTER_BYTES / 2);
+        let memory = Cause::Memory { bytes: u64::MAX, errno: Some(12), said: "Cannot allocate memory".to_owned() };
+        let longest = format!("the server: verbs did not do: {}", reasons::text(&memory, Some(u64::MAX - 1)));
+        for letter in [Letter::Yes(end()), Letter::No(longest), Letter::No(String::new())] {
             assert_eq!(Letter::decode(&letter.encode()), Ok(letter));
         }
         let Ok(Letter::No(cut)) = Letter::decode(&Letter::No(long.clone()).encode()) else { panic!("it says no") };
@@ -243,11 +248,11 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check(0, b'X', "begins with");
-        check(4, 9, "version 9; expected version 1");
+        check(4, 9, "version 9; expected version 2");
         check(6, 6, "packet length 6");
         check(11, 1, "names pair 0x1010203");
         check(34, 9, "is for slots");
-        assert!(Letter::decode(&[0; 9]).expect_err("short").contains("has 9 bytes, expected 256"));
+        assert!(Letter::decode(&[0; 9]).expect_err("short").contains("has 9 bytes, expected 1024"));
     }
 
     #[test]

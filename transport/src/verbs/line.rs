@@ -123,15 +123,24 @@ impl Line {
     pub(crate) fn into_parcels(mut self) -> (Vec<(Ticket, Vec<Outgoing>)>, Vec<Incoming>) {
         let is_closed = self.close();
         let parcels = self.outward.take_all();
-        // The other side may read what it was told of as long as it is registered.
-        if !is_closed && self.side == Side::Connecting && !self.outward.end_memory() {
+        let unfilled = self.inward.take_unfilled();
+        // The other side may read and write what it was told of as long as it is registered.
+        let is_open = !is_closed && self.side == Side::Connecting;
+        if is_open && !self.outward.end_memory() {
             for parcel in parcels.iter().flat_map(|(_, body)| body) {
                 if let Outgoing::Loan(loan) = parcel {
                     loan.tear();
                 }
             }
         }
-        (parcels, self.inward.take_unfilled())
+        if is_open && !self.inward.end_memory() {
+            for place in &unfilled {
+                if let Incoming::Loan(loan) = place {
+                    loan.tear();
+                }
+            }
+        }
+        (parcels, unfilled)
     }
 
     /// Whether the device says that it touches nothing any more.

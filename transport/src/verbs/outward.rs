@@ -294,6 +294,13 @@ fn source(payload: &Outgoing, staging: &mut Staging, counters: &Counters) -> Res
     Ok(Some((Source::Staged(lease), key)))
 }
 
+/// The other side's key for a payload that it can read itself; nothing when there must be a copy.
+fn in_place(payload: &Outgoing, staging: &Staging) -> Result<Option<u32>, Ended> {
+    let Outgoing::Loan(loan) = payload else { return Ok(None) };
+    let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
+    Ok(staging.registry().far_key_within(memory, offset)?)
+}
+
 fn staged(payload: &Outgoing, staging: &mut Staging, counters: &Counters) -> Result<Option<Lease>, Ended> {
     let Some(mut lease) = staging.take(payload.len())? else { return Ok(None) };
     lease.bytes_mut().copy_from_slice(payload.bytes());
@@ -347,12 +354,8 @@ impl Shipment {
             return Ok(None);
         }
         let payload = &self.body[self.slice - 1];
-        let buffer = if let Outgoing::Loan(loan) = payload { loan.mapped() } else { None };
-        let (address, key) = match buffer {
-            Some((memory, offset)) => {
-                let address = memory.address() + offset;
-                (address, staging.registry().far_key_within(memory)?)
-            }
+        let (address, key) = match in_place(payload, staging)? {
+            Some(key) => (payload.bytes().as_ptr().expose_provenance(), key),
             None => {
                 let Some(lease) = staged(payload, staging, counters)? else { return Ok(None) };
                 moved = payload.len() as usize;

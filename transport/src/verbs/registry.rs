@@ -1,22 +1,29 @@
 //! Which memory is registered in a domain.
 //!
-//! A mapping is registered in pieces of [`PIECE_BYTES`], each when something in it is first used: an arena is mapped
-//! for the most that can be needed, and what is registered is resident. Slots are given out again from the top of a
-//! stack, so after the first steps nothing new is registered. Where the system limits what can be registered, a
-//! session's arena is registered whole when the first of it is used: what will not do is then known before the job is
-//! under way. What cannot be deregistered stays mapped, and is given to nobody.
+//! An arena is registered in pieces of [`PIECE_BYTES`], each when something in it is first used: it is mapped for the
+//! most that can be needed, and what is registered is resident. Slots are given out again from the top of a stack, so
+//! after the first steps nothing new is registered. Where the system limits what can be registered, a session's arena
+//! is registered whole when the first of it is used: what will not do is then known before the job is under way. What
+//! cannot be deregistered stays mapped, and is given to nobody.
+//!
+//! A buffer, and memory of the caller's, is registered in pieces too, which lie over one another by a chunk, so that
+//! every payload lies in one of them. Memory of the caller's that the device refuses is copied instead; what is
+//! registered of it is let go of when the caller asks.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pserver_core::limits::CHUNK_BYTES_MAX;
-use pserver_core::memory::{Lease, Mapped};
+use pserver_core::memory::{Lease, LetGo, Mapped};
 
 use super::provider::{Access, Domain, Fault, Region};
 
-/// What is registered at once. No slot lies across a multiple of it.
+/// What is registered of an arena at once. No slot lies across a multiple of it.
 const PIECE_BYTES: usize = 2 * CHUNK_BYTES_MAX as usize;
+/// A piece of what is lent begins at each multiple of this, and has a chunk more.
+const LENT_BYTES: usize = 8 * CHUNK_BYTES_MAX as usize;
 
 const _: () = assert!(PIECE_BYTES.is_multiple_of(CHUNK_BYTES_MAX as usize));
 
@@ -52,12 +59,18 @@ impl Counters {
 pub(super) struct Registry(Arc<Mutex<Registered>>);
 
 struct Registered {
-    /// Before the domain, whose regions they are.
+    /// Before the domain, whose regions they are: arenas, and what is lent by where it begins.
     known: Vec<Known>,
-    domain: Arc<dyn Domain>,
-    access: Access,
+    lent: BTreeMap<usize, Known>,
+    how: How,
     /// Whether what does not fit should be known early.
     is_limited: bool,
+}
+
+/// How memory is registered.
+struct How {
+    domain: Arc<dyn Domain>,
+    access: Access,
     counters: Arc<Counters>,
 }
 
@@ -65,18 +78,53 @@ struct Known {
     address: usize,
     /// Before the memory, which they are regions of and do not keep.
     pieces: Vec<Option<Box<dyn Region>>>,
+    /// Where pieces begin, and how long they are.
+    step: usize,
+    reach: usize,
     memory: Mapped,
     /// Whether some of it could not be deregistered.
     is_lost: bool,
+    /// Whether the device refused some of it, which is the caller's.
+    is_refused: bool,
+    /// How its caller has it let go of; kept for as long as it is known.
+    let_go: Option<Arc<LetGo>>,
+}
+
+impl How {
+    fn register(&self, memory: &Mapped, piece: (usize, usize)) -> Result<Box<dyn Region>, Fault> {
+        let region = self.domain.register(memory, piece, self.access)?;
+        self.counters.registrations.fetch_add(1, Relaxed);
+        Ok(region)
+    }
 }
 
 impl Known {
-    /// Deregisters it; whether that was done. What cannot be deregistered stays mapped for good.
+    fn new(memory: Mapped, (step, reach): (usize, usize)) -> Self {
+        let pieces = std::iter::repeat_with(|| None).take(memory.len().div_ceil(step)).collect();
+        let address = memory.address();
+        Self { address, pieces, step, reach, memory, is_lost: false, is_refused: false, let_go: None }
+    }
+
+    /// The region of the piece that begins at or before `offset`.
+    fn region(&mut self, offset: usize, how: &How) -> Result<&dyn Region, Fault> {
+        let number = offset / self.step;
+        let piece = &mut self.pieces[number];
+        if piece.is_none() {
+            let begin = number * self.step;
+            *piece = Some(how.register(&self.memory, (begin, self.reach.min(self.memory.len() - begin)))?);
+        }
+        Ok(piece.as_deref().expect("it was just put there"))
+    }
+
+    /// Deregisters it; whether that was done. What cannot be deregistered stays mapped for good, and who asks whether
+    /// it was let go of is told that it was not.
     fn end(&mut self) -> bool {
         for mut region in self.pieces.drain(..).flatten() {
             if let Err(fault) = region.close() {
                 tracing::error!(%fault, "memory could not be deregistered; it is not used again");
-                std::mem::forget((self.memory.clone(), region));
+                let stays: Arc<LetGo> = Arc::new(|| false);
+                self.memory.until(&stays);
+                std::mem::forget((self.memory.clone(), region, stays));
                 self.is_lost = true;
             }
         }
@@ -93,7 +141,8 @@ impl Drop for Known {
 impl Registry {
     pub(super) fn new(domain: &Arc<dyn Domain>, access: Access, counters: &Arc<Counters>) -> Self {
         let (domain, counters) = (Arc::clone(domain), Arc::clone(counters));
-        let registered = Registered { known: Vec::new(), domain, access, is_limited: false, counters };
+        let how = How { domain, access, counters };
+        let registered = Registered { known: Vec::new(), lent: BTreeMap::new(), how, is_limited: false };
         Self(Arc::new(Mutex::new(registered)))
     }
 
@@ -125,18 +174,54 @@ impl Registry {
         Ok(registered.region_of(lease)?.expect("staging is memory of ours").far_key())
     }
 
-    /// The other side's key for a buffer, which is registered whole: all of it is in use, and a slice may lie anywhere.
-    pub(super) fn far_key_within(&self, memory: Mapped) -> Result<u32, Fault> {
+    /// The other side's key for what begins at `offset` of memory that is lent; nothing when it is the caller's and
+    /// the device refuses it.
+    pub(super) fn far_key_within(&self, memory: Mapped, offset: usize) -> Result<Option<u32>, Fault> {
         let mut registered = self.lock();
-        let place = registered.place(memory.address()).unwrap_or_else(|| registered.add(memory, usize::MAX));
-        Ok(registered.region(place, 0)?.far_key())
+        let Registered { lent, how, .. } = &mut *registered;
+        let address = memory.address();
+        if lent.get(&address).is_none_or(|known| !known.memory.is(&memory)) {
+            // What nobody else keeps cannot be used again.
+            lent.retain(|_, known| !known.memory.is_last());
+            lent.insert(address, self.lent(memory));
+        }
+        let known = lent.get_mut(&address).expect("it was just put there");
+        if known.is_refused {
+            return Ok(None);
+        }
+        match known.region(offset, how).map(Region::far_key) {
+            Err(fault) if known.memory.is_callers() => {
+                tracing::warn!(%fault, memory = ?known.memory, "memory of the caller's is copied");
+                known.is_refused = true;
+                Ok(None)
+            }
+            key => key.map(Some),
+        }
+    }
+
+    /// Something that is lent, of which nothing is registered yet.
+    fn lent(&self, memory: Mapped) -> Known {
+        let mut known = Known::new(memory, (LENT_BYTES, LENT_BYTES + CHUNK_BYTES_MAX as usize));
+        let (registry, address) = (Arc::downgrade(&self.0), known.address);
+        let let_go = move || registry.upgrade().is_none_or(|registry| Self(registry).let_go(address));
+        let let_go = known.let_go.insert(Arc::new(let_go));
+        known.memory.until(let_go);
+        known
+    }
+
+    /// Deregisters what begins there; whether no device can touch it any more.
+    fn let_go(&self, address: usize) -> bool {
+        let known = self.lock().lent.remove(&address);
+        known.is_none_or(|mut known| known.end())
     }
 
     /// Deregisters everything; whether no device can touch it any more.
     pub(super) fn end(&self) -> bool {
-        let mut known = std::mem::take(&mut self.lock().known);
+        let mut registered = self.lock();
+        let (mut known, mut lent) = (std::mem::take(&mut registered.known), std::mem::take(&mut registered.lent));
+        drop(registered);
         // All of them are ended, also behind one that cannot be.
-        known.iter_mut().map(Known::end).filter(|is_done| !is_done).count() == 0
+        known.iter_mut().chain(lent.values_mut()).map(Known::end).filter(|is_done| !is_done).count() == 0
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registered> {
@@ -150,10 +235,10 @@ impl Registered {
         let Some((address, offset)) = lease.position() else { return Ok(None) };
         let place = match (self.place(address), lease.mapped()) {
             (Some(place), _) => place,
-            (None, Some(memory)) => self.add(memory, PIECE_BYTES),
+            (None, Some(memory)) => self.add(memory),
             (None, None) => return Ok(None),
         };
-        self.region(place, offset / PIECE_BYTES).map(Some)
+        self.region(place, offset).map(Some)
     }
 
     /// Registers everything that a lease's arena has, or nothing.
@@ -164,11 +249,10 @@ impl Registered {
         }
         let Some(memory) = lease.mapped() else { return Ok(()) };
         let bytes = memory.len();
-        let place = self.add(memory, PIECE_BYTES);
-        for number in 0..self.known[place].pieces.len() {
-            if let Err(Fault(text)) = self.region(place, number).map(drop) {
+        let place = self.add(memory);
+        for done in (0..bytes).step_by(PIECE_BYTES) {
+            if let Err(Fault(text)) = self.region(place, done).map(drop) {
                 self.known.remove(place);
-                let done = number * PIECE_BYTES;
                 return Err(Fault(format!("of {bytes} bytes for chunks {done} could be registered: {text}")));
             }
         }
@@ -179,24 +263,15 @@ impl Registered {
         self.known.iter().position(|known| known.address == address)
     }
 
-    fn add(&mut self, memory: Mapped, piece_bytes: usize) -> usize {
+    fn add(&mut self, memory: Mapped) -> usize {
         // What nobody else keeps cannot be used again.
         self.known.retain(|known| !known.memory.is_last());
-        let pieces = std::iter::repeat_with(|| None).take(memory.len().div_ceil(piece_bytes)).collect();
-        self.known.push(Known { address: memory.address(), pieces, memory, is_lost: false });
+        self.known.push(Known::new(memory, (PIECE_BYTES, PIECE_BYTES)));
         self.known.len() - 1
     }
 
-    fn region(&mut self, place: usize, number: usize) -> Result<&dyn Region, Fault> {
-        let Known { memory, pieces, .. } = &mut self.known[place];
-        let length = if pieces.len() == 1 { memory.len() } else { PIECE_BYTES };
-        let piece = &mut pieces[number];
-        if piece.is_none() {
-            let begin = number * PIECE_BYTES;
-            *piece = Some(self.domain.register(memory, (begin, length.min(memory.len() - begin)), self.access)?);
-            self.counters.registrations.fetch_add(1, Relaxed);
-        }
-        Ok(piece.as_deref().expect("it was just put there"))
+    fn region(&mut self, place: usize, offset: usize) -> Result<&dyn Region, Fault> {
+        self.known[place].region(offset, &self.how)
     }
 }
 
@@ -204,7 +279,7 @@ impl Registered {
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use pserver_core::memory::{Arena, Budget};
+    use pserver_core::memory::{Arena, Budget, Buffer, Mapping, lend};
 
     use super::super::plain::Plain;
     use super::super::provider::Provider;
@@ -268,5 +343,60 @@ mod tests {
         check(true, 3, Ok(3));
         check(true, 2, Err("of 83886080 bytes for chunks 67108864 could be registered: "));
         check(false, 0, Err("so much memory cannot be registered"));
+    }
+
+    /// The piece of lent memory that a key stands for.
+    fn piece(plain: &Plain, start: usize, key: u32) -> (usize, usize) {
+        let regions = plain.regions();
+        let (_, address, bytes) = regions.into_iter().find(|(one, ..)| *one == key).expect("it is registered");
+        let number = |number: u64| usize::try_from(number).expect("it is this process's");
+        (number(address) - start, number(bytes))
+    }
+
+    #[test]
+    fn a_payload_in_lent_memory_lies_in_one_piece() {
+        const WHOLE: usize = 300 * 1024 * 1024;
+        let plain = Plain::new();
+        let domain = plain.station().expect("a station").domain().expect("a domain");
+        let counters = Arc::<Counters>::default();
+        let registry = Registry::new(&domain, Access::FarReads, &counters);
+        // What nobody touches takes no memory.
+        let buffer = Buffer::new(WHOLE).expect("this system shares memory");
+        let begins = [0, 100, LENT_BYTES - 4, LENT_BYTES, WHOLE - CHUNK_BYTES_MAX as usize, WHOLE - 1];
+        for (begin, registered) in begins.into_iter().zip([1, 1, 1, 2, 3, 3]) {
+            let payload = &buffer[begin..WHOLE.min(begin + CHUNK_BYTES_MAX as usize)];
+            let key = lend(|book| {
+                let (memory, offset) = book.read(payload).within(buffer.mapping()).mapped().expect("it lies there");
+                registry.far_key_within(memory, offset).expect("it is registered").expect("it is the library's")
+            });
+            let (start, bytes) = piece(&plain, buffer.start().addr(), key);
+            assert!(start <= begin && begin + payload.len() <= start + bytes, "{begin}: {start} and {bytes}");
+            assert_eq!(counters.registrations.load(Relaxed), registered, "each when it is used");
+        }
+    }
+
+    #[test]
+    fn memory_of_the_callers_that_the_device_refuses_is_copied_and_tried_no_more() {
+        let device = Rough::new(Arc::new(Plain::new()));
+        let domain = device.station().expect("a station").domain().expect("a domain");
+        let registry = Registry::new(&domain, Access::FarReads, &Arc::default());
+        let (own, buffer) = ([0; 100], Buffer::new(100).expect("this system shares memory"));
+        let mapping = Arc::new(Mapping::of_caller(own.as_ptr().addr(), 100).expect("it is some bytes"));
+        let key = |bytes: &[u8], mapping| {
+            let lent = lend(|book| book.read(bytes).within(mapping).mapped());
+            let (memory, offset) = lent.expect("it lies there");
+            registry.far_key_within(memory, offset)
+        };
+        device.plot(Some(Plot { mischief: Mischief::RegistersNothing, is_open: true, after: 0 }));
+        assert!(matches!(key(&own, &mapping), Ok(None)), "it is copied");
+        assert!(key(&buffer, buffer.mapping()).is_err(), "a buffer is the library's own, and is a card's");
+        device.plot(None);
+        assert!(matches!(key(&own, &mapping), Ok(None)), "it stays so on this connection");
+        mapping.let_go().expect("there is nothing to let go of");
+        assert!(matches!(key(&own, &mapping), Ok(Some(_))), "the caller gave it anew");
+        device.plot(Some(Plot { mischief: Mischief::KeepsMemory, is_open: true, after: 0 }));
+        drop(registry);
+        device.plot(None);
+        assert!(mapping.let_go().is_err(), "also when the connection is over");
     }
 }

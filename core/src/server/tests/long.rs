@@ -140,6 +140,15 @@ fn who_is_gone_is_not_read_for() {
     assert!(!short.shard.is_under_way());
 }
 
+/// A shard that serves, and the disk that it keeps things on.
+fn kept() -> (Arc<dyn Storage>, Stage) {
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+    let mut stage = Stage::empty(plan(Mode::Async));
+    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+    stage.initialise();
+    (disk, stage)
+}
+
 /// A shard that comes back from what another has written.
 fn again(stage: &Stage, disk: &Arc<dyn Storage>) -> Stage {
     let mut again = Stage::empty(stage.plan.clone());
@@ -150,10 +159,7 @@ fn again(stage: &Stage, disk: &Arc<dyn Storage>) -> Stage {
 
 #[test]
 fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
-    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
-    let mut stage = Stage::empty(plan(Mode::Async));
-    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
-    stage.initialise();
+    let (disk, mut stage) = kept();
     let some = |step: u64| (0..50).map(|row| (row * 37 + step * 11) % 1900).collect::<Vec<u64>>();
     (0..30).for_each(|step| drop(push(&mut stage, &some(step))));
     assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
@@ -180,10 +186,7 @@ fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
 
 #[test]
 fn a_checkpoint_that_is_given_up_leaves_nothing_behind() {
-    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
-    let mut stage = Stage::empty(plan(Mode::Async));
-    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
-    stage.initialise();
+    let (disk, mut stage) = kept();
     push(&mut stage, &(0..1500).collect::<Vec<u64>>());
     assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
     assert!(stage.shard.continue_checkpoint(1).expect("the disk is well").is_none());

@@ -12,8 +12,8 @@ use crate::verbs::status::Status;
 use crate::verbs::{Device, Devices, INLINE_BYTES_MAX};
 use pserver_core::ids::PeerId;
 use pserver_core::limits::LANDINGS_MAX;
-use pserver_core::memory::{Buffer, lend};
-use pserver_core::port::Outgoing;
+use pserver_core::memory::{Buffer, Mapping, lend};
+use pserver_core::port::{Incoming, Outgoing};
 
 fn world(device: &Rough) -> World {
     let devices = Devices::This(Device(Arc::new(device.clone())));
@@ -176,19 +176,24 @@ fn what_a_device_does_not_give_back_is_given_to_nobody() {
     assert_eq!(kept(Some(Mischief::Dead)), 2, "those of four frames at once that it was filling");
 }
 
-/// Whether a buffer is taken out of the other side's sight after its connection has ended while the other side could
-/// read it.
-fn withdrawn(mischief: Option<Mischief>) -> bool {
+/// Ends a connection while the other side can read a buffer, and write another; after that the trainer has both again.
+fn withdrawn(mischief: Option<Mischief>, from: &Arc<Mapping>, sent: &[u8], to: &Arc<Mapping>, place: &mut [u8]) {
     let device = Rough::new(Arc::new(Plain::new()));
     let mut world = world(&device);
-    let (near, _) = world.connect();
+    let (near, far) = world.connect();
     world.far.holds_all = true;
-    let buffer = Buffer::new(1 << 20).expect("this system shares memory");
-    let mapping = Arc::clone(buffer.mapping());
     lend(|book| {
-        let loan = book.read(&buffer).within(&mapping);
-        world.near.send(near, &push(0, &[&buffer]), vec![Outgoing::Loan(loan)]);
+        let loan = book.read(sent).within(from);
+        world.near.send(near, &push(0, &[sent]), vec![Outgoing::Loan(loan)]);
         world.until("a head is there", |world| world.far.seen.iter().any(|seen| matches!(seen, Seen::Head(..))));
+        world.near.held.insert(near);
+        // It is asked for a place, and is not told that there is one.
+        let chunk = world.far.lease(sent);
+        world.far.send(far, &push(1, &[sent]), vec![Outgoing::Value(chunk)]);
+        world.until("its head is there", |world| world.near.seen.iter().any(|seen| matches!(seen, Seen::Head(..))));
+        let loan = book.write(place).within(to);
+        world.near.land(near, vec![Incoming::Loan(loan)]);
+        world.near.step();
         device.plot(mischief.map(|mischief| Plot { mischief, is_open: true, after: 0 }));
         world.near.transport().close(near);
         world.far.transport = None;
@@ -198,18 +203,36 @@ fn withdrawn(mischief: Option<Mischief>) -> bool {
             world.near.gone(near).is_some()
         };
         while !near_is_gone(&mut world) {}
-        assert_eq!(world.near.parcels_out, 0, "the loan is back");
+        assert_eq!((world.near.parcels_out, world.near.places_out), (0, 0), "the loans are back");
     });
-    mapping.withdraw().expect("the system lets go of it");
-    !mapping.is_in_place()
 }
 
 #[test]
-fn what_another_side_may_still_read_is_taken_out_of_its_sight() {
-    assert!(!withdrawn(None));
-    assert!(!withdrawn(Some(Mischief::Dead)), "memory that is not registered is out of sight");
-    assert!(!withdrawn(Some(Mischief::KeepsMemory)), "a pair that is gone reads nothing");
-    assert!(withdrawn(Some(Mischief::Hung)));
+fn what_another_side_may_still_reach_is_taken_out_of_its_sight() {
+    let check = |mischief: Option<Mischief>, expected: bool| {
+        let mut buffers = [0, 1].map(|_| Buffer::new(1 << 20).expect("this system shares memory"));
+        let [from, to] = buffers.each_ref().map(|buffer| Arc::clone(buffer.mapping()));
+        let [sent, place] = &mut buffers;
+        withdrawn(mischief, &from, sent, &to, place);
+        for mapping in [from, to] {
+            mapping.withdraw().expect("the system lets go of it");
+            assert_eq!(!mapping.is_in_place(), expected, "{mischief:?}");
+        }
+        let mut own = [0, 1].map(|_| vec![0; 1 << 20]);
+        let mapping = |bytes: &Vec<u8>| Mapping::of_caller(bytes.as_ptr().addr(), bytes.len()).expect("some bytes");
+        let [from, to] = own.each_ref().map(|bytes| Arc::new(mapping(bytes)));
+        let [sent, place] = &mut own;
+        withdrawn(mischief, &from, sent, &to, place);
+        for mapping in [from, to] {
+            assert_eq!(mapping.withdraw().is_err(), expected, "{mischief:?}: it is not the library's to take away");
+            assert_eq!(!mapping.is_in_place(), expected, "{mischief:?}");
+        }
+    };
+    check(None, false);
+    // Memory that is not registered is out of sight, and a pair that is gone reads and writes nothing.
+    check(Some(Mischief::Dead), false);
+    check(Some(Mischief::KeepsMemory), false);
+    check(Some(Mischief::Hung), true);
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use prost::Message;
 use pserver_core::ids::PeerId;
 use pserver_core::port::Outgoing;
+use pserver_core::wire::{ErrorMessage, Kind};
 
 use super::stage::{far_away, transports};
 use crate::conformance::Ends;
@@ -79,6 +81,29 @@ fn verbs_that_do_not_do_become_tcp() {
     check(Mischief::RegistersNothing, false, 1);
     check(Mischief::Deaf, true, 2);
     check(Mischief::Deaf, false, 2);
+}
+
+/// Its device refuses the arena with the first payload, when the connection is there.
+#[test]
+fn a_server_that_may_register_nothing_says_so_before_it_goes() {
+    let mut choice = Choice::new();
+    let address = choice.world.address.clone();
+    let peer = choice.world.near.transport().connect(&address).expect("an address of this transport");
+    choice.world.near.send(peer, &hello(0), Vec::new());
+    choice.world.until("it is accepted", |world| !world.far.accepted().is_empty());
+    choice.world.settle();
+    choice.device.plot(Some(Plot { mischief: Mischief::RegistersNothing, is_open: false, after: 0 }));
+    let payload = bytes(100_000, 1);
+    let chunk = choice.world.near.lease(&payload);
+    choice.world.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)]);
+    choice.world.until("it is over", |world| world.near.gone(peer).is_some());
+    let refused = choice.world.near.landed().find(|(_, frame, _)| frame.head.kind == Kind::Refused);
+    let (_, frame, _) = refused.expect("the trainer is told");
+    let message = ErrorMessage::decode(frame.control.as_slice()).expect("a refusal holds an error");
+    assert!(message.text.contains("registered"), "{}", message.text);
+    choice.device.plot(None);
+    assert_eq!(choice.deliver(), 1);
+    assert_eq!(choice.over_verbs(), [1, 1], "and for a while they do without");
 }
 
 #[test]
