@@ -155,8 +155,10 @@ fn rounds(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("round");
     let mut ping = Ping::new().expect("a new hub has room");
     group.bench_function("loopback, a frame of 4 KiB there and back", |bencher| bencher.iter(|| ping.round()));
-    let mut job = Job::start(4096).expect("this machine has sockets");
-    group.bench_function("tcp, push_pull of 4 KiB", |bencher| bencher.iter(|| job.round()));
+    for (what, parameters, bytes) in [("4 KiB", 1, 4096), ("10,000 parameters of 1 KiB", 10_000, 1024)] {
+        let mut job = Job::start(parameters, bytes).expect("this machine has sockets");
+        group.bench_function(format!("tcp, push_pull of {what}"), |bencher| bencher.iter(|| job.round()));
+    }
     group.finish();
 }
 

@@ -77,21 +77,22 @@ impl Ping {
     }
 }
 
-/// A server, and one trainer with one parameter.
+/// A server, and one trainer with some parameters.
 pub struct Job {
     client: Client,
-    gradient: Vec<u8>,
-    value: Vec<u8>,
+    names: Vec<String>,
+    gradients: Vec<Vec<u8>>,
+    values: Vec<Vec<u8>>,
     // After the client, which needs it.
     _server: Server,
 }
 
 impl Job {
-    /// A server on a free port, and a parameter of so many bytes of f32.
+    /// A server on a free port, and so many parameters of so many bytes of f32.
     ///
     /// # Errors
-    /// When the server cannot start, or the parameter is refused.
-    pub fn start(bytes: usize) -> anyhow::Result<Self> {
+    /// When the server cannot start, or a parameter is refused.
+    pub fn start(parameters: usize, bytes: usize) -> anyhow::Result<Self> {
         let command = ServeArgs::augment_args(clap::Command::new("serve"));
         let arguments = ["serve", "--bind", "tcp://127.0.0.1:0", "--log-level", "off"];
         let args = ServeArgs::from_arg_matches(&command.try_get_matches_from(arguments)?)?;
@@ -99,19 +100,27 @@ impl Job {
         let client = Client::new(ClientOptions::new(server.address().clone()))?;
         let settings = OptimizerSettings::default();
         anyhow::ensure!(client.begin_init(&settings)?, "the only trainer initialises");
-        let value = vec![0; bytes];
-        client.init_param("weight", ElementType::Float32, &[], &value, &settings)?;
+        let names: Vec<String> = (0..parameters).map(|index| format!("layer{index}/weight")).collect();
+        let values = vec![vec![0; bytes]; parameters];
+        for (name, value) in names.iter().zip(&values) {
+            client.init_param(name, ElementType::Float32, &[], value, &settings)?;
+        }
         client.finish_init()?;
-        Ok(Self { client, gradient: crate::gradient(0, bytes), value, _server: server })
+        let gradients = vec![crate::gradient(0, bytes); parameters];
+        Ok(Self { client, names, gradients, values, _server: server })
     }
 
-    /// Pushes the gradient and pulls the value.
+    /// Pushes the gradients and pulls the values, in one call.
     ///
     /// # Panics
     /// When the server does not answer.
+    #[inline(never)]
     pub fn round(&mut self) {
-        let given = Given { name: "weight", element_type: ElementType::Float32, content: &self.gradient };
-        let wanted = Wanted { name: "weight", content: &mut self.value };
-        self.client.push_pull(&[given], None, &mut [wanted]).expect("the server is in this process");
+        let given = |(name, content)| Given { name, element_type: ElementType::Float32, content };
+        let wanted = |(name, content)| Wanted { name, content };
+        let names = || self.names.iter().map(String::as_str);
+        let given: Vec<_> = names().zip(self.gradients.iter().map(Vec::as_slice)).map(given).collect();
+        let mut into: Vec<_> = names().zip(self.values.iter_mut().map(Vec::as_mut_slice)).map(wanted).collect();
+        self.client.push_pull(&given, None, &mut into).expect("the server is in this process");
     }
 }

@@ -2,6 +2,7 @@
 
 use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
+use pserver_core::memory::{Stretch, StretchMut};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit};
 use pserver_core::wire::{Entry, Flags, Frame, WireError};
 
@@ -36,15 +37,17 @@ impl Landing {
         self.remaining
     }
 
-    /// The memory to fill next, in order: up to the end, `slices_max` places, or a payload that is discarded.
+    /// The memory to fill next, in order: up to the end, `slices_max` slices, or a payload that is discarded. Places
+    /// that lie side by side are one slice: the system takes as long over a slice as over some hundred bytes.
     pub(crate) fn unfilled(&mut self, slices_max: usize) -> impl Iterator<Item = &mut [u8]> {
-        let first = self.filled;
-        self.places[self.place..]
-            .iter_mut()
-            .take(slices_max)
-            .take_while(|place| !matches!(place, Incoming::Discard { .. }))
-            .enumerate()
-            .map(move |(index, place)| &mut place.bytes_mut()[if index == 0 { first } else { 0 }..])
+        let (mut filled, mut rest) = (self.filled, &mut self.places[self.place..]);
+        let slices = std::iter::from_fn(move || {
+            let count = side_by_side(rest);
+            let (run, behind) = std::mem::take(&mut rest).split_at_mut(count);
+            rest = behind;
+            joined(run).map(|all| &mut all[std::mem::take(&mut filled)..])
+        });
+        slices.take(slices_max)
     }
 
     /// Copies from the front of `bytes` what still belongs to the payload; returns how much that was.
@@ -114,6 +117,39 @@ impl Landing {
     }
 }
 
+/// How many places, from the first on, are one slice of memory: none when the first is nowhere or not there.
+fn side_by_side(places: &[Incoming]) -> usize {
+    let mut stretch = match places.first() {
+        None | Some(Incoming::Discard { .. }) => return 0,
+        Some(Incoming::Loan(_)) => return 1,
+        Some(Incoming::Chunk { lease, bytes }) => Stretch::of(lease, *bytes),
+    };
+    let Some(stretch) = &mut stretch else { return 1 };
+    let mut count = 1;
+    for place in &places[1..] {
+        match place {
+            Incoming::Chunk { lease, bytes } if stretch.goes_on(lease, *bytes) => count += 1,
+            _ => break,
+        }
+    }
+    count
+}
+
+/// The memory of places that are one slice of it.
+fn joined(places: &mut [Incoming]) -> Option<&mut [u8]> {
+    let (first, others) = places.split_first_mut()?;
+    if others.is_empty() {
+        return Some(first.bytes_mut());
+    }
+    let Incoming::Chunk { lease, bytes } = first else { panic!("only leases lie side by side") };
+    let mut stretch = StretchMut::of(lease, *bytes)?;
+    for place in others {
+        let Incoming::Chunk { lease, bytes } = place else { panic!("only leases lie side by side") };
+        stretch.go_on(lease, *bytes);
+    }
+    Some(stretch.into_bytes())
+}
+
 /// Stops when `body` is not what the entries of `frame` say: the session counts.
 pub(crate) fn assert_body(frame: &Frame, body: &[Outgoing]) {
     assert_lengths(frame, body.iter().map(Outgoing::len), "send");
@@ -144,4 +180,63 @@ pub(crate) fn returned(work: Submit) -> Event {
 fn assert_lengths(frame: &Frame, found: impl Iterator<Item = u32>, what: &str) {
     let expected = frame.entries.iter().map(|entry: &Entry| entry.bytes).filter(|bytes| *bytes > 0);
     assert!(expected.eq(found), "{what}: one parcel of its length for each entry with a payload");
+}
+
+#[cfg(test)]
+mod tests {
+    use pserver_core::dtype::ElementType;
+    use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
+    use pserver_core::memory::{Arena, Budget, Lease};
+    use pserver_core::wire::{Head, Kind};
+
+    use super::*;
+
+    /// Places of these lengths in the slots of 64 bytes that are named, `-` for nowhere; the lengths of the slices that
+    /// are filled when `filled` bytes are there already.
+    fn check(places: &str, filled: usize, slices_max: usize, expected: &[usize]) {
+        let mut budget = Budget::new();
+        budget.line("test", 64, 8);
+        let mut slots: Vec<Option<Lease>> = Vec::new();
+        let arena = Arena::new(&budget).expect("it is small");
+        arena.take_many(64, 8, &mut |lease| slots.push(Some(lease))).expect("there are eight");
+        let place = |text: &str| match text.split_once(':').expect("a slot and a length") {
+            ("-", bytes) => Incoming::Discard { bytes: bytes.parse().expect("a length") },
+            (slot, bytes) => {
+                let slot: usize = slot.parse().expect("a slot");
+                let lease = slots[slot].take().expect("it is named once");
+                Incoming::Chunk { lease, bytes: bytes.parse().expect("a length") }
+            }
+        };
+        let places: Vec<Incoming> = places.split(' ').map(place).collect();
+        let head = Head { flags: Flags::default().with(Flags::UNCHECKED), ..Head::new(Kind::Push) };
+        let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
+        let entry = |place: &Incoming| Entry { bytes: place.len(), ..Entry::bare(id, Round(0), ElementType::Float32) };
+        let frame = Frame { entries: places.iter().map(entry).collect(), ..Frame::bare(head) };
+        let mut landing = Landing::new(frame, places);
+        landing.fill(filled).expect("nothing is checked");
+        let (mut found, mut byte) = (Vec::new(), 0);
+        for slice in landing.unfilled(slices_max) {
+            found.push(slice.len());
+            slice.iter_mut().for_each(|at| (*at, byte) = (byte, byte + 1));
+        }
+        assert_eq!(found, expected);
+        let (_, places) = landing.into_parts();
+        let here = places.iter().take_while(|place| !matches!(place, Incoming::Discard { .. }));
+        let bytes: Vec<u8> = here.flat_map(|place| place.bytes().to_vec()).skip(filled).collect();
+        let count = usize::from(byte);
+        assert!(bytes[..count].iter().copied().eq(0..byte), "each byte is in its place: {bytes:?}");
+        assert!(bytes[count..].iter().all(|rest| *rest == 0), "and nowhere else");
+    }
+
+    #[test]
+    fn places_that_lie_side_by_side_are_filled_as_one() {
+        check("0:64 1:64 2:64", 0, 9, &[192]);
+        check("0:64 1:64 2:64", 70, 9, &[122]);
+        check("0:64 1:32 2:64 3:8", 0, 9, &[96, 72]);
+        check("0:64 1:32 2:64 3:8", 64, 9, &[32, 72]);
+        check("1:64 0:64 2:64", 0, 9, &[64, 64, 64]);
+        check("1:64 0:64 2:64", 10, 2, &[54, 64]);
+        check("0:64 1:64 -:64 2:64", 0, 9, &[128]);
+        check("-:64 0:64", 0, 9, &[]);
+    }
 }

@@ -206,6 +206,11 @@ impl Engine {
                 None => std::thread::sleep(until.min(PAUSE)),
             }
         }
+        self.take_in();
+    }
+
+    /// Takes in what has happened and hands over what may leave now, without waiting and without asking anything.
+    pub(super) fn take_in(&mut self) {
         if let Some(transport) = &mut self.transport
             && let Err(failure) = transport.poll(&mut self.events)
         {

@@ -36,7 +36,7 @@ pub(super) struct Job {
     lanes: Vec<Vec<LaneId>>,
     /// By parameter.
     progress: Vec<Progress>,
-    /// How often [`Job::check_once`] was asked.
+    /// How many questions there were, see [`Job::check_first`].
     question: u64,
 }
 
@@ -234,12 +234,21 @@ impl Job {
 
     /// Refuses a parameter that is among these twice.
     pub(super) fn check_once(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let question = self.next_question();
+        chosen.iter().try_for_each(|index| self.check_first(*index, question))
+    }
+
+    /// One more question for [`Job::check_first`].
+    pub(super) fn next_question(&mut self) -> u64 {
         self.question += 1;
-        for index in chosen {
-            let question = self.question;
-            if std::mem::replace(&mut self.progress_mut(*index).asked, question) == question {
-                return Err(Failure::call(format!("parameter \"{}\" is in one call twice", self.name(*index))));
-            }
+        self.question
+    }
+
+    /// Refuses a parameter that this question has found before.
+    #[inline]
+    pub(super) fn check_first(&mut self, index: ParameterIndex, question: u64) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.progress_mut(index).asked, question) == question {
+            return Err(Failure::call(format!("parameter \"{}\" is in one call twice", self.name(index))));
         }
         Ok(())
     }

@@ -121,17 +121,9 @@ impl Client {
 impl Entered<'_> {
     /// Waits until the parameters are there, checks everything about gradients, and the places for their parameters
     /// when there are some, and knows how far those are.
-    pub(super) fn choose(
-        &mut self,
-        gradients: &[Given<'_>],
-        into: Option<&[Fetch<'_>]>,
-    ) -> Result<Vec<ParameterIndex>, Failure> {
-        let job = self.ready()?;
-        let chosen = choose_given(job, gradients, true)?;
-        if let Some(into) = into {
-            check_alike(job, gradients, into, &chosen)?;
-        }
-        self.know_rounds(&chosen)?;
+    pub(super) fn choose(&mut self, gradients: &[Given<'_>], into: Option<&[Fetch<'_>]>) -> Result<Chosen, Failure> {
+        let chosen = choose_given(self.ready()?, gradients, into, true)?;
+        self.know_rounds(&chosen.parameters)?;
         Ok(chosen)
     }
 
@@ -156,7 +148,7 @@ impl State {
     /// places for them.
     pub(super) fn start_push<'env>(
         &mut self,
-        chosen: Vec<ParameterIndex>,
+        chosen: Chosen,
         gradients: &[Given<'env>],
         rate: Option<f64>,
         into: Option<Vec<Fetch<'env>>>,
@@ -164,12 +156,11 @@ impl State {
     ) -> Result<CallNumber, Failure> {
         check_rate(rate)?;
         let has_places = into.is_some();
+        let Chosen { parameters: chosen, sent, held } = chosen;
         let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
-        let sent = gradients.iter().map(|given| bytes(given.content.len())).sum();
-        let received = if has_places { self.ready_job().bytes_of(&chosen) } else { 0 };
-        let sequence = self.open(Kind::Push, &chosen, (sent, received))?;
+        let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
         let orders = gradients.iter().zip(chosen).map(|(given, index)| Order {
             index,
@@ -207,8 +198,7 @@ impl State {
         values: &[Given<'env>],
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
-        let chosen = choose_given(self.ready_job(), values, false)?;
-        let sent = values.iter().map(|given| bytes(given.content.len())).sum();
+        let Chosen { parameters: chosen, sent, .. } = choose_given(self.ready_job(), values, None, false)?;
         let sequence = self.open(Kind::Set, &chosen, (sent, 0))?;
         let packer = self.packer(Kind::Set, &chosen);
         let orders = values.iter().zip(chosen).map(|(given, index)| Order { index, given: Some(*given), place: None });
@@ -243,6 +233,8 @@ impl State {
                 let lane = job.lane(parameter.place(chunk));
                 if let Some(full) = packer.add(lane, cut.next(parameter, chunk, round, sequence)) {
                     self.frame(lane, full);
+                    // A lane takes so much ahead of its connection: what has left makes room, while the rest is packed.
+                    self.engine.take_in();
                 }
             }
         }
@@ -390,16 +382,45 @@ pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-/// Checks everything about gradients or values before any of the call is sent; says which parameters they are for.
-fn choose_given(job: &mut Job, all: &[Given<'_>], is_gradient: bool) -> Result<Vec<ParameterIndex>, Failure> {
-    let (mut chosen, mut last) = (Vec::with_capacity(all.len()), None);
-    for given in all {
+/// The parameters of a call's gradients or values.
+pub(super) struct Chosen {
+    pub(super) parameters: Vec<ParameterIndex>,
+    /// The bytes of what was given for them, and their own.
+    sent: u64,
+    held: u64,
+}
+
+/// Checks everything about gradients or values before any of the call is sent, and that places are for the same
+/// parameters; says which these are. One pass: of many small parameters each is looked up in memory that is not in
+/// cache.
+fn choose_given(
+    job: &mut Job,
+    all: &[Given<'_>],
+    into: Option<&[Fetch<'_>]>,
+    is_gradient: bool,
+) -> Result<Chosen, Failure> {
+    let mut chosen = Chosen { parameters: Vec::with_capacity(all.len()), sent: 0, held: 0 };
+    let (mut last, mut misplaced) = (None, None);
+    let mut is_alike = into.is_none_or(|into| into.len() == all.len());
+    let question = job.next_question();
+    for (at, given) in all.iter().enumerate() {
         let index = job.parameter(given.name, &mut last)?;
-        check_given(job.chosen(index), given, is_gradient)?;
-        chosen.push(index);
+        let parameter = job.chosen(index);
+        check_given(parameter, given, is_gradient)?;
+        if let Some(wanted) = into.and_then(|into| into.get(at)) {
+            // Mostly both are the caller's one name.
+            is_alike &= std::ptr::eq(given.name, wanted.name) || given.name == wanted.name;
+            misplaced = misplaced.or_else(|| check_wanted(parameter, wanted).err());
+        }
+        chosen.sent += bytes(given.content.len());
+        chosen.held += parameter.declaration().bytes;
+        job.check_first(index, question)?;
+        chosen.parameters.push(index);
     }
-    job.check_once(&chosen)?;
-    Ok(chosen)
+    if !is_alike {
+        return Err(Failure::call("push_pull takes the same parameters, in the same order, on both sides"));
+    }
+    misplaced.map_or(Ok(chosen), Err)
 }
 
 fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> Result<(), Failure> {
@@ -430,20 +451,6 @@ fn choose_wanted(job: &mut Job, into: &[Fetch<'_>]) -> Result<Vec<ParameterIndex
     }
     job.check_once(&chosen)?;
     Ok(chosen)
-}
-
-/// Checks that places are for the parameters of these gradients.
-fn check_alike(
-    job: &Job,
-    gradients: &[Given<'_>],
-    into: &[Fetch<'_>],
-    chosen: &[ParameterIndex],
-) -> Result<(), Failure> {
-    let is_alike = gradients.iter().zip(into).all(|(given, wanted)| given.name == wanted.name);
-    if gradients.len() != into.len() || !is_alike {
-        return Err(Failure::call("push_pull takes the same parameters, in the same order, on both sides"));
-    }
-    into.iter().zip(chosen).try_for_each(|(wanted, index)| check_wanted(job.chosen(*index), wanted))
 }
 
 fn check_wanted(parameter: &Parameter, wanted: &Fetch<'_>) -> Result<(), Failure> {

@@ -149,9 +149,7 @@ impl Arena {
     /// # Errors
     /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`], and when no slot is free.
     pub fn take(&self, bytes: u32) -> Result<Lease, Failure> {
-        if bytes == 0 || bytes > CHUNK_BYTES_MAX {
-            return Err(Failure::Call(format!("lease of {bytes} bytes; expected 1 to {CHUNK_BYTES_MAX}")));
-        }
+        check_bytes(bytes)?;
         let smallest = class_of(bytes);
         (smallest..CLASSES).find_map(|class| self.slab.take(class)).map_or_else(
             || Err(self.exhausted(bytes, smallest)),
@@ -160,6 +158,38 @@ impl Arena {
                 Ok(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), slot, class }, bytes })
             },
         )
+    }
+
+    /// Takes up to `count` slots of the smallest class that holds `bytes`, as many as are free of it, and hands each to
+    /// `give`; says how many. What came back together goes out in the order of addresses, so that what is read
+    /// into neighbours is read as one piece.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`].
+    pub fn take_many(&self, bytes: u32, count: usize, give: &mut dyn FnMut(Lease)) -> Result<usize, Failure> {
+        /// Slots that are taken by one change.
+        const TOGETHER: usize = 128;
+        check_bytes(bytes)?;
+        let class = class_of(bytes);
+        let entry = &self.slab.classes[class];
+        let class = u8::try_from(class).expect("there are few classes");
+        let mut left = count;
+        while left > 0 {
+            let mut room = [0; TOGETHER];
+            let found = entry.free.take_many(&mut room[..left.min(TOGETHER)]);
+            let slots = &mut room[..found];
+            if slots.is_empty() {
+                break;
+            }
+            entry.in_use.fetch_add(found as u64, Relaxed);
+            // Mostly they are one run already, in this order or the other.
+            slots.sort_unstable();
+            for slot in slots.iter() {
+                give(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), slot: *slot, class }, bytes });
+            }
+            left -= found;
+        }
+        Ok(count - left)
     }
 
     /// As [`Arena::take`], with every byte zero.
@@ -301,6 +331,142 @@ impl Lease {
     }
 }
 
+/// Bytes of leases of one arena that lie side by side, as one slice to read: what is sent together leaves in fewer
+/// pieces.
+///
+/// ```
+/// use pserver_core::memory::{Arena, Budget, Stretch};
+///
+/// let mut budget = Budget::new();
+/// budget.line("example", 64, 2);
+/// let arena = Arena::new(&budget).unwrap();
+/// let (one, other) = (arena.take(64).unwrap(), arena.take(64).unwrap());
+/// let mut both = Stretch::of(&one, 64).unwrap();
+/// assert!(both.goes_on(&other, 64));
+/// assert_eq!(both.bytes().len(), 128);
+/// ```
+///
+/// While it is there nothing of it can be written:
+///
+/// ```compile_fail,E0502
+/// use pserver_core::memory::{Lease, Stretch};
+///
+/// fn torn(mut lease: Lease) {
+///     let stretch = Stretch::of(&lease, 64).unwrap();
+///     lease.bytes_mut()[0] = 1;
+///     assert_eq!(stretch.bytes()[0], 0);
+/// }
+/// ```
+pub struct Stretch<'a> {
+    slab: &'a Slab,
+    begin: usize,
+    end: usize,
+}
+
+impl<'a> Stretch<'a> {
+    /// The first `bytes` of a lease; nothing for a view of another process's memory.
+    ///
+    /// # Panics
+    /// When the lease is shorter.
+    #[must_use]
+    #[inline]
+    pub fn of(lease: &'a Lease, bytes: u32) -> Option<Self> {
+        assert!(bytes <= lease.bytes, "a stretch of {bytes} bytes in a lease of {}", lease.bytes);
+        match &lease.place {
+            Place::Slot { slab, slot, class } => {
+                let begin = slab.offset(*class, *slot);
+                Some(Self { slab, begin, end: begin + bytes as usize })
+            }
+            Place::View(_) => None,
+        }
+    }
+
+    /// Takes the first `bytes` of another lease in; false when they do not lie where this ends.
+    ///
+    /// # Panics
+    /// As [`Stretch::of`].
+    #[must_use]
+    #[inline]
+    pub fn goes_on(&mut self, lease: &'a Lease, bytes: u32) -> bool {
+        let next = Self::of(lease, bytes).filter(|next| std::ptr::eq(next.slab, self.slab) && next.begin == self.end);
+        next.is_some_and(|next| {
+            self.end = next.end;
+            true
+        })
+    }
+
+    /// All of it.
+    #[must_use]
+    #[inline]
+    pub fn bytes(&self) -> &'a [u8] {
+        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        // SAFETY: from `begin` to `end` it is the bytes of one lease after another, without a gap: `goes_on` took in
+        // only what lay where it ended. They are initialised, as those of every lease are, and each of these leases is
+        // borrowed for `'a`, which keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, self.end - self.begin) }
+    }
+}
+
+/// As [`Stretch`], to write.
+///
+/// ```compile_fail,E0505
+/// use pserver_core::memory::{Lease, StretchMut};
+///
+/// fn torn(mut lease: Lease) {
+///     let stretch = StretchMut::of(&mut lease, 64).unwrap();
+///     drop(lease);
+///     stretch.into_bytes()[0] = 1;
+/// }
+/// ```
+pub struct StretchMut<'a> {
+    slab: &'a Slab,
+    begin: usize,
+    end: usize,
+}
+
+impl<'a> StretchMut<'a> {
+    /// As [`Stretch::of`].
+    ///
+    /// # Panics
+    /// When the lease is shorter.
+    #[must_use]
+    #[inline]
+    pub fn of(lease: &'a mut Lease, bytes: u32) -> Option<Self> {
+        let Stretch { slab, begin, end } = Stretch::of(lease, bytes)?;
+        Some(Self { slab, begin, end })
+    }
+
+    /// Whether a lease lies where this ends.
+    #[must_use]
+    #[inline]
+    pub fn is_followed_by(&self, lease: &Lease) -> bool {
+        Stretch::of(lease, 0).is_some_and(|next| std::ptr::eq(next.slab, self.slab) && next.begin == self.end)
+    }
+
+    /// Takes the first `bytes` of the lease in that follows.
+    ///
+    /// # Panics
+    /// When it does not follow, or is shorter.
+    #[inline]
+    pub fn go_on(&mut self, lease: &'a mut Lease, bytes: u32) {
+        assert!(self.is_followed_by(lease), "the lease lies elsewhere");
+        assert!(bytes <= lease.bytes, "a stretch of {bytes} bytes in a lease of {}", lease.bytes);
+        self.end += bytes as usize;
+    }
+
+    /// All of it.
+    #[must_use]
+    #[inline]
+    pub fn into_bytes(self) -> &'a mut [u8] {
+        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        // SAFETY: as in `Stretch::bytes`, and each of these leases is borrowed alone for `'a`: there is no other way to
+        // their bytes.
+        unsafe { std::slice::from_raw_parts_mut(start, self.end - self.begin) }
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         match &self.place {
@@ -358,6 +524,13 @@ impl Slab {
         entry.in_use.fetch_add(1, Relaxed);
         Some((class, slot))
     }
+}
+
+fn check_bytes(bytes: u32) -> Result<(), Failure> {
+    if bytes == 0 || bytes > CHUNK_BYTES_MAX {
+        return Err(Failure::Call(format!("lease of {bytes} bytes; expected 1 to {CHUNK_BYTES_MAX}")));
+    }
+    Ok(())
 }
 
 fn slots_by_class(budget: &Budget) -> Result<[u32; CLASSES], Failure> {

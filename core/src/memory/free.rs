@@ -50,6 +50,29 @@ impl FreeSlots {
         }
     }
 
+    /// Takes the slots on top, as many as `into` has room for or as there are, by one change; says how many.
+    pub(super) fn take_many(&self, into: &mut [u32]) -> usize {
+        let mut head = self.head.load(Acquire);
+        loop {
+            let (mut next, mut count) = (top(head), 0);
+            // As in `take`: while the head is the same, so is what lies beneath it. What another thread changes
+            // meanwhile is read and not used.
+            while count < into.len()
+                && let Some(beneath) = self.beneath.get(next as usize)
+            {
+                into[count] = next;
+                (next, count) = (beneath.load(Relaxed), count + 1);
+            }
+            if count == 0 {
+                return 0;
+            }
+            match self.head.compare_exchange_weak(head, changed(head, next), AcqRel, Acquire) {
+                Ok(_) => return count,
+                Err(now) => head = now,
+            }
+        }
+    }
+
     /// Gives back a slot that came from [`FreeSlots::take`].
     pub(super) fn give_back(&self, slot: u32) {
         let mut head = self.head.load(Relaxed);

@@ -47,7 +47,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, SharedPlace, Usage};
+pub use arena::{Arena, Lease, SharedPlace, Stretch, StretchMut, Usage};
 pub use budget::{Budget, Line};
 pub use buffer::{Buffer, Mapping};
 pub use callers::LetGo;

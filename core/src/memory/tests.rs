@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::shared::{Board, COUNTERS, GiveBack, ReadOnly};
-use super::{Arena, Budget, Lease, LetGo, Line, Mapped, Mapping, Usage, lend};
+use super::{Arena, Budget, Lease, LetGo, Line, Mapped, Mapping, Stretch, StretchMut, Usage, lend};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -148,6 +148,58 @@ fn the_slot_that_came_back_last_goes_out_first() {
     assert_eq!(arena.take(64).expect("there are eight").bytes().as_ptr().addr(), last);
 }
 
+fn take_many(arena: &Arena, bytes: u32, count: usize) -> Vec<Lease> {
+    let mut leases = Vec::new();
+    let found = arena.take_many(bytes, count, &mut |lease| leases.push(lease)).expect("the length is legal");
+    assert_eq!(found, leases.len());
+    assert!(leases.iter().all(|lease| lease.len() == bytes));
+    leases
+}
+
+fn address(lease: &Lease) -> usize {
+    lease.bytes().as_ptr().addr()
+}
+
+#[test]
+fn slots_that_came_back_together_go_out_together_side_by_side() {
+    let arena = arena(&[(64, 300), (128, 1)]);
+    for (asked, found) in [(300, 300), (100, 100), (1000, 300), (0, 0), (1, 1), (128, 128)] {
+        let leases = take_many(&arena, 60, asked);
+        assert_eq!((leases.len(), arena.usage().slots_in_use), (found, found as u64), "{asked}");
+        let mut all: Vec<usize> = leases.iter().map(address).collect();
+        let behind = all.windows(2).filter(|pair| pair[1] != pair[0] + 64).count();
+        assert!(behind <= 2, "{behind} of {found} do not lie behind the one before");
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), found, "no slot was doubled");
+    }
+    assert_eq!(arena.usage().slots_in_use, 0, "every slot came back");
+    for bytes in [0, CHUNK_BYTES_MAX + 1] {
+        assert!(arena.take_many(bytes, 1, &mut |_| panic!("there is no such lease")).is_err(), "{bytes}");
+    }
+}
+
+#[test]
+fn a_stretch_is_the_bytes_of_leases_that_lie_side_by_side_and_of_no_others() {
+    let (arena, other) = (arena(&[(64, 4)]), arena(&[(64, 1)]));
+    let mut leases = take_many(&arena, 64, 4);
+    for (number, lease) in (1..).zip(&mut leases) {
+        lease.bytes_mut().fill(number);
+    }
+    let [one, two, three, four] = &mut leases[..] else { panic!("there are four") };
+    let mut stretch = StretchMut::of(one, 64).expect("it is a slot");
+    assert!(stretch.is_followed_by(two) && !stretch.is_followed_by(three));
+    stretch.go_on(two, 40);
+    assert!(!stretch.is_followed_by(three), "24 bytes lie between");
+    stretch.into_bytes().iter_mut().for_each(|byte| *byte += 10);
+    let apart = other.take(64).expect("there is one");
+    let mut stretch = Stretch::of(one, 64).expect("it is a slot");
+    assert!(!stretch.goes_on(three, 64) && !stretch.goes_on(&apart, 64) && !stretch.goes_on(one, 64));
+    assert!(stretch.goes_on(two, 64) && stretch.goes_on(three, 8) && !stretch.goes_on(four, 64));
+    let expected = [[11; 64].as_slice(), &[12; 40], &[2; 24], &[3; 8]].concat();
+    assert_eq!(stretch.bytes(), expected);
+}
+
 #[test]
 fn a_lease_outlives_the_arena_it_came_from() {
     let mut lease = arena(&[(64, 1)]).take(64).expect("there is one");
@@ -190,7 +242,8 @@ fn no_two_threads_ever_hold_the_same_slot() {
                     let mark = thread.wrapping_mul(64).wrapping_add(u8::try_from(turn % 64).expect("less than 64"));
                     lease.bytes_mut().fill(mark);
                     // A second lease, returned after the first or before it, changes the order beneath the top.
-                    let second = arena.take(64).ok();
+                    let second =
+                        if turn % 2 == 0 { take_many(arena, 64, 2) } else { arena.take(64).into_iter().collect() };
                     assert_eq!(lease.bytes(), [mark; 64]);
                     if turn % 3 == 0 {
                         passed.lock().expect("no thread panics").push(lease);

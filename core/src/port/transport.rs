@@ -24,7 +24,7 @@ use std::time::Duration;
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
-use crate::memory::{Lease, LoanIn, LoanOut, SharedPlace, Value};
+use crate::memory::{Lease, LoanIn, LoanOut, SharedPlace, Stretch, Value};
 use crate::wire::{Address, Frame};
 
 /// A payload on its way out.
@@ -58,6 +58,26 @@ impl Outgoing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The payload as something that the next one may go on, if it is a chunk.
+    #[must_use]
+    #[inline]
+    pub fn stretch(&self) -> Option<Stretch<'_>> {
+        match self {
+            Self::Value(value) => Stretch::of(value.lease(), value.len()),
+            Self::Loan(_) => None,
+        }
+    }
+
+    /// Adds the payload to one that it lies behind; false when it does not.
+    #[must_use]
+    #[inline]
+    pub fn goes_on<'a>(&'a self, stretch: &mut Stretch<'a>) -> bool {
+        match self {
+            Self::Value(value) => stretch.goes_on(value.lease(), value.len()),
+            Self::Loan(_) => false,
+        }
     }
 
     /// Where another process finds the payload, if it can.

@@ -270,6 +270,15 @@ impl Chunk {
         self.heard.get(trainer.0 as usize).copied().unwrap_or_default()
     }
 
+    /// Whether a push of `trainer` is in the value already. What was never heard of is older than every call.
+    #[inline]
+    pub(super) fn has_heard(&self, trainer: TrainerId, call: Mark) -> bool {
+        match self.heard.get(trainer.0 as usize) {
+            Some(heard) => heard.push.covers(call),
+            None => Mark::default().covers(call),
+        }
+    }
+
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
     /// with an empty place; without readers does nothing.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {

@@ -42,6 +42,15 @@ impl Pool {
         self.extents.last().expect("an extent was just added").take(bytes)
     }
 
+    /// As [`Pool::take`], `count` of them, each handed to `give`: those that one extent has are taken together.
+    pub(super) fn take_many(&mut self, bytes: u32, count: usize, give: &mut dyn FnMut(Lease)) -> Result<(), Failure> {
+        let found = match self.extents.last() {
+            Some(arena) => arena.take_many(bytes, count, give)?,
+            None => 0,
+        };
+        (found..count).try_for_each(|_| self.take(bytes).map(&mut *give))
+    }
+
     /// A lease for rows. What is there is used again; beyond it memory is mapped up to the bound.
     pub(super) fn take_for_rows(&mut self, bytes: u32) -> Result<Lease, Failure> {
         if !self.sealed {

@@ -140,6 +140,10 @@ impl Member {
     #[inline]
     fn next(&self, serving: &Serving, pace: Pace, group: Option<&[usize]>) -> Option<Given> {
         let arrived = || self.arrived.as_ref().filter(|one| serving.may_enter(pace, self.place, one));
+        if group.is_none() && serving.table.chunks[self.place].round.all_ahead().is_empty() {
+            // Nothing else can be next, as nearly always.
+            return arrived().map(|_| Given::Arrived);
+        }
         if pace == Pace::Rounds && arrived().is_some() {
             return Some(Given::Arrived);
         }

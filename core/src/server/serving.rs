@@ -471,7 +471,7 @@ impl Serving {
 
     pub(super) fn verdict(&self, place: usize, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
         let chunk = &self.table.chunks[place];
-        if chunk.heard(head.trainer).push.covers(Mark::of(head)) {
+        if chunk.has_heard(head.trainer, Mark::of(head)) {
             return Ok(Verdict::Applied);
         }
         let entered = chunk.round.contribution(head.trainer);
@@ -557,15 +557,15 @@ impl Serving {
     #[inline]
     pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[place];
+        if pace == Pace::Rounds {
+            let has_piece = chunk.round.contribution(one.trainer).is_some();
+            return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);
+        }
         let clock = |trainer| chunk.heard(trainer).clock;
         // Where everybody has left nobody is waited for, neither now nor by who comes back.
         let fewest = || self.active().map(clock).min().unwrap_or(u64::MAX);
-        let has_piece = pace == Pace::Rounds && chunk.round.contribution(one.trainer).is_some();
-        if !pace.admits(has_piece, clock(one.trainer), fewest) {
+        if !pace.admits(false, clock(one.trainer), fewest) {
             return false;
-        }
-        if pace == Pace::Rounds {
-            return one.round.0 == chunk.version.0 + 1;
         }
         let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
         chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())

@@ -355,9 +355,16 @@ impl Shard {
     fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
         let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
         let mut places = Vec::with_capacity(frame.entries.len());
-        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
-            let lease = take(&self.phase, &mut self.pool, entry).map_err(busy)?;
-            places.push(Incoming::Chunk { lease, bytes: entry.bytes });
+        let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.has_rows());
+        // Without rows, entries of one length in a row are as good as one.
+        for alike in frame.entries.chunk_by(|one, next| !has_rows && one.bytes == next.bytes) {
+            let bytes = alike[0].bytes;
+            let mut put = |lease| places.push(Incoming::Chunk { lease, bytes });
+            match alike {
+                _ if bytes == 0 => {}
+                [entry] => put(take(&self.phase, &mut self.pool, entry).map_err(busy)?),
+                _ => self.pool.take_many(bytes, alike.len(), &mut put).map_err(busy)?,
+            }
         }
         Ok(places)
     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::memory::Stretch;
 use pserver_core::port::{Event, Outgoing};
 use pserver_core::wire::{Flags, Frame};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -49,6 +50,28 @@ impl Shipment {
         match slice {
             0 => &self.head,
             payload => self.body[payload - 1].bytes(),
+        }
+    }
+
+    /// Adds its slices from this one on, as far as one call takes them.
+    fn gather<'a>(&'a self, from: usize, slices: &mut Vec<IoSlice<'a>>) {
+        if from == 0 && slices.len() < SLICES_MAX {
+            slices.push(IoSlice::new(&self.head));
+        }
+        let mut stretch: Option<Stretch<'a>> = None;
+        for parcel in &self.body[from.saturating_sub(1)..] {
+            if let Some(stretch) = &mut stretch
+                && parcel.goes_on(stretch)
+                && let Some(last) = slices.last_mut()
+            {
+                *last = IoSlice::new(stretch.bytes());
+                continue;
+            }
+            if slices.len() == SLICES_MAX {
+                return;
+            }
+            stretch = parcel.stretch();
+            slices.push(IoSlice::new(parcel.bytes()));
         }
     }
 
@@ -156,14 +179,18 @@ impl Writer {
         self.offset + first.flat_map(|first| (0..self.slice).map(|slice| first.bytes(slice).len())).sum::<usize>()
     }
 
+    /// What leaves next, in pieces. Small chunks that lie side by side are one piece: the system takes as long over a
+    /// piece as over copying some hundred bytes.
     fn gather(&self) -> Vec<IoSlice<'_>> {
         let sealed = || self.queue.iter().take(self.sealed);
         let count: usize = sealed().map(Shipment::slices).sum();
         let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
-        let all = sealed().flat_map(|shipment| (0..shipment.slices()).map(|slice| shipment.bytes(slice)));
-        slices.extend(all.skip(self.slice).take(SLICES_MAX).map(IoSlice::new));
-        if let (Some(first), Some(shipment)) = (slices.first_mut(), self.queue.front()) {
-            *first = IoSlice::new(&shipment.bytes(self.slice)[self.offset..]);
+        let mut skipped = self.slice;
+        for shipment in sealed() {
+            shipment.gather(std::mem::take(&mut skipped), &mut slices);
+        }
+        if let Some(first) = slices.first_mut() {
+            first.advance(self.offset);
         }
         slices
     }
@@ -192,4 +219,50 @@ impl Writer {
 
 fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<(Ticket, Vec<Outgoing>)> {
     shipments.filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pserver_core::memory::{Arena, Budget, Lease, Value};
+    use pserver_core::wire::{Head, Kind};
+
+    use super::*;
+
+    /// Values of 64 bytes in these slots, after a head; the lengths of the slices from this one and this byte on.
+    fn check(slots: &[usize], (slice, offset): (usize, usize), expected: &[usize]) {
+        let mut budget = Budget::new();
+        budget.line("test", 64, 8);
+        let mut leases: Vec<Option<Lease>> = Vec::new();
+        let arena = Arena::new(&budget).expect("it is small");
+        arena.take_many(64, 8, &mut |lease| leases.push(Some(lease))).expect("there are eight");
+        let value = |slot: &usize| {
+            let mut lease = leases[*slot].take().expect("it is named once");
+            lease.bytes_mut().fill(u8::try_from(*slot).expect("there are eight"));
+            Outgoing::Value(Arc::new(Value::new(lease, 64)))
+        };
+        let body: Vec<Outgoing> = slots.iter().map(value).collect();
+        let frame = Frame::bare(Head::new(Kind::Value));
+        let head = frame.encode();
+        let all: Vec<&[u8]> = std::iter::once(&head[..]).chain(body.iter().map(Outgoing::bytes)).collect();
+        let left = [&all[slice][offset..], &all[slice + 1..].concat()].concat();
+        let shipment = Shipment { ticket: None, frame, head: head.clone(), body };
+        let mut writer = Writer::new(Checks::BetweenHosts);
+        (writer.sealed, writer.slice, writer.offset) = (1, slice, offset);
+        writer.queue.push_back(shipment);
+        let slices = writer.gather();
+        assert_eq!(slices.iter().map(|slice| slice.len()).collect::<Vec<_>>(), expected);
+        assert_eq!(slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>(), left);
+    }
+
+    #[test]
+    fn values_that_lie_side_by_side_leave_as_one() {
+        let head = Frame::bare(Head::new(Kind::Value)).encode().len();
+        check(&[0, 1, 2], (0, 0), &[head, 192]);
+        check(&[0, 1, 2], (0, 5), &[head - 5, 192]);
+        check(&[0, 1, 2], (2, 60), &[68]);
+        check(&[1, 0, 2, 3], (0, 0), &[head, 64, 64, 128]);
+        check(&[1, 0, 2, 3], (1, 1), &[63, 64, 128]);
+    }
 }
