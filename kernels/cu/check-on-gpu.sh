@@ -39,7 +39,7 @@
 # with PSERVER_KIT=target/gpu-kit and `--append` one command for each line, in this order, so that what matters most is
 # known first. The limits are 24 minutes together, and each command ends within ten:
 #
-#   --parts goals    --limit 480 REPORT
+#   --parts goals    --limit 440 REPORT
 #   --parts tables   --limit 240 REPORT
 #   --parts digits   --limit 180 REPORT
 #   --parts suite    --limit 240 REPORT
@@ -304,9 +304,13 @@ if [ -n "${PSERVER_NVRTC:-}" ]; then
 elif [ -z "$standin" ] && ! loads libnvrtc; then
     packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null || true)
     # shellcheck disable=SC2086
-    if folder=$(folder_of 'libnvrtc.so.1[23]' /usr/local/cuda/lib64 /usr/local/cuda-1[23]*/lib64 \
-        "$packages"/nvidia/cu13/lib "$packages"/nvidia/cuda_nvrtc/lib); then
-        also_in "$folder"
+    # One that is newer than the driver does not do, so every kind there is may be looked at.
+    older=$(folder_of libnvrtc.so.12 /usr/local/cuda/lib64 /usr/local/cuda-12*/lib64 "$packages"/nvidia/cuda_nvrtc/lib) &&
+        also_in "$older"
+    newer=$(folder_of libnvrtc.so.13 /usr/local/cuda/lib64 /usr/local/cuda-13*/lib64 "$packages"/nvidia/cu13/lib) &&
+        also_in "$newer"
+    if [ -n "$older$newer" ]; then
+        say "NVRTC is in $newer${newer:+ }$older"
     elif install nvidia-cuda-nvrtc==13.0.88; then
         also_in "$(dirname "$(find "$PWD/$tools/lib" -name libnvrtc.so.13 | head -n 1)")"
     else

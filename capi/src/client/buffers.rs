@@ -58,6 +58,8 @@ enum Origin {
     Buffer(Weak<Mapping>),
     /// The caller's, registered: network cards reach it, and no other process.
     Host(Arc<Mapping>),
+    /// The caller's, registered, which a driver moves to who touches it: a network card would keep to where it was.
+    Managed,
     /// The caller's on a device, registered.
     Device(Arc<Foreign>),
 }
@@ -71,7 +73,7 @@ impl Known {
         match &self.origin {
             Origin::Buffer(mapping) => mapping.upgrade(),
             Origin::Host(mapping) => Some(Arc::clone(mapping)),
-            Origin::Device(_) => None,
+            Origin::Device(_) | Origin::Managed => None,
         }
     }
 }
@@ -106,6 +108,7 @@ impl Client {
     pub fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
         let origin = match Foreign::find(address, bytes)? {
             Some(memory) => Origin::Device(memory),
+            None if Foreign::is_managed(address) => Origin::Managed,
             None => Origin::Host(Arc::new(Mapping::of_caller(address, bytes)?)),
         };
         self.buffers().add(address, bytes, origin)
@@ -165,10 +168,12 @@ impl Buffers {
             // Every claim and every loan has a copy, and whoever takes one asks for it under this lock.
             Some(Origin::Device(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
             Some(Origin::Host(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
-            Some(Origin::Host(_) | Origin::Device(_)) => match known.remove(&address).map(|one| one.origin) {
-                Some(Origin::Host(memory)) => memory.let_go(),
-                _ => Ok(()),
-            },
+            Some(Origin::Host(_) | Origin::Device(_) | Origin::Managed) => {
+                match known.remove(&address).map(|one| one.origin) {
+                    Some(Origin::Host(memory)) => memory.let_go(),
+                    _ => Ok(()),
+                }
+            }
         }
     }
 
@@ -200,7 +205,7 @@ impl Buffers {
             return None;
         }
         match &one.origin {
-            Origin::Host(_) | Origin::Device(_) => Some(Path::Copied),
+            Origin::Host(_) | Origin::Device(_) | Origin::Managed => Some(Path::Copied),
             Origin::Buffer(mapping) => {
                 let is_in_place = mapping.upgrade()?.is_in_place();
                 Some(if is_in_place { Path::InPlace } else { Path::Copied })

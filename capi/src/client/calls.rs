@@ -307,6 +307,8 @@ impl State {
         if left.is_some_and(|left| left.is_zero()) {
             self.expire(now);
         } else {
+            // What ended while a call was packed may be what another waits for.
+            let longest = if self.engine.has_finished() { Duration::ZERO } else { longest };
             self.engine.turn(left.unwrap_or(Duration::MAX).min(longest));
         }
         self.settle();

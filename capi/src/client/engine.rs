@@ -209,6 +209,11 @@ impl Engine {
         self.take_in();
     }
 
+    /// Whether something that was asked is over, and nobody has taken it.
+    pub(super) fn has_finished(&self) -> bool {
+        self.requests.has_finished()
+    }
+
     /// Takes in what has happened and hands over what may leave now, without waiting and without asking anything.
     pub(super) fn take_in(&mut self) {
         if let Some(transport) = &mut self.transport

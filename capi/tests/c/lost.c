@@ -39,6 +39,8 @@ int main(int argc, char **argv) {
   CHECK(paddle_finish_init_params(client) == 0);
   CHECK(paddle_push_pull(client, &all, &dst, 1) == 0);
   if (strcmp(argv[2], "under") == 0) {
+    /* It answers nothing more before it is killed. */
+    CHECK(kill((pid_t)atol(argv[1]), SIGSTOP) == 0);
     CHECK(paddle_push_pull_start(client, &all, &dst, 1, &call) == 0);
     CHECK(kill((pid_t)atol(argv[1]), SIGKILL) == 0);
     REFUSED(paddle_wait(call), "server");

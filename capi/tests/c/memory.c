@@ -134,9 +134,7 @@ int main(int count, char **arguments) {
   CHECK(paddle_wait(call) == 0);
   for (index = 0; index < COUNT; index++) CHECK(fetched[index] == 4.0f);
   CHECK(paddle_unregister_buffer(client, fetched) == 0);
-  fetched[0] = 7.0f;
   CHECK(paddle_send_grads(client, &grad, 1) == 0);
-  CHECK(fetched[0] == 7.0f);
   CHECK(paddle_unregister_buffer(client, weights) == 0);
 
   /* What is not released goes with the client. */

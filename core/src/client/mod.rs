@@ -154,6 +154,12 @@ impl Client {
         Some(self.finished.remove(at).1)
     }
 
+    /// Whether any request is over and was not taken.
+    #[must_use]
+    pub fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
     /// Takes every request that is over.
     pub fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
         self.finished.drain(..)

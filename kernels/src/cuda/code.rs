@@ -1,6 +1,7 @@
 //! Which kernel runs for a chunk.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -150,7 +151,28 @@ impl Kernels {
         }
         match self.made.of(&source::Module::of_update(rule, element_type)) {
             Ok(module) => module.entry(name).map(Ok).map_err(|error| failure(name, &error)),
-            Err(why) => Ok(Err(format!("the rule is not one of the kernels that are shipped, and cannot be {why}"))),
+            Err(Unmade::Compiled(why)) => {
+                Ok(Err(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}")))
+            }
+            Err(Unmade::Loaded(error)) => Err(failure(name, &error)),
+        }
+    }
+}
+
+/// Why there is no module of a text.
+#[derive(Debug)]
+pub(super) enum Unmade {
+    /// It cannot be compiled here, now or later; why.
+    Compiled(String),
+    /// The driver does not load it, which may pass.
+    Loaded(Refused),
+}
+
+impl fmt::Display for Unmade {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Compiled(why) => write!(formatter, "compiled: {why}"),
+            Self::Loaded(error) => write!(formatter, "loaded: {error}"),
         }
     }
 }
@@ -162,8 +184,8 @@ impl Made {
     }
 
     /// The module of a text: kept from an earlier run, or compiled now; else what it cannot be, and why.
-    pub(super) fn of(&self, text: &source::Module) -> Result<Arc<Module>, String> {
-        let compiler = Compiler::find().map_err(|why| format!("compiled: {why}"))?;
+    pub(super) fn of(&self, text: &source::Module) -> Result<Arc<Module>, Unmade> {
+        let compiler = Compiler::find().map_err(|why| Unmade::Compiled(why.to_string()))?;
         let (major, minor) = compiler.version();
         let name = format!("{}-{}-nvrtc{major}.{minor}.cubin", text.digest(), architecture(&self.context));
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
@@ -172,8 +194,9 @@ impl Made {
                 Err(error) => tracing::warn!(%error, name, "a compiled module that was kept cannot be loaded"),
             }
         }
-        let image = compiler.compile(text.text(), &options(&self.context)).map_err(|why| format!("compiled: {why}"))?;
-        let module = Module::load(&self.context, &image).map_err(|error| format!("loaded: {error}"))?;
+        let compiled = compiler.compile(text.text(), &options(&self.context));
+        let image = compiled.map_err(|why| Unmade::Compiled(why.to_string()))?;
+        let module = Module::load(&self.context, &image).map_err(Unmade::Loaded)?;
         if let Some(cache) = &self.cache {
             cache.put(&name, &image);
         }

@@ -161,6 +161,7 @@ impl Direct {
     /// # Errors
     /// [`Failure::Call`] with what the driver refused or a kernel broke.
     pub fn replay(&mut self, step: &DirectStep) -> Result<(), Failure> {
+        self.context.enter().map_err(failure)?;
         self.lanes.replay(&step.0).and_then(|()| self.lanes.synchronize()).map_err(failure)
     }
 

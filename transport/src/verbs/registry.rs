@@ -7,8 +7,8 @@
 //! cannot be deregistered stays mapped, and is given to nobody.
 //!
 //! A buffer, and memory of the caller's, is registered in pieces too, which lie over one another by a chunk, so that
-//! every payload lies in one of them. Memory of the caller's that the device refuses is copied instead; what is
-//! registered of it is let go of when the caller asks.
+//! every payload lies in one of them. Memory of the caller's is registered whole when it is first used, or is copied
+//! if the device refuses any of it; what is registered of it is let go of when the caller asks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -116,6 +116,15 @@ impl Known {
         Ok(piece.as_deref().expect("it was just put there"))
     }
 
+    /// Registers every piece that is not.
+    fn register_all(&mut self, how: &How) -> Result<(), Fault> {
+        // The first piece is registered last, so that it says whether all are.
+        if self.pieces.first().is_none_or(Option::is_some) {
+            return Ok(());
+        }
+        (0..self.pieces.len()).rev().try_for_each(|number| self.region(number * self.step, how).map(drop))
+    }
+
     /// Deregisters it; whether that was done. What cannot be deregistered stays mapped for good, and who asks whether
     /// it was let go of is told that it was not.
     fn end(&mut self) -> bool {
@@ -189,14 +198,16 @@ impl Registry {
         if known.is_refused {
             return Ok(None);
         }
-        match known.region(offset, how).map(Region::far_key) {
-            Err(fault) if known.memory.is_callers() => {
-                tracing::warn!(%fault, memory = ?known.memory, "memory of the caller's is copied");
-                known.is_refused = true;
-                Ok(None)
-            }
-            key => key.map(Some),
+        if known.memory.is_callers()
+            && let Err(fault) = known.register_all(how)
+        {
+            tracing::warn!(%fault, memory = ?known.memory, "memory of the caller's is copied");
+            // Nobody was told a key of it yet. What it took is for what it is copied into.
+            known.end();
+            known.is_refused = true;
+            return Ok(None);
         }
+        known.region(offset, how).map(Region::far_key).map(Some)
     }
 
     /// Something that is lent, of which nothing is registered yet.
@@ -373,6 +384,33 @@ mod tests {
             assert!(start <= begin && begin + payload.len() <= start + bytes, "{begin}: {start} and {bytes}");
             assert_eq!(counters.registrations.load(Relaxed), registered, "each when it is used");
         }
+    }
+
+    #[test]
+    fn memory_of_the_callers_is_registered_whole_or_not_at_all() {
+        let check = |limit: u64, expected: u64| {
+            let device = Rough::new(Arc::new(Plain::new()));
+            let domain = device.station().expect("a station").domain().expect("a domain");
+            let counters = Arc::<Counters>::default();
+            let registry = Registry::new(&domain, Access::FarReads, &counters);
+            // Three pieces, of which nothing is touched.
+            let own = vec![0_u8; 2 * LENT_BYTES + 1];
+            let mapping = Arc::new(Mapping::of_caller(own.as_ptr().addr(), own.len()).expect("it is some bytes"));
+            device.plot(Some(Plot { mischief: Mischief::Limit(limit), is_open: true, after: 0 }));
+            let key = lend(|book| {
+                let lent = book.read(&own[..100]).within(&mapping).mapped();
+                let (memory, offset) = lent.expect("it lies there");
+                registry.far_key_within(memory, offset)
+            });
+            assert_eq!(key.expect("it is registered or copied").is_some(), limit >= 3, "{limit} pieces");
+            assert_eq!(counters.registrations.load(Relaxed), expected, "{limit} pieces");
+            let held = registry.lock().lent.values().flat_map(|known| &known.pieces).flatten().count();
+            assert_eq!(held, if limit >= 3 { 3 } else { 0 }, "{limit} pieces: nothing is kept of what is copied");
+        };
+        check(0, 0);
+        check(1, 1);
+        check(2, 2);
+        check(3, 3);
     }
 
     #[test]

@@ -94,6 +94,18 @@ impl Foreign {
         })
     }
 
+    /// Whether the driver moves what lies at `address` to whoever touches it: what holds for its pages now may not hold
+    /// later.
+    #[must_use]
+    pub fn is_managed(address: usize) -> bool {
+        let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
+        let mut managed = 0_u32;
+        driver.is_some_and(|driver| {
+            let asked = ask(&driver, Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address as CUdeviceptr, &mut managed);
+            asked.is_ok() && managed != 0
+        })
+    }
+
     fn new(driver: Driver, found: &Allocation, address: CUdeviceptr, bytes: usize) -> Result<Arc<Self>, Refused> {
         let (mut context, mut retained) = (found.context, None);
         if context.is_null() {
