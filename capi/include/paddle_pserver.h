@@ -400,16 +400,16 @@ int paddle_buffer_free(paddle_pserver_client *client,
 
 /**
  * @brief Says that the caller will send from this memory, or fetch into it, again and again. What a transport can do
- * with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; memory
- * that it refuses, because too little may be locked or some of it cannot be written, is copied, and so is memory that
- * CUDA manages. Over shared memory ordinary memory is copied as ever, since no other process can be given it, and over
- * TCP nothing changes. So the call is always allowed.
+ * with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; what
+ * it refuses, because too little may be locked or some of it cannot be written, is copied, and so is memory that CUDA
+ * manages. Over shared memory ordinary memory is copied as ever, since no other process can be given it, and over TCP
+ * nothing changes. So the call is always allowed.
  *
  * The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
  * release of the client. Memory that is freed earlier is still a card's: it then reads and writes pages that are the
- * program's no more, so gradients are stale and values are lost, and nobody is told. The same holds for what the parent
- * writes after a fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for the
- * child; there the child may also be without pages that such memory begins and ends in.
+ * program's no more, so gradients are stale and values are lost, and nobody is told. The same holds for what the
+ * parent writes after a fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for
+ * the child; there the child may also be without pages that such memory begins and ends in.
  *
  * Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
  * call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
