@@ -237,7 +237,7 @@ fn a_server_that_is_killed_ends_the_call_and_not_the_program() {
         let program = compile(folder.path(), "tests/c/lost.c", Language::C, Link::Shared);
         let server = Server::start(folder.path(), bind, &[]);
         let mut command = Command::new(program);
-        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "2s");
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "4s");
         let output = command.args([&server.process.id().to_string(), when]).output().expect("the program starts");
         succeeded(&output, &format!("{bind}, {when}"));
         assert_eq!(String::from_utf8_lossy(&output.stdout), "alive\n");
