@@ -88,24 +88,22 @@ fn nofile() -> Finding {
 }
 
 fn huge_pages() -> Finding {
-    let text = read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|| "not supported".to_owned());
     let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
-    finding("huge pages", switched(&text), text, fix)
+    switched("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled", fix)
 }
 
 /// Of files in memory, which shared memory of several processes is.
 fn shared_huge_pages() -> Finding {
-    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    let text = read(path).unwrap_or_else(|| "not supported".to_owned());
     let fix = "over shared memory large parameters walk many pages: echo advise > \
                /sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    finding("huge pages of shared memory", switched(&text), text, fix)
+    switched("huge pages of shared memory", "/sys/kernel/mm/transparent_hugepage/shmem_enabled", fix)
 }
 
-/// Whether one of the words in a setting of the system is chosen, and not one that switches it off.
-fn switched(text: &str) -> &'static str {
+/// A setting of the system whose words name what may be chosen, and whether the chosen one switches it off.
+fn switched(name: &str, path: &str, fix: &'static str) -> Finding {
+    let text = read(path).unwrap_or_else(|| "not supported".to_owned());
     let is_on = text.contains('[') && !text.contains("[never]") && !text.contains("[deny]");
-    if is_on { "ok" } else { "note" }
+    finding(name, if is_on { "ok" } else { "note" }, text, fix)
 }
 
 fn clock() -> Finding {

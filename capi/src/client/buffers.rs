@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::memory::{Buffer, Mapping};
-use pserver_kernels::cuda::{Claim, Foreign};
+use pserver_kernels::cuda::{Claim, Foreign, Whose};
 
 use super::Client;
 
@@ -107,9 +107,9 @@ impl Client {
     /// When some of it is known already, or it is no memory.
     pub fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
         let origin = match Foreign::find(address, bytes)? {
-            Some(memory) => Origin::Device(memory),
-            None if Foreign::is_managed(address) => Origin::Managed,
-            None => Origin::Host(Arc::new(Mapping::of_caller(address, bytes)?)),
+            Whose::Device(memory) => Origin::Device(memory),
+            Whose::Managed => Origin::Managed,
+            Whose::Host => Origin::Host(Arc::new(Mapping::of_caller(address, bytes)?)),
         };
         self.buffers().add(address, bytes, origin)
     }

@@ -388,23 +388,36 @@ impl<'a> Stretch<'a> {
     #[must_use]
     #[inline]
     pub fn goes_on(&mut self, lease: &'a Lease, bytes: u32) -> bool {
-        let next = Self::of(lease, bytes).filter(|next| std::ptr::eq(next.slab, self.slab) && next.begin == self.end);
+        let next = Self::of(lease, bytes).filter(|next| self.ends_at(next));
         next.is_some_and(|next| {
             self.end = next.end;
             true
         })
     }
 
+    /// Whether another begins where this ends.
+    #[inline]
+    fn ends_at(&self, next: &Stretch<'_>) -> bool {
+        std::ptr::eq(next.slab, self.slab) && next.begin == self.end
+    }
+
+    /// Where it begins, and its length.
+    #[inline]
+    fn span(&self) -> (*mut u8, usize) {
+        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        (start, self.end - self.begin)
+    }
+
     /// All of it.
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
-        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
-        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        let (start, length) = self.span();
         // SAFETY: from `begin` to `end` it is the bytes of one lease after another, without a gap: `goes_on` took in
         // only what lay where it ended. They are initialised, as those of every lease are, and each of these leases is
         // borrowed for `'a`, which keeps writers away.
-        unsafe { std::slice::from_raw_parts(start, self.end - self.begin) }
+        unsafe { std::slice::from_raw_parts(start, length) }
     }
 }
 
@@ -419,11 +432,7 @@ impl<'a> Stretch<'a> {
 ///     stretch.into_bytes()[0] = 1;
 /// }
 /// ```
-pub struct StretchMut<'a> {
-    slab: &'a Slab,
-    begin: usize,
-    end: usize,
-}
+pub struct StretchMut<'a>(Stretch<'a>);
 
 impl<'a> StretchMut<'a> {
     /// As [`Stretch::of`].
@@ -433,15 +442,14 @@ impl<'a> StretchMut<'a> {
     #[must_use]
     #[inline]
     pub fn of(lease: &'a mut Lease, bytes: u32) -> Option<Self> {
-        let Stretch { slab, begin, end } = Stretch::of(lease, bytes)?;
-        Some(Self { slab, begin, end })
+        Stretch::of(lease, bytes).map(Self)
     }
 
     /// Whether a lease lies where this ends.
     #[must_use]
     #[inline]
     pub fn is_followed_by(&self, lease: &Lease) -> bool {
-        Stretch::of(lease, 0).is_some_and(|next| std::ptr::eq(next.slab, self.slab) && next.begin == self.end)
+        Stretch::of(lease, 0).is_some_and(|next| self.0.ends_at(&next))
     }
 
     /// Takes the first `bytes` of the lease in that follows.
@@ -450,20 +458,17 @@ impl<'a> StretchMut<'a> {
     /// When it does not follow, or is shorter.
     #[inline]
     pub fn go_on(&mut self, lease: &'a mut Lease, bytes: u32) {
-        assert!(self.is_followed_by(lease), "the lease lies elsewhere");
-        assert!(bytes <= lease.bytes, "a stretch of {bytes} bytes in a lease of {}", lease.bytes);
-        self.end += bytes as usize;
+        assert!(self.0.goes_on(lease, bytes), "the lease lies elsewhere");
     }
 
     /// All of it.
     #[must_use]
     #[inline]
     pub fn into_bytes(self) -> &'a mut [u8] {
-        // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
-        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        let (start, length) = self.0.span();
         // SAFETY: as in `Stretch::bytes`, and each of these leases is borrowed alone for `'a`: there is no other way to
         // their bytes.
-        unsafe { std::slice::from_raw_parts_mut(start, self.end - self.begin) }
+        unsafe { std::slice::from_raw_parts_mut(start, length) }
     }
 }
 

@@ -49,7 +49,7 @@ pub use emit::Emitted;
 pub use found::Found;
 pub use gathering::Gathering;
 pub use probe::{Probe, Timed, Way};
-pub use safe::{Claim, Foreign};
+pub use safe::{Claim, Foreign, Whose};
 pub use settings::{Settings, rules_folder};
 pub use source::Module;
 

@@ -63,7 +63,7 @@ impl Room {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         match self.limit {
             Some(limit) => free.min(limit.saturating_sub(self.taken)),
-            None => free.saturating_sub(KEPT_BYTES.min(total / KEPT_PART)),
+            None => free.saturating_sub(kept(total)),
         }
     }
 
@@ -114,7 +114,7 @@ impl Room {
     /// Why there is not as much: the bound, or what the driver said.
     fn exhausted(&self, needed: u64, refused: Option<&Refused>) -> NotAdopted {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
-        let kept = || format!(", {} are kept for the driver", KEPT_BYTES.min(total / KEPT_PART));
+        let kept = || format!(", {} are kept for the driver", kept(total));
         let limit = self.limit.map_or_else(kept, |limit| format!(", {limit} are allowed for chunks"));
         let why = refused.map_or_else(String::new, |refused| format!(": {refused}"));
         NotAdopted::Full(format!(
@@ -124,4 +124,9 @@ impl Room {
             self.reasons
         ))
     }
+}
+
+/// What is left to the driver of a device of so many bytes.
+fn kept(total: u64) -> u64 {
+    KEPT_BYTES.min(total / KEPT_PART)
 }

@@ -116,13 +116,16 @@ impl Known {
         Ok(piece.as_deref().expect("it was just put there"))
     }
 
-    /// Registers every piece that is not.
-    fn register_all(&mut self, how: &How) -> Result<(), Fault> {
-        // The first piece is registered last, so that it says whether all are.
-        if self.pieces.first().is_none_or(Option::is_some) {
+    /// Registers every piece that is not; else how many bytes could be, and why no more.
+    fn register_all(&mut self, how: &How) -> Result<(), (usize, Fault)> {
+        // They are registered in order, so the last one says whether all are.
+        if self.pieces.last().is_none_or(Option::is_some) {
             return Ok(());
         }
-        (0..self.pieces.len()).rev().try_for_each(|number| self.region(number * self.step, how).map(drop))
+        let step = self.step;
+        (0..self.pieces.len())
+            .map(|number| number * step)
+            .try_for_each(|begin| self.region(begin, how).map(drop).map_err(|fault| (begin, fault)))
     }
 
     /// Deregisters it; whether that was done. What cannot be deregistered stays mapped for good, and who asks whether
@@ -199,7 +202,7 @@ impl Registry {
             return Ok(None);
         }
         if known.memory.is_callers()
-            && let Err(fault) = known.register_all(how)
+            && let Err((_, fault)) = known.register_all(how)
         {
             tracing::warn!(%fault, memory = ?known.memory, "memory of the caller's is copied");
             // Nobody was told a key of it yet. What it took is for what it is copied into.
@@ -261,13 +264,10 @@ impl Registered {
         let Some(memory) = lease.mapped() else { return Ok(()) };
         let bytes = memory.len();
         let place = self.add(memory);
-        for done in (0..bytes).step_by(PIECE_BYTES) {
-            if let Err(Fault(text)) = self.region(place, done).map(drop) {
-                self.known.remove(place);
-                return Err(Fault(format!("of {bytes} bytes for chunks {done} could be registered: {text}")));
-            }
-        }
-        Ok(())
+        self.known[place].register_all(&self.how).map_err(|(done, Fault(text))| {
+            self.known.remove(place);
+            Fault(format!("of {bytes} bytes for chunks {done} could be registered: {text}"))
+        })
     }
 
     fn place(&self, address: usize) -> Option<usize> {

@@ -38,10 +38,21 @@ pub struct Claim {
 /// A context that is this thread's current one, above the one that was.
 struct Entered<'a>(&'a Driver);
 
+/// Whose memory something is.
+pub enum Whose {
+    /// The processor's, which reads it where it is.
+    Host,
+    /// Either's: the driver moves it to whoever touches it, so what holds for its pages now may not hold later.
+    Managed,
+    /// A device's.
+    Device(Arc<Foreign>),
+}
+
 /// What the driver knows of an address.
 enum Kind {
-    /// The processor's: ordinary, pinned, or managed.
+    /// The processor's: ordinary or pinned.
     Host,
+    Managed,
     Device(Allocation),
 }
 
@@ -59,17 +70,21 @@ unsafe impl Send for Foreign {}
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
-    /// What lies at an address: nothing for the host's memory, which is read where it is.
+    /// What lies at an address. Where nobody has loaded the driver it is the host's.
     ///
     /// # Errors
     /// [`Failure::Call`] when it is memory of another kind, when not all of it is of one device, or when the host has
     /// no pages to stand for it; names what was found and what was expected.
-    pub fn find(address: usize, bytes: usize) -> Result<Option<Arc<Self>>, Failure> {
+    pub fn find(address: usize, bytes: usize) -> Result<Whose, Failure> {
         // A driver that lacks one of these functions is older than any that programs run with.
         let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
-        let Some(driver) = driver else { return Ok(None) };
+        let Some(driver) = driver else { return Ok(Whose::Host) };
         let start = address as CUdeviceptr;
-        let Kind::Device(first) = kind(&driver, start)? else { return Ok(None) };
+        let first = match kind(&driver, start)? {
+            Kind::Host => return Ok(Whose::Host),
+            Kind::Managed => return Ok(Whose::Managed),
+            Kind::Device(first) => first,
+        };
         let wanted = start.checked_add(bytes as u64).filter(|end| start < *end);
         let wanted =
             wanted.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
@@ -87,22 +102,10 @@ impl Foreign {
                 }
             }
         }
-        Self::new(driver, &first, start, bytes).map(Some).map_err(|refused| {
+        Self::new(driver, &first, start, bytes).map(Whose::Device).map_err(|refused| {
             Failure::call(format!(
                 "{bytes} bytes of the host's memory for those at {address:#x} on a device: {refused}"
             ))
-        })
-    }
-
-    /// Whether the driver moves what lies at `address` to whoever touches it: what holds for its pages now may not hold
-    /// later.
-    #[must_use]
-    pub fn is_managed(address: usize) -> bool {
-        let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
-        let mut managed = 0_u32;
-        driver.is_some_and(|driver| {
-            let asked = ask(&driver, Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address as CUdeviceptr, &mut managed);
-            asked.is_ok() && managed != 0
         })
     }
 
@@ -278,23 +281,32 @@ fn kind(driver: &Driver, address: CUdeviceptr) -> Result<Kind, Failure> {
         Err(refused) if ERRORS_OF_STRANGERS.contains(&refused.code) => return Ok(Kind::Host),
         other => other.map_err(|refused| unknown(address, &refused.to_string()))?,
     }
+    let is_managed = is_managed(driver, address);
     if number == KIND_HOST {
-        return Ok(Kind::Host);
+        return Ok(if is_managed.unwrap_or(false) { Kind::Managed } else { Kind::Host });
     }
     if number != KIND_DEVICE {
         return Err(unknown(address, &format!("the driver says that it is of kind {number}")));
     }
-    let (allocation, is_managed) =
-        allocation(driver, address).map_err(|refused| unknown(address, &refused.to_string()))?;
-    // Managed memory is moved to where it is touched.
-    Ok(if is_managed { Kind::Host } else { Kind::Device(allocation) })
+    let found = match is_managed {
+        Ok(true) => return Ok(Kind::Managed),
+        Ok(false) => allocation(driver, address),
+        Err(refused) => Err(refused),
+    };
+    found.map(Kind::Device).map_err(|refused| unknown(address, &refused.to_string()))
 }
 
-/// What a device's address lies in, and whether that is managed.
-fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<(Allocation, bool), Refused> {
-    let (mut managed, mut bytes) = (0_u32, 0_usize);
-    let mut found = Allocation { context: ptr::null_mut(), ordinal: 0, end: 0 };
+/// Whether the driver moves what lies there.
+fn is_managed(driver: &Driver, address: CUdeviceptr) -> Result<bool, Refused> {
+    let mut managed = 0_u32;
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &mut managed)?;
+    Ok(managed != 0)
+}
+
+/// What a device's address lies in.
+fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<Allocation, Refused> {
+    let mut bytes = 0_usize;
+    let mut found = Allocation { context: ptr::null_mut(), ordinal: 0, end: 0 };
     match ask(driver, Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, address, &mut found.context) {
         // Memory of a pool, or mapped by hand, which no context allocated.
         Err(refused) if refused.code == CUDA_ERROR_INVALID_VALUE => found.context = ptr::null_mut(),
@@ -304,7 +316,7 @@ fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<(Allocation, bool
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address, &mut found.end)?;
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address, &mut bytes)?;
     found.end += bytes as u64;
-    Ok((found, managed != 0))
+    Ok(found)
 }
 
 fn unknown(address: CUdeviceptr, why: &str) -> Failure {

@@ -15,7 +15,7 @@ mod module;
 
 pub(super) use compiler::Compiler;
 pub(super) use context::Context;
-pub use foreign::{Claim, Foreign};
+pub use foreign::{Claim, Foreign, Whose};
 pub(super) use graph::Captured;
 pub(super) use lanes::{Event, Lane, Lanes, Ring, Ticket};
 pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};

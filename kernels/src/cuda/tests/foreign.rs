@@ -1,15 +1,21 @@
 //! Memory of a device that somebody else allocated.
 
 use std::fs;
+use std::sync::Arc;
 
 use super::standin::{each, is_inside, without_driver};
-use crate::cuda::safe::{Context, Foreign, Memory};
+use crate::cuda::safe::{Context, Foreign, Memory, Whose};
 
 const GUARD: (&str, &str) = ("PSERVER_STANDIN_GUARD", "1");
 
 fn found(address: u64, bytes: usize) -> Result<bool, String> {
     let address = usize::try_from(address).expect("an address has 64 bits");
-    Foreign::find(address, bytes).map(|found| found.is_some()).map_err(|failure| failure.to_string())
+    Foreign::find(address, bytes).map(|found| matches!(found, Whose::Device(_))).map_err(|failure| failure.to_string())
+}
+
+fn device(found: Whose) -> Arc<Foreign> {
+    let Whose::Device(foreign) = found else { panic!("it is a device's") };
+    foreign
 }
 
 #[test]
@@ -42,7 +48,7 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
         let context = Context::open(0).expect("there is one");
         let memory = Memory::new(&context, 1000).expect("there is as much");
         let address = usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits");
-        let foreign = Foreign::find(address + 100, 600).expect("it is a device's").expect("it is a device's");
+        let foreign = device(Foreign::find(address + 100, 600).expect("it is a device's"));
         let mut claim = foreign.claim(8, 64).expect("it is there");
         claim.fetch().expect("it can be read");
         // What the stand-in's memory is before anybody writes it.
@@ -115,7 +121,7 @@ fn what_the_driver_refuses_is_said() {
                 )
             );
             let address = usize::try_from(address).expect("an address has 64 bits");
-            let foreign = Foreign::find(address, 8).expect("it is a device's").expect("it is a device's");
+            let foreign = device(Foreign::find(address, 8).expect("it is a device's"));
             let refused = foreign.claim(0, 8).expect("it is there").fetch().expect_err("the driver fails").to_string();
             assert_eq!(refused, "reading 8 bytes of a device's memory: cuMemcpyDtoH: CUDA_ERROR_ILLEGAL_ADDRESS (700)");
         },
