@@ -70,7 +70,7 @@ enum Kind {
 enum Found {
     Host,
     Managed,
-    Device(Place),
+    Device(Box<Place>),
 }
 
 /// What a device's address lies in.
@@ -96,7 +96,7 @@ impl Foreign {
         match find(address, bytes)? {
             Found::Host => Ok(Whose::Host),
             Found::Managed => Ok(Whose::Managed),
-            Found::Device(place) => Self::new(place).map(Whose::Device).map_err(|refused| {
+            Found::Device(place) => Self::new(*place).map(Whose::Device).map_err(|refused| {
                 Failure::call(format!(
                     "{bytes} bytes of the host's memory for those at {address:#x} on a device: {refused}"
                 ))
@@ -143,8 +143,8 @@ impl Foreign {
         }
         let _entered = self.place.enter().map_err(|error| Failure::call(error.to_string()))?;
         match replicas.as_mut() {
-            Some(replicas) => replicas.add(place),
-            None => Replicas::new(&self.place, place).map(|new| *replicas = Some(new)),
+            Some(replicas) => replicas.add(*place),
+            None => Replicas::new(&self.place, *place).map(|new| *replicas = Some(new)),
         }
     }
 
@@ -359,7 +359,7 @@ fn find(address: usize, bytes: usize) -> Result<Found, Failure> {
             }
         }
     }
-    Place::new(driver, &first, start, bytes).map(Found::Device).map_err(|refused| {
+    Place::new(driver, &first, start, bytes).map(|place| Found::Device(Box::new(place))).map_err(|refused| {
         Failure::call(format!("{bytes} bytes at {address:#x} of CUDA device {}: {refused}", first.ordinal))
     })
 }

@@ -37,7 +37,7 @@ pub(super) struct Replicas {
 impl Replicas {
     /// The first one beside `place`.
     pub(super) fn new(place: &Place, other: Place) -> Result<Self, Failure> {
-        let context = Context::of_somebody(place.driver.clone(), place.context, place.ordinal).map_err(failure)?;
+        let context = Context::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
         let module = load_shipped(&context)?;
         let piece = PIECE.min(place.bytes as u64).next_multiple_of(ALIGNED);
         let pieces = pieces(&context, 1, piece)?;

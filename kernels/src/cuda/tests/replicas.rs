@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use pserver_core::dtype::ElementType;
+use pserver_core::narrow;
 
 use super::standin::{each, kernels};
 use crate::cuda::Module;
@@ -87,11 +88,11 @@ fn numbers(element_type: ElementType, bytes: usize) -> Vec<Vec<u8>> {
     (0..DEVICES)
         .map(|device| {
             let of = |index| match element_type {
-                ElementType::Float32 => (float(device, index) as f32).to_le_bytes().to_vec(),
+                ElementType::Float32 => narrow::real(float(device, index)).to_le_bytes().to_vec(),
                 ElementType::Float64 => float(device, index).to_le_bytes().to_vec(),
                 ElementType::Float16 => f16::from_f64(float(device, index)).to_le_bytes().to_vec(),
                 ElementType::Bfloat16 => bf16::from_f64(float(device, index)).to_le_bytes().to_vec(),
-                ElementType::Int32 | ElementType::Uint32 => (word(device, index) as u32).to_le_bytes().to_vec(),
+                ElementType::Int32 | ElementType::Uint32 => word(device, index).to_le_bytes()[..4].to_vec(),
                 ElementType::Int64 | ElementType::Uint64 => word(device, index).to_le_bytes().to_vec(),
             };
             (0..count).flat_map(of).collect()
