@@ -95,16 +95,16 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
 /// many devices the trainer has. Halves are summed in binary32 and rounded once. A value that is fetched into that
 /// memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
 ///
-/// The sum takes up to 4 MiB of the first device for each replica, and 12 MiB more. What the devices' default streams
-/// were told before a call has happened by then. Gradients of rows cannot be summed so: which rows there are is not
-/// said.
+/// The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
+/// that device shares. What the devices' default streams were told before a call has happened by then, and nothing of the call is
+/// on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
 ///
 /// @param memory where memory of a device begins that was registered.
 /// @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
 /// @param bytes how many.
 /// @return 0 if successful, otherwise -1: when no memory of a device that begins there is registered, or a call uses it
 /// that is not over; when the replica is not on a device, is not as long, or shares bytes with other memory that the
-/// client knows; when it is the 64th, or the device has no room for sums.
+/// client knows; when it is the 64th.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_register_replica(
     client: *mut ClientHandle,
