@@ -434,8 +434,8 @@ int paddle_register_buffer(paddle_pserver_client *client,
  * memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
  *
  * The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
- * that device shares. What the devices' default streams were told before a call has happened by then, and nothing of the call is
- * on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
+ * that device shares. What the devices' default streams were told before a call has happened by then, and nothing of
+ * the call is on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
  *
  * @param memory where memory of a device begins that was registered.
  * @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
