@@ -159,10 +159,13 @@ impl Team {
     /// What bytes travel by, as its trainers' connections say, and over which link.
     pub(crate) fn route(&mut self, job: &Job) -> Result<Route> {
         let mut all = Heard::default();
+        // Within one process those who rest are those who are asked.
+        self.rest(false)?;
         for trainer in &mut self.trainers {
             trainer.ask(Ask::Heard)?;
             all.add(trainer.answer()?);
         }
+        self.rest(true)?;
         Ok(Route::of(Carried::of(job.transport, &all), &self.place, &job.rdma_device))
     }
 

@@ -95,7 +95,7 @@ fn rate_of(text: &str) -> Option<u64> {
     Some(whole.parse::<u64>().ok()? * 1_000_000_000 + tenths * 100_000_000)
 }
 
-/// The longest packet that the system would send to this address.
+/// The longest packet that the system would send to this address; nothing where the interface alone bounds it.
 fn mtu_to(address: IpAddr) -> Option<u64> {
     if !address.is_ipv4() {
         return None;
@@ -103,7 +103,8 @@ fn mtu_to(address: IpAddr) -> Option<u64> {
     // Nothing is sent: a datagram's socket only remembers the way.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((address, 9)).ok()?;
-    ip_mtu(&socket).ok().map(u64::from)
+    // IPv4 has no longer packets, and an interface may say more.
+    ip_mtu(&socket).ok().map(u64::from).filter(|bytes| *bytes < u64::from(u16::MAX))
 }
 
 fn interface_to(address: IpAddr) -> Option<String> {

@@ -62,7 +62,7 @@ const COLUMNS: &[Column] = &[
     scaled("latency_us_p999", "p99.9", 1.0, 1),
     scaled("latency_us_max", "max", 1.0, 1),
     scaled("ratio_to_raw", "of raw", 1.0, 3),
-    scaled("server_cpu_percent", "cpu%", 1.0, 0),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
     scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
     plain("wrong", "#wrong"),
 ];

@@ -46,7 +46,7 @@ const COLUMNS: &[Column] = &[
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
-    scaled("server_cpu_percent", "cpu%", 1.0, 0),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
     plain("wrong", "#wrong"),
 ];
 

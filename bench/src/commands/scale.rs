@@ -61,7 +61,7 @@ const COLUMNS: &[Column] = &[
     scaled("rounds_per_second", "rounds/s", 1.0, 1),
     scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
-    scaled("server_cpu_percent", "cpu%", 1.0, 0),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
     plain("wrong", "#wrong"),
 ];
 
