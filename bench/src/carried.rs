@@ -132,7 +132,7 @@ mod tests {
         check(Transport::Auto, &[shared.clone(), shared.clone()], "shm", reason);
         let far = heard(&["tcp"], &["no shared memory: it is elsewhere", "connected over TCP; no verbs: no device"]);
         let reason = "--transport auto; no shared memory: it is elsewhere; connected over TCP; no verbs: no device";
-        check(Transport::Auto, &[far.clone()], "tcp", reason);
+        check(Transport::Auto, std::slice::from_ref(&far), "tcp", reason);
         let reason = "--transport auto; connected through shared memory; no shared memory: it is elsewhere; \
                       connected over TCP; no verbs: no device";
         check(Transport::Auto, &[shared, far], "shm and tcp", reason);
