@@ -430,6 +430,11 @@ fn a_peer_takes_turns_with_this_server() {
     }
     let names: Vec<_> = results.iter().map(|one| &one["ceiling_name"]).collect();
     assert_eq!(names, [&json!("straight tcp"), &json!("straight shm, a copy each way")]);
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let page = folder.path().join("peers.html");
+    with_fake_peer(&fake_peer(0), &["-s", "8k", "--html", page.to_str().expect("UTF-8")]);
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, and shares");
     // Nine blocks of ours, nine of the straight server and nine of theirs, for each result.
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 27));
 }
