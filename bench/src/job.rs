@@ -19,6 +19,8 @@ const TRAINERS_MAX: u32 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
+    /// What suits best: shared memory within a machine, else verbs, else sockets.
+    Auto,
     /// Sockets.
     Tcp,
     /// Memory that processes of one machine share.

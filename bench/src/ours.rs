@@ -15,6 +15,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
+use crate::carried;
 use crate::child::{self, Verbs};
 use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::sizes::length;
@@ -84,6 +85,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 
 /// A trainer's process.
 pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
+    carried::listen();
     let mut exchange = Trainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
     Runner::new(&mut exchange, job, trainer, barrier)?.serve()
 }

@@ -142,12 +142,12 @@ impl FromF64 for f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::job::{Buffers, Checks, ModeName, Poll, RuleName, Transport};
     use crate::sizes::length;
 
-    fn job(rule: RuleName) -> Job {
+    pub(crate) fn job(rule: RuleName) -> Job {
         Job {
             transport: Transport::Tcp,
             trainers: 2,
