@@ -211,7 +211,7 @@ impl Exchange for Trainer {
         let mut rest = self.value.as_mut_slice();
         for (name, (_, place)) in self.names.iter().zip(&self.places) {
             let (content, after) = rest.split_at_mut(place.len());
-            wanted.push(Wanted { name, content });
+            wanted.push(Wanted::new(name, content));
             rest = after;
         }
         let start = begin();
@@ -241,7 +241,7 @@ impl Exchange for Trainer {
         let mut wanted = Vec::with_capacity(self.names.len());
         for (name, (_, place)) in self.names.iter().zip(&self.places) {
             let (content, after) = rest.split_at_mut(place.len());
-            wanted.push(Wanted { name, content });
+            wanted.push(Wanted::new(name, content));
             rest = after;
         }
         self.client.pull(&mut wanted).context("fetching what all rounds came to")
