@@ -85,7 +85,7 @@ impl<'a> Score<'a> {
         for seconds in blocks.iter().flat_map(|block| &block.seconds) {
             latencies.saturating_record(nanoseconds(*seconds));
         }
-        let round_bytes = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+        let round_bytes = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
         Ok(Self { team, blocks, medians, latencies, round_bytes })
     }
 

@@ -97,6 +97,7 @@ fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static st
         "rule",
         "mode",
         "dtype",
+        "values",
         "transport",
         "trainers",
         "servers",
