@@ -180,7 +180,8 @@ impl Job {
         );
         ensure!(self.parameters > 0, "--params 0: expected 1 or more");
         ensure!(
-            self.values.is_none_or(|values| values.gradient() == self.dtype.value() || values.value() != values.gradient()),
+            self.values
+                .is_none_or(|values| values.gradient() == self.dtype.value() || values.value() != values.gradient()),
             "--values {} with values of {}; expected these or a half",
             self.values.map(word).unwrap_or_default(),
             self.dtype.value()

@@ -77,7 +77,10 @@ fn pushpull_measures_every_rule_mode_and_type() {
     check(&["pushpull", "-s", "64k", "-n", "9", "--mode", "delta", "--checks", "always"], 1);
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f16", "--trainers", "2", "--chunk", "16k"], 1);
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "bf16"], 1);
-    check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "bf16", "--values", "bf16", "--rule", "adam", "--alone"], 1);
+    check(
+        &["pushpull", "-s", "96k", "-n", "18", "--dtype", "bf16", "--values", "bf16", "--rule", "adam", "--alone"],
+        1,
+    );
     check(&["pushpull", "-s", "96k", "-n", "18", "--dtype", "f64", "--servers", "2", "--shards", "2"], 1);
 }
 

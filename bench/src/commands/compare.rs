@@ -90,7 +90,7 @@ fn results(report: &Value) -> Result<&Vec<Value>> {
 
 /// The first field in which two results, each of its report, are not the same measurement.
 fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static str> {
-    const SAME: [&str; 25] = [
+    const SAME: [&str; 26] = [
         "name",
         "poll",
         "buffers",

@@ -241,7 +241,7 @@ pub extern "C" fn paddle_push_pull_view_as(
         let session = Handle::of_pointer(client).find()?;
         call.aligned(out.cast_const(), "out")?;
         let mut staged = Staged::default();
-        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
         let given = call.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let halves = halves(&session.client, &names, call.array(element_types, len, "element_types")?)?;
