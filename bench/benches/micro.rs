@@ -9,7 +9,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pserver_bench::{Fused, Job, Ping, catalogue, gradient, is_measured};
 use pserver_core::checksum::checksum;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version,
 };
@@ -132,6 +132,28 @@ fn updates(criterion: &mut Criterion) {
                     gradients: &[Gradient { bytes: &payload, element_type: ElementType::Float32 }],
                 });
             });
+        });
+    }
+    group.finish();
+}
+
+/// Values as halves, from the cache and from memory, beside a copy of what is read and written.
+fn halves(criterion: &mut Criterion) {
+    const LARGE: usize = 128 << 20;
+    let mut group = criterion.benchmark_group("halves");
+    for (what, bytes) in [("a chunk", CHUNK), ("128 MiB", LARGE)] {
+        let value = gradient(0, bytes);
+        let mut into = vec![0; bytes / 2];
+        // As many bytes move: three quarters are read, and as many written.
+        let mut copied = vec![0; bytes / 4 * 3];
+        group.throughput(Throughput::Bytes((bytes / 2 * 3) as u64));
+        for half in Half::ALL {
+            group.bench_function(format!("{what} as {half}"), |bencher| {
+                bencher.iter(|| cpu::halve(half, black_box(&value), black_box(&mut into)));
+            });
+        }
+        group.bench_function(format!("copy of as many bytes as {what}"), |bencher| {
+            bencher.iter(|| black_box(&mut copied).copy_from_slice(black_box(&value[..bytes / 4 * 3])));
         });
     }
     group.finish();
@@ -375,5 +397,5 @@ fn shard(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, partition, wire, sums, updates, rows, rounds, shard);
+criterion_group!(benches, partition, wire, sums, updates, halves, rows, rounds, shard);
 criterion_main!(benches);

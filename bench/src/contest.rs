@@ -98,7 +98,7 @@ fn beside_link(result: Outcome, job: &Job, bits_per_second: Option<u64>, p50_us:
         });
     };
     // Both directions are busy at once, and all trainers are here.
-    let bytes = u64::from(job.trainers) * job.bytes.max(job.gradient_bytes());
+    let bytes = u64::from(job.trainers) * job.value_bytes().max(job.gradient_bytes());
     let least_us = bytes as f64 * 8.0 / bits_per_second as f64 * 1e6;
     result
         .with("ceiling_name", "the link's speed")
@@ -114,7 +114,7 @@ impl<'a> Score<'a> {
         for seconds in blocks.iter().flat_map(|block| &block.seconds) {
             latencies.saturating_record(nanoseconds(*seconds));
         }
-        let round_bytes = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+        let round_bytes = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
         let all = |seconds: fn(&Block) -> f64| blocks.iter().map(seconds).sum::<f64>();
         let whole_seconds = all(|block| block.whole_seconds);
         // With a rate, rounds count from when they should have begun, and may overlap.

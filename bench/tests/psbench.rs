@@ -98,6 +98,20 @@ fn pushpull_measures_every_rule_mode_and_type() {
 }
 
 #[test]
+fn pushpull_has_values_as_halves_and_checks_them() {
+    let halves = |more: &[&'static str]| [&["pushpull", "-s", "96k", "-n", "18", "--alone", "--values"], more].concat();
+    let result = report_of_one(&halves(&["bf16", "--dtype", "bf16", "--rule", "adam"]));
+    assert_eq!((&result["values"], &result["dtype"]), (&json!("bf16"), &json!("bf16")), "{result}");
+    report_of_one(&halves(&["f16", "--params", "3", "--transport", "shm", "--buffers", "registered"]));
+    report_of_one(&halves(&["f16", "--rule", "sgd", "--mode", "async", "--trainers", "2"]));
+    let output = psbench(&halves(&["f16", "--spoil"]));
+    assert_eq!(output.status.code(), Some(1), "a wrong value ends the program with 1");
+    let refused = psbench(&halves(&["f16", "--dtype", "f64"]));
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(words.contains("only values of float32 come as halves; found --dtype f64"), "{words}");
+}
+
+#[test]
 fn pushpull_measures_shared_memory_and_every_way_to_wait() {
     let shm = ["pushpull", "-s", "4k,1MiB", "-n", "18", "--transport", "shm"];
     let report = check(&[&shm[..], &["--trainers", "2"]].concat(), 2);

@@ -197,6 +197,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         rdma_device: "auto".to_owned(),
         token_file: None,
         dtype: Dtype::F32,
+        values: None,
         rule: RuleName::Sum,
         poll,
         buffers: Buffers::Ordinary,

@@ -102,13 +102,14 @@ fn results(report: &Value) -> Result<&[Value]> {
 
 /// The first field in which two results, each of its report, are not the same measurement.
 fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static str> {
-    const SAME: [&str; 25] = [
+    const SAME: [&str; 26] = [
         "name",
         "poll",
         "buffers",
         "rule",
         "mode",
         "dtype",
+        "values",
         "transport",
         "trainers",
         "servers",

@@ -252,6 +252,7 @@ impl Course<'_> {
             rdma_device: "auto".to_owned(),
             token_file: None,
             dtype: Dtype::F32,
+            values: None,
             rule: peer.rule,
             poll: self.args.poll,
             buffers: Buffers::Ordinary,

@@ -45,6 +45,10 @@ pub(crate) struct Work {
     /// The type of gradients.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
+    /// The type that values come back as: theirs unless it is said, or f16 or bf16 for values of f32; with --alone, as
+    /// the straight servers send values whole.
+    #[arg(long, value_enum, requires = "alone")]
+    pub(crate) values: Option<Dtype>,
     /// What the servers do with gradients.
     #[arg(long, value_enum, default_value_t = RuleName::Sum)]
     pub(crate) rule: RuleName,
@@ -130,6 +134,7 @@ impl Work {
             rdma_device: self.rdma_device.clone(),
             token_file: self.token_file.clone(),
             dtype: self.dtype,
+            values: self.values,
             rule: self.rule,
             poll: self.poll,
             buffers: self.buffers,

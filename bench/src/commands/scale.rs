@@ -118,7 +118,7 @@ fn check_memory(job: &Job, alone: bool) -> Result<()> {
 /// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
 fn per_byte(report: &mut Report, axis: Axis, job: &Job, first: usize) {
     let result = report.results.pop().expect("one was just measured");
-    let moved = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+    let moved = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
     let micros = result.field("latency_us_p50").as_f64().unwrap_or(f64::NAN);
     // Microseconds a byte are 10^6 nanoseconds a kilobyte.
     let time = micros / moved * 1e6;
