@@ -15,3 +15,4 @@ mod rows;
 mod script;
 mod stage;
 mod stalled;
+mod whole;

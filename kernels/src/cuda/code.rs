@@ -10,7 +10,7 @@ use pserver_core::error::Failure;
 use pserver_core::port::Code;
 use pserver_core::rule::ssa::Lowered;
 
-use super::arguments::{Merge, sum_entry};
+use super::arguments::{Merge, squares_entry, sum_entry};
 use super::cache::Cache;
 use super::checked::Refused;
 use super::emit::Emitted;
@@ -92,6 +92,13 @@ impl Kernels {
     pub(super) fn sum(&self, element_type: ElementType) -> Result<Entry, Failure> {
         let name = sum_entry(element_type)
             .ok_or_else(|| Failure::call(format!("a parameter of {element_type}; it can be a gradient only")))?;
+        self.shipped.entry(name).map_err(|error| failure(name, &error))
+    }
+
+    /// The kernel that makes the sums of squares of a sum of this type.
+    pub(super) fn squares(&self, element_type: ElementType) -> Result<Entry, Failure> {
+        let name = squares_entry(element_type)
+            .ok_or_else(|| Failure::call(format!("a sum of {element_type} to keep; expected float32 or float64")))?;
         self.shipped.entry(name).map_err(|error| failure(name, &error))
     }
 

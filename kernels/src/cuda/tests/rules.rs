@@ -74,7 +74,7 @@ fn rules_of_one_text_are_compiled_once_for_a_job() {
             let mut scalars = Vec::new();
             let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
             let code = Code::Rule(Arc::new((**code).clone()));
-            device.adopt(&Resident { element_type: Float32, bytes, code }).expect("there is room")
+            device.adopt(&Resident { element_type: Float32, bytes, code, keeps_sum: false }).expect("there is room")
         };
         for count in 1..=5 {
             adopt(&mut device, 64 * count);
@@ -116,7 +116,14 @@ fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() 
         let rule = job::rule("adam").expect("it is a rule");
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-        let mut adopt = || device.adopt(&Resident { element_type: Float32, bytes: 64, code: Code::Rule(code.clone()) });
+        let mut adopt = || {
+            device.adopt(&Resident {
+                element_type: Float32,
+                bytes: 64,
+                code: Code::Rule(code.clone()),
+                keeps_sum: false,
+            })
+        };
         let refused = format!("{:?}", adopt().expect_err("the driver fails"));
         assert!(refused.contains("cuModuleGetFunction: CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{refused}");
         assert!(adopt().is_ok(), "it was not kept");
@@ -144,7 +151,7 @@ fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
         let rule = job::rule("adam").expect("it is a rule");
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-        let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code });
+        let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code, keeps_sum: false });
         let refused = adopt(Code::Rule(code.clone())).expect_err("nobody can compile it");
         let expected = "the rule is not one of the kernels that are shipped, and cannot be compiled: \
             libnvrtc, which compiles rules for the device, was not found; \
