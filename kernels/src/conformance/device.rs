@@ -29,13 +29,14 @@ const ROUNDS: u64 = 3;
 const UNSUMMED: u64 = 2;
 
 /// Panics with the first promise that an accelerator breaks. `open` opens one with room for a MiB or more, which takes
-/// these rules, [`Code::Add`] and [`Code::Sum`].
+/// these rules, momentum, [`Code::Add`] and [`Code::Sum`].
 ///
 /// # Panics
 /// That is how it tells.
 pub fn check(mut open: impl FnMut() -> Box<dyn Accelerator>, rules: &[Rule]) {
     let arena = arena();
-    check_updates(open().as_mut(), &arena, rules);
+    let clipped = Rule { clip_norm: Some(0.5), ..momentum() };
+    check_updates(open().as_mut(), &arena, &[rules, &[clipped]].concat());
     check_parameter_alone(open().as_mut(), &arena);
     check_room(open().as_mut());
     check_clear(open().as_mut(), &arena);
@@ -200,8 +201,7 @@ fn check_updates(device: &mut dyn Accelerator, arena: &Arena, rules: &[Rule]) {
 }
 
 fn check_parameter_alone(device: &mut dyn Accelerator, arena: &Arena) {
-    let momentum = Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: false }, ..Rule::default() };
-    let mut chunk = chunks(device, &[momentum]).swap_remove(0);
+    let mut chunk = chunks(device, &[momentum()]).swap_remove(0);
     run(device, vec![chunk.load(arena)]);
     for round in 1..=ROUNDS {
         let update = chunk.update(arena, round);
@@ -260,6 +260,10 @@ fn run(device: &mut dyn Accelerator, work: Vec<Work>) -> Vec<Done> {
     expected.sort_unstable();
     assert_eq!(found, expected, "each piece of work comes back once");
     all
+}
+
+fn momentum() -> Rule {
+    Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: false }, ..Rule::default() }
 }
 
 fn code_of(prepared: &Prepared) -> Code {
