@@ -427,6 +427,29 @@ int paddle_register_buffer(paddle_pserver_client *client,
                            size_t bytes);
 
 /**
+ * @brief Says that memory of another device of this trainer is a replica of memory that paddle_register_buffer
+ * registered. A gradient that is sent from that memory is then the sum of it and of its replicas, in the order in
+ * which they were added, reckoned on its device: what the network moves and the servers add is one gradient, however
+ * many devices the trainer has. Halves are summed in binary32 and rounded once. A value that is fetched into that
+ * memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
+ *
+ * The sum takes up to 4 MiB of the first device for each replica, and 12 MiB more. What the devices' default streams
+ * were told before a call has happened by then. Gradients of rows cannot be summed so: which rows there are is not
+ * said.
+ *
+ * @param memory where memory of a device begins that was registered.
+ * @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
+ * @param bytes how many.
+ * @return 0 if successful, otherwise -1: when no memory of a device that begins there is registered, or a call uses it
+ * that is not over; when the replica is not on a device, is not as long, or shares bytes with other memory that the
+ * client knows; when it is the 64th, or the device has no room for sums.
+ */
+int paddle_register_replica(paddle_pserver_client *client,
+                            void *memory,
+                            void *replica,
+                            size_t bytes);
+
+/**
  * @brief Takes paddle_register_buffer back. Afterwards no network card reads or writes the memory, which may be freed.
  *
  * @return 0 if successful, otherwise -1: when no memory that begins there is registered; when a call uses it that is

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use pserver_kernels::conformance::skips::skip;
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::shipped;
 use tempfile::TempDir;
 
 const TCP: &str = "tcp://127.0.0.1:0";
@@ -259,16 +261,16 @@ fn gradients_and_parameters_need_no_copies() {
 
 #[test]
 fn gradients_and_parameters_may_lie_on_a_device() {
+    let mut more = match standin::driver_with(&shipped::module()) {
+        Ok(told) => told,
+        Err(why) => return skip("g++", &why),
+    };
+    more.extend([("PSERVER_STANDIN_GUARD", "1".to_owned()), ("PSERVER_STANDIN_DEVICES", "3".to_owned())]);
+    let more: Vec<_> = more.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let folder = TempDir::new().expect("there is room");
-    let driver = sources().join("../kernels/cu/standin/driver.cpp");
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o"]);
-    succeeded(&command.arg(folder.path().join("libcuda.so.1")).arg(driver).output().expect("there is g++"), "driver");
     let source = "tests/c/device.c";
     let program = compile(folder.path(), source, Language::C, Link::Shared);
-    let path = folder.path().display().to_string();
     for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
-        let more = [("LD_LIBRARY_PATH", path.as_str()), ("PSERVER_STANDIN_GUARD", "1")];
         run_with(Command::new(&program), source, nothing, (folder.path(), bind), &more);
     }
 }

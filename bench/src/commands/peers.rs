@@ -21,7 +21,7 @@ use crate::tensors::Tensors;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these; several with commas between them.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "mxnet,paddle,torch,openmpi")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "mxnet,pslite,paddle,torch,openmpi")]
     only: Vec<Kit>,
     /// Bytes of a gradient; several sizes with commas between them.
     #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',',

@@ -18,6 +18,8 @@ pub(crate) use partner::Partner;
 pub(crate) enum Kit {
     /// MXNet's kvstore, which is ps-lite.
     Mxnet,
+    /// ps-lite as BytePS ships it, and BytePS's server.
+    Pslite,
     /// PaddlePaddle's parameter server over brpc.
     Paddle,
     /// PyTorch's all-reduce with gloo, its RPC, and its fused optimizers.
@@ -53,8 +55,12 @@ enum Program {
 const ALONE: &str = "one rank has nobody to reduce with";
 
 /// Everybody who runs rounds, in the order of the table.
-pub(crate) const PEERS: [Peer; 7] = [
+pub(crate) const PEERS: [Peer; 11] = [
     Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", Transport::Tcp),
+    Peer::serving("ps-lite", Kit::Pslite, "pslite.py", Transport::Tcp),
+    Peer::serving("ps-lite ipc", Kit::Pslite, "pslite.py", Transport::Shm),
+    Peer::serving("BytePS", Kit::Pslite, "byteps.py", Transport::Tcp),
+    Peer::serving("BytePS ipc", Kit::Pslite, "byteps.py", Transport::Shm),
     Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Tcp),
     Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Shm),
     Peer {

@@ -67,10 +67,12 @@ impl Partner {
         &self.hello.version
     }
 
-    /// Runs rounds.
+    /// Runs rounds. In between it is stopped, so that threads of its own that never rest take nothing from others.
     pub(crate) fn block(&mut self, rounds: u32) -> Result<Block> {
+        self.process.signal(Signal::SIGCONT);
         self.process.say(&format!("run {rounds}"))?;
         let line = self.process.line()?;
+        self.process.signal(Signal::SIGSTOP);
         let ran: Ran = serde_json::from_str(&line).with_context(|| format!("it said \"{line}\""))?;
         ensure!(
             (ran.bytes, ran.trainers) == (self.bytes, self.trainers),
@@ -142,6 +144,13 @@ impl Bounded {
         }
     }
 
+    /// To it and all that it started; nobody is left at its end, as a rule.
+    fn signal(&self, signal: Signal) {
+        if let Ok(id) = i32::try_from(self.process.id()) {
+            let _ = killpg(Pid::from_raw(id), signal);
+        }
+    }
+
     fn last_words(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -154,13 +163,11 @@ impl Drop for Bounded {
     fn drop(&mut self) {
         drop(self.input.take());
         // Its output is closed when all have ended who could write there.
+        self.signal(Signal::SIGCONT);
         let left = self.limit.saturating_sub(self.begun.elapsed());
         let (farewell, begun) = (FAREWELL.min(left), Instant::now());
         while self.lines.recv_timeout(farewell.saturating_sub(begun.elapsed())).is_ok() {}
-        if let Ok(id) = i32::try_from(self.process.id()) {
-            // Nobody is left, as a rule.
-            let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
-        }
+        self.signal(Signal::SIGKILL);
         let _ = self.process.wait();
     }
 }

@@ -12,7 +12,7 @@ use super::guard::guard;
 use super::handles::Handle;
 use super::places::Places;
 use super::session::Session;
-use super::staged::Staged;
+use super::staged::{As, Staged};
 use super::sys::ClientHandle;
 use crate::client::Given;
 
@@ -59,7 +59,7 @@ pub extern "C" fn paddle_init_param_e1(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_init_param", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content)?;
+        let (session, given, _staged) = given(call, client, name, element_type, content, As::Value)?;
         let settings = OptimizerSettings::default();
         session.client.init_param(given.name, given.element_type, &[], given.content, &settings).map(|()| 0)
     })
@@ -86,7 +86,7 @@ pub extern "C" fn paddle_send_grad(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_send_grad", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content)?;
+        let (session, given, _staged) = given(call, client, name, element_type, content, As::Gradient(element_type))?;
         session.client.push(&[given], None).map(|()| 0)
     })
 }
@@ -103,7 +103,7 @@ pub extern "C" fn paddle_set_param(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_set_param", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content)?;
+        let (session, given, _staged) = given(call, client, name, element_type, content, As::Value)?;
         session.client.set(&[given]).map(|()| 0)
     })
 }
@@ -142,13 +142,14 @@ fn given<'call>(
     name: *const c_char,
     number: c_int,
     content: *const c_void,
+    read: As,
 ) -> Result<(Arc<Session>, Given<'call>, Staged), Failure> {
     let session = Handle::of_pointer(client).find()?;
     let name = call.name(name, "name")?;
     let element_type = element_type(number, name)?;
     let len = session.declared(name, element_type)?;
     let (len, mut staged) = (c_int::try_from(len).expect("it was an int"), Staged::default());
-    let content = staged.sent_from(&session.client, content.cast_mut(), len)?;
+    let content = staged.sent_from(&session.client, content.cast_mut(), len, read)?;
     let content = call.content(content, len, name, element_type)?;
     Ok((session, Given { name, element_type, content }, staged))
 }

@@ -42,7 +42,7 @@ pub extern "C" fn paddle_send_grads_e2(
         let session = Handle::of_pointer(client).find()?;
         let rate = checked::rate(learning_rate)?;
         let mut staged = Staged::default();
-        let sent = staged.sent(&session.client, call.claims(grads, total, "grads")?)?;
+        let sent = staged.gradients(&session.client, call.claims(grads, total, "grads")?)?;
         session.client.push(&call.all(&sent, "grads")?, Some(rate)).map(|()| 0)
     })
 }
@@ -57,7 +57,7 @@ pub extern "C" fn paddle_set_params(client: *mut ClientHandle, params: *const Pa
     guard("paddle_set_params", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let sent = staged.sent(&session.client, call.claims(params, total, "params")?)?;
+        let sent = staged.values(&session.client, call.claims(params, total, "params")?)?;
         session.client.set(&call.all(&sent, "params")?).map(|()| 0)
     })
 }

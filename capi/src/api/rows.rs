@@ -9,7 +9,7 @@ use super::checked::{Call, Room, at_least_one, element_type};
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::refuse_overlapping_rows;
-use super::staged::Staged;
+use super::staged::{As, Staged};
 use super::sys::{ClientHandle, ElementTypeNumber, Rows};
 use crate::client::{Given, GivenRows, WantedRows};
 
@@ -58,7 +58,7 @@ pub extern "C" fn paddle_send_rows(client: *mut ClientHandle, grads: *const Rows
         let claims = call.array(grads, at_least_one(len, "grads")?, "grads")?.iter().enumerate();
         let mut staged = Staged::default();
         let given = claims.map(|(index, claim)| {
-            let content = staged.sent_from(&session.client, claim.content, claim.content_len)?;
+            let content = staged.sent_from(&session.client, claim.content, claim.content_len, As::Rows)?;
             given(call, &Rows { content, ..*claim }, &format!("grads[{index}]"))
         });
         session.client.push_rows(&given.collect::<Result<Vec<_>, _>>()?, None).map(|()| 0)

@@ -1,11 +1,14 @@
 //! Contents of a call that lie on a device: pages of the host stand for them while the call goes on.
 //!
 //! What is sent is read from the device before anybody looks at it; what is fetched is written to the device when the
-//! call was successful. To everything else the pages are memory of the caller's like any other.
+//! call was successful. To everything else the pages are memory of the caller's like any other. Where memory has
+//! replicas, a gradient is the sum of all, a value that is sent is the first one's, and one that is fetched goes to
+//! all.
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::Claim;
 
@@ -26,14 +29,33 @@ struct Page {
     theirs: usize,
 }
 
+/// What content is read as.
+#[derive(Clone, Copy)]
+pub(super) enum As {
+    /// A gradient of elements of this number.
+    Gradient(c_int),
+    Value,
+    /// Gradients of rows, of which other devices have others.
+    Rows,
+}
+
 impl Staged {
-    /// Gradients or values as they are sent.
-    pub(super) fn sent<'a>(
+    /// Gradients as they are sent.
+    pub(super) fn gradients<'a>(
         &mut self,
         client: &Client,
         claims: &'a [Parameter],
     ) -> Result<Cow<'a, [Parameter]>, Failure> {
-        swap(claims, |one| self.sent_from(client, one.content, one.content_len))
+        swap(claims, |one| self.sent_from(client, one.content, one.content_len, As::Gradient(one.element_type)))
+    }
+
+    /// Values as they are sent.
+    pub(super) fn values<'a>(
+        &mut self,
+        client: &Client,
+        claims: &'a [Parameter],
+    ) -> Result<Cow<'a, [Parameter]>, Failure> {
+        swap(claims, |one| self.sent_from(client, one.content, one.content_len, As::Value))
     }
 
     /// Places as they are filled.
@@ -51,9 +73,22 @@ impl Staged {
         client: &Client,
         content: *mut c_void,
         len: c_int,
+        read: As,
     ) -> Result<*mut c_void, Failure> {
         let Some(mut claim) = claim(client, content, len)? else { return Ok(content) };
-        claim.fetch()?;
+        match read {
+            As::Rows if claim.has_replicas() => {
+                return Err(Failure::call(format!(
+                    "rows at {content:p}, which has replicas: which rows those have is not said; expected memory \
+                     without replicas, and a call for each device"
+                )));
+            }
+            As::Gradient(number) => match ElementType::from_number(i64::from(number)) {
+                Some(element_type) => claim.fetch_sum(element_type)?,
+                None => claim.fetch()?, // it is refused by who looks at it
+            },
+            As::Value | As::Rows => claim.fetch()?,
+        }
         let start = claim.start().as_ptr().cast();
         self.sent.push(Page { claim, theirs: content.addr() });
         Ok(start)

@@ -36,7 +36,7 @@ pub extern "C" fn paddle_push_pull_start(
         call.aligned(out.cast_const(), "out")?;
         let lasting = Call::lasting();
         let mut staged = Staged::default();
-        let sent = staged.sent(&session.client, call.claims(grads, len, "grads")?)?;
+        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
         let given = lasting.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;

@@ -114,6 +114,16 @@ impl Client {
         self.buffers().add(address, bytes, origin)
     }
 
+    /// Says that memory is one with memory of a device that was registered as a whole from `of` on: a gradient is the
+    /// sum of both, and of all others that are, and a value is written to all. It stays until `of` is forgotten.
+    ///
+    /// # Errors
+    /// When nothing on a device was registered there, or a call uses it; when the other is not on a device, has another
+    /// length, or shares bytes with what there is.
+    pub fn register_replica(&self, of: usize, address: usize, bytes: usize) -> Result<(), Failure> {
+        self.buffers().replicate(of, address, bytes)
+    }
+
     /// Memory of a device that was registered, for one call; nothing for all other memory.
     ///
     /// # Errors
@@ -175,6 +185,22 @@ impl Buffers {
                 }
             }
         }
+    }
+
+    fn replicate(&self, of: usize, address: usize, bytes: usize) -> Result<(), Failure> {
+        let known = self.known();
+        let Some(Origin::Device(memory)) = known.get(&of).map(|one| &one.origin) else {
+            return Err(Failure::call(format!("{of:#x} is not where memory of a device begins that was registered")));
+        };
+        if let Some((start, other)) = known.range(..address.saturating_add(bytes)).next_back()
+            && address < start + other.bytes
+        {
+            return Err(Failure::call(format!(
+                "{bytes} bytes at {address:#x} overlap {} bytes at {start:#x}, which this client knows already",
+                other.bytes
+            )));
+        }
+        memory.replicate(address, bytes)
     }
 
     fn claim(&self, address: usize, bytes: usize) -> Result<Option<Claim>, Failure> {

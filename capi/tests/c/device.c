@@ -17,6 +17,10 @@ static unsigned (*give_back)(unsigned long long);
 static unsigned (*to_device)(unsigned long long, const void *, size_t);
 static unsigned (*from_device)(void *, unsigned long long, size_t);
 
+/* The contexts of three devices; the program's own is that of the first. */
+enum { DEVICES = 3 };
+static void *contexts[DEVICES];
+
 static float weights[COUNT], numbers[COUNT], fetched[COUNT];
 
 static void find(void *library, void *function, const char *name) {
@@ -25,7 +29,8 @@ static void find(void *library, void *function, const char *name) {
 }
 
 static void open_device(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  int device;
   CHECK(library != NULL);
   find(library, &init, "cuInit");
   find(library, &retain, "cuDevicePrimaryCtxRetain");
@@ -35,7 +40,9 @@ static void open_device(void) {
   find(library, &give_back, "cuMemFree_v2");
   find(library, &to_device, "cuMemcpyHtoD_v2");
   find(library, &from_device, "cuMemcpyDtoH_v2");
-  CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+  CHECK(init(0) == 0);
+  for (device = 0; device < DEVICES; device++) CHECK(retain(&contexts[device], device) == 0);
+  CHECK(set_current(contexts[0]) == 0);
 }
 
 static paddle_parameter parameter(void *content, int content_len) {
@@ -57,6 +64,58 @@ static void holds(unsigned long long device, float number) {
   int index;
   CHECK(from_device(fetched, device, BYTES) == 0);
   for (index = 0; index < COUNT; index++) CHECK(fetched[index] == number);
+}
+
+/* A trainer with three devices: one gradient of all of them is sent, and the value is written to all. */
+static void replicas(paddle_pserver_client *client) {
+  unsigned long long gradients[DEVICES], places[DEVICES], other = 0;
+  int device;
+  uint64_t ids[1] = {0};
+  paddle_gradient grad;
+  paddle_parameter dst;
+  paddle_rows rows;
+  paddle_call *call;
+  for (device = 0; device < DEVICES; device++) {
+    CHECK(set_current(contexts[device]) == 0);
+    CHECK(allocate(&gradients[device], BYTES) == 0 && allocate(&places[device], BYTES) == 0);
+  }
+  CHECK(set_current(contexts[0]) == 0);
+#define AT(address) ((void *)(uintptr_t)(address))
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES), "not where memory of a device");
+  CHECK(paddle_register_buffer(client, AT(gradients[0]), BYTES) == 0);
+  CHECK(paddle_register_buffer(client, AT(places[0]), BYTES) == 0);
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(places[0]), BYTES), "knows already");
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), numbers, BYTES), "expected that of a CUDA device");
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES - 4), "expected 400000");
+  for (device = 1; device < DEVICES; device++) {
+    CHECK(paddle_register_replica(client, AT(gradients[0]), AT(gradients[device]), BYTES) == 0);
+    CHECK(paddle_register_replica(client, AT(places[0]), AT(places[device]), BYTES) == 0);
+  }
+  for (device = 0; device < DEVICES; device++) fill(gradients[device], (float)(device + 1));
+  grad = parameter(AT(gradients[0]), BYTES);
+  dst = parameter(AT(places[0]), BYTES);
+  /* 0.5 less 0.5 (1 + 2 + 3). */
+  CHECK(paddle_push_pull(client, &grad, &dst, 1) == 0);
+  for (device = 0; device < DEVICES; device++) holds(places[device], -2.5f);
+  fill(gradients[2], -5.0f);
+  CHECK(paddle_push_pull_start(client, &grad, &dst, 1, &call) == 0 && paddle_wait(call) == 0);
+  for (device = 0; device < DEVICES; device++) holds(places[device], -1.5f);
+  for (device = 0; device < DEVICES; device++) holds(gradients[device], device == 2 ? -5.0f : (float)(device + 1));
+  rows.name = (char *)"w";
+  rows.element_type = PADDLE_ELEMENT_TYPE_FLOAT32;
+  rows.ids = ids;
+  rows.ids_len = 1;
+  rows.content = AT(gradients[0]);
+  rows.content_len = 4;
+  REFUSED(paddle_send_rows(client, &rows, 1), "which has replicas");
+  /* A context that the program made current is so still. */
+  CHECK(allocate(&other, 8) == 0);
+  REFUSED(paddle_register_buffer(client, AT(other), 9), "of which CUDA device 0 has 8");
+  CHECK(give_back(other) == 0);
+  CHECK(paddle_unregister_buffer(client, AT(gradients[0])) == 0);
+  CHECK(paddle_unregister_buffer(client, AT(places[0])) == 0);
+  for (device = 0; device < DEVICES; device++)
+    CHECK(give_back(gradients[device]) == 0 && give_back(places[device]) == 0);
 }
 
 int main(void) {
@@ -107,6 +166,7 @@ int main(void) {
   CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0 && paddle_view_release(view) == 0);
   dst = parameter(fetched, BYTES);
   CHECK(paddle_get_params(client, (const char **)names, &dst, 1) == 0 && fetched[COUNT - 1] == 0.5f);
+  replicas(client);
 
   /* What does not fit is refused before anything is followed. */
   half = parameter(gradient_at + BYTES / 2, BYTES);
@@ -118,6 +178,7 @@ int main(void) {
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);
   paddle_pserver_client_release(other);
-  CHECK(give_back(memory) == 0 && give_back(place) == 0 && release(0) == 0);
+  CHECK(give_back(memory) == 0 && give_back(place) == 0);
+  CHECK(release(0) == 0 && release(1) == 0 && release(2) == 0);
   return 0;
 }

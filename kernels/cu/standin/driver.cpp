@@ -11,7 +11,9 @@
 //
 //   PSERVER_STANDIN_SEED=7               the order
 //   PSERVER_STANDIN_MEMORY=1000000       bytes of the device
-//   PSERVER_STANDIN_DEVICES=1            how many devices
+//   PSERVER_STANDIN_DEVICES=1            how many devices, each with a context; memory and streams are of the one in
+//                                        whose context they were made, and with PSERVER_STANDIN_GUARD a kernel reaches
+//                                        memory of its own device only
 //   PSERVER_STANDIN_VERSION=12040        the driver's version
 //   PSERVER_STANDIN_FAIL=cuEventQuery:3:700,...   the third call of this function returns 700; `execute` is what
 //                                        streams do, and its error stays: every call returns it from then on
@@ -103,16 +105,33 @@ bool is_guarded() {
   return is_guarded;
 }
 
-// As long as this is there, the processor reaches the memory of the device, whatever guards it.
+constexpr int DEVICES_MAX = 8;
+
+// The primary context of a device; there is no other.
+struct Context {
+  int ordinal = 0, retained = 0;
+};
+
+// Memory of all devices.
+struct Device : Ranges {
+  std::map<uint64_t, int> ordinals;  // by where a range begins
+
+  int ordinal(uint64_t address) const { return std::prev(ordinals.upper_bound(address))->second; }
+};
+
+// As long as this is there, the processor reaches the memory of some devices (bits, by ordinal), whatever guards it.
 struct Opened {
-  const Ranges& device;
-  explicit Opened(const Ranges& device) : device(device) { protect(PROT_READ | PROT_WRITE); }
+  const Device& device;
+  const unsigned which;
+  Opened(const Device& device, unsigned which) : device(device), which(which) { protect(PROT_READ | PROT_WRITE); }
   ~Opened() { protect(PROT_NONE); }
   Opened(const Opened&) = delete;
   void protect(int access) const {
     if (!is_guarded()) return;
     for (const auto& range : device.bytes)
-      if (mprotect((void*)range.first, (range.second + 4095) / 4096 * 4096, access)) broken("memory cannot be guarded");
+      if ((which >> device.ordinal(range.first) & 1) &&
+          mprotect((void*)range.first, (range.second + 4095) / 4096 * 4096, access))
+        broken("memory cannot be guarded");
   }
 };
 
@@ -136,6 +155,7 @@ struct Graph {
 struct Stream {
   std::deque<Operation> operations;
   uint64_t weight = 1, number = 0;
+  int ordinal = 0;
   std::unique_ptr<Graph> capture;  // while it is captured: what was launched, and does not run
 };
 
@@ -192,9 +212,10 @@ struct World {
   std::recursive_mutex mutex;
   std::mt19937_64 random;
   bool is_initialized = false;
-  int contexts = 0;
+  Context contexts[DEVICES_MAX];
   uint64_t used = 0, limit = 0;
-  Ranges device, pinned;
+  Device device;
+  Ranges pinned;
   std::set<uint64_t> given;  // of the pinned ranges, those that the driver allocated
   std::set<Stream*, Earlier> streams;
   uint64_t streams_made = 0;
@@ -212,6 +233,7 @@ struct World {
 
   World() {
     random.seed(setting("PSERVER_STANDIN_SEED", 1));
+    for (int ordinal = 0; ordinal < DEVICES_MAX; ++ordinal) contexts[ordinal].ordinal = ordinal;
     limit = setting("PSERVER_STANDIN_MEMORY", 256 << 20);
     const char* fail = getenv("PSERVER_STANDIN_FAIL");
     std::istringstream list(fail ? fail : "");
@@ -244,7 +266,7 @@ struct World {
       sticky = code;
       return;
     }
-    const Opened opened(device);
+    const Opened opened(device, 1u << stream->ordinal);
     operation.work();
   }
 
@@ -324,9 +346,9 @@ World& world() {
   return *world;
 }
 
-thread_local bool is_current = false;
+thread_local Context* current = nullptr;
 // What was current before, below what was pushed.
-thread_local std::vector<bool> beneath;
+thread_local std::vector<Context*> beneath;
 
 // Locks, and returns early when this call is to fail.
 #define CALL(name)                                                  \
@@ -336,7 +358,7 @@ thread_local std::vector<bool> beneath;
   if (!here.is_initialized) return NOT_INITIALIZED;
 #define CALL_IN_CONTEXT(name) \
   CALL(name)                  \
-  if (!is_current) return INVALID_CONTEXT;
+  if (!current) return INVALID_CONTEXT;
 
 // Of a stream that is captured only kernels are taken here.
 Stream* stream_of(World& here, void* handle, bool may_be_captured = false) {
@@ -453,6 +475,7 @@ Code cuDriverGetVersion(int* version) {
 Code cuDeviceGetCount(int* count) {
   CALL(cuDeviceGetCount)
   *count = (int)setting("PSERVER_STANDIN_DEVICES", 1);
+  if (*count > DEVICES_MAX) broken("more devices than there are");
   return SUCCESS;
 }
 
@@ -486,40 +509,42 @@ Code cuDeviceTotalMem_v2(size_t* bytes, int) {
   return SUCCESS;
 }
 
-Code cuDevicePrimaryCtxRetain(void** context, int) {
+Code cuDevicePrimaryCtxRetain(void** context, int ordinal) {
   CALL(cuDevicePrimaryCtxRetain)
-  ++here.contexts;
-  *context = &here;
+  ++here.contexts[ordinal].retained;
+  *context = &here.contexts[ordinal];
   return SUCCESS;
 }
 
-Code cuDevicePrimaryCtxRelease_v2(int) {
+Code cuDevicePrimaryCtxRelease_v2(int ordinal) {
   CALL(cuDevicePrimaryCtxRelease_v2)
-  if (--here.contexts == 0 && here.objects() > 0)
-    broken("a context is released with " + std::to_string(here.objects()) + " objects");
+  --here.contexts[ordinal].retained;
+  for (const Context& context : here.contexts)
+    if (context.retained > 0) return SUCCESS;
+  if (here.objects() > 0) broken("a context is released with " + std::to_string(here.objects()) + " objects");
   return SUCCESS;
 }
 
 Code cuCtxSetCurrent(void* context) {
   CALL(cuCtxSetCurrent)
-  if (context && !here.contexts) broken("a context that was released is made current");
-  is_current = context != nullptr;
+  if (context && !((Context*)context)->retained) broken("a context that was released is made current");
+  current = (Context*)context;
   return SUCCESS;
 }
 
 Code cuCtxPushCurrent_v2(void* context) {
   CALL(cuCtxPushCurrent_v2)
-  if (!context || !here.contexts) return INVALID_CONTEXT;
-  beneath.push_back(is_current);
-  is_current = true;
+  if (!context || !((Context*)context)->retained) return INVALID_CONTEXT;
+  beneath.push_back(current);
+  current = (Context*)context;
   return SUCCESS;
 }
 
 Code cuCtxPopCurrent_v2(void** context) {
   CALL(cuCtxPopCurrent_v2)
   if (beneath.empty()) broken("a context is popped that was not pushed");
-  *context = &here;
-  is_current = beneath.back();
+  *context = current;
+  current = beneath.back();
   beneath.pop_back();
   return SUCCESS;
 }
@@ -527,7 +552,7 @@ Code cuCtxPopCurrent_v2(void** context) {
 // Needs no context: addresses are one space.
 Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
   CALL(cuPointerGetAttribute)
-  for (const Ranges* ranges : {&here.device, &here.pinned}) {
+  for (const Ranges* ranges : {static_cast<const Ranges*>(&here.device), static_cast<const Ranges*>(&here.pinned)}) {
     const auto next = ranges->bytes.upper_bound(pointer);
     if (next == ranges->bytes.begin()) continue;
     const auto own = std::prev(next);
@@ -536,11 +561,12 @@ Code cuPointerGetAttribute(void* data, int attribute, uint64_t pointer) {
     switch (attribute) {
       case 1:
         if (setting("PSERVER_STANDIN_POOLED", 0) == 2) return INVALID_VALUE;
-        *(void**)data = setting("PSERVER_STANDIN_POOLED", 0) ? nullptr : &here;
+        *(void**)data =
+            setting("PSERVER_STANDIN_POOLED", 0) || !is_device ? nullptr : &here.contexts[here.device.ordinal(pointer)];
         break;
       case 2: *(unsigned*)data = is_device ? (unsigned)setting("PSERVER_STANDIN_KIND", 2) : 1; break;
       case 8: *(bool*)data = false; break;
-      case 9: *(int*)data = 0; break;
+      case 9: *(int*)data = is_device ? here.device.ordinal(pointer) : 0; break;
       case 11: *(uint64_t*)data = own->first; break;
       case 12: *(size_t*)data = own->second; break;
       default: broken("an attribute of a pointer that is not known: " + std::to_string(attribute));
@@ -569,6 +595,7 @@ Code cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   if (is_guarded() && mprotect(start, pages, PROT_NONE)) return OUT_OF_MEMORY;
   here.used += bytes;
   here.device.bytes[(uint64_t)start] = bytes;
+  here.device.ordinals[(uint64_t)start] = current->ordinal;
   *address = (uint64_t)start;
   return SUCCESS;
 }
@@ -581,6 +608,7 @@ Code cuMemFree_v2(uint64_t address) {
   here.used -= found->second;
   munmap((void*)address, whole_pages(found->second) + 4096);
   here.device.bytes.erase(found);
+  here.device.ordinals.erase(address);
   return SUCCESS;
 }
 
@@ -625,13 +653,13 @@ Code cuMemHostUnregister(void* start) {
   return SUCCESS;
 }
 
-// These two wait for what was submitted before, as those that take no stream do.
+// These three wait for what was submitted before, as those that take no stream do.
 Code cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   CALL_IN_CONTEXT(cuMemcpyHtoD_v2)
   check_device(here, to, bytes, "a copy to the device");
   if (!here.pinned.hold((uint64_t)from, bytes, "a copy from the host")) note_unpinned("to the device", bytes);
   if (const Code code = here.drain()) return code;
-  const Opened opened(here.device);
+  const Opened opened(here.device, 1u << here.device.ordinal(to));
   memcpy((void*)to, from, bytes);
   return SUCCESS;
 }
@@ -641,8 +669,21 @@ Code cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   check_device(here, from, bytes, "a copy from the device");
   if (!here.pinned.hold((uint64_t)to, bytes, "a copy to the host")) note_unpinned("from the device", bytes);
   if (const Code code = here.drain()) return code;
-  const Opened opened(here.device);
+  const Opened opened(here.device, 1u << here.device.ordinal(from));
   memcpy(to, (const void*)from, bytes);
+  return SUCCESS;
+}
+
+Code cuMemcpyPeer(uint64_t to, void* into, uint64_t from, void* out, size_t bytes) {
+  CALL_IN_CONTEXT(cuMemcpyPeer)
+  check_device(here, to, bytes, "a copy between devices");
+  check_device(here, from, bytes, "a copy between devices");
+  const int target = here.device.ordinal(to), source = here.device.ordinal(from);
+  if (into != &here.contexts[target] || out != &here.contexts[source])
+    broken("a copy between devices in contexts that are not those of its memory");
+  if (const Code code = here.drain()) return code;
+  const Opened opened(here.device, 1u << target | 1u << source);
+  memmove((void*)to, (const void*)from, bytes);
   return SUCCESS;
 }
 
@@ -702,6 +743,7 @@ Code cuStreamCreate(void** handle, unsigned) {
   const uint64_t weights[] = {1, 4, 100};
   stream->weight = weights[here.random() % 3];
   stream->number = here.streams_made++;
+  stream->ordinal = current->ordinal;
   here.streams.insert(stream);
   *handle = stream;
   return SUCCESS;
@@ -848,6 +890,13 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
       if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
     }
   };
+  if (!stream) {
+    // The default stream: behind what was submitted before, and before whatever comes.
+    if (const Code code = here.drain()) return code;
+    const Opened opened(here.device, 1u << current->ordinal);
+    operation.work();
+    return SUCCESS;
+  }
   Stream* own = stream_of(here, stream, true);
   if (own->capture) {
     own->capture->kernels.push_back(std::move(operation.work));

@@ -24,10 +24,11 @@ pub(in crate::cuda) struct Properties {
     pub(in crate::cuda) driver: (u32, u32),
 }
 
-/// A device's primary context, retained as long as this lives.
+/// A device's primary context, retained as long as this lives; or somebody else's, which they keep.
 pub(in crate::cuda) struct Context {
     pub(super) driver: Driver,
-    device: CUdevice,
+    /// Where the context was retained.
+    device: Option<CUdevice>,
     handle: CUcontext,
     properties: Properties,
 }
@@ -72,7 +73,17 @@ impl Context {
             }
             _ => error.to_string(),
         })?;
-        Ok(Arc::new(Self { driver, device, handle, properties }))
+        Ok(Arc::new(Self { driver, device: Some(device), handle, properties }))
+    }
+
+    /// Somebody else's context, who keeps it longer than this is there. What is made in it is used, and dropped, only
+    /// where the context was pushed: [`Context::enter`] then leaves what was current beneath as it was.
+    pub(super) fn of_somebody(driver: Driver, handle: CUcontext, ordinal: c_int) -> Result<Arc<Self>, Refused> {
+        let mut device = 0;
+        // SAFETY: `device` is there to be written.
+        called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal) })?;
+        let properties = properties(&driver, device, u32::try_from(ordinal).unwrap_or(0))?;
+        Ok(Arc::new(Self { driver, device: None, handle, properties }))
     }
 
     /// What is known of the device.
@@ -82,7 +93,7 @@ impl Context {
 
     /// Makes this the calling thread's context. Whoever calls the driver on a thread does this first.
     pub(in crate::cuda) fn enter(&self) -> Result<(), Refused> {
-        // SAFETY: the handle was retained by `open` and is released by `drop`.
+        // SAFETY: the handle was retained by `open` and is released by `drop`, or is kept by its owner.
         self.called("cuCtxSetCurrent", unsafe { (self.driver.cuCtxSetCurrent)(self.handle) })
     }
 
@@ -110,8 +121,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let Some(device) = self.device else { return };
         // SAFETY: `open` retained it once; every object of it keeps it, so none is left.
-        let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
         self.dropped("cuDevicePrimaryCtxRelease", code);
     }
 }

@@ -8,8 +8,10 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
+use super::replicas::Replicas;
 use crate::cuda::checked::{Refused, called};
 use crate::cuda::sys::{
     self, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUdeviceptr, CUpointer_attribute as Attribute, Driver,
@@ -19,14 +21,22 @@ use crate::cuda::sys::{
 /// Memory of a device, and as much of the host's: bytes pass through the second on their way from and to the first.
 /// The two are alike only after [`Claim::fetch`] and [`Claim::store`].
 pub struct Foreign {
-    driver: Driver,
-    context: CUcontext,
-    /// The device whose primary context was retained for this, when the memory has no context of its own.
-    retained: Option<CUdevice>,
-    address: CUdeviceptr,
-    bytes: usize,
+    place: Place,
     pinned: NonNull<u8>,
     claimed: Mutex<Vec<Range<usize>>>,
+    /// Memory of other devices that is one with this.
+    replicas: Mutex<Option<Replicas>>,
+}
+
+/// Where memory of a device is.
+pub(super) struct Place {
+    pub(super) driver: Driver,
+    pub(super) context: CUcontext,
+    /// The device whose primary context was retained for this, when the memory has no context of its own.
+    retained: Option<CUdevice>,
+    pub(super) ordinal: i32,
+    pub(super) address: CUdeviceptr,
+    pub(super) bytes: usize,
 }
 
 /// Some of such memory, for one call alone.
@@ -36,7 +46,7 @@ pub struct Claim {
 }
 
 /// A context that is this thread's current one, above the one that was.
-struct Entered<'a>(&'a Driver);
+pub(super) struct Entered<'a>(&'a Driver);
 
 /// Whose memory something is.
 pub enum Whose {
@@ -54,6 +64,13 @@ enum Kind {
     Host,
     Managed,
     Device(Allocation),
+}
+
+/// What lies in a range of addresses.
+enum Found {
+    Host,
+    Managed,
+    Device(Box<Place>),
 }
 
 /// What a device's address lies in.
@@ -76,74 +93,66 @@ impl Foreign {
     /// [`Failure::Call`] when it is memory of another kind, when not all of it is of one device, or when the host has
     /// no pages to stand for it; names what was found and what was expected.
     pub fn find(address: usize, bytes: usize) -> Result<Whose, Failure> {
-        // A driver that lacks one of these functions is older than any that programs run with.
-        let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
-        let Some(driver) = driver else { return Ok(Whose::Host) };
-        let start = address as CUdeviceptr;
-        let first = match kind(&driver, start)? {
-            Kind::Host => return Ok(Whose::Host),
-            Kind::Managed => return Ok(Whose::Managed),
-            Kind::Device(first) => first,
-        };
-        let wanted = start.checked_add(bytes as u64).filter(|end| start < *end);
-        let wanted =
-            wanted.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
-        let mut end = first.end;
-        while end < wanted {
-            // What is mapped piece by piece goes on in the next piece.
-            match kind(&driver, end)? {
-                Kind::Device(next) if next.ordinal == first.ordinal && end < next.end => end = next.end,
-                _ => {
-                    return Err(Failure::call(format!(
-                        "{bytes} bytes at {address:#x}, of which CUDA device {} has {}; expected all of them there",
-                        first.ordinal,
-                        end - start
-                    )));
-                }
-            }
+        match find(address, bytes)? {
+            Found::Host => Ok(Whose::Host),
+            Found::Managed => Ok(Whose::Managed),
+            Found::Device(place) => Self::new(*place).map(Whose::Device).map_err(|refused| {
+                Failure::call(format!(
+                    "{bytes} bytes of the host's memory for those at {address:#x} on a device: {refused}"
+                ))
+            }),
         }
-        Self::new(driver, &first, start, bytes).map(Whose::Device).map_err(|refused| {
-            Failure::call(format!(
-                "{bytes} bytes of the host's memory for those at {address:#x} on a device: {refused}"
-            ))
-        })
     }
 
-    fn new(driver: Driver, found: &Allocation, address: CUdeviceptr, bytes: usize) -> Result<Arc<Self>, Refused> {
-        let (mut context, mut retained) = (found.context, None);
-        if context.is_null() {
-            let mut device = 0;
-            // SAFETY: `device` is there to be written.
-            called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, found.ordinal) })?;
-            // SAFETY: `context` is there to be written, and the device is one that `cuDeviceGet` gave.
-            let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
-            called(&driver, "cuDevicePrimaryCtxRetain", code)?;
-            retained = Some(device);
-        }
-        // From here on it gives back by itself what it has.
-        let claimed = Mutex::default();
-        let mut new = Self { driver, context, retained, address, bytes, pinned: NonNull::dangling(), claimed };
+    fn new(place: Place) -> Result<Arc<Self>, Refused> {
         let mut start = ptr::null_mut();
-        let allocated = new.enter().and_then(|_entered| {
+        {
+            let _entered = place.enter()?;
             // SAFETY: `start` is there to be written.
-            let code = unsafe { (new.driver.cuMemHostAlloc)(&raw mut start, bytes, PORTABLE) };
-            called(&new.driver, "cuMemHostAlloc", code)
-        });
-        if let Err(refused) = allocated {
-            new.bytes = 0;
-            return Err(refused);
+            let code = unsafe { (place.driver.cuMemHostAlloc)(&raw mut start, place.bytes, PORTABLE) };
+            called(&place.driver, "cuMemHostAlloc", code)?;
         }
-        new.pinned = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
-        // SAFETY: the driver gave `bytes` bytes from there on, and nobody else has them yet.
-        unsafe { new.pinned.write_bytes(0, bytes) };
-        Ok(Arc::new(new))
+        let pinned = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
+        // SAFETY: the driver gave as many bytes from there on, and nobody else has them yet.
+        unsafe { pinned.write_bytes(0, place.bytes) };
+        Ok(Arc::new(Self { place, pinned, claimed: Mutex::default(), replicas: Mutex::default() }))
+    }
+
+    /// Adds memory of a device, as a rule another one, that is one with this: [`Claim::fetch_sum`] reads the sum of
+    /// all, and [`Claim::store`] writes to all.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] when a call uses this memory, when the other is not a device's, has another length or shares
+    /// bytes with what there is, when there are too many, or when the device does not load what sums them.
+    pub fn replicate(&self, address: usize, bytes: usize) -> Result<(), Failure> {
+        let refused = |why: &str| Err(Failure::call(format!("{bytes} bytes at {address:#x} as a replica: {why}")));
+        let Found::Device(place) = find(address, bytes)? else {
+            return refused("the memory is not a device's alone; expected that of a CUDA device");
+        };
+        if bytes != self.place.bytes {
+            return refused(&format!("expected {}, as there are at {:#x}", self.place.bytes, self.place.address));
+        }
+        let claimed = self.claimed();
+        if !claimed.is_empty() {
+            return refused("what it is to be one with is used by a call that is not over, or not waited for");
+        }
+        let mut replicas = self.replicas();
+        let places = std::iter::once(&self.place).chain(replicas.iter().flat_map(Replicas::places));
+        if let Some(other) = places.into_iter().find(|other| other.overlaps(&place)) {
+            return refused(&format!("it shares bytes with what is one already, at {:#x}", other.address));
+        }
+        let _entered = self.place.enter().map_err(|error| Failure::call(error.to_string()))?;
+        match replicas.as_mut() {
+            Some(replicas) => replicas.add(*place),
+            None => Replicas::new(&self.place, *place).map(|new| *replicas = Some(new)),
+        }
     }
 
     /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory of no bytes is refused")]
     pub fn len(&self) -> usize {
-        self.bytes
+        self.place.bytes
     }
 
     /// Some of it, from `offset` on, until the claim is dropped.
@@ -152,8 +161,8 @@ impl Foreign {
     /// [`Failure::Call`] when it is not all there, or when some of it is claimed.
     pub fn claim(self: &Arc<Self>, offset: usize, bytes: usize) -> Result<Claim, Failure> {
         let range = offset..offset.saturating_add(bytes);
-        if self.bytes < range.end {
-            let left = self.bytes.saturating_sub(offset);
+        if self.place.bytes < range.end {
+            let left = self.place.bytes.saturating_sub(offset);
             let text = format!("{bytes} bytes of a device's memory, of which {left} are registered; expected all");
             return Err(Failure::Call(text));
         }
@@ -171,7 +180,32 @@ impl Foreign {
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self) -> Result<Entered<'_>, Refused> {
+    fn replicas(&self) -> MutexGuard<'_, Option<Replicas>> {
+        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    fn new(driver: Driver, found: &Allocation, address: CUdeviceptr, bytes: usize) -> Result<Self, Refused> {
+        let mut new = Self { driver, context: found.context, retained: None, ordinal: found.ordinal, address, bytes };
+        if new.context.is_null() {
+            let mut device = 0;
+            // SAFETY: `device` is there to be written.
+            let code = unsafe { (new.driver.cuDeviceGet)(&raw mut device, found.ordinal) };
+            called(&new.driver, "cuDeviceGet", code)?;
+            // SAFETY: the context is there to be written, and the device is one that `cuDeviceGet` gave.
+            let code = unsafe { (new.driver.cuDevicePrimaryCtxRetain)(&raw mut new.context, device) };
+            called(&new.driver, "cuDevicePrimaryCtxRetain", code)?;
+            new.retained = Some(device);
+        }
+        Ok(new)
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.address < other.address + other.bytes as u64 && other.address < self.address + self.bytes as u64
+    }
+
+    pub(super) fn enter(&self) -> Result<Entered<'_>, Refused> {
         // SAFETY: the context is the memory's own, which its owner keeps, or was retained by `new`.
         let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) };
         called(&self.driver, "cuCtxPushCurrent", code)?;
@@ -181,13 +215,17 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        if 0 < self.bytes
-            && let Ok(_entered) = self.enter()
-        {
-            // SAFETY: `new` got it from the driver, and no claim is left.
-            let code = unsafe { (self.driver.cuMemFreeHost)(self.pinned.as_ptr().cast::<c_void>()) };
-            warn(called(&self.driver, "cuMemFreeHost", code));
-        }
+        let Ok(_entered) = self.place.enter() else { return };
+        // What they have on the device goes before its context may.
+        *self.replicas.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        // SAFETY: `new` got it from the driver, and no claim is left.
+        let code = unsafe { (self.place.driver.cuMemFreeHost)(self.pinned.as_ptr().cast::<c_void>()) };
+        warn(called(&self.place.driver, "cuMemFreeHost", code));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
         if let Some(device) = self.retained {
             // SAFETY: `new` retained it once, and this gives it back.
             let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
@@ -206,30 +244,51 @@ impl Drop for Entered<'_> {
 }
 
 impl Claim {
-    /// Device to host. What the device's default stream was told before has happened by then.
+    /// Device to host. What the device's default stream was told before has happened by then. Replicas are not read.
     ///
     /// # Errors
     /// [`Failure::Call`] with what the driver refused.
     pub fn fetch(&mut self) -> Result<(), Failure> {
-        let (memory, start, length) = (&self.memory, self.start().as_ptr().cast::<c_void>(), self.range.len());
-        let copied = memory.enter().and_then(|_entered| {
+        let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
+        let copied = place.enter().and_then(|_entered| {
             // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, borrowed here alone.
-            let code = unsafe { (memory.driver.cuMemcpyDtoH_v2)(start, self.address(), length) };
-            called(&memory.driver, "cuMemcpyDtoH", code)
+            let code = unsafe { (place.driver.cuMemcpyDtoH_v2)(start, self.address(), length) };
+            called(&place.driver, "cuMemcpyDtoH", code)
         });
         copied.map_err(|refused| Failure::call(format!("reading {length} bytes of a device's memory: {refused}")))
     }
 
-    /// Host to device.
+    /// As [`Claim::fetch`], of the sum of this memory and its replicas, in the order in which they were added: of
+    /// halves in binary32, rounded once. It is reckoned on the first one's device, and changes no replica.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused.
+    /// [`Failure::Call`] with what the driver refused, or when the memory is not of whole elements.
+    pub fn fetch_sum(&mut self, element_type: ElementType) -> Result<(), Failure> {
+        let memory = Arc::clone(&self.memory);
+        let mut replicas = memory.replicas();
+        let Some(replicas) = replicas.as_mut() else { return self.fetch() };
+        let (place, range) = (&memory.place, self.range.clone());
+        let _entered = place.enter().map_err(|refused| Failure::call(refused.to_string()))?;
+        replicas.sum(place, range, element_type, self.bytes_mut())
+    }
+
+    /// Whether there is more than one place for it.
+    #[must_use]
+    pub fn has_replicas(&self) -> bool {
+        self.memory.replicas().is_some()
+    }
+
+    /// Host to device, and to its replicas.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with what the driver refused; then some of these may have it.
     pub fn store(&mut self) -> Result<(), Failure> {
-        let (memory, start, length) = (&self.memory, self.start().as_ptr().cast::<c_void>(), self.range.len());
-        let copied = memory.enter().and_then(|_entered| {
+        let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
+        let copied = place.enter().and_then(|_entered| {
             // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, borrowed here alone.
-            let code = unsafe { (memory.driver.cuMemcpyHtoD_v2)(self.address(), start, length) };
-            called(&memory.driver, "cuMemcpyHtoD", code)
+            let code = unsafe { (place.driver.cuMemcpyHtoD_v2)(self.address(), start, length) };
+            called(&place.driver, "cuMemcpyHtoD", code)?;
+            self.memory.replicas().as_ref().map_or(Ok(()), |replicas| replicas.spread(place, self.range.clone()))
         });
         copied.map_err(|refused| Failure::call(format!("writing {length} bytes of a device's memory: {refused}")))
     }
@@ -256,7 +315,7 @@ impl Claim {
     }
 
     fn address(&self) -> CUdeviceptr {
-        self.memory.address + self.range.start as u64
+        self.memory.place.address + self.range.start as u64
     }
 }
 
@@ -271,6 +330,38 @@ fn warn(outcome: Result<(), Refused>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "an object of the CUDA driver was not given back");
     }
+}
+
+/// What lies there. Where nobody has loaded the driver it is the host's.
+fn find(address: usize, bytes: usize) -> Result<Found, Failure> {
+    // A driver that lacks one of these functions is older than any that programs run with.
+    let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
+    let Some(driver) = driver else { return Ok(Found::Host) };
+    let start = address as CUdeviceptr;
+    let first = match kind(&driver, start)? {
+        Kind::Host => return Ok(Found::Host),
+        Kind::Managed => return Ok(Found::Managed),
+        Kind::Device(first) => first,
+    };
+    let wanted = start.checked_add(bytes as u64).filter(|end| start < *end);
+    let wanted = wanted.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
+    let mut end = first.end;
+    while end < wanted {
+        // What is mapped piece by piece goes on in the next piece.
+        match kind(&driver, end)? {
+            Kind::Device(next) if next.ordinal == first.ordinal && end < next.end => end = next.end,
+            _ => {
+                return Err(Failure::call(format!(
+                    "{bytes} bytes at {address:#x}, of which CUDA device {} has {}; expected all of them there",
+                    first.ordinal,
+                    end - start
+                )));
+            }
+        }
+    }
+    Place::new(driver, &first, start, bytes).map(|place| Found::Device(Box::new(place))).map_err(|refused| {
+        Failure::call(format!("{bytes} bytes at {address:#x} of CUDA device {}: {refused}", first.ordinal))
+    })
 }
 
 /// What the driver knows of an address.

@@ -291,33 +291,7 @@ impl<W> Lanes<W> {
 
     /// As [`Lanes::launch`], of a structure's bytes.
     pub(in crate::cuda) fn launch_bytes(&mut self, entry: &Entry, grid: Grid, argument: &[u8]) -> Result<(), Refused> {
-        const END: *mut c_void = ptr::null_mut();
-        const POINTER: *mut c_void = ptr::without_provenance_mut(1);
-        const SIZE: *mut c_void = ptr::without_provenance_mut(2);
-        let mut size = argument.len();
-        let start = argument.as_ptr().cast_mut().cast::<c_void>();
-        let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
-        let Grid { blocks: (wide, high), threads, shared } = grid;
-        let stream = self.stream(Lane::Compute);
-        let driver = &self.context.driver;
-        // SAFETY: the entry's module is loaded; the driver copies the argument before it returns. What the kernel
-        // writes is memory of the device, which Rust knows nothing of.
-        let code = unsafe {
-            (driver.cuLaunchKernel)(
-                entry.handle,
-                wide,
-                high,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                stream,
-                ptr::null_mut(),
-                extra.as_mut_ptr(),
-            )
-        };
-        self.context.called("cuLaunchKernel", code)
+        entry.launch(&self.context, grid, argument, self.stream(Lane::Compute))
     }
 
     /// The event happens when the lane has done what was submitted to it so far.

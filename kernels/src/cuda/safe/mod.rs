@@ -12,6 +12,7 @@ mod graph;
 mod lanes;
 mod memory;
 mod module;
+mod replicas;
 
 pub(super) use compiler::Compiler;
 pub(super) use context::Context;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Context;
 use crate::cuda::arguments::BLOCK_THREADS;
 use crate::cuda::checked::Refused;
-use crate::cuda::sys::{CUfunction, CUmodule};
+use crate::cuda::sys::{CUfunction, CUmodule, CUstream};
 
 /// A module that is loaded.
 pub(in crate::cuda) struct Module {
@@ -82,6 +82,42 @@ impl Entry {
     /// Blocks of it, of [`BLOCK_THREADS`] threads, that a multiprocessor has at once.
     pub(in crate::cuda) fn resident(&self) -> u32 {
         self.resident
+    }
+
+    /// Starts it on a stream, or, with none, on the default one. Its one parameter is a structure of these bytes, in
+    /// which addresses are of the device.
+    pub(super) fn launch(
+        &self,
+        context: &Context,
+        grid: Grid,
+        argument: &[u8],
+        stream: CUstream,
+    ) -> Result<(), Refused> {
+        const END: *mut c_void = ptr::null_mut();
+        const POINTER: *mut c_void = ptr::without_provenance_mut(1);
+        const SIZE: *mut c_void = ptr::without_provenance_mut(2);
+        let mut size = argument.len();
+        let start = argument.as_ptr().cast_mut().cast::<c_void>();
+        let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
+        let Grid { blocks: (wide, high), threads, shared } = grid;
+        // SAFETY: the module is loaded; the driver copies the argument before it returns. What the kernel
+        // writes is memory of the device, which Rust knows nothing of.
+        let code = unsafe {
+            (context.driver.cuLaunchKernel)(
+                self.handle,
+                wide,
+                high,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                stream,
+                ptr::null_mut(),
+                extra.as_mut_ptr(),
+            )
+        };
+        context.called("cuLaunchKernel", code)
     }
 }
 

@@ -6,5 +6,6 @@ mod foreign;
 mod job;
 mod lanes;
 mod open;
+mod replicas;
 mod rules;
 mod standin;

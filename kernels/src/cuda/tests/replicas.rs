@@ -1,0 +1,256 @@
+//! Memory of several devices that is one to its owner.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use pserver_core::dtype::ElementType;
+use pserver_core::narrow;
+
+use super::standin::{each, kernels};
+use crate::cuda::Module;
+use crate::cuda::safe::{Claim, Context, Foreign, Memory, Whose};
+
+const TYPES: [ElementType; 8] = ElementType::ALL;
+/// Of each of so many devices one.
+const DEVICES: usize = 3;
+/// More than one piece, and not a whole number of them.
+const LONG: usize = (9 << 20) + 24;
+
+/// Memory of devices 0, 1 and 2, each known by itself, and the first known with the others. It is freed last.
+struct Replicated {
+    each: Vec<Arc<Foreign>>,
+    all: Arc<Foreign>,
+    _memory: Vec<Arc<Memory>>,
+}
+
+fn in_each(settings: &[(&str, &str)], body: impl FnOnce()) {
+    let Some(library) = kernels(&Module::new([], [], &[])) else { return };
+    let library = library.display().to_string();
+    let basic = [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_DEVICES", "3")];
+    each(&[&[&basic[..], &[("PSERVER_STANDIN_GUARD", "1")], settings].concat()], body);
+}
+
+fn address(memory: &Arc<Memory>) -> usize {
+    usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits")
+}
+
+fn find(address: usize, bytes: usize) -> Arc<Foreign> {
+    match Foreign::find(address, bytes).expect("it is memory") {
+        Whose::Device(foreign) => foreign,
+        Whose::Host | Whose::Managed => panic!("it is a device's"),
+    }
+}
+
+fn allocate(bytes: usize) -> Vec<Arc<Memory>> {
+    let one = |ordinal| Memory::new(&Context::open(ordinal).expect("there are three"), bytes as u64);
+    (0..3).map(|ordinal| one(ordinal).expect("there is as much")).collect()
+}
+
+fn replicated(bytes: usize) -> Replicated {
+    let memory = allocate(bytes);
+    let each: Vec<_> = memory.iter().map(|one| find(address(one), bytes)).collect();
+    let all = find(address(&memory[0]), bytes);
+    for other in &memory[1..] {
+        all.replicate(address(other), bytes).expect("it is another device's");
+    }
+    Replicated { each, all, _memory: memory }
+}
+
+fn whole(memory: &Arc<Foreign>) -> Claim {
+    memory.claim(0, memory.len()).expect("nobody has it")
+}
+
+impl Replicated {
+    fn fill(&self, contents: &[Vec<u8>]) {
+        for (one, content) in self.each.iter().zip(contents) {
+            let mut claim = whole(one);
+            claim.bytes_mut().copy_from_slice(content);
+            claim.store().expect("it can be written");
+        }
+    }
+
+    fn contents(&self) -> Vec<Vec<u8>> {
+        let read = |one| {
+            let mut claim = whole(one);
+            claim.fetch().expect("it can be read");
+            claim.bytes().to_vec()
+        };
+        self.each.iter().map(read).collect()
+    }
+}
+
+/// Numbers that are told apart, and whose sums are rounded: device by device.
+fn numbers(element_type: ElementType, bytes: usize) -> Vec<Vec<u8>> {
+    let count = bytes / usize::try_from(element_type.bytes()).expect("it is short");
+    let float =
+        |device: usize, index: usize| ((index * 7 + device * 13) % 1009) as f64 / 3.0 - 100.0 / (device + 1) as f64;
+    let word = |device: usize, index: usize| (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> device;
+    (0..DEVICES)
+        .map(|device| {
+            let of = |index| match element_type {
+                ElementType::Float32 => narrow::real(float(device, index)).to_le_bytes().to_vec(),
+                ElementType::Float64 => float(device, index).to_le_bytes().to_vec(),
+                ElementType::Float16 => f16::from_f64(float(device, index)).to_le_bytes().to_vec(),
+                ElementType::Bfloat16 => bf16::from_f64(float(device, index)).to_le_bytes().to_vec(),
+                ElementType::Int32 | ElementType::Uint32 => word(device, index).to_le_bytes()[..4].to_vec(),
+                ElementType::Int64 | ElementType::Uint64 => word(device, index).to_le_bytes().to_vec(),
+            };
+            (0..count).flat_map(of).collect()
+        })
+        .collect()
+}
+
+/// The sum in plain code: in the order of devices, of halves in binary32 and rounded once.
+fn sum(element_type: ElementType, contents: &[Vec<u8>]) -> Vec<u8> {
+    let width = usize::try_from(element_type.bytes()).expect("it is short");
+    let element = |index: usize| {
+        let of = |device: usize| &contents[device][index * width..][..width];
+        match element_type {
+            ElementType::Float32 => {
+                let one = |device| f32::from_le_bytes(of(device).try_into().expect("four"));
+                (one(0) + one(1) + one(2)).to_le_bytes().to_vec()
+            }
+            ElementType::Float64 => {
+                let one = |device| f64::from_le_bytes(of(device).try_into().expect("eight"));
+                (one(0) + one(1) + one(2)).to_le_bytes().to_vec()
+            }
+            ElementType::Float16 => {
+                let one = |device| f16::from_le_bytes(of(device).try_into().expect("two")).to_f32();
+                f16::from_f32(one(0) + one(1) + one(2)).to_le_bytes().to_vec()
+            }
+            ElementType::Bfloat16 => {
+                let one = |device| bf16::from_le_bytes(of(device).try_into().expect("two")).to_f32();
+                bf16::from_f32(one(0) + one(1) + one(2)).to_le_bytes().to_vec()
+            }
+            ElementType::Int32 | ElementType::Uint32 => {
+                let one = |device| u32::from_le_bytes(of(device).try_into().expect("four"));
+                one(0).wrapping_add(one(1)).wrapping_add(one(2)).to_le_bytes().to_vec()
+            }
+            ElementType::Int64 | ElementType::Uint64 => {
+                let one = |device| u64::from_le_bytes(of(device).try_into().expect("eight"));
+                one(0).wrapping_add(one(1)).wrapping_add(one(2)).to_le_bytes().to_vec()
+            }
+        }
+    };
+    (0..contents[0].len() / width).flat_map(element).collect()
+}
+
+#[test]
+fn what_is_read_is_the_sum_of_all_devices_in_their_order() {
+    in_each(&[], || {
+        for element_type in TYPES {
+            for bytes in [8, 24, 1000, LONG] {
+                if bytes == LONG && !matches!(element_type, ElementType::Float32 | ElementType::Bfloat16) {
+                    continue;
+                }
+                let memory = replicated(bytes);
+                let contents = numbers(element_type, bytes);
+                memory.fill(&contents);
+                let mut claim = whole(&memory.all);
+                claim.fetch_sum(element_type).expect("it can be summed");
+                assert!(claim.bytes() == sum(element_type, &contents), "{element_type}, {bytes} bytes");
+                assert!(memory.contents() == contents, "{element_type}: nobody's gradient changes");
+            }
+        }
+    });
+}
+
+#[test]
+fn some_of_it_is_summed_also_where_that_is_not_on_a_multiple_of_16() {
+    in_each(&[], || {
+        let memory = replicated(4096);
+        let contents = numbers(ElementType::Float32, 4096);
+        memory.fill(&contents);
+        let mut claim = memory.all.claim(12, 100).expect("nobody has it");
+        claim.fetch_sum(ElementType::Float32).expect("it can be summed");
+        assert_eq!(claim.bytes(), &sum(ElementType::Float32, &contents)[12..112]);
+        claim.fetch().expect("it can be read");
+        assert_eq!(claim.bytes(), &contents[0][12..112], "a value is the first one's");
+        drop(claim);
+        let refused = memory.all.claim(2, 100).expect("nobody has it").fetch_sum(ElementType::Float32);
+        let text = refused.expect_err("no element begins there").to_string();
+        assert!(
+            text.contains("100 bytes of float32 and their replicas") && text.contains("no multiple of 4"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn what_is_written_goes_to_all_devices() {
+    in_each(&[], || {
+        let memory = replicated(1000);
+        memory.fill(&numbers(ElementType::Float32, 1000));
+        let before = memory.contents();
+        let mut claim = memory.all.claim(100, 500).expect("nobody has it");
+        claim.bytes_mut().fill(7);
+        claim.store().expect("it can be written");
+        for (after, before) in memory.contents().iter().zip(&before) {
+            assert_eq!(after[100..600], [7; 500]);
+            assert_eq!((&after[..100], &after[600..]), (&before[..100], &before[600..]));
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
+    in_each(&[], || {
+        let memory = allocate(1000);
+        let [first, second, _] = [0, 1, 2].map(|ordinal| address(&memory[ordinal]));
+        let all = find(first, 1000);
+        let refused = |at, bytes| all.replicate(at, bytes).expect_err("it is no replica").to_string();
+        let own = [0_u8; 1000];
+        let text = refused(own.as_ptr().addr(), 1000);
+        assert!(text.contains("not a device's alone; expected that of a CUDA device"), "{text}");
+        assert!(refused(second, 999).contains("999 bytes"), "{}", refused(second, 999));
+        assert!(refused(second, 999).contains("expected 1000, as there are at"), "{}", refused(second, 999));
+        assert!(refused(second, 1001).contains("of which CUDA device 1 has 1000"), "{}", refused(second, 1001));
+        assert!(refused(first, 1000).contains("shares bytes with what is one already"), "{}", refused(first, 1000));
+        all.replicate(second, 1000).expect("it is another device's");
+        assert!(refused(second, 1000).contains("shares bytes with what is one already"), "{}", refused(second, 1000));
+        let claim = whole(&all);
+        let third = address(&memory[2]);
+        assert!(refused(third, 1000).contains("used by a call that is not over"), "{}", refused(third, 1000));
+        drop(claim);
+        all.replicate(third, 1000).expect("no call uses it");
+    });
+}
+
+#[test]
+fn at_most_64_places_are_one() {
+    in_each(&[], || {
+        let context = Context::open(0).expect("there are three");
+        let memory = Memory::new(&context, 65 * 64).expect("there is as much");
+        let at = |index: usize| address(&memory) + index * 64;
+        let all = find(at(0), 64);
+        (1..64).for_each(|index| all.replicate(at(index), 64).expect("there may be as many"));
+        let text = all.replicate(at(64), 64).expect_err("there may not be as many").to_string();
+        assert!(text.contains("a replica more than the 63 there can be"), "{text}");
+        let every = find(at(0), 64 * 64);
+        let mut claim = whole(&every);
+        claim.bytes_mut().copy_from_slice(bytemuck::cast_slice(&[1_u32; 64 * 16]));
+        claim.store().expect("it can be written");
+        let mut claim = whole(&all);
+        claim.fetch_sum(ElementType::Uint32).expect("it can be summed");
+        assert_eq!(claim.bytes(), bytemuck::cast_slice::<u32, u8>(&[64; 16]));
+    });
+}
+
+#[test]
+fn what_the_driver_refuses_is_said_and_the_next_call_is_well() {
+    in_each(&[("PSERVER_STANDIN_FAIL", "cuMemcpyPeer:1:719,cuLaunchKernel:1:701,cuMemAlloc_v2:4:2")], || {
+        let memory = allocate(1000);
+        let all = find(address(&memory[0]), 1000);
+        let replicate = || all.replicate(address(&memory[1]), 1000);
+        let text = replicate().expect_err("there is no room").to_string();
+        assert!(text.contains("bytes of CUDA device 0 for sums: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
+        assert!(!whole(&all).has_replicas());
+        replicate().expect("there is room");
+        for expected in ["cuMemcpyPeer: CUDA_ERROR_LAUNCH_FAILED", "cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"]
+        {
+            let text = whole(&all).fetch_sum(ElementType::Float32).expect_err("the driver fails").to_string();
+            assert!(text.contains("the sum of 1000 bytes and their replicas: ") && text.contains(expected), "{text}");
+        }
+        whole(&all).fetch_sum(ElementType::Float32).expect("the driver is well");
+    });
+}
