@@ -281,8 +281,8 @@ pub trait Accelerator: Send {
     /// it had not been offered.
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure>;
 
-    /// Makes room for a chunk's parameter, its states and the sum that it keeps, and code for its rule. The slot holds nothing before its first
-    /// [`Work::Load`].
+    /// Makes room for a chunk's parameter, its states and the sum that it keeps, and code for its rule. The slot holds
+    /// nothing before its first [`Work::Load`].
     ///
     /// # Errors
     /// When the chunk cannot live there.

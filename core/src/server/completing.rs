@@ -157,8 +157,8 @@ impl Serving {
         self.stalled.get(&first).copied().filter(|_| decides)
     }
 
-    /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for one
-    /// of a newer life: whether that drops what waits of the one before is not known yet.
+    /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for
+    /// one of a newer life: whether that drops what waits of the one before is not known yet.
     pub(super) fn check_open_to(&self, place: usize, head: &Head) -> Result<(), Refusal> {
         match self.is_shut(place) {
             Some(Lack::Device) if !self.is_earlier_life_ahead(place, head) => Ok(()),
@@ -463,8 +463,8 @@ impl Chunk {
         }
     }
 
-    /// Its states are in the host's memory: it is the processor's as soon as the update that the device could not do, or
-    /// could not do all of, is done and published.
+    /// Its states are in the host's memory: it is the processor's as soon as the update that the device could not do,
+    /// or could not do all of, is done and published.
     pub(super) fn come_home(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
         let seat = self.seat.as_mut().expect("it lives on a device");
         (seat.leaves, seat.is_fresh) = (true, true);

@@ -257,8 +257,8 @@ fn room_for_sums_is_asked_for_with_that_for_parameters_and_states() {
     Script::new(named(8216).initialised()).run(script);
     let mut stage = named(8215);
     stage.begin();
-    let expected = "simulated (plain): 8216 bytes were asked for, for parameters, states and kept sums, and 8215 were free; \
-                    parameter \"g\": 1 of 2 chunks found no room: 16 bytes were asked for and 15 are free";
+    let expected = "simulated (plain): 8216 bytes were asked for, for parameters, states and kept sums, and 8215 were \
+                    free; parameter \"g\": 1 of 2 chunks found no room: 16 bytes were asked for and 15 are free";
     assert_eq!(stage.errors(), [expected]);
 }
 
