@@ -139,9 +139,8 @@ fn updates(criterion: &mut Criterion) {
 
 /// Values as halves, from the cache and from memory, beside a copy of what is read and written.
 fn halves(criterion: &mut Criterion) {
-    const LARGE: usize = 128 << 20;
     let mut group = criterion.benchmark_group("halves");
-    for (what, bytes) in [("a chunk", CHUNK), ("128 MiB", LARGE)] {
+    for (what, bytes) in [("a chunk", chunk()), ("128 MiB", size(128 << 20, 4096))] {
         let value = gradient(0, bytes);
         let mut into = vec![0; bytes / 2];
         // As many bytes move: three quarters are read, and as many written.

@@ -207,6 +207,9 @@ fn on_standin() {
     let updates = launched.lines().filter(|name| name.starts_with("pserver_update_")).count();
     // Two layouts, three tensors at the least, each updated in every round.
     assert!(6 <= updates / usize::try_from(ROUNDS).expect("few"), "the device ran {updates} updates");
+    // One chunk of the clipped tensor in the one layout, three in the other.
+    let norms = launched.lines().filter(|name| *name == "pserver_squares_f32").count();
+    assert_eq!(norms, 4 * usize::try_from(ROUNDS).expect("few"), "sums of squares that the device made");
 }
 
 #[test]

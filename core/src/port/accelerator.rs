@@ -10,6 +10,13 @@
 //! Store      the states come out, for a checkpoint
 //! ```
 //!
+//! A rule that needs the norm of a whole gradient, which is in the slots of several chunks, takes two steps:
+//!
+//! ```text
+//! Sum        gradients in, their sum stays with the slot, its sums of squares out
+//! Update     the rule runs on that sum, with numbers that the host made of all chunks' squares
+//! ```
+//!
 //! **One at a time.** At most one piece of work of a slot is under way; of different slots any number, and they come
 //! back in any order.
 //!
@@ -33,7 +40,7 @@ use thiserror::Error;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::memory::{Arena, Lease, Value};
-use crate::optim::{Formula, Gradient};
+use crate::optim::{Formula, Gradient, SQUARE_BLOCK_BYTES};
 use crate::rule::ssa::Lowered;
 
 pub use faulty::{Fault, FaultyAccelerator};
@@ -106,14 +113,30 @@ pub struct Resident {
     pub bytes: u32,
     /// What is run for it.
     pub code: Code,
+    /// Whether [`Work::Sum`] will come for it: it then has a place for a sum, too.
+    pub keeps_sum: bool,
 }
 
 impl Resident {
-    /// Bytes of parameter and states together.
+    /// Bytes of parameter, states and, where one is kept, the sum with its sums of squares.
     #[must_use]
     pub fn bytes_total(&self) -> u64 {
-        u64::from(self.bytes) * (1 + self.code.states() as u64)
+        let sum = if self.keeps_sum { u64::from(self.bytes) + u64::from(self.squares_bytes()) } else { 0 };
+        u64::from(self.bytes) * (1 + self.code.states() as u64) + sum
     }
+
+    /// Bytes of the sums of squares of a sum: an `f64` for each [`SQUARE_BLOCK_BYTES`], the last perhaps short.
+    #[must_use]
+    pub fn squares_bytes(&self) -> u32 {
+        squares_bytes(self.bytes)
+    }
+}
+
+/// Bytes of the sums of squares of a sum of so many bytes, which are fewer unless the sum is shorter than one of them.
+#[must_use]
+pub fn squares_bytes(bytes: u32) -> u32 {
+    const SQUARE_BYTES: u32 = 8;
+    bytes.div_ceil(SQUARE_BLOCK_BYTES) * SQUARE_BYTES
 }
 
 /// Why a chunk cannot live on an accelerator; others may still.
@@ -171,6 +194,17 @@ pub enum Work {
         /// In the order of [`Lowered::states`]; each holds the parameter's length.
         states: Vec<Lease>,
     },
+    /// Sums the gradients in the order given; the sum stays with the slot until its next load or update. Then device to
+    /// host: the sums of squares. Only of floats, and of a chunk that keeps a sum.
+    Sum {
+        /// Whose.
+        slot: DeviceSlot,
+        /// As of an update.
+        gradients: Vec<GradientLease>,
+        /// Where what [`square_sums`](crate::optim::square_sums) gives for the sum goes, from the lease's beginning and
+        /// as `f64` one behind the other, the lowest byte first.
+        squares: Lease,
+    },
     /// Sums the gradients in the order given and runs the slot's code, in place; then device to host: the parameter.
     Update {
         /// Whose.
@@ -179,6 +213,9 @@ pub enum Work {
         numbers: Vec<f64>,
         /// The gradients in trainer order; none are a gradient of zero.
         gradients: Vec<GradientLease>,
+        /// Whether the slot has the sum of these gradients, by a [`Work::Sum`] since its last load and update. They are
+        /// not read then; who does the work in its place needs them.
+        is_summed: bool,
         /// Where the parameter's new bytes go, from the lease's beginning.
         into: Lease,
     },
@@ -196,7 +233,9 @@ impl Work {
     #[must_use]
     pub fn slot(&self) -> DeviceSlot {
         match self {
-            Self::Load { slot, .. } | Self::Update { slot, .. } | Self::Store { slot, .. } => *slot,
+            Self::Load { slot, .. } | Self::Sum { slot, .. } | Self::Update { slot, .. } | Self::Store { slot, .. } => {
+                *slot
+            }
         }
     }
 
@@ -205,6 +244,7 @@ impl Work {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Load { .. } => "load",
+            Self::Sum { .. } => "sum",
             Self::Update { .. } => "update",
             Self::Store { .. } => "store",
         }
@@ -241,8 +281,8 @@ pub trait Accelerator: Send {
     /// it had not been offered.
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure>;
 
-    /// Makes room for a chunk's parameter and states, and code for its rule. The slot holds nothing before its first
-    /// [`Work::Load`].
+    /// Makes room for a chunk's parameter, its states and the sum that it keeps, and code for its rule. The slot holds
+    /// nothing before its first [`Work::Load`].
     ///
     /// # Errors
     /// When the chunk cannot live there.

@@ -12,7 +12,7 @@ mod transport;
 pub use crate::optim::Formula;
 pub use accelerator::{
     Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
-    Simulated, Work,
+    Simulated, Work, squares_bytes,
 };
 pub use arithmetic::Arithmetic;
 pub use kernels::{Kernels, Plain, Update};

@@ -12,26 +12,27 @@
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
 
 use super::chunk::{Chunk, LateSet, Mark, Open, Stage};
-use super::device::{Device, Doing};
+use super::device::{Device, Doing, Summed};
 use super::gate::Table;
 use super::reply::{NOBODY, Refusal};
 use super::serving::{Context, Lack, Serving, version_entry};
 use crate::error::Failure;
 use crate::ids::{ChunkId, PeerId, TrainerId, Version};
 use crate::memory::Lease;
-use crate::optim::{Formula, Step};
-use crate::port::{Done, Kernels, Update, Work};
+use crate::optim::{Formula, Step, square_sums};
+use crate::port::{Done, GradientLease, Kernels, Update, Work};
 use crate::program::executor::Pace;
 use crate::wire::{ErrorCode, Frame, Head};
 
 impl Serving {
-    /// Whether `update` is ready: its update is over, or its round is complete and its slot has nothing to do.
+    /// Whether `update` is ready: its update is over, or its sum is there, where it steps together with others, or its
+    /// round is complete and its slot has nothing to do.
     #[inline]
     pub(super) fn may_update(&self, pace: Pace, place: usize) -> bool {
         match &self.table.chunks[place].seat {
             None => self.is_complete(pace, place),
             Some(seat) => match seat.doing {
-                Doing::Updated(_) => true,
+                Doing::Summed(_) | Doing::Updated(_) => true,
                 Doing::Nothing => !seat.is_held && self.is_complete(pace, place),
                 _ => false,
             },
@@ -61,7 +62,7 @@ impl Serving {
             Formula::Rule { .. } => {}
         }
         let gradients = chunk.round.lend(chunk.element_type, chunk.bytes);
-        cx.device().push(Work::Update { slot, numbers, gradients, into });
+        cx.device().push(Work::Update { slot, numbers, gradients, is_summed: false, into });
         false
     }
 
@@ -70,11 +71,14 @@ impl Serving {
         for Done { work, outcome } in done {
             let place = cx.device().place(work.slot());
             let chunk = &mut self.table.chunks[place];
+            let was_awaited = chunk.is_awaited();
             match outcome {
                 Ok(()) => chunk.ended(cx.kernels, work),
                 Err(failure) => self.failed(cx, place, work, &failure)?,
             }
-            self.go_on(cx, place);
+            if !self.note_over(place, was_awaited) {
+                self.go_on(cx, place);
+            }
         }
         Ok(())
     }
@@ -108,6 +112,7 @@ impl Serving {
     /// Notes which rounds of chunks that step together are complete by now.
     pub(super) fn seal(&mut self, pace: Pace, places: &[usize]) {
         if pace != Pace::Rounds {
+            self.note_awaited(pace, places);
             return;
         }
         if self.table.chunks[places[0]].sealed == 0 && places.iter().all(|place| self.is_complete(pace, *place)) {
@@ -131,7 +136,7 @@ impl Serving {
             Pace::Any if chunk.rule.rule().is_element_wise() => {
                 (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
             }
-            // A contribution may wait for others; when one waits for a lease no value is taken in.
+            // A contribution may wait for others; when a whole one waits, for whatever, no value is taken in.
             Pace::Any | Pace::Bounded(_) => 0,
         }
     }
@@ -151,6 +156,15 @@ impl Serving {
         };
         let first = if is_element_wise { place } else { self.table.held(chunk.id).group.chunks[0] };
         self.stalled.get(&first).copied().filter(|_| decides)
+    }
+
+    /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for
+    /// one of a newer life: whether that drops what waits of the one before is not known yet.
+    pub(super) fn check_open_to(&self, place: usize, head: &Head) -> Result<(), Refusal> {
+        match self.is_shut(place) {
+            Some(Lack::Device) if !self.is_earlier_life_ahead(place, head) => Ok(()),
+            _ => self.check_open(place),
+        }
     }
 
     /// Refuses what arrives for a chunk that is shut.
@@ -289,7 +303,7 @@ impl Serving {
             Doing::Storing if is_whole => {
                 seat.not_stored = Some(what);
             }
-            Doing::Loading | Doing::Updating if is_whole => {
+            Doing::Loading | Doing::Summing | Doing::Updating if is_whole => {
                 tracing::warn!("{what}; its states are taken back and it goes on on the processor");
                 seat.doing = Doing::Leaving(kept.map(Box::new));
                 let (slot, states) = (seat.slot, std::mem::take(&mut chunk.states));
@@ -313,12 +327,13 @@ impl Serving {
         bytes: u64,
     ) -> Result<bool, Failure> {
         let place = self.table.place(first).expect("the layout is of these chunks");
-        match &self.table.chunks[place].seat {
-            None => return Ok(true),
-            Some(seat) if seat.is_writable() => return Ok(true),
-            Some(_) => self.hold(device, first, bytes),
+        let mut seats = self.together(place).iter().filter_map(|place| self.table.chunks[*place].seat.as_ref());
+        if seats.all(|seat| seat.is_writable()) {
+            return Ok(true);
         }
-        let not_stored = self.table.chunks[place].seat.as_ref().and_then(|seat| seat.not_stored.clone());
+        self.hold(device, first, bytes);
+        let mut seats = self.together(place).iter().filter_map(|place| self.table.chunks[*place].seat.as_ref());
+        let not_stored = seats.find_map(|seat| seat.not_stored.clone());
         not_stored.map_or(Ok(false), |text| Err(Failure::Call(text)))
     }
 
@@ -327,11 +342,16 @@ impl Serving {
         let mut held = 0;
         for parameter in parameters.range(first.parameter..).map(|(_, parameter)| parameter) {
             let from = parameter.group.chunks.partition_point(|place| chunks[*place].id < first);
+            // Those that step together are written together.
+            let is_whole = !parameter.rule.rule().is_element_wise();
             for place in &parameter.group.chunks[from..] {
                 held += chunks[*place].hold(device);
-                if bytes <= held {
+                if bytes <= held && !is_whole {
                     return;
                 }
+            }
+            if bytes <= held {
+                return;
             }
         }
     }
@@ -394,6 +414,11 @@ impl Chunk {
         self.seat.as_ref().is_some_and(|seat| seat.is_busy())
     }
 
+    /// Whether a device does a part of its update.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.seat.as_ref().is_some_and(|seat| seat.is_awaited())
+    }
+
     /// How many states it has, wherever they are.
     pub(super) fn state_count(&self) -> usize {
         self.seat.as_ref().map_or(self.states.len(), |seat| seat.code.states())
@@ -416,6 +441,9 @@ impl Chunk {
                     self.states = states;
                 }
             }
+            (_, Work::Sum { gradients, squares, .. }) => {
+                seat.doing = Doing::Summed(Box::new(Summed { gradients, into: squares }));
+            }
             (_, Work::Update { into, .. }) => {
                 seat.is_fresh = seat.code.states() == 0;
                 seat.doing = Doing::Updated(into);
@@ -423,7 +451,7 @@ impl Chunk {
         }
     }
 
-    /// Takes the states out of work that failed; an update is given back.
+    /// Takes the states out of work that failed; a sum or an update is given back.
     fn keep_states(&mut self, work: Work) -> Option<Work> {
         match work {
             Work::Load { states, .. } | Work::Store { states, .. } => {
@@ -432,22 +460,51 @@ impl Chunk {
                 }
                 None
             }
-            update @ Work::Update { .. } => Some(update),
+            update @ (Work::Sum { .. } | Work::Update { .. }) => Some(update),
         }
     }
 
-    /// Its states are in the host's memory: it is the processor's as soon as the update that the device could not do is
-    /// done and published.
-    fn come_home(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
-        let bytes = self.bytes as usize;
+    /// Its states are in the host's memory: it is the processor's as soon as the update that the device could not do,
+    /// or could not do all of, is done and published.
+    pub(super) fn come_home(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
         let seat = self.seat.as_mut().expect("it lives on a device");
         (seat.leaves, seat.is_fresh) = (true, true);
-        let Some(Work::Update { numbers, gradients, mut into, .. }) = failed else { return };
+        match failed {
+            Some(Work::Sum { gradients, squares, .. }) => self.sum_at_home(kernels, gradients, squares),
+            Some(Work::Update { numbers, gradients, into, .. }) => {
+                self.update_at_home(kernels, &numbers, &gradients, into);
+            }
+            _ => {}
+        }
+    }
+
+    fn sum_at_home(&mut self, kernels: &mut dyn Kernels, lent: Vec<GradientLease>, mut into: Lease) {
+        let (element_type, bytes) = (self.element_type, self.bytes as usize);
+        let gradients: Vec<_> = lent.iter().map(GradientLease::gradient).collect();
+        let sum = &mut into.bytes_mut()[..bytes];
+        kernels.sum(element_type, sum, &gradients);
+        let mut squares = Vec::new();
+        square_sums(element_type, sum, &mut |block| squares.push(block));
+        let places = into.bytes_mut().as_chunks_mut().0.iter_mut();
+        places.zip(squares).for_each(|(place, block)| *place = block.to_le_bytes());
+        let seat = self.seat.as_mut().expect("it lives on a device");
+        seat.doing = Doing::Summed(Box::new(Summed { gradients: lent, into }));
+    }
+
+    fn update_at_home(
+        &mut self,
+        kernels: &mut dyn Kernels,
+        numbers: &[f64],
+        gradients: &[GradientLease],
+        mut into: Lease,
+    ) {
+        let bytes = self.bytes as usize;
+        let seat = self.seat.as_mut().expect("it lives on a device");
         into.bytes_mut()[..bytes].copy_from_slice(self.content.dense().bytes());
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|lease| &mut lease.bytes_mut()[..bytes]).collect();
-        let gradients: Vec<_> = gradients.iter().map(crate::port::GradientLease::gradient).collect();
+        let gradients: Vec<_> = gradients.iter().map(GradientLease::gradient).collect();
         kernels.update(Update {
-            formula: seat.code.formula(&numbers),
+            formula: seat.code.formula(numbers),
             element_type: self.element_type,
             parameter: &mut into.bytes_mut()[..bytes],
             states: &mut states,

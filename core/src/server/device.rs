@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::ids::{Generation, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Prepared, Step};
-use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
+use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
 
 /// What becomes of parameters that an accelerator could take and has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,12 +71,24 @@ pub(super) enum Doing {
     #[default]
     Nothing,
     Loading,
+    /// Its gradients are summed, where it steps together with others.
+    Summing,
+    /// Its sum is on the device, and it waits for those of the others.
+    Summed(Box<Summed>),
     Updating,
     Storing,
     /// The update is over and not published.
     Updated(Lease),
     /// Its states are stored because it goes back to the processor, with the work that could not be done.
     Leaving(Option<Box<Work>>),
+}
+
+/// What an update takes whose sum was made before.
+pub(super) struct Summed {
+    /// What was summed, for when the device cannot do the update.
+    pub(super) gradients: Vec<GradientLease>,
+    /// For the next value. It has the sums of squares until then.
+    pub(super) into: Lease,
 }
 
 impl Seat {
@@ -94,7 +106,12 @@ impl Seat {
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        !matches!(self.doing, Doing::Nothing | Doing::Updated(_))
+        !matches!(self.doing, Doing::Nothing)
+    }
+
+    /// Whether the device does a part of its update.
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.doing, Doing::Summing | Doing::Updating | Doing::Leaving(Some(_)))
     }
 
     /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not
@@ -205,7 +222,8 @@ impl Device {
             self.accelerator.clear();
             let (name, asked) = (&self.name, reserved.asked);
             return Err(Failure::call(format!(
-                "{name}: {asked} bytes were asked for, for parameters and states, and {free} were free; {full}"
+                "{name}: {asked} bytes were asked for, for parameters, states and kept sums, and {free} were free; \
+                 {full}"
             )));
         }
         self.reserved = Some(reserved);
@@ -215,14 +233,14 @@ impl Device {
     fn reserve_parameter(&mut self, job: &Job, held: &Held, chunks: &[Chunk], reserved: &mut Reserved) {
         let (count, least) = (held.group.chunks.len(), reserved.least);
         let rule = rule_of(job, &held.rule);
-        if let Some(kept) = reserved.tally.kept(job, held, &rule) {
+        if let Some(kept) = reserved.tally.kept(job, held) {
             *kept += count as u64;
             return;
         }
-        let code = code_of(&rule);
+        let (code, keeps_sum) = (code_of(&rule), !rule.rule().is_element_wise());
         let resident = |place: usize| {
-            let chunk = &chunks[place];
-            Resident { element_type: chunk.element_type, bytes: chunk.bytes, code: code.clone() }
+            let Chunk { element_type, bytes, .. } = chunks[place];
+            Resident { element_type, bytes, code: code.clone(), keeps_sum }
         };
         let places = held.group.chunks.iter().copied();
         let places: Vec<usize> = places.filter(|place| least <= chunks[*place].bytes).collect();
@@ -307,7 +325,7 @@ impl Reserved {
 
 /// What is run for a rule's chunks, whatever the step.
 fn code_of(rule: &Prepared) -> Code {
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
     match rule.formula(&step, &mut Vec::new()) {
         Formula::Add { .. } => Code::Add,
         Formula::Sum { .. } => Code::Sum,
@@ -322,20 +340,17 @@ struct Tally {
     bytes: u64,
     of_rows: u64,
     bounded: u64,
-    whole: u64,
     short: u64,
     refused: u64,
 }
 
 impl Tally {
     /// Where the chunks of a parameter are counted that no accelerator takes.
-    fn kept(&mut self, job: &Job, held: &Held, rule: &Prepared) -> Option<&mut u64> {
+    fn kept(&mut self, job: &Job, held: &Held) -> Option<&mut u64> {
         if held.rows.is_some() {
             Some(&mut self.of_rows)
         } else if matches!(job.mode, Mode::Staleness { .. }) {
             Some(&mut self.bounded)
-        } else if !rule.rule().is_element_wise() {
-            Some(&mut self.whole)
         } else {
             None
         }
@@ -344,11 +359,10 @@ impl Tally {
 
 impl std::fmt::Display for Tally {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} chunks live there, {} bytes with their states", self.seated, self.bytes)?;
+        write!(formatter, "{} chunks live there, {} bytes with states and kept sums", self.seated, self.bytes)?;
         let reasons = [
             (self.of_rows, "tables of rows"),
             (self.bounded, "bounded staleness, where what is admitted depends on what is over"),
-            (self.whole, "rules that need the whole gradient"),
             (self.short, "too short to be faster there"),
             (self.refused, "refused"),
         ];

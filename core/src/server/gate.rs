@@ -46,6 +46,8 @@ pub(super) struct Group {
     pub(super) chunks: SmallVec<[usize; 2]>,
     /// Whose round is open, in the modes where each gradient is a round of its own.
     pub(super) owner: Option<crate::ids::TrainerId>,
+    /// Their update, while a device does a part of it.
+    pub(super) underway: Option<Box<super::whole::Underway>>,
 }
 
 impl Held {

@@ -8,7 +8,7 @@
 //! Read in this order: [`shard`](Shard) (which frame goes where), `program` (what becomes of a gradient) and `running`
 //! (who runs it), `chunk` (value, version, marks), `round` (what its accumulator holds), `gate` (initialisation and its
 //! fence), `bucket` and `rows` (chunks that are tables of rows), `device` and `completing` (chunks that live on an
-//! accelerator), `halves` (values in half the bytes), `coordinator`.
+//! accelerator), `whole` (chunks that step together), `halves` (values in half the bytes), `coordinator`.
 
 mod bucket;
 mod chunk;
@@ -26,6 +26,7 @@ mod running;
 mod serving;
 mod shard;
 mod snapshot;
+mod whole;
 
 #[cfg(test)]
 mod tests;

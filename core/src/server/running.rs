@@ -116,9 +116,10 @@ impl Serving {
             if let Some(early) = member.arrived.take() {
                 chunk.round.add_ahead(early);
             }
+            let places = member.places(group);
             // Any other round that is complete was closed.
-            if member.is_stalled || chunk.seat.is_some() {
-                self.seal(pace, member.places(group));
+            if member.is_stalled || places.iter().any(|place| self.table.chunks[*place].seat.is_some()) {
+                self.seal(pace, places);
             }
             self.note_waits(member.place);
         }

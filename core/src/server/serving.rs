@@ -22,7 +22,7 @@ use crate::dtype::Half;
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
-use crate::optim::{self, Algorithm, Numbers, Step};
+use crate::optim::{Algorithm, Numbers, Step};
 use crate::port::Kernels;
 use crate::program::executor::Pace;
 use crate::time::Now;
@@ -58,6 +58,8 @@ pub(super) enum Lack {
     Memory,
     /// Another turn: its rows have missed so much.
     Time,
+    /// A device that works on some of the chunks that step together.
+    Device,
 }
 
 impl Lack {
@@ -66,6 +68,7 @@ impl Lack {
         match self {
             Self::Memory => "memory that readers hold",
             Self::Time => "rows that catch up with what they have missed",
+            Self::Device => "a device",
         }
     }
 }
@@ -169,7 +172,7 @@ impl Serving {
                 && matches!(self.verdict(place, &frame.head, entry)?, Verdict::New)
                 && position == u64::MAX
             {
-                self.check_open(place)?;
+                self.check_open_to(place, &frame.head)?;
             }
             places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
         }
@@ -442,8 +445,9 @@ impl Serving {
             let missing: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
             format!("trainer {}", missing.join(", "))
         };
-        let device = chunk.seat.as_ref().and_then(|seat| seat.waits_for());
-        let waits_for = device.or_else(|| self.stalled.get(&place).map(|lack| lack.text().to_owned()));
+        let together = self.together(place);
+        let device = together.iter().find_map(|place| self.table.chunks[*place].seat.as_ref()?.waits_for());
+        let waits_for = device.or_else(|| self.stalled.get(&together[0]).map(|lack| lack.text().to_owned()));
         format!(
             "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
              waits for {}",
@@ -755,34 +759,7 @@ impl Serving {
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
-    /// Updates all chunks of a parameter together, once the whole gradient is there; false when there is no lease for
-    /// one of them, and it will be tried again.
-    pub(super) fn apply_group(&mut self, cx: &mut Context<'_>, places: &[usize]) -> bool {
-        let id = self.table.chunks[places[0]].id;
-        let element_type = self.table.held(id).element_type();
-        let mut squares = 0.0;
-        for place in places {
-            let chunk = &mut self.table.chunks[*place];
-            // The room for every new version is there before the first of them is made, so that all close or none.
-            let room = chunk.make_writable(cx.pool);
-            if room.and_then(|()| chunk.round.fold_all(cx.kernels, cx.pool, element_type, chunk.bytes)).is_err() {
-                self.stall(places[0], Lack::Memory);
-                return false;
-            }
-            let sum = chunk.round.gradients(element_type, chunk.bytes);
-            optim::square_sums(element_type, sum[0].bytes, &mut |block| squares += block);
-        }
-        let norm = squares.sqrt() * self.scale(places[0]);
-        for place in places {
-            let applied = self.apply(cx, *place, Some(norm));
-            assert!(applied, "every value of the group was made writable");
-        }
-        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
-        held.group.owner = None;
-        true
-    }
-
-    fn scale(&self, place: usize) -> f64 {
+    pub(super) fn scale(&self, place: usize) -> f64 {
         self.programs.of(place).scale(self.table.chunks[place].round.contributors())
     }
 

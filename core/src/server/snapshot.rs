@@ -219,7 +219,8 @@ impl Shard {
             }
             let place = serving.table.place(id);
             let place = place.expect("the layout is of this generation's chunks");
-            if let Some(device) = &mut self.device
+            if together != Some(id.parameter)
+                && let Some(device) = &mut self.device
                 && !serving.hold_for_checkpoint(device, id, bytes)?
             {
                 self.checkpointing = Some(checkpoint);

@@ -16,3 +16,4 @@ mod rows;
 mod script;
 mod stage;
 mod stalled;
+mod whole;

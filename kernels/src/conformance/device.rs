@@ -2,6 +2,8 @@
 //!
 //! - An update has the bits of [`Plain`], the parameter's and the states', round after round, whatever else is under
 //!   way.
+//! - A sum that stays with its slot has the sums of squares of the plain form, and an update of it the bits of one of
+//!   its gradients.
 //! - Work comes back whole and once, and then nobody has its leases.
 //! - A load of the parameter alone leaves the states.
 //! - A chunk for which there is no room is refused with the bytes asked for; slots are counted from zero, and again
@@ -14,7 +16,7 @@ use std::time::Duration;
 use pserver_core::dtype::ElementType::{self, Bfloat16, Float16, Float32, Float64, Int64};
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
-use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Step};
+use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Step, square_sums};
 use pserver_core::port::{
     Accelerator, Code, DeviceSlot, Done, GradientLease, Kernels, NotAdopted, Plain, Resident, Update, Work,
 };
@@ -23,15 +25,18 @@ use pserver_core::port::{
 const WAITS_MAX: u32 = 20_000;
 const WAIT: Duration = Duration::from_millis(1);
 const ROUNDS: u64 = 3;
+/// A round in which a sum is made, and the update is not of it.
+const UNSUMMED: u64 = 2;
 
 /// Panics with the first promise that an accelerator breaks. `open` opens one with room for a MiB or more, which takes
-/// these rules, [`Code::Add`] and [`Code::Sum`].
+/// these rules, momentum, [`Code::Add`] and [`Code::Sum`].
 ///
 /// # Panics
 /// That is how it tells.
 pub fn check(mut open: impl FnMut() -> Box<dyn Accelerator>, rules: &[Rule]) {
     let arena = arena();
-    check_updates(open().as_mut(), &arena, rules);
+    let clipped = Rule { clip_norm: Some(0.5), ..momentum() };
+    check_updates(open().as_mut(), &arena, &[rules, &[clipped]].concat());
     check_parameter_alone(open().as_mut(), &arena);
     check_room(open().as_mut());
     check_clear(open().as_mut(), &arena);
@@ -50,7 +55,12 @@ struct Chunk {
 impl Chunk {
     fn resident(&self) -> Resident {
         let bytes = u32::try_from(self.parameter.len()).expect("a chunk is short");
-        Resident { element_type: self.element_type, bytes, code: code_of(&self.prepared) }
+        Resident { element_type: self.element_type, bytes, code: code_of(&self.prepared), keeps_sum: self.keeps_sum() }
+    }
+
+    /// Whether its rule needs the norm of its gradient.
+    fn keeps_sum(&self) -> bool {
+        !self.prepared.rule().is_element_wise()
     }
 
     fn load(&self, arena: &Arena) -> Work {
@@ -59,21 +69,41 @@ impl Chunk {
         Work::Load { slot: self.slot, parameter, states }
     }
 
-    /// The update of a round, done here by [`Plain`] and returned for the device.
-    fn update(&mut self, arena: &Arena, round: u64) -> Work {
+    /// What a round's update takes.
+    fn gradients(&self, round: u64) -> Vec<(ElementType, Vec<u8>)> {
         let elements = self.parameter.len() / size(self.element_type);
         let count = [1, 2, 5][usize::try_from((round + u64::from(self.slot.0)) % 3).expect("it is small")];
         let types = if self.element_type.is_float() { [self.element_type, Float16, Bfloat16] } else { [Int64; 3] };
-        let gradients: Vec<(ElementType, Vec<u8>)> = (0..count)
+        (0..count)
             .map(|trainer| {
                 let own = types[usize::try_from((round + trainer) % 3).expect("it is small")];
                 (own, super::values(own, elements, round * 100 + trainer * 10 + u64::from(self.slot.0), 0))
             })
-            .collect();
-        let step = Step { version: Version(round), rate: None, norm: None, scale: 1.0 / count as f64 };
-        fn view((element_type, bytes): &(ElementType, Vec<u8>)) -> Gradient<'_> {
-            Gradient { bytes, element_type: *element_type }
-        }
+            .collect()
+    }
+
+    /// The sums of squares of the sum of a round's gradients, here by [`Plain`].
+    fn squares(&self, round: u64) -> Vec<f64> {
+        let mut sum = vec![0; self.parameter.len()];
+        Plain.sum(self.element_type, &mut sum, &self.gradients(round).iter().map(view).collect::<Vec<_>>());
+        let mut squares = Vec::new();
+        square_sums(self.element_type, &sum, &mut |block| squares.push(block));
+        squares
+    }
+
+    /// The sum of a round for the device. That of [`UNSUMMED`] is of other gradients than the update.
+    fn sum(&self, arena: &Arena, round: u64) -> Work {
+        let gradients = self.gradients(if round == UNSUMMED { round + 1 } else { round });
+        let squares = arena.take(self.resident().squares_bytes()).expect("there is room");
+        Work::Sum { slot: self.slot, gradients: lent(arena, gradients), squares }
+    }
+
+    /// The update of a round, done here by [`Plain`] and returned for the device.
+    fn update(&mut self, arena: &Arena, round: u64) -> Work {
+        let gradients = self.gradients(round);
+        let scale = 1.0 / gradients.len() as f64;
+        let norm = self.keeps_sum().then(|| self.squares(round).into_iter().sum::<f64>().sqrt() * scale);
+        let step = Step { version: Version(round), rate: None, norm, scale };
         let mut numbers = Vec::new();
         let formula = self.prepared.formula(&step, &mut numbers);
         let scale = match formula {
@@ -87,14 +117,11 @@ impl Chunk {
             states: &mut self.states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
             gradients: &gradients.iter().map(view).collect::<Vec<_>>(),
         });
-        let lent = |(element_type, bytes): (ElementType, Vec<u8>)| {
-            let lease = filled(arena, &bytes);
-            GradientLease { bytes: lease.len(), lease, element_type }
-        };
         Work::Update {
             slot: self.slot,
             numbers: scale.map_or(numbers, |scale| vec![scale]),
-            gradients: gradients.into_iter().map(lent).collect(),
+            gradients: lent(arena, gradients),
+            is_summed: self.keeps_sum() && round != UNSUMMED,
             into: arena.take(self.resident().bytes).expect("there is room"),
         }
     }
@@ -109,6 +136,11 @@ impl Chunk {
         assert_eq!(done.outcome, Ok(()), "{case}");
         match &done.work {
             Work::Load { states, .. } => assert_eq!(states.len(), self.states.len(), "{case}"),
+            Work::Sum { squares, .. } => {
+                let expected = self.squares(if round == UNSUMMED { round + 1 } else { round });
+                let expected: Vec<u8> = expected.iter().flat_map(|block| block.to_le_bytes()).collect();
+                super::assert_same(Float64, &squares.bytes()[..expected.len()], &expected, || case.clone());
+            }
             Work::Update { into, .. } => {
                 super::assert_same(self.element_type, &into.bytes()[..self.parameter.len()], &self.parameter, || {
                     case.clone()
@@ -131,7 +163,7 @@ fn chunks(device: &mut dyn Accelerator, rules: &[Rule]) -> Vec<Chunk> {
     let sums = [(add.clone(), Int64, 33), (sum, Float32, 1), (add, Float64, 515)];
     let mut chunks = Vec::new();
     for (rule, element_type, elements) in all.chain(sums) {
-        let prepared = Prepared::new(Rule { clip_norm: None, ..rule }).expect("it is a rule");
+        let prepared = Prepared::new(rule).expect("it is a rule");
         let seed = 7 + chunks.len() as u64;
         let state = |(index, _)| {
             let bytes = super::values(element_type, elements, seed + 31 * index as u64, 5);
@@ -154,6 +186,12 @@ fn check_updates(device: &mut dyn Accelerator, arena: &Arena, rules: &[Rule]) {
     let loads = chunks.iter().map(|chunk| chunk.load(arena)).collect();
     run(device, loads).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, 0));
     for round in 1..=ROUNDS {
+        let sums: Vec<_> = chunks.iter().filter(|chunk| chunk.keeps_sum()).collect();
+        let works = sums.iter().map(|chunk| chunk.sum(arena, round)).collect();
+        run(device, works).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
+        // What is stored meanwhile leaves the sums.
+        let stores = sums.iter().map(|chunk| chunk.store(arena)).collect();
+        run(device, stores).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
         let updates = chunks.iter_mut().map(|chunk| chunk.update(arena, round)).collect();
         run(device, updates).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
         let stores = chunks.iter().filter(|chunk| !chunk.states.is_empty()).map(|chunk| chunk.store(arena)).collect();
@@ -163,8 +201,7 @@ fn check_updates(device: &mut dyn Accelerator, arena: &Arena, rules: &[Rule]) {
 }
 
 fn check_parameter_alone(device: &mut dyn Accelerator, arena: &Arena) {
-    let momentum = Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: false }, ..Rule::default() };
-    let mut chunk = chunks(device, &[momentum]).swap_remove(0);
+    let mut chunk = chunks(device, &[momentum()]).swap_remove(0);
     run(device, vec![chunk.load(arena)]);
     for round in 1..=ROUNDS {
         let update = chunk.update(arena, round);
@@ -178,14 +215,20 @@ fn check_parameter_alone(device: &mut dyn Accelerator, arena: &Arena) {
 }
 
 fn check_room(device: &mut dyn Accelerator) {
-    let resident = |bytes| Resident { element_type: Float32, bytes, code: Code::Add };
+    let resident = |bytes| Resident { element_type: Float32, bytes, code: Code::Add, keeps_sum: false };
     let before = device.capabilities().bytes_free;
     device.adopt(&resident(4096)).expect("there is room");
     let after = device.capabilities().bytes_free;
     assert!(after + 4096 <= before, "{before} bytes were free and {after} are, after a chunk of 4096");
-    let refused = device.adopt(&Resident { element_type: Float16, bytes: 4096, code: Code::Add });
+    let refused = device.adopt(&Resident { element_type: Float16, ..resident(4096) });
     assert!(matches!(refused, Err(NotAdopted::Unfit(_))), "no parameter is of type float16: {refused:?}");
     assert_eq!(device.adopt(&resident(4096)), Ok(DeviceSlot(1)), "what was refused has no slot");
+    let before = device.capabilities().bytes_free;
+    device.adopt(&Resident { keeps_sum: true, ..resident(4096) }).expect("there is room");
+    let after = device.capabilities().bytes_free;
+    assert!(after + 2 * 4096 + 8 <= before, "{before} bytes were free and {after} are, after one that keeps a sum");
+    let refused = device.adopt(&Resident { element_type: Int64, keeps_sum: true, ..resident(4096) });
+    assert!(matches!(refused, Err(NotAdopted::Unfit(_))), "no sum of int64 is kept: {refused:?}");
 }
 
 fn check_clear(device: &mut dyn Accelerator, arena: &Arena) {
@@ -219,8 +262,12 @@ fn run(device: &mut dyn Accelerator, work: Vec<Work>) -> Vec<Done> {
     all
 }
 
+fn momentum() -> Rule {
+    Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: false }, ..Rule::default() }
+}
+
 fn code_of(prepared: &Prepared) -> Code {
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Add { .. } => Code::Add,
         Formula::Sum { .. } => Code::Sum,
@@ -232,6 +279,18 @@ fn arena() -> Arena {
     let mut budget = Budget::new();
     budget.line("values, states and gradients", 8192, 2000);
     Arena::new(&budget).expect("a test has so much memory")
+}
+
+fn view((element_type, bytes): &(ElementType, Vec<u8>)) -> Gradient<'_> {
+    Gradient { bytes, element_type: *element_type }
+}
+
+fn lent(arena: &Arena, gradients: Vec<(ElementType, Vec<u8>)>) -> Vec<GradientLease> {
+    let lent = |(element_type, bytes): (ElementType, Vec<u8>)| {
+        let lease = filled(arena, &bytes);
+        GradientLease { bytes: lease.len(), lease, element_type }
+    };
+    gradients.into_iter().map(lent).collect()
 }
 
 fn filled(arena: &Arena, bytes: &[u8]) -> Lease {

@@ -27,7 +27,7 @@ use super::checked::Refused;
 use super::code::{Kernels, Program};
 use super::gathering::{Banks, aligned};
 use super::locked::Locked;
-use super::room::Room;
+use super::room::{Places, Room};
 use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ring, Ticket};
 use super::settings::Settings;
 use super::submission::Course;
@@ -86,10 +86,21 @@ pub(super) struct Slot {
     pub(super) sum: Entry,
     pub(super) parameter: Part,
     pub(super) states: Vec<Part>,
+    pub(super) kept: Option<Kept>,
     pub(super) is_loaded: bool,
     pub(super) is_busy: bool,
     /// Why nobody knows what is in it.
     pub(super) broken: Option<String>,
+}
+
+/// A slot's sum of gradients, for the next update.
+pub(super) struct Kept {
+    pub(super) sum: Part,
+    pub(super) squares: Part,
+    /// What makes the squares.
+    pub(super) entry: Entry,
+    /// Whether there is a sum.
+    pub(super) is_there: bool,
 }
 
 /// What one piece of work under way needs on the device.
@@ -217,7 +228,7 @@ impl Cuda {
             let spoilt = spoiled.iter().position(|(other, _)| *other == ticket);
             let outcome = spoilt.map_or(Ok(()), |place| Err(spoiled.swap_remove(place).1));
             match &outcome {
-                Ok(()) => slot.is_loaded = true,
+                Ok(()) => slot.note_happened(&work),
                 Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
                 Err(_) => {}
             }
@@ -259,12 +270,13 @@ impl Accelerator for Cuda {
         }
         let program = self.kernels.program(&resident.code, resident.element_type)?;
         let sum = self.kernels.sum(resident.element_type)?;
-        let mut states = self.room.take(bytes, resident.code.states() as u64)?;
-        let parameter = states.remove(0);
+        let squares = resident.keeps_sum.then(|| self.kernels.squares(resident.element_type)).transpose()?;
+        let Places { parameter, states, kept } = self.room.take(resident)?;
+        let kept = kept.zip(squares).map(|((sum, squares), entry)| Kept { sum, squares, entry, is_there: false });
         let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
         let resident = resident.clone();
         let (is_loaded, is_busy, broken) = (false, false, None);
-        self.slots.push(Slot { resident, program, sum, parameter, states, is_loaded, is_busy, broken });
+        self.slots.push(Slot { resident, program, sum, parameter, states, kept, is_loaded, is_busy, broken });
         Ok(slot)
     }
 

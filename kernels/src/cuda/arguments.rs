@@ -328,6 +328,16 @@ pub fn sum_entry(element_type: ElementType) -> Option<&'static str> {
     }
 }
 
+/// The entry point of the sums of squares of a sum of this type; none for what is no float of 32 or 64 bits.
+#[must_use]
+pub fn squares_entry(element_type: ElementType) -> Option<&'static str> {
+    match Kind::of(element_type) {
+        Kind::Float32 => Some("pserver_squares_f32"),
+        Kind::Float64 => Some("pserver_squares_f64"),
+        Kind::Word | Kind::Long | Kind::Float16 | Kind::Bfloat16 => None,
+    }
+}
+
 const _: () = assert!(size_of::<UpdateArguments>() == 640, "kernels/cu/base.cu has the same numbers");
 const _: () = assert!(size_of::<RowsArguments>() == 864);
 const _: () = assert!(size_of::<FiniteArguments>() == 536 && size_of::<SortArguments>() == 64);

@@ -8,7 +8,7 @@ use pserver_core::dtype::{ElementType, Half};
 use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Formula, Gradient};
-use pserver_core::port::{Accelerator, Code, GradientLease, Kernels, Plain, Resident, Update, Work};
+use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
 
 /// Leases that an update may need at once, beside its gradients.
 const LEASES: u64 = 32;
@@ -52,6 +52,11 @@ impl<A: Accelerator> Beside<A> {
         self.arena.take(bytes).expect("there is memory for an update")
     }
 
+    fn adopt(&mut self, element_type: ElementType, bytes: u32, code: Code) -> DeviceSlot {
+        let resident = Resident { element_type, bytes, code, keeps_sum: false };
+        self.accelerator.adopt(&resident).expect("there is room for a chunk")
+    }
+
     /// One piece of work, to its end.
     fn run(&mut self, work: Work) -> Work {
         let mut queue = VecDeque::from([work]);
@@ -91,7 +96,7 @@ impl<A: Accelerator> Kernels for Beside<A> {
             self.chunks = 0;
         }
         self.chunks += 1;
-        let slot = self.accelerator.adopt(&Resident { element_type, bytes, code }).expect("there is room for a chunk");
+        let slot = self.adopt(element_type, bytes, code);
         let value = Arc::new(Value::new(self.lease(parameter), bytes));
         let held = states.iter().map(|state| self.lease(state)).collect();
         self.run(Work::Load { slot, parameter: value, states: held });
@@ -102,9 +107,8 @@ impl<A: Accelerator> Kernels for Beside<A> {
         });
         let gradients = gradients.collect();
         let into = self.empty(parameter.len());
-        let Work::Update { into, .. } = self.run(Work::Update { slot, numbers, gradients, into }) else {
-            unreachable!("work comes back as it was")
-        };
+        let update = Work::Update { slot, numbers, gradients, is_summed: false, into };
+        let Work::Update { into, .. } = self.run(update) else { unreachable!("work comes back as it was") };
         parameter.copy_from_slice(into.bytes());
         let places = states.iter().map(|state| self.empty(state.len())).collect();
         let Work::Store { states: stored, .. } = self.run(Work::Store { slot, states: places }) else {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::port::Code;
+use pserver_core::port::{Code, NotAdopted};
 use pserver_core::rule::ssa::Lowered;
 
-use super::arguments::{Merge, sum_entry};
+use super::arguments::{Merge, squares_entry, sum_entry};
 use super::cache::Cache;
 use super::checked::Refused;
 use super::emit::Emitted;
@@ -89,17 +89,25 @@ impl Kernels {
     }
 
     /// The kernel that adds gradients of this parameter's type.
-    pub(super) fn sum(&self, element_type: ElementType) -> Result<Entry, Failure> {
+    pub(super) fn sum(&self, element_type: ElementType) -> Result<Entry, NotAdopted> {
         let name = sum_entry(element_type)
             .ok_or_else(|| Failure::call(format!("a parameter of {element_type}; it can be a gradient only")))?;
-        self.shipped.entry(name).map_err(|error| failure(name, &error))
+        self.shipped.entry(name).map_err(|error| self.refused(name, &error))
+    }
+
+    /// The kernel that makes the sums of squares of a sum of this type.
+    pub(super) fn squares(&self, element_type: ElementType) -> Result<Entry, NotAdopted> {
+        let name = squares_entry(element_type)
+            .ok_or_else(|| Failure::call(format!("a sum of {element_type} to keep; expected float32 or float64")))?;
+        self.shipped.entry(name).map_err(|error| self.refused(name, &error))
     }
 
     /// What runs for a chunk.
     ///
     /// # Errors
-    /// [`Failure::Call`] when there is no kernel for it, and none can be made; says why.
-    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<Program, Failure> {
+    /// When there is no kernel for it, and none can be made; says why. When the device has no memory for it, how much
+    /// is free.
+    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<Program, NotAdopted> {
         let merge = match code {
             Code::Add => Merge::Add,
             Code::Sum => Merge::Scale,
@@ -115,9 +123,9 @@ impl Kernels {
         self.entries.clear();
     }
 
-    fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<Program, Failure> {
+    fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<Program, NotAdopted> {
         if !matches!(element_type, ElementType::Float32 | ElementType::Float64) {
-            return Err(Failure::call(format!("a rule for {element_type}; expected float32 or float64")));
+            return Err(NotAdopted::Unfit(format!("a rule for {element_type}; expected float32 or float64")));
         }
         let emitted = self.emitted(rule);
         let name = emitted.update_entry(element_type);
@@ -129,7 +137,7 @@ impl Kernels {
                 found
             }
         };
-        Ok(Program { entry: entry.map_err(Failure::Call)?, numbers: Numbers::Scalars(emitted) })
+        Ok(Program { entry: entry.map_err(NotAdopted::Unfit)?, numbers: Numbers::Scalars(emitted) })
     }
 
     fn emitted(&mut self, rule: &Arc<Lowered>) -> Arc<Emitted> {
@@ -143,18 +151,32 @@ impl Kernels {
 
     /// The kernel that is shipped, or one that is made; or why it cannot be. What the driver refuses otherwise is not
     /// of the rule, and is not kept.
-    fn find(&self, rule: &Emitted, element_type: ElementType, name: &str) -> Result<Result<Entry, String>, Failure> {
+    fn find(&self, rule: &Emitted, element_type: ElementType, name: &str) -> Result<Result<Entry, String>, NotAdopted> {
         match self.shipped.entry(name) {
             Ok(entry) => return Ok(Ok(entry)),
             Err(error) if error.code == CUDA_ERROR_NOT_FOUND => {}
-            Err(error) => return Err(failure(name, &error)),
+            Err(error) => return Err(self.refused(name, &error)),
         }
         match self.made.of(&source::Module::of_update(rule, element_type)) {
-            Ok(module) => module.entry(name).map(Ok).map_err(|error| failure(name, &error)),
+            Ok(module) => module.entry(name).map(Ok).map_err(|error| self.refused(name, &error)),
             Err(Unmade::Compiled(why)) => {
                 Ok(Err(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}")))
             }
-            Err(Unmade::Loaded(error)) => Err(failure(name, &error)),
+            Err(Unmade::Loaded(error, bytes)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
+                Err(NotAdopted::Full(no_room(&self.made.context, &format!("kernel {name}"), bytes, &error)))
+            }
+            Err(Unmade::Loaded(error, _)) => Err(self.refused(name, &error)),
+        }
+    }
+
+    /// What the driver says of a kernel. It may load one only when it is asked for it, and then lack the memory.
+    fn refused(&self, name: &str, error: &Refused) -> NotAdopted {
+        match self.made.context.memory() {
+            Ok((free, total)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => NotAdopted::Full(format!(
+                "memory of CUDA device {}: kernel {name} found no room, {free} of {total} are free: {error}",
+                self.made.context.properties().ordinal
+            )),
+            _ => NotAdopted::Unfit(format!("kernel {name}: {error}")),
         }
     }
 }
@@ -164,15 +186,15 @@ impl Kernels {
 pub(super) enum Unmade {
     /// It cannot be compiled here, now or later; why.
     Compiled(String),
-    /// The driver does not load it, which may pass.
-    Loaded(Refused),
+    /// The driver does not load it, which may pass; and how many bytes it has.
+    Loaded(Refused, usize),
 }
 
 impl fmt::Display for Unmade {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Compiled(why) => write!(formatter, "compiled: {why}"),
-            Self::Loaded(error) => write!(formatter, "loaded: {error}"),
+            Self::Loaded(error, _) => write!(formatter, "loaded: {error}"),
         }
     }
 }
@@ -191,16 +213,20 @@ impl Made {
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
             match Module::load(&self.context, &image) {
                 Ok(module) => return Ok(module),
+                Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(Unmade::Loaded(error, image.len())),
                 Err(error) => tracing::warn!(%error, name, "a compiled module that was kept cannot be loaded"),
             }
         }
         let compiled = compiler.compile(text.text(), &options(&self.context));
         let image = compiled.map_err(|why| Unmade::Compiled(why.to_string()))?;
-        let module = Module::load(&self.context, &image).map_err(Unmade::Loaded)?;
-        if let Some(cache) = &self.cache {
+        let loaded = Module::load(&self.context, &image);
+        // Compiled it is, whether there is room for it now or not.
+        if let Some(cache) = &self.cache
+            && loaded.as_ref().err().is_none_or(|error| error.code == CUDA_ERROR_OUT_OF_MEMORY)
+        {
             cache.put(&name, &image);
         }
-        Ok(module)
+        loaded.map_err(|error| Unmade::Loaded(error, image.len()))
     }
 }
 
@@ -215,8 +241,14 @@ fn options(context: &Context) -> [String; 3] {
     [format!("--gpu-architecture={}", architecture(context)), "--fmad=false".into(), "--std=c++17".into()]
 }
 
-fn failure(name: &str, error: &Refused) -> Failure {
-    Failure::call(format!("kernel {name}: {error}"))
+/// For which module there was no room, and how much there is.
+fn no_room(context: &Context, what: &str, bytes: usize, error: &Refused) -> String {
+    let ordinal = context.properties().ordinal;
+    let (free, total) = context.memory().unwrap_or((0, 0));
+    format!(
+        "memory of CUDA device {ordinal}: {what}: {bytes} bytes of kernels were to be loaded, {free} of {total} are \
+         free: {error}"
+    )
 }
 
 /// The committed kernels: those for the device itself, or those that the driver compiles.

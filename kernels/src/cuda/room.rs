@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pserver_core::port::NotAdopted;
+use pserver_core::port::{NotAdopted, Resident};
 
 use super::checked::Refused;
 use super::gathering::aligned;
@@ -23,8 +23,18 @@ const KEPT_PART: u64 = 64;
 pub(super) struct Reasons {
     pub(super) parameters: u64,
     pub(super) states: u64,
+    /// Sums that wait for the norm of a whole gradient, with their squares.
+    pub(super) kept: u64,
     /// Gradients on their way, a sum, and numbers.
     pub(super) gradients: u64,
+}
+
+/// A chunk's memory.
+pub(super) struct Places {
+    pub(super) parameter: Part,
+    pub(super) states: Vec<Part>,
+    /// The sum that it keeps, and its sums of squares.
+    pub(super) kept: Option<(Part, Part)>,
 }
 
 /// Memory that is handed out from its beginning to its end, and given back as a whole.
@@ -41,8 +51,8 @@ pub(super) struct Room {
 
 impl fmt::Display for Reasons {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { parameters, states, gradients } = self;
-        write!(formatter, "parameters {parameters}, states {states}, gradients and sums {gradients}")
+        let Self { parameters, states, kept, gradients } = self;
+        write!(formatter, "parameters {parameters}, states {states}, kept sums {kept}, gradients and sums {gradients}")
     }
 }
 
@@ -67,22 +77,29 @@ impl Room {
         }
     }
 
-    /// A chunk's parameter and its states, each `bytes` long.
+    /// A chunk's parameter, its states, and the sum that it keeps.
     ///
     /// # Errors
     /// [`NotAdopted::Full`] when there is not as much; names the bytes that were asked for and those that are free.
-    pub(super) fn take(&mut self, bytes: u64, states: u64) -> Result<Vec<Part>, NotAdopted> {
+    pub(super) fn take(&mut self, resident: &Resident) -> Result<Places, NotAdopted> {
+        let (bytes, states) = (u64::from(resident.bytes), resident.code.states() as u64);
+        let squares = u64::from(resident.squares_bytes());
         let each = aligned(bytes);
-        let needed = each * (1 + states);
+        let kept = if resident.keeps_sum { each + aligned(squares) } else { 0 };
+        let needed = each * (1 + states) + kept;
         if self.left.as_ref().is_none_or(|left| left.bytes() < needed) {
             self.grow(needed)?;
         }
         let left = self.left.as_ref().expect("it was made large enough");
-        let parts = (0..=states).map(|index| left.part(index * each..index * each + bytes)).collect();
+        let part = |index| left.part(index * each..index * each + bytes);
+        let behind = (2 + states) * each;
+        let kept_parts = resident.keeps_sum.then(|| (part(1 + states), left.part(behind..behind + squares)));
+        let places = Places { parameter: part(0), states: (1..=states).map(part).collect(), kept: kept_parts };
         self.left = Some(left.part(needed..left.bytes()));
         self.reasons.parameters += each;
         self.reasons.states += each * states;
-        Ok(parts)
+        self.reasons.kept += kept;
+        Ok(places)
     }
 
     /// Gives everything back.

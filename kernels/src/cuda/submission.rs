@@ -6,10 +6,10 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::limits::STATES_MAX;
 use pserver_core::memory::Lease;
-use pserver_core::port::{Done, Work};
+use pserver_core::port::{Done, GradientLease, Work};
 
 use super::accelerator::{Cuda, Job, RING_PIECES, Seat, Slot};
-use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, UpdateArguments};
+use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, SquaresArguments, UpdateArguments};
 use super::checked::Refused;
 use super::gathering::{Gathering, aligned};
 use super::safe::{Context, Entry, Grid, Lane, Part, Ticket};
@@ -21,6 +21,7 @@ const ELEMENTS_AT_ONCE: u64 = 8;
 #[derive(Clone, Copy)]
 enum Task {
     Load { states: usize },
+    Sum,
     Update,
     Store,
 }
@@ -67,14 +68,23 @@ impl Cuda {
         }
         slot.check(&work);
         slot.is_busy = true;
-        let launch = slot.arguments();
+        let mut launch = slot.arguments();
         self.gradients.clear();
         self.packed.clear();
         let task = match &work {
             Work::Load { states, .. } => Task::Load { states: states.len() },
             Work::Store { .. } => Task::Store,
-            Work::Update { numbers, gradients, .. } => {
+            Work::Sum { gradients, .. } => {
                 self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
+                slot.kept.as_mut().expect("the work was checked").is_there = false;
+                Task::Sum
+            }
+            Work::Update { numbers, gradients, is_summed, .. } => {
+                if *is_summed {
+                    launch.sum = slot.kept.as_ref().expect("the work was checked").sum.address();
+                } else {
+                    self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
+                }
                 slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.packed);
                 Task::Update
             }
@@ -107,6 +117,7 @@ impl Cuda {
         course.allowed = RING_PIECES;
         let advanced = match course.task {
             Task::Load { states } => self.load(&mut course, states),
+            Task::Sum => self.sum(&mut course),
             Task::Update => self.update(&mut course),
             Task::Store => self.store(&course).map(|()| true),
         };
@@ -134,7 +145,10 @@ impl Cuda {
                 is_pinned.push(lock(parameter.bytes()));
                 is_pinned.extend(states.iter().map(|lease| lock(lease.bytes())));
             }
-            Work::Update { gradients, into, .. } => {
+            Work::Update { is_summed: true, into, .. } => {
+                lock(into.bytes());
+            }
+            Work::Sum { gradients, squares: into, .. } | Work::Update { gradients, into, .. } => {
                 is_pinned.extend(gradients.iter().map(|gradient| lock(gradient.lease.bytes())));
                 lock(into.bytes());
             }
@@ -197,6 +211,34 @@ impl Cuda {
         self.lanes.close(Lane::Out, course.ticket)
     }
 
+    /// Sums the gradients in the slot's place for a sum, and then their squares.
+    fn sum(&mut self, course: &mut Course) -> Result<bool, Refused> {
+        while self.next_group(course)? {
+            if !self.gather(course)? {
+                return Ok(false);
+            }
+            self.reckon(course)?;
+        }
+        let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
+        let kept = slot.kept.as_ref().expect("the work was checked");
+        let (elements, values) = (course.launch.elements, kept.sum.address());
+        if self.gradients.is_empty() {
+            let zero = UpdateArguments { weights: values, merge: Merge::Sum as u32, ..course.launch };
+            self.lanes.launch(&slot.sum, grid(&self.context, &slot.sum, elements), &zero)?;
+        }
+        // A thread has a block of squares to itself.
+        let threads = u64::from(slot.resident.squares_bytes()) / 8;
+        let grid = grid(&self.context, &kept.entry, threads * ELEMENTS_AT_ONCE);
+        let squares = SquaresArguments { values, elements, squares: kept.squares.address() };
+        self.lanes.launch(&kept.entry, grid, &squares)?;
+        self.lanes.record(Lane::Compute, &desk.reached)?;
+        self.lanes.wait(Lane::Out, &desk.reached)?;
+        let length = slot.resident.squares_bytes() as usize;
+        self.lanes.copy_out(course.ticket, &kept.squares, |job| &mut into(job).bytes_mut()[..length])?;
+        self.lanes.close(Lane::Out, course.ticket)?;
+        Ok(true)
+    }
+
     fn update(&mut self, course: &mut Course) -> Result<bool, Refused> {
         if !std::mem::replace(&mut course.is_begun, true) && !self.packed.is_empty() {
             let numbers = self.packed.len();
@@ -257,16 +299,18 @@ impl Cuda {
         Ok(true)
     }
 
-    /// Starts the kernel of a group that is on its way: it sums, and with the last group it computes the update.
+    /// Starts the kernel of a group that is on its way: it sums, and with the last group of an update it computes that.
     fn reckon(&mut self, course: &mut Course) -> Result<(), Refused> {
         let (slot, bank) = (&self.slots[course.index], self.banks.bank(course.bank));
-        let Course { launch, group, .. } = course;
+        let Course { launch, group, task, .. } = course;
+        // Whose sum stays with the slot is summed there.
+        let kept = slot.kept.as_ref().filter(|_| matches!(task, Task::Sum)).map(|kept| kept.sum.address());
         launch.count = u32::try_from(group.len()).expect("a group has at most as many as a kernel takes");
         launch.gradient_kind = Kind::of(self.gradients[group.start].1).code();
         self.lanes.record(Lane::In, &bank.filled)?;
         self.lanes.wait(Lane::Compute, &bank.filled)?;
-        if group.end < self.gradients.len() {
-            let weights = self.sum.address();
+        if kept.is_some() || group.end < self.gradients.len() {
+            let weights = kept.unwrap_or_else(|| self.sum.address());
             let partial = UpdateArguments { weights, scalars: 0, merge: Merge::Sum as u32, ..*launch };
             self.lanes.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
             launch.sum = weights;
@@ -308,20 +352,43 @@ impl Slot {
                 assert!(all, "{} states were loaded to slot {slot}, it has {}", states.len(), self.states.len());
                 assert!(states.iter().all(holds), "a state of slot {slot} is too short");
             }
-            Work::Update { gradients, into, .. } => {
+            Work::Sum { gradients, squares, .. } => {
+                let holds_squares = self.resident.squares_bytes() <= squares.len();
+                assert!(self.is_loaded && holds_squares, "slot {slot} was not loaded, or its place is too short");
+                assert!(self.kept.is_some(), "slot {slot} was adopted without a place for a sum");
+                self.check_gradients(gradients);
+            }
+            Work::Update { gradients, is_summed, into, .. } => {
                 assert!(self.is_loaded && holds(into), "slot {slot} was not loaded, or its place is too short");
-                let own = self.resident.element_type;
-                for gradient in gradients {
-                    assert!(gradient.element_type.is_gradient_for(own), "{} for {own}", gradient.element_type);
-                    let bytes = self.elements() * gradient.element_type.bytes();
-                    assert_eq!(u64::from(gradient.bytes), bytes, "a gradient of slot {slot}");
-                }
+                let has_sum = self.kept.as_ref().is_some_and(|kept| kept.is_there);
+                assert!(has_sum || !is_summed, "slot {slot} has no sum");
+                self.check_gradients(gradients);
             }
             Work::Store { states, .. } => {
                 assert!(self.is_loaded && states.iter().all(holds), "slot {slot} was not loaded, or a place is short");
                 assert_eq!(states.len(), self.states.len(), "a place for every state of slot {slot}");
             }
         }
+    }
+
+    fn check_gradients(&self, gradients: &[GradientLease]) {
+        let own = self.resident.element_type;
+        for gradient in gradients {
+            assert!(gradient.element_type.is_gradient_for(own), "{} for {own}", gradient.element_type);
+            let bytes = self.elements() * gradient.element_type.bytes();
+            assert_eq!(u64::from(gradient.bytes), bytes, "a gradient for a chunk of {} bytes", self.resident.bytes);
+        }
+    }
+
+    /// Work of the slot has happened.
+    pub(super) fn note_happened(&mut self, work: &Work) {
+        self.is_loaded = true;
+        let is_there = match work {
+            Work::Sum { .. } => true,
+            Work::Load { .. } | Work::Update { .. } => false,
+            Work::Store { .. } => return,
+        };
+        self.kept.iter_mut().for_each(|kept| kept.is_there = is_there);
     }
 
     fn elements(&self) -> u64 {
@@ -380,11 +447,15 @@ fn stored(job: &mut Job, place: usize) -> &mut Lease {
 }
 
 fn gradient(job: &Job, index: usize) -> &[u8] {
-    let Work::Update { gradients, .. } = &job.work else { unreachable!("only an update has gradients") };
+    let (Work::Sum { gradients, .. } | Work::Update { gradients, .. }) = &job.work else {
+        unreachable!("only a sum and an update have gradients")
+    };
     gradients[index].gradient().bytes
 }
 
 fn into(job: &mut Job) -> &mut Lease {
-    let Work::Update { into, .. } = &mut job.work else { unreachable!("only an update has a place") };
+    let (Work::Sum { squares: into, .. } | Work::Update { into, .. }) = &mut job.work else {
+        unreachable!("only a sum and an update have one place")
+    };
     into
 }

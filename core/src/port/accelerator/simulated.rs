@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
+use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
 use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::memory::{Arena, Lease};
+use crate::optim::{Gradient, square_sums};
 use crate::port::{Kernels, Update};
 
 /// Works when polled, by any kernels, in memory of its own. Work comes back at the poll in which its time is over,
@@ -28,6 +29,8 @@ struct Slot {
     resident: Resident,
     parameter: Vec<u8>,
     states: Vec<Vec<u8>>,
+    /// The sum that is kept for the next update.
+    sum: Option<Vec<u8>>,
     is_loaded: bool,
 }
 
@@ -64,27 +67,18 @@ impl<K: Kernels> Simulated<K> {
 
     fn work(&mut self, work: &mut Work) {
         let place = work.slot().0 as usize;
-        let slot = &mut self.slots[place];
+        let (kernels, slot) = (&mut self.kernels, &mut self.slots[place]);
+        assert!(slot.is_loaded || matches!(work, Work::Load { .. }), "slot {place} was not loaded");
         match work {
             Work::Load { parameter, states, .. } => slot.load(parameter.bytes(), states),
-            Work::Update { numbers, gradients, into, .. } => {
-                let Slot { resident, parameter, states, is_loaded } = slot;
-                assert!(*is_loaded, "slot {place} was not loaded");
-                let count = states.len();
-                let mut lent: [&mut [u8]; STATES_MAX] = Default::default();
-                lent.iter_mut().zip(states.iter_mut()).for_each(|(lent, state)| *lent = state);
-                let gradients: Vec<_> = gradients.iter().map(super::GradientLease::gradient).collect();
-                self.kernels.update(Update {
-                    formula: resident.code.formula(numbers),
-                    element_type: resident.element_type,
-                    parameter,
-                    states: &mut lent[..count],
-                    gradients: &gradients,
-                });
-                into.bytes_mut()[..parameter.len()].copy_from_slice(parameter);
+            Work::Sum { gradients, squares, .. } => slot.add(kernels, gradients, squares),
+            Work::Update { numbers, gradients, is_summed, into, .. } => {
+                let sum = slot.sum.take().filter(|_| *is_summed);
+                assert!(sum.is_some() || !*is_summed, "slot {place} has no sum");
+                slot.update(kernels, numbers, gradients, sum.as_deref());
+                into.bytes_mut()[..slot.parameter.len()].copy_from_slice(&slot.parameter);
             }
             Work::Store { states, .. } => {
-                assert!(slot.is_loaded, "slot {place} was not loaded");
                 assert_eq!(states.len(), slot.states.len(), "a place for every state of slot {place}");
                 for (lease, state) in states.iter_mut().zip(&slot.states) {
                     lease.bytes_mut()[..state.len()].copy_from_slice(state);
@@ -106,7 +100,40 @@ impl Slot {
         for (state, lease) in self.states.iter_mut().zip(states) {
             state.copy_from_slice(&lease.bytes()[..parameter.len()]);
         }
-        self.is_loaded = true;
+        (self.is_loaded, self.sum) = (true, None);
+    }
+
+    /// Sums gradients, and keeps the sum.
+    fn add(&mut self, kernels: &mut impl Kernels, gradients: &[GradientLease], squares: &mut Lease) {
+        assert!(self.resident.keeps_sum, "a chunk was adopted without a place for a sum");
+        let mut sum = vec![0; self.parameter.len()];
+        let gradients: Vec<_> = gradients.iter().map(GradientLease::gradient).collect();
+        kernels.sum(self.resident.element_type, &mut sum, &gradients);
+        let mut places = squares.bytes_mut().as_chunks_mut::<8>().0.iter_mut();
+        square_sums(self.resident.element_type, &sum, &mut |block| {
+            *places.next().expect("there is a place for every block") = block.to_le_bytes();
+        });
+        self.sum = Some(sum);
+    }
+
+    /// Runs the code on the sum that was kept, or on gradients.
+    fn update(&mut self, kernels: &mut impl Kernels, numbers: &[f64], gradients: &[GradientLease], sum: Option<&[u8]>) {
+        let Self { resident, parameter, states, .. } = self;
+        let element_type = resident.element_type;
+        let count = states.len();
+        let mut lent: [&mut [u8]; STATES_MAX] = Default::default();
+        lent.iter_mut().zip(states.iter_mut()).for_each(|(lent, state)| *lent = state);
+        let gradients: Vec<_> = match sum {
+            Some(bytes) => vec![Gradient { bytes, element_type }],
+            None => gradients.iter().map(GradientLease::gradient).collect(),
+        };
+        kernels.update(Update {
+            formula: resident.code.formula(numbers),
+            element_type,
+            parameter,
+            states: &mut lent[..count],
+            gradients: &gradients,
+        });
     }
 }
 
@@ -126,6 +153,9 @@ impl<K: Kernels> Accelerator for Simulated<K> {
             let expected = if is_rule { "float32 or float64 for a rule" } else { "the type of a parameter" };
             return Err(NotAdopted::Unfit(format!("a chunk of {found}; expected {expected}")));
         }
+        if resident.keeps_sum && !found.is_float() {
+            return Err(NotAdopted::Unfit(format!("a sum of {found} to keep; expected float32 or float64")));
+        }
         let (asked, free) = (resident.bytes_total(), self.bytes_free);
         if free < asked {
             return Err(NotAdopted::Full(format!("{asked} bytes were asked for and {free} are free")));
@@ -134,7 +164,8 @@ impl<K: Kernels> Accelerator for Simulated<K> {
         let empty = || vec![0; resident.bytes as usize];
         let states = (0..resident.code.states()).map(|_| empty()).collect();
         let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
-        self.slots.push(Slot { resident: resident.clone(), parameter: empty(), states, is_loaded: false });
+        let (parameter, sum, is_loaded) = (empty(), None, false);
+        self.slots.push(Slot { resident: resident.clone(), parameter, states, sum, is_loaded });
         Ok(slot)
     }
 

@@ -239,8 +239,8 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
         stage.begin();
         let left = bytes - if parameter == "m" { 8 } else { 0 };
         let expected = format!(
-            "simulated (plain): 32 bytes were asked for, for parameters and states, and {bytes} were free; parameter \
-             \"{parameter}\": 1 of 1 chunks found no room: {needed} bytes were asked for and {left} are free"
+            "simulated (plain): 32 bytes were asked for, for parameters, states and kept sums, and {bytes} were free; \
+             parameter \"{parameter}\": 1 of 1 chunks found no room: {needed} bytes were asked for and {left} are free"
         );
         assert_eq!(stage.errors(), [expected]);
         assert!(!stage.turn() && stage.shard.generation().0 == 0, "nothing is served");

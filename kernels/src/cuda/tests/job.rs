@@ -214,7 +214,7 @@ impl Chunk {
     ) -> Result<Self, Failure> {
         let mut chunk = Self::new(chunk, seed, DeviceSlot(0));
         let bytes = u32::try_from(chunk.parameter.len()).expect("it is short");
-        let resident = Resident { element_type: chunk.element_type, bytes, code: chunk.code.clone() };
+        let resident = Resident { element_type: chunk.element_type, bytes, code: chunk.code.clone(), keeps_sum: false };
         chunk.slot = device.adopt(&resident)?;
         Ok(chunk)
     }
@@ -270,7 +270,7 @@ impl Chunk {
         };
         let gradients = self.gradients(round).into_iter().enumerate().map(gradient).collect();
         let into = lease(&arenas.own, &vec![0x5a; self.parameter.len()]);
-        Work::Update { slot: self.slot, numbers: self.numbers(round), gradients, into }
+        Work::Update { slot: self.slot, numbers: self.numbers(round), gradients, is_summed: false, into }
     }
 
     fn store(&self, arena: &Arena) -> Work {

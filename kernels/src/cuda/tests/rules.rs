@@ -74,7 +74,7 @@ fn rules_of_one_text_are_compiled_once_for_a_job() {
             let mut scalars = Vec::new();
             let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
             let code = Code::Rule(Arc::new((**code).clone()));
-            device.adopt(&Resident { element_type: Float32, bytes, code }).expect("there is room")
+            device.adopt(&Resident { element_type: Float32, bytes, code, keeps_sum: false }).expect("there is room")
         };
         for count in 1..=5 {
             adopt(&mut device, 64 * count);
@@ -116,10 +116,53 @@ fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() 
         let rule = job::rule("adam").expect("it is a rule");
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-        let mut adopt = || device.adopt(&Resident { element_type: Float32, bytes: 64, code: Code::Rule(code.clone()) });
+        let mut adopt = || {
+            device.adopt(&Resident {
+                element_type: Float32,
+                bytes: 64,
+                code: Code::Rule(code.clone()),
+                keeps_sum: false,
+            })
+        };
         let refused = format!("{:?}", adopt().expect_err("the driver fails"));
         assert!(refused.contains("cuModuleGetFunction: CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{refused}");
         assert!(adopt().is_ok(), "it was not kept");
+    });
+}
+
+/// A module is memory of the device too: compiled now, kept from an earlier run, or loaded when it is asked for.
+#[test]
+fn a_rule_for_whose_kernel_there_is_no_room_is_refused_with_the_bytes() {
+    let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let (cache, words) = (folder.path().join("cache").display().to_string(), "bytes of kernels were to be loaded, ");
+    // The first module is what is shipped.
+    let cases = [
+        ("cuModuleLoadData:2:2", words),
+        ("cuModuleLoadData:2:2", words),
+        ("cuModuleGetFunction:1:2", "found no room, "),
+        ("cuModuleGetFunction:2:2", "found no room, "),
+    ];
+    let all = cases.map(|(failing, words)| {
+        let mut settings = vec![("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_TEST_CACHE", &cache)];
+        settings.extend(compiler.iter().map(|(name, value)| (*name, value.as_str())));
+        settings.extend([("PSERVER_STANDIN_FAIL", failing), ("PSERVER_TEST_WORDS", words)]);
+        settings
+    });
+    each(&all.each_ref().map(Vec::as_slice), || {
+        let of = |name| std::env::var(name).expect("it was set");
+        let mut device = open(Some(&of("PSERVER_TEST_CACHE")));
+        let rule = job::rule("adam").expect("it is a rule");
+        let mut scalars = Vec::new();
+        let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
+        let code = Code::Rule(code.clone());
+        let resident = Resident { element_type: Float32, bytes: 64, code, keeps_sum: false };
+        let refused = device.adopt(&resident).expect_err("there is no room");
+        let NotAdopted::Full(text) = &refused else { panic!("{refused:?}") };
+        let is_said = |words: &str| text.contains(words);
+        assert!(is_said(&of("PSERVER_TEST_WORDS")) && is_said(" of 268435456 are free: cuModule"), "{text}");
+        assert!(is_said("memory of CUDA device 0: kernel pserver_update_f32_"), "{text}");
+        assert!(device.adopt(&resident).is_ok(), "it was not kept");
     });
 }
 
@@ -144,7 +187,7 @@ fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
         let rule = job::rule("adam").expect("it is a rule");
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-        let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code });
+        let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code, keeps_sum: false });
         let refused = adopt(Code::Rule(code.clone())).expect_err("nobody can compile it");
         let expected = "the rule is not one of the kernels that are shipped, and cannot be compiled: \
             libnvrtc, which compiles rules for the device, was not found; \

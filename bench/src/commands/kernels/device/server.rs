@@ -46,7 +46,8 @@ impl Server {
         for chunk in 0..chunks {
             let range = chunk * CHUNK..((chunk + 1) * CHUNK).min(elements);
             let length = range.end - range.start;
-            let resident = Resident { element_type: PARAMETER, bytes: bytes(length, PARAMETER)?, code: code.clone() };
+            let (bytes, code) = (bytes(length, PARAMETER)?, code.clone());
+            let resident = Resident { element_type: PARAMETER, bytes, code, keeps_sum: false };
             let slot = device.adopt(&resident)?;
             let parameter = filled(&arena, range.clone(), PARAMETER, 0)?;
             let parameter = Arc::new(Value::new(parameter, resident.bytes));
@@ -58,7 +59,7 @@ impl Server {
             };
             let gradients = (1..=case.gradients as usize).map(gradient).collect::<Result<_>>()?;
             let into = arena.take(resident.bytes)?;
-            work.push_back(Work::Update { slot, numbers: Vec::new(), gradients, into });
+            work.push_back(Work::Update { slot, numbers: Vec::new(), gradients, is_summed: false, into });
         }
         let (chunks, gradients) = (work.len(), case.gradients as usize);
         Ok(Self { device, prepared, work, chunks, steps: 0, gradient_type: case.gradient_type, gradients })
