@@ -300,10 +300,11 @@ int paddle_finish_init_params(paddle_pserver_client *client);
  * element_type, content_len (the parameter's length) and, if it was NULL, content. On failure it sets none of these;
  * what lies at content is then unspecified.
  *
- * A float32 parameter comes as halves, in half the bytes, where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
- * PADDLE_ELEMENT_TYPE_BFLOAT16 before the call: each element is rounded once, to the nearest, of two equally near to
- * the even one; beyond the largest it is infinite, and what is not a number stays so. The server's value stays as it
- * is. A half of a parameter of another type is refused. Every other element_type is only replaced.
+ * A float32 parameter comes as halves where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
+ * PADDLE_ELEMENT_TYPE_BFLOAT16 before the call and content has room for exactly half the parameter's bytes: each
+ * element is rounded once, to the nearest, of two equally near to the even one; beyond the largest it is infinite, and
+ * what is not a number stays so. The server's value stays as it is. A half of a parameter of another type is refused.
+ * Where content is NULL or has room for the whole, element_type is only replaced, whatever it was.
  *
  * @param names the names of the parameters, each once.
  * @param dst as many places.

@@ -91,8 +91,8 @@ impl<'call> Places<'call> {
 }
 
 impl<'call> Asked<'call> {
-    /// As the caller says: a half where the type that it names is one. Any other type that it names is what the
-    /// parameter's will replace.
+    /// As the caller says: a half where the type that it names is one, and its room is as long as that. Any other type
+    /// that it names is what the parameter's will replace.
     pub(super) fn of(name: &'call str, claim: &Parameter) -> Result<Self, Failure> {
         let half = ElementType::from_number(claim.element_type.into()).and_then(Half::of);
         Ok(Self { half, ..Self::whole(name, Room::of(claim.content, claim.content_len, name)?) })
@@ -115,6 +115,9 @@ impl<'call> Place<'call> {
     /// The place for a parameter of this type and so many bytes.
     fn new(asked: Asked<'call>, (declared, bytes): (ElementType, u64)) -> Result<Self, Failure> {
         let Asked { name, room, half } = asked;
+        // Who says nothing of types may have left anything there, and has room for the whole.
+        let halves = bytes / declared.bytes() * ElementType::Float16.bytes();
+        let half = half.filter(|_| room.is_some_and(|room| room.bytes as u64 == halves));
         check_half(name, declared, half)?;
         let (element_type, bytes) = half.map_or((declared, bytes), |half| (half.element_type(), bytes / 2));
         let fits = c_int::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
