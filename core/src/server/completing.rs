@@ -48,7 +48,7 @@ impl Serving {
             chunk.version.0 += 1;
             return true;
         }
-        let Ok(into) = chunk.take_next(cx.pool) else {
+        let Ok(into) = chunk.take_next(cx.pool, chunk.bytes) else {
             self.stall(place, Lack::Memory);
             return false;
         };

@@ -72,12 +72,12 @@ impl Chunk {
         }
     }
 
-    /// A lease for the next value, if need be one of the halves that nobody reads.
-    pub(super) fn take_next(&mut self, pool: &mut Pool) -> Result<Lease, Failure> {
-        pool.take(self.bytes).or_else(|refused| {
+    /// A lease of `bytes` for the next value, if need be one of the halves that nobody reads.
+    pub(super) fn take_next(&mut self, pool: &mut Pool, bytes: u32) -> Result<Lease, Failure> {
+        pool.take(bytes).or_else(|refused| {
             let halves = self.halves.take().ok_or(refused)?;
             drop(halves);
-            pool.take(self.bytes)
+            pool.take(bytes)
         })
     }
 }
