@@ -1,13 +1,15 @@
 //! What a shard and a client spend their time on, one piece at a time.
+//!
+//! In tests every line runs once, at the small one of its sizes: there it is only to run.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pserver_bench::{CHUNK, Job, Ping, catalogue, gradient};
+use pserver_bench::{Fused, Job, Ping, catalogue, gradient, is_measured};
 use pserver_core::checksum::checksum;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version,
 };
@@ -24,17 +26,29 @@ use pserver_core::wire::{
 };
 use pserver_kernels::cpu::{self, Cpu};
 
+/// A size as it is measured, or as it only runs.
+fn size<T>(measured: T, small: T) -> T {
+    if is_measured() { measured } else { small }
+}
+
+/// Bytes of a chunk.
+fn chunk() -> usize {
+    size(pserver_bench::CHUNK, 4096)
+}
+
 fn partition(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("partition");
+    let declared = size(10_000, 100);
     group.bench_function("declare 10,000 parameters of 1 KiB", |bencher| {
-        bencher.iter(|| catalogue(black_box(10_000), 1024).expect("within every bound").len());
+        bencher.iter(|| catalogue(black_box(declared), 1024).expect("within every bound").len());
     });
-    let many = catalogue(100_000, 1024).expect("within every bound");
-    group.bench_function("find one of 100,000", |bencher| bencher.iter(|| many.find(black_box("layer77777/weight"))));
-    let most = catalogue(1_000_000, 64).expect("within every bound");
-    group
-        .bench_function("find one of 1,000,000", |bencher| bencher.iter(|| most.find(black_box("layer777777/weight"))));
-    drop(most);
+    for (what, count, bytes) in [("100,000", 100_000, 1024), ("1,000,000", 1_000_000, 64)] {
+        let count = size(count, 1_000);
+        let all = catalogue(count, bytes).expect("within every bound");
+        let name = format!("layer{}/weight", count / 9 * 7);
+        assert!(all.find(&name).is_some(), "{name} is one of {count}");
+        group.bench_function(format!("find one of {what}"), |bencher| bencher.iter(|| all.find(black_box(&name))));
+    }
     let big = catalogue(1, 3 << 30).expect("within every bound");
     let parameter = big.parameter(ParameterIndex(0)).expect("it was declared");
     group.bench_function("place of a chunk", |bencher| {
@@ -45,7 +59,7 @@ fn partition(criterion: &mut Criterion) {
 
 fn wire(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wire");
-    let entries = (0..1000).map(|index| {
+    let entries = (0..size(1000, 10)).map(|index| {
         let id = ChunkId { parameter: ParameterIndex(index), chunk: ChunkIndex(0) };
         Entry { bytes: 1024, ..Entry::bare(id, Round(1), ElementType::Float32) }
     });
@@ -59,20 +73,20 @@ fn wire(criterion: &mut Criterion) {
             prefix.finish(rest).expect("its checksum holds").entries.len()
         });
     });
-    let payload = gradient(0, CHUNK);
-    group.throughput(Throughput::Bytes(CHUNK as u64));
+    let payload = gradient(0, chunk());
+    group.throughput(Throughput::Bytes(chunk() as u64));
     group.bench_function("checksum of a chunk", |bencher| bencher.iter(|| checksum(black_box(&payload))));
     group.finish();
 }
 
 fn sums(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("sum");
-    let payloads: Vec<Vec<u8>> = (0..8).map(|trainer| gradient(trainer, CHUNK)).collect();
-    let mut into = vec![0; CHUNK];
+    let payloads: Vec<Vec<u8>> = (0..8).map(|trainer| gradient(trainer, chunk())).collect();
+    let mut into = vec![0; chunk()];
     for count in [2, 8] {
         let gradients: Vec<Gradient<'_>> =
             payloads[..count].iter().map(|bytes| Gradient { bytes, element_type: ElementType::Float32 }).collect();
-        group.throughput(Throughput::Bytes((count * CHUNK) as u64));
+        group.throughput(Throughput::Bytes((count * chunk()) as u64));
         group.bench_function(format!("{count} gradients of a chunk"), |bencher| {
             bencher.iter(|| cpu::sum(ElementType::Float32, black_box(&mut into), &gradients));
         });
@@ -82,8 +96,8 @@ fn sums(criterion: &mut Criterion) {
 
 fn updates(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("update");
-    group.throughput(Throughput::Elements((CHUNK / 4) as u64));
-    let payload = gradient(1, CHUNK);
+    group.throughput(Throughput::Elements((chunk() / 4) as u64));
+    let payload = gradient(1, chunk());
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
     let algorithms = [
         ("add", Algorithm::Add),
@@ -97,6 +111,7 @@ fn updates(criterion: &mut Criterion) {
         ("Adam", Algorithm::Adam { beta1, beta2, epsilon }),
         ("AdamW", Algorithm::AdamW { beta1, beta2, epsilon }),
         ("FTRL", Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 }),
+        ("a user's Lion", Fused::Lion.rule().expect("its text is right").algorithm),
     ];
     for (name, algorithm) in algorithms {
         let rule = Rule { algorithm, ..Rule::default() };
@@ -104,8 +119,8 @@ fn updates(criterion: &mut Criterion) {
         let prepared = Prepared::new(rule.clone()).expect("it is a rule");
         let mut kernels = Cpu::new();
         let mut scalars = Vec::new();
-        let mut parameter = gradient(0, CHUNK);
-        let mut states = vec![vec![0; CHUNK]; rule.states().len()];
+        let mut parameter = gradient(0, chunk());
+        let mut states = vec![vec![0; chunk()]; rule.states().len()];
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let mut states: Vec<&mut [u8]> = states.iter_mut().map(Vec::as_mut_slice).collect();
@@ -122,8 +137,29 @@ fn updates(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// Values as halves, from the cache and from memory, beside a copy of what is read and written.
+fn halves(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("halves");
+    for (what, bytes) in [("a chunk", chunk()), ("128 MiB", size(128 << 20, 4096))] {
+        let value = gradient(0, bytes);
+        let mut into = vec![0; bytes / 2];
+        // As many bytes move: three quarters are read, and as many written.
+        let mut copied = vec![0; bytes / 4 * 3];
+        group.throughput(Throughput::Bytes((bytes / 2 * 3) as u64));
+        for half in Half::ALL {
+            group.bench_function(format!("{what} as {half}"), |bencher| {
+                bencher.iter(|| cpu::halve(half, black_box(&value), black_box(&mut into)));
+            });
+        }
+        group.bench_function(format!("copy of as many bytes as {what}"), |bencher| {
+            bencher.iter(|| black_box(&mut copied).copy_from_slice(black_box(&value[..bytes / 4 * 3])));
+        });
+    }
+    group.finish();
+}
+
 fn rows(criterion: &mut Criterion) {
-    const ROWS: u64 = 16 * 1024;
+    let count: u64 = size(16 * 1024, 128);
     let mut group = criterion.benchmark_group("SelectedRows");
     let layout = RowLayout::new(ElementType::Float32, 64, Height::Unbounded).expect("a row of 256 bytes");
     // Few ids often and many seldom: products of numbers that are even.
@@ -133,13 +169,13 @@ fn rows(criterion: &mut Criterion) {
     };
     let contributions: Vec<SelectedRows> = (0..4)
         .map(|trainer| {
-            let ids: Vec<u64> = (0..ROWS).map(|row| id(u64::from(trainer) * ROWS + row)).collect();
+            let ids: Vec<u64> = (0..count).map(|row| id(u64::from(trainer) * count + row)).collect();
             SelectedRows::new(layout, &ids, &gradient(trainer, ids.len() * 256)).expect("a row for each id")
         })
         .collect();
     let views: Vec<_> = contributions.iter().map(SelectedRows::view).collect();
     let mut merge = MergeRows::default();
-    group.throughput(Throughput::Elements(4 * ROWS));
+    group.throughput(Throughput::Elements(4 * count));
     group.bench_function("merge, the order of 4 times 16,384 rows", |bencher| {
         bencher.iter(|| merge.unite(layout, black_box(&views)).expect("they fit").len());
     });
@@ -155,7 +191,7 @@ fn rounds(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("round");
     let mut ping = Ping::new().expect("a new hub has room");
     group.bench_function("loopback, a frame of 4 KiB there and back", |bencher| bencher.iter(|| ping.round()));
-    for (what, parameters, bytes) in [("4 KiB", 1, 4096), ("10,000 parameters of 1 KiB", 10_000, 1024)] {
+    for (what, parameters, bytes) in [("4 KiB", 1, 4096), ("10,000 parameters of 1 KiB", size(10_000, 50), 1024)] {
         let mut job = Job::start(parameters, bytes).expect("this machine has sockets");
         group.bench_function(format!("tcp, push_pull of {what}"), |bencher| bencher.iter(|| job.round()));
     }
@@ -301,18 +337,18 @@ impl Port for Nothing<'_> {
 /// ran by itself.
 fn executor_share() {
     const ROUNDS: u32 = 5;
-    const CHUNKS: u32 = 4_000;
     const IN_STEP: u32 = 16;
-    let (mut idle, mut alone) = (Idle::new(), Alone::new(CHUNKS, Mode::Sync));
+    let chunks = size(4_000, 32);
+    let (mut idle, mut alone) = (Idle::new(), Alone::new(chunks, Mode::Sync));
     alone.round();
     let timed = |work: &mut dyn FnMut()| {
         let start = Instant::now();
         (0..ROUNDS).for_each(|_| work());
-        start.elapsed().as_secs_f64() / f64::from(ROUNDS * CHUNKS) * 1e9
+        start.elapsed().as_secs_f64() / f64::from(ROUNDS * chunks) * 1e9
     };
     let mut shares: Vec<(f64, f64, f64)> = (0..5)
         .map(|_| {
-            let idle = timed(&mut || (0..CHUNKS).for_each(|_| idle.round()));
+            let idle = timed(&mut || (0..chunks).for_each(|_| idle.round()));
             let round = timed(&mut || alone.round());
             (idle / f64::from(IN_STEP) / round, idle, round)
         })
@@ -349,10 +385,10 @@ fn shard(criterion: &mut Criterion) {
     let mut idle = Idle::new();
     group.bench_function("round of a program whose units do nothing", |bencher| bencher.iter(|| idle.round()));
     for mode in [Mode::Sync, Mode::Async] {
-        for chunks in [100, 4_000] {
+        for (what, chunks) in [(100, size(100, 8)), (4_000, size(4_000, 32))] {
             group.throughput(Throughput::Elements(chunks.into()));
             let mut alone = Alone::new(chunks, mode);
-            group.bench_function(format!("round of {chunks} chunks of 1 KiB, {mode:?}"), |bencher| {
+            group.bench_function(format!("round of {what} chunks of 1 KiB, {mode:?}"), |bencher| {
                 bencher.iter(|| alone.round());
             });
         }
@@ -360,5 +396,5 @@ fn shard(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, partition, wire, sums, updates, rows, rounds, shard);
+criterion_group!(benches, partition, wire, sums, updates, halves, rows, rounds, shard);
 criterion_main!(benches);

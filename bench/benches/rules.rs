@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytemuck::{cast_slice, cast_slice_mut};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nix::time::{ClockId, clock_gettime};
-use pserver_bench::Fused;
+use pserver_bench::{Fused, is_measured};
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
@@ -91,11 +91,6 @@ impl Bench {
             }));
         }
     }
-}
-
-/// Whether times are asked for; else everything runs once, at a small size.
-fn is_measured() -> bool {
-    std::env::args().any(|argument| argument == "--bench")
 }
 
 fn seconds(work: impl FnOnce()) -> f64 {

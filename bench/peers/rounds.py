@@ -1,7 +1,8 @@
 """Rounds as `psbench peers` asks for them, the same for every peer that is written in Python.
 
 A script starts its own processes on this machine. It says who it is in its first line of JSON, then answers each line
-`run ROUNDS` of standard input with one line of JSON. It ends when standard input does.
+`run ROUNDS` of standard input with one line of JSON, with `server_cpu_seconds` in it where there are processes besides
+the trainers. It ends when standard input does.
 
 What is sent, and what must come back, is what the other subcommands send: small whole numbers with a prime period, which
 every second round takes back. Every element of every round is compared, outside of what is timed.
@@ -126,13 +127,15 @@ def lead(peer, version, options, roles, environment):
             expect(one)
         say({"peer": peer, "version": version})
         for line in sys.stdin:
+            before = processor_seconds(others)
             for one in trainers:
                 one.stdin.write(line)
                 one.stdin.flush()
             answers = [json.loads(expect(one)) for one in trainers]
+            used = {"server_cpu_seconds": processor_seconds(others) - before} if others else {}
             seconds = [max(round) for round in zip(*(one["seconds"] for one in answers))]
             say({"peer": peer, "version": version, "bytes": options.bytes, "trainers": options.trainers,
-                 "seconds": seconds, "wrong": sum(one["wrong"] for one in answers)})
+                 "seconds": seconds, "wrong": sum(one["wrong"] for one in answers), **used})
     finally:
         for one in trainers + others:
             one.kill()
@@ -165,6 +168,13 @@ def train(trainer, options):
             wrong += pattern.wrong(number, end.value())
             number += 1
         print(json.dumps({"seconds": seconds, "wrong": wrong}), file=out, flush=True)
+
+
+def processor_seconds(processes):
+    """What processors have worked for these processes so far, with all threads that they have or had."""
+    # The clock of a process that the system keeps: exact, where the ticks in /proc/PID/stat are 10 ms long.
+    sched = 2
+    return sum(time.clock_gettime(~one.pid << 3 | sched) for one in processes)
 
 
 def expect(process):

@@ -32,6 +32,8 @@ pub(crate) enum Ask {
     },
     /// Answer with [`Usage`].
     Usage,
+    /// Answer with what connections said of themselves, [`crate::carried::Heard`].
+    Heard,
 }
 
 /// What a trainer did.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::child::Verbs;
 use crate::duel::{BLOCKS_MIN, Block, Pace, Team, alternate, rounds_for};
-use crate::job::Job;
+use crate::job::{Job, Transport};
 use crate::report::{Outcome, Report};
 use crate::statistics::{median, median_interval};
 use crate::straight::Shape;
@@ -27,7 +27,7 @@ pub(crate) struct Terms<'a> {
 }
 
 /// A team's blocks, with what was made of them.
-struct Score<'a> {
+pub(crate) struct Score<'a> {
     team: &'a Team,
     blocks: &'a [Block],
     /// Of each block the median, in seconds.
@@ -36,19 +36,26 @@ struct Score<'a> {
     latencies: Histogram<u64>,
     /// Of a round, in both directions, of all trainers.
     round_bytes: f64,
+    /// In which rounds were under way.
+    timed_seconds: f64,
+    /// Of all blocks, with what happens between rounds.
+    whole_seconds: f64,
 }
 
 /// Measures a job, and notes its blocks, its latencies and the result.
 pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Result<()> {
     ensure!(terms.duration > 0.0, "--duration {}: expected seconds above zero", terms.duration);
     let mut ours = Team::ours(job, terms.connect)?;
+    // Trainers have met all servers when a round is over.
+    ours.block(1, Pace { rate: None, ..terms.pace })?;
+    let route = ours.route(job)?;
+    report.travelled(&route);
+    let is_far = terms.connect.map(Address::parse).transpose()?.is_some_and(|address| !address.is_loopback());
     // What this machine does says nothing about servers on another.
-    let is_here = match terms.connect {
-        _ if terms.alone => false,
-        Some(address) => Address::parse(address)?.is_loopback(),
-        None => true,
-    };
-    let mut straight = is_here.then(|| Team::best_straight(Shape::of(job), job)).transpose()?;
+    let is_beside = !is_far && !terms.alone;
+    let chosen = Job { transport: route.carried.transport().unwrap_or(Transport::Tcp), ..job.clone() };
+    let straight = || Team::best_straight(Shape::of(&chosen), &chosen);
+    let mut straight = is_beside.then(straight).transpose()?;
     let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut straight).collect();
     let rounds = match (terms.iterations, terms.pace.rate) {
         (Some(iterations), _) => {
@@ -63,11 +70,15 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
         (None, None) => rounds_for(&mut teams, terms.pace, terms.duration)?,
     };
     let results = alternate(&mut teams, terms.pace, rounds, BLOCKS_MIN)?;
-    let mine = Score::new(&ours, job, &results[0])?;
-    let theirs = straight.as_ref().map(|team| Score::new(team, job, &results[1])).transpose()?;
+    let mine = Score::new(&ours, job, &results[0], terms.pace)?;
+    let theirs = straight.as_ref().map(|team| Score::new(team, job, &results[1], terms.pace)).transpose()?;
     note_intervals(report, job, &mine, theirs.as_ref());
-    let mut result = outcome(job, &mine);
+    let mut result = outcome(job, &mine).with("carried_by", route.carried.by.as_str());
     let name = result.name().to_owned();
+    if !is_beside {
+        let link = route.link.bits_per_second.filter(|_| is_far);
+        result = beside_link(result, job, link, mine.p50_us(), terms.alone);
+    }
     if let Some(theirs) = theirs {
         result = beside(result, &mine, &theirs);
         report.histograms.push((format!("{} for {name}", theirs.team.name), theirs.latencies));
@@ -77,16 +88,38 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
     Ok(())
 }
 
+/// A result without a straight server: beside the link's own speed, if that is known.
+fn beside_link(result: Outcome, job: &Job, bits_per_second: Option<u64>, p50_us: f64, is_alone: bool) -> Outcome {
+    let Some(bits_per_second) = bits_per_second else {
+        return result.without_ratio(if is_alone {
+            "--alone leaves the straight server out"
+        } else {
+            "--connect: the servers are on another machine, and the system does not know how fast the link there is"
+        });
+    };
+    // Both directions are busy at once, and all trainers are here.
+    let bytes = u64::from(job.trainers) * job.value_bytes().max(job.gradient_bytes());
+    let least_us = bytes as f64 * 8.0 / bits_per_second as f64 * 1e6;
+    result
+        .with("ceiling_name", "the link's speed")
+        .with("ceiling_latency_us_p50", least_us)
+        .with("ratio_to_ceiling", least_us / p50_us)
+}
+
 impl<'a> Score<'a> {
-    fn new(team: &'a Team, job: &Job, blocks: &'a [Block]) -> Result<Self> {
+    pub(crate) fn new(team: &'a Team, job: &Job, blocks: &'a [Block], pace: Pace) -> Result<Self> {
         let medians = blocks.iter().map(|block| median(&block.seconds)).collect();
         // Three digits, from a nanosecond to an hour.
         let mut latencies = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)?;
         for seconds in blocks.iter().flat_map(|block| &block.seconds) {
             latencies.saturating_record(nanoseconds(*seconds));
         }
-        let round_bytes = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
-        Ok(Self { team, blocks, medians, latencies, round_bytes })
+        let round_bytes = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
+        let all = |seconds: fn(&Block) -> f64| blocks.iter().map(seconds).sum::<f64>();
+        let whole_seconds = all(|block| block.whole_seconds);
+        // With a rate, rounds count from when they should have begun, and may overlap.
+        let timed_seconds = if pace.rate.is_some() { whole_seconds } else { all(|block| block.seconds.iter().sum()) };
+        Ok(Self { team, blocks, medians, latencies, round_bytes, timed_seconds, whole_seconds })
     }
 
     fn p50_us(&self) -> f64 {
@@ -98,14 +131,49 @@ impl<'a> Score<'a> {
         self.latencies.value_at_quantile(share) as f64 * 1e-3
     }
 
-    fn wrong(&self) -> u64 {
+    pub(crate) fn wrong(&self) -> u64 {
         self.blocks.iter().map(|block| block.wrong).sum()
     }
 
     /// Of its servers, for a thousand million bytes in either direction.
     fn cpu_seconds_per_gigabyte(&self) -> Option<f64> {
-        let used: f64 = self.blocks.iter().map(|block| block.server.cpu_seconds).sum();
-        self.team.has_servers().then(|| used / (self.round_bytes * self.latencies.len() as f64 * 1e-9))
+        Some(self.cpu_seconds()? / (self.bytes() * 1e-9))
+    }
+
+    /// Of its servers together: how much of one processor they took while rounds were under way.
+    fn cpu_percent(&self) -> Option<f64> {
+        // Servers that spin do so between rounds too.
+        let seconds = if self.team.spins() { self.whole_seconds } else { self.timed_seconds };
+        Some(self.cpu_seconds()? / seconds * 100.0)
+    }
+
+    fn cpu_seconds(&self) -> Option<f64> {
+        self.blocks.iter().map(|block| block.server.map(|server| server.cpu_seconds)).sum()
+    }
+
+    /// Of all rounds.
+    fn bytes(&self) -> f64 {
+        self.round_bytes * self.latencies.len() as f64
+    }
+
+    /// What every line of rounds says of them.
+    pub(crate) fn figures(&self, result: Outcome) -> Outcome {
+        let fastest = self.medians.iter().copied().fold(f64::INFINITY, f64::min);
+        result
+            .with("rounds", self.latencies.len())
+            .with("blocks", self.blocks.len())
+            .with("latency_us_min", self.latencies.min() as f64 * 1e-3)
+            .with("latency_us_p50", self.p50_us())
+            .with("latency_us_p99", self.latency_us(0.99))
+            .with("latency_us_p999", self.latency_us(0.999))
+            .with("latency_us_max", self.latencies.max() as f64 * 1e-3)
+            .with("block_latency_us", self.medians.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
+            .with("bytes_per_second", self.round_bytes / self.p50_us() * 1e6)
+            .with("bytes_per_second_peak", self.round_bytes / fastest)
+            .with("bytes_per_second_average", self.bytes() / self.timed_seconds)
+            .with("rounds_per_second", self.latencies.len() as f64 / self.timed_seconds)
+            .with("server_cpu_percent", json!(self.cpu_percent()))
+            .with("server_cpu_seconds_per_gigabyte", json!(self.cpu_seconds_per_gigabyte()))
     }
 
     /// What went over verbs in all blocks, on the trainers' side.
@@ -114,30 +182,18 @@ impl<'a> Score<'a> {
     }
 
     fn peak_rss_bytes(&self) -> Option<u64> {
-        let most = self.blocks.iter().map(|block| block.server.peak_rss_bytes).max();
-        most.filter(|_| self.team.has_servers())
+        self.blocks.iter().filter_map(|block| block.server.map(|server| server.peak_rss_bytes)).max()
     }
 }
 
 /// What was measured of ours.
 fn outcome(job: &Job, mine: &Score<'_>) -> Outcome {
-    let round_bytes = mine.round_bytes;
     let rss = mine.peak_rss_bytes();
     let mut result = Outcome::new(&format!("{} {}", mine.team.name, job.title()));
     for (key, value) in parameters(job) {
         result = result.with(&key, value);
     }
-    result
-        .with("rounds", mine.latencies.len())
-        .with("blocks", mine.blocks.len())
-        .with("latency_us_min", mine.latencies.min() as f64 * 1e-3)
-        .with("latency_us_p50", mine.p50_us())
-        .with("latency_us_p99", mine.latency_us(0.99))
-        .with("latency_us_p999", mine.latency_us(0.999))
-        .with("latency_us_max", mine.latencies.max() as f64 * 1e-3)
-        .with("block_latency_us", mine.medians.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
-        .with("bytes_per_second", round_bytes / mine.p50_us() * 1e6)
-        .with("server_cpu_seconds_per_gigabyte", json!(mine.cpu_seconds_per_gigabyte()))
+    mine.figures(result)
         .with("server_peak_rss_bytes", json!(rss))
         .with("server_peak_rss_per_parameter_byte", json!(rss.map(|rss| rss as f64 / job.bytes as f64)))
         .with("copies", json!(mine.verbs(|verbs| verbs.copies)))
@@ -179,7 +235,7 @@ fn note_intervals(report: &mut Report, job: &Job, mine: &Score<'_>, theirs: Opti
             "rounds": own.seconds.len(),
             "latency_us_p50": mine.medians[index] * 1e6,
             "ceiling_latency_us_p50": theirs.map(|theirs| theirs.medians[index] * 1e6),
-            "server_cpu_seconds": own.server.cpu_seconds,
+            "server_cpu_seconds": own.server.map(|server| server.cpu_seconds),
             "wrong": own.wrong + theirs.map_or(0, |theirs| theirs.blocks[index].wrong),
         }));
     }
@@ -193,4 +249,25 @@ fn nanoseconds(seconds: f64) -> u64 {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is within 1 and a million")]
 fn whole(rounds: f64) -> u32 {
     rounds.clamp(1.0, 1e6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::RuleName;
+    use crate::pattern::tests::job;
+
+    #[test]
+    fn what_a_link_allows_is_the_ceiling_of_servers_elsewhere() {
+        let job = Job { bytes: 1_000_000, trainers: 2, ..job(RuleName::Sum) };
+        // Two megabytes a direction at 10 Gb/s take 1.6 ms.
+        let result = beside_link(Outcome::new("x"), &job, Some(10_000_000_000), 3200.0, false);
+        assert_eq!(result.field("ratio_to_ceiling"), 0.5);
+        assert!(result.field("no_ratio_because").is_null());
+        for (is_alone, words) in [(true, "--alone"), (false, "--connect")] {
+            let result = beside_link(Outcome::new("x"), &job, None, 3200.0, is_alone);
+            assert!(result.field("ratio_to_ceiling").is_null());
+            assert!(result.field("no_ratio_because").as_str().is_some_and(|why| why.starts_with(words)));
+        }
+    }
 }

@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use crate::carried::{Carried, Heard};
 use crate::child::{Ask, Cores, Member, Ran, Usage, Verbs};
 use crate::job::{Job, ModeName, Poll, RuleName, Transport, word};
 use crate::ours;
+use crate::route::Route;
 use crate::statistics::median;
 use crate::straight::shm;
 use crate::straight::{Plan, Region, Shape};
@@ -23,6 +25,8 @@ pub(crate) struct Team {
     trainers: Vec<Member>,
     /// Whether its servers spin and rest while the others' turn is.
     spins: bool,
+    /// Where its trainers look for its servers.
+    place: String,
     pub(crate) chunk_bytes: u64,
     /// What its servers used before the first trainer.
     empty: Usage,
@@ -35,7 +39,10 @@ pub(crate) struct Team {
 pub(crate) struct Block {
     pub(crate) seconds: Vec<f64>,
     pub(crate) wrong: u64,
-    pub(crate) server: Usage,
+    /// From its begin to its end, with what happens between rounds.
+    pub(crate) whole_seconds: f64,
+    /// None of those who are no processes of their own, or say nothing.
+    pub(crate) server: Option<Usage>,
     /// Of all trainers.
     pub(crate) verbs: Verbs,
 }
@@ -65,13 +72,13 @@ impl Team {
             first.get_or_insert(address);
             servers.push(member);
         }
-        let address = ours::at(job.transport, &first.context("there is at least one server")?);
+        let place = ours::at(job.transport, &first.context("there is at least one server")?);
         let empty = sum(&mut servers)?;
         let regions = barrier(job)?;
-        let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), address])?;
+        let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), place.clone()])?;
         let name = format!("pserver {}", word(job.transport));
         let spins = job.poll == Poll::Busy;
-        Ok(Self { name, servers, trainers, spins, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
+        Ok(Self { name, servers, trainers, spins, place, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
     }
 
     /// The parameter server in one process: servers and trainers are threads of it, and it answers as one trainer.
@@ -79,12 +86,13 @@ impl Team {
         let regions = barrier(job)?;
         let mut arguments = vec!["child-within".to_owned(), "--job".to_owned(), serde_json::to_string(job)?];
         arguments.extend(regions.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
-        let (member, _) = Member::start("servers and trainers", &arguments, Cores::All)?;
+        let (member, place) = Member::start("servers and trainers", &arguments, Cores::All)?;
         Ok(Self {
             name: format!("pserver {}", word(job.transport)),
             servers: Vec::new(),
             trainers: vec![member],
             spins: job.poll == Poll::Busy,
+            place,
             chunk_bytes: job.chunk_bytes,
             empty: Usage::default(),
             _regions: regions,
@@ -112,8 +120,8 @@ impl Team {
         let trainers = start_trainers(job, &barrier, "straight-trainer", &more)?;
         shared.extend(barrier);
         let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
-        let chunk_bytes = plan.chunk_bytes;
-        Ok(Self { name, servers: vec![server], trainers, spins, chunk_bytes, empty, _regions: shared })
+        let (place, chunk_bytes) = (plan.address, plan.chunk_bytes);
+        Ok(Self { name, servers: vec![server], trainers, spins, place, chunk_bytes, empty, _regions: shared })
     }
 
     /// The straight server of a path with the chunk that suits it best. One at a time is tried, so that memory is
@@ -136,16 +144,34 @@ impl Team {
     /// Runs rounds.
     pub(crate) fn block(&mut self, rounds: u32, pace: Pace) -> Result<Block> {
         self.rest(false)?;
-        let before = self.server_usage()?;
+        let (before, begun) = (self.server_usage()?, Instant::now());
         for trainer in &mut self.trainers {
             trainer.ask(Ask::Run { rounds, rate: pace.rate, spoil: pace.spoil })?;
         }
         let ran = self.trainers.iter_mut().map(Member::answer).collect::<Result<Vec<Ran>>>()?;
-        let after = self.server_usage()?;
+        let (whole_seconds, after) = (begun.elapsed().as_secs_f64(), self.server_usage()?);
         self.rest(true)?;
         let Ran { seconds, wrong, verbs } = Ran::together(&ran)?;
-        let server = Usage { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
-        Ok(Block { seconds, wrong, server, verbs })
+        let used = || Usage { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
+        Ok(Block { seconds, wrong, whole_seconds, server: self.has_servers().then(used), verbs })
+    }
+
+    /// What bytes travel by, as its trainers' connections say, and over which link.
+    pub(crate) fn route(&mut self, job: &Job) -> Result<Route> {
+        let mut all = Heard::default();
+        // Within one process those who rest are those who are asked.
+        self.rest(false)?;
+        for trainer in &mut self.trainers {
+            trainer.ask(Ask::Heard)?;
+            all.add(trainer.answer()?);
+        }
+        self.rest(true)?;
+        Ok(Route::of(Carried::of(job.transport, &all), &self.place, &job.rdma_device))
+    }
+
+    /// Whether its servers take a processor also while they wait.
+    pub(crate) fn spins(&self) -> bool {
+        self.spins
     }
 
     /// Whether its servers are processes of ours, whose use of the machine is known.

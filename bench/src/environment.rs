@@ -18,7 +18,7 @@ pub(crate) fn facts() -> Map<String, Value> {
     let facts = json!({
         "program": "psbench",
         "version": env!("CARGO_PKG_VERSION"),
-        "git_revision": option_env!("PSERVER_GIT_REVISION").unwrap_or("not recorded"),
+        "git_revision": env!("PSERVER_GIT_REVISION"),
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },
         "cpu": cpu.unwrap_or_else(|| "unknown".to_owned()),
         "cores": cores,
@@ -26,7 +26,6 @@ pub(crate) fn facts() -> Map<String, Value> {
         "memory_bytes": memory_bytes(),
         "kernel": read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
         "host": read("/proc/sys/kernel/hostname").unwrap_or_else(|| "unknown".to_owned()),
-        "loopback_mtu_bytes": read("/sys/class/net/lo/mtu").and_then(|text| text.parse::<u64>().ok()),
         "load_average_1m": read("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse::<f64>().ok()),
     });
     match facts {

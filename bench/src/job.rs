@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use pserver_core::config::OptimizerSettings;
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::optim::Prepared;
 use pserver_transport::verbs::{DEVICE_EXPECTED, Device, DeviceChoice, Devices};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ const TRAINERS_MAX: u32 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
+    /// What suits best: shared memory within a machine, else verbs, else sockets.
+    Auto,
     /// Sockets.
     Tcp,
     /// Memory that processes of one machine share.
@@ -128,6 +130,9 @@ pub(crate) struct Job {
     /// The file with the token of servers that are somebody else's.
     pub(crate) token_file: Option<String>,
     pub(crate) dtype: Dtype,
+    /// What values come as, where that is a half of theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) values: Option<Dtype>,
     pub(crate) rule: RuleName,
     pub(crate) poll: Poll,
     pub(crate) buffers: Buffers,
@@ -176,6 +181,19 @@ impl Job {
             self.parameters
         );
         ensure!(self.parameters > 0, "--params 0: expected 1 or more");
+        ensure!(
+            self.values
+                .is_none_or(|values| values.gradient() == self.dtype.value() || values.value() != values.gradient()),
+            "--values {} with values of {}; expected these or a half",
+            self.values.map(word).unwrap_or_default(),
+            self.dtype.value()
+        );
+        ensure!(
+            self.half().is_none() || self.dtype.value() == ElementType::Float32,
+            "--values {}: only values of float32 come as halves; found --dtype {}",
+            self.values.map(word).unwrap_or_default(),
+            word(self.dtype)
+        );
         ensure!(self.trainers <= TRAINERS_MAX, "--trainers {}: expected at most {TRAINERS_MAX}", self.trainers);
         ensure!(self.trainers > 0 && self.servers > 0 && self.shards > 0, "expected at least one of everybody");
         ensure!(
@@ -232,6 +250,16 @@ impl Job {
 
     pub(crate) fn elements(&self) -> u64 {
         self.bytes / self.dtype.value().bytes()
+    }
+
+    /// What values come as, where that is a half of theirs.
+    pub(crate) fn half(&self) -> Option<Half> {
+        self.values.and_then(|values| Half::of(values.gradient()))
+    }
+
+    /// Bytes of one trainer's values as they come.
+    pub(crate) fn value_bytes(&self) -> u64 {
+        if self.half().is_some() { self.bytes / 2 } else { self.bytes }
     }
 
     /// Bytes of one trainer's gradient.

@@ -7,6 +7,7 @@
 //! Read in this order: `job` (what a run works on), `pattern` (what is sent, and what must come back), `trainer`
 //! (rounds, timed and checked), `straight`, `duel` (both in turns), `commands`, `report`.
 
+mod carried;
 mod child;
 mod commands;
 mod contest;
@@ -19,6 +20,7 @@ mod pattern;
 mod peers;
 pub mod program;
 mod report;
+mod route;
 mod rows;
 mod sizes;
 mod statistics;
@@ -34,6 +36,12 @@ pub use within::{Job, Ping};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+
+/// Whether benchmarks are measured (`cargo bench`), and do not only run once, at small sizes, as in tests.
+#[must_use]
+pub fn is_measured() -> bool {
+    std::env::args().any(|argument| argument == "--bench")
+}
 
 /// Bytes of the chunk that kernels and checksums work on: the default chunk.
 pub const CHUNK: usize = 1024 * 1024;

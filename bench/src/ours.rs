@@ -15,6 +15,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
+use crate::carried;
 use crate::child::{self, Verbs};
 use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::sizes::length;
@@ -84,6 +85,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 
 /// A trainer's process.
 pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
+    carried::listen();
     let mut exchange = Trainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
     Runner::new(&mut exchange, job, trainer, barrier)?.serve()
 }
@@ -204,14 +206,14 @@ impl Exchange for Trainer {
             let start = begin();
             // The view of the round before is given back here and not earlier: that is part of a round.
             self.view.take().map_or(Ok(()), View::release)?;
-            self.view = Some(self.client.push_pull_view(&given, None)?);
+            self.view = Some(self.client.push_pull_view_as(&given, None, &vec![self.job.half(); given.len()])?);
             return Ok(start.elapsed());
         }
         let mut wanted = Vec::with_capacity(self.names.len());
-        let mut rest = self.value.as_mut_slice();
+        let (mut rest, half) = (self.value.as_mut_slice(), self.job.half());
         for (name, (_, place)) in self.names.iter().zip(&self.places) {
-            let (content, after) = rest.split_at_mut(place.len());
-            wanted.push(Wanted { name, content });
+            let (content, after) = rest.split_at_mut(if half.is_some() { place.len() / 2 } else { place.len() });
+            wanted.push(Wanted { name, content, half });
             rest = after;
         }
         let start = begin();
@@ -232,16 +234,16 @@ impl Exchange for Trainer {
             place.copy_from_slice(piece);
             rest = after;
         }
-        &self.value
+        &self.value[..length(self.job.value_bytes())]
     }
 
     fn settle(&mut self) -> Result<()> {
         ensure!(self.job.mode != ModeName::Sync, "only without rounds there is something to settle");
-        let mut rest = self.value.as_mut_slice();
+        let (mut rest, half) = (self.value.as_mut_slice(), self.job.half());
         let mut wanted = Vec::with_capacity(self.names.len());
         for (name, (_, place)) in self.names.iter().zip(&self.places) {
-            let (content, after) = rest.split_at_mut(place.len());
-            wanted.push(Wanted { name, content });
+            let (content, after) = rest.split_at_mut(if half.is_some() { place.len() / 2 } else { place.len() });
+            wanted.push(Wanted { name, content, half });
             rest = after;
         }
         self.client.pull(&mut wanted).context("fetching what all rounds came to")

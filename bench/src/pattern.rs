@@ -7,8 +7,10 @@
 //! All rules work element by element, so values repeat with the same period, and one period of them is reckoned
 //! here: for Adam by the servers' own kernels, whose bits do not depend on where a tensor is cut.
 
+use std::borrow::Cow;
+
 use anyhow::Result;
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::Version;
 use pserver_core::narrow;
 use pserver_core::optim::{Gradient, Prepared, Step};
@@ -32,6 +34,7 @@ pub(crate) struct Expected {
     pattern: Pattern,
     /// None where the value becomes the gradients' sum.
     rule: Option<Prepared>,
+    half: Option<Half>,
     value: Vec<u8>,
     states: Vec<Vec<u8>>,
     rounds: u64,
@@ -66,7 +69,7 @@ impl Expected {
         let rule = job.rule()?;
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
         let states = vec![zeros.clone(); rule.as_ref().map_or(0, |rule| rule.states().len())];
-        Ok(Self { pattern, rule, value: zeros, states, rounds: 0, kernels: Cpu::new() })
+        Ok(Self { pattern, rule, half: job.half(), value: zeros, states, rounds: 0, kernels: Cpu::new() })
     }
 
     /// Goes one round on. Without a barrier between trainers only the sum over many rounds is known; see
@@ -96,13 +99,19 @@ impl Expected {
 
     /// How many elements of a whole value are not what they must be.
     pub(crate) fn wrong(&self, value: &[u8]) -> u64 {
-        let element = usize::try_from(self.pattern.dtype.value().bytes()).expect("elements are small");
+        let own = self.pattern.dtype.value();
+        let element = usize::try_from(self.half.map_or(own, Half::element_type).bytes()).expect("elements are small");
+        let expected = self.half.map_or(Cow::Borrowed(&self.value), |half| {
+            let mut halves = vec![0; self.value.len() / 2];
+            narrow::halve(half, &self.value, &mut halves);
+            Cow::Owned(halves)
+        });
         let differ = |piece: &[u8]| {
-            let pairs = piece.chunks(element).zip(self.value.chunks(element));
+            let pairs = piece.chunks(element).zip(expected.chunks(element));
             pairs.filter(|(found, expected)| found != expected).count()
         };
-        let pieces = value.chunks(self.value.len());
-        let wrong = pieces.filter(|piece| **piece != self.value[..piece.len()]).map(differ).sum::<usize>();
+        let pieces = value.chunks(expected.len());
+        let wrong = pieces.filter(|piece| **piece != expected[..piece.len()]).map(differ).sum::<usize>();
         wrong.try_into().expect("a count of elements fits")
     }
 }
@@ -142,12 +151,12 @@ impl FromF64 for f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::job::{Buffers, Checks, ModeName, Poll, RuleName, Transport};
     use crate::sizes::length;
 
-    fn job(rule: RuleName) -> Job {
+    pub(crate) fn job(rule: RuleName) -> Job {
         Job {
             transport: Transport::Tcp,
             trainers: 2,
@@ -162,6 +171,7 @@ mod tests {
             rdma_device: "auto".to_owned(),
             token_file: None,
             dtype: Dtype::F32,
+            values: None,
             rule,
             poll: Poll::Block,
             buffers: Buffers::Ordinary,

@@ -31,6 +31,9 @@ struct OutputArgs {
     /// Write comma-separated values to standard output instead of the table.
     #[arg(long, global = true, conflicts_with = "json")]
     csv: bool,
+    /// Show thousand million bits instead of bytes in tables; JSON and CSV keep bytes.
+    #[arg(long, global = true, alias = "report_gbits")]
+    report_gbits: bool,
     /// Write a page with tables and plots to this file too.
     #[arg(long, global = true, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -124,7 +127,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<bool> {
-    let report = match cli.command {
+    let mut report = match cli.command {
         Command::Pushpull(args) => pushpull::run(&args)?,
         Command::Latency(args) => latency::run(&args)?,
         Command::Kernels(args) => kernels::run(&args)?,
@@ -153,6 +156,7 @@ fn run(cli: Cli) -> Result<bool> {
             return straight::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
         }
     };
+    report.in_gigabits = cli.output.report_gbits;
     deliver(&report, &cli.output)?;
     Ok(report.wrong() == 0)
 }

@@ -5,6 +5,12 @@ use anyhow::{Context, Result, ensure};
 /// The sizes that measurements are made at when nobody says otherwise.
 pub(crate) const USUAL: &str = "4KiB,1MiB,4MiB,64MiB";
 
+/// The sizes of `--all`, as perftest has them without the two that hold no element: every power of two from 4 bytes to
+/// 8 MiB.
+pub(crate) fn all() -> Vec<u64> {
+    (2..=23).map(|power| 1 << power).collect()
+}
+
 /// Units and what they stand for. A lone `k`, `m` or `g` is binary, as in perftest and `dd`.
 const UNITS: [(&str, u64); 13] = [
     ("kib", 1 << 10),

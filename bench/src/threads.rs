@@ -14,6 +14,7 @@ use paddle_pserver::node::Server;
 use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_transport::loopback::Hub;
 
+use crate::carried;
 use crate::child::{self, Ask, Cores, Ran};
 use crate::job::Job;
 use crate::ours::{self, Trainer};
@@ -51,6 +52,7 @@ pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
         are_ready.wait();
         child::serve(&coordinator, |ask| match ask {
             Ask::Usage => Ok(serde_json::to_value(child::usage()?)?),
+            Ask::Heard => Ok(serde_json::to_value(carried::heard())?),
             Ask::Run { .. } => {
                 threads.iter().try_for_each(|one| one.asks.send(ask)).context("a trainer has ended")?;
                 let ran = threads.iter().map(|one| one.rounds.recv()).collect::<Result<Vec<_>, _>>();

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::carried;
 use crate::child::{self, Ask, Ran, Verbs};
 use crate::job::{Job, ModeName};
 use crate::pattern::{Expected, Pattern};
@@ -59,6 +60,7 @@ impl<'a> Runner<'a> {
     pub(crate) fn serve(mut self) -> Result<()> {
         child::serve("trainer", |ask| match ask {
             Ask::Usage => Ok(serde_json::to_value(child::usage()?)?),
+            Ask::Heard => Ok(serde_json::to_value(carried::heard())?),
             Ask::Run { rounds, rate, spoil } => Ok(serde_json::to_value(self.run(rounds, rate, spoil)?)?),
         })
     }

@@ -117,7 +117,7 @@ impl Job {
     #[inline(never)]
     pub fn round(&mut self) {
         let given = |(name, content)| Given { name, element_type: ElementType::Float32, content };
-        let wanted = |(name, content)| Wanted { name, content };
+        let wanted = |(name, content)| Wanted::new(name, content);
         let names = || self.names.iter().map(String::as_str);
         let given: Vec<_> = names().zip(self.gradients.iter().map(Vec::as_slice)).map(given).collect();
         let mut into: Vec<_> = names().zip(self.values.iter_mut().map(Vec::as_mut_slice)).map(wanted).collect();

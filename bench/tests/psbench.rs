@@ -42,7 +42,24 @@ fn report_told(arguments: &[&str], told: &[(&'static str, String)]) -> Value {
     let refused = schema::refusals(&schema, &report, "");
     assert!(refused.is_empty(), "{arguments:?}: {refused:#?}");
     assert_eq!(report["end"]["wrong"], json!(0), "{arguments:?}");
+    ratios_are_explained(&report);
     report
+}
+
+/// Every result has a ratio to its ceiling, or says why it has none.
+fn ratios_are_explained(report: &Value) {
+    for result in report["end"]["results"].as_array().expect("the schema says so") {
+        let is_explained = result["no_ratio_because"].as_str().is_some_and(|why| !why.is_empty());
+        assert_eq!(result["ratio_to_ceiling"].is_null(), is_explained, "{result}");
+    }
+}
+
+/// The heads of a table's columns, and its longest line without the environment.
+fn heads(table: &str) -> (Vec<&str>, usize) {
+    let mut lines = table.lines().skip_while(|line| !line.starts_with("#  "));
+    let head = lines.next().expect("there is a table");
+    let longest = lines.map(|line| line.chars().count()).max().unwrap_or(0).max(head.chars().count());
+    (head.split_whitespace().skip(1).collect(), longest)
 }
 
 /// Runs a subcommand that measures; every result must have a ratio to its ceiling.
@@ -81,6 +98,20 @@ fn pushpull_measures_every_rule_mode_and_type() {
 }
 
 #[test]
+fn pushpull_has_values_as_halves_and_checks_them() {
+    let halves = |more: &[&'static str]| [&["pushpull", "-s", "96k", "-n", "18", "--alone", "--values"], more].concat();
+    let result = report_of_one(&halves(&["bf16", "--dtype", "bf16", "--rule", "adam"]));
+    assert_eq!((&result["values"], &result["dtype"]), (&json!("bf16"), &json!("bf16")), "{result}");
+    report_of_one(&halves(&["f16", "--params", "3", "--transport", "shm", "--buffers", "registered"]));
+    report_of_one(&halves(&["f16", "--rule", "sgd", "--mode", "async", "--trainers", "2"]));
+    let output = psbench(&halves(&["f16", "--spoil"]));
+    assert_eq!(output.status.code(), Some(1), "a wrong value ends the program with 1");
+    let refused = psbench(&halves(&["f16", "--dtype", "f64"]));
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(words.contains("only values of float32 come as halves; found --dtype f64"), "{words}");
+}
+
+#[test]
 fn pushpull_measures_shared_memory_and_every_way_to_wait() {
     let shm = ["pushpull", "-s", "4k,1MiB", "-n", "18", "--transport", "shm"];
     let report = check(&[&shm[..], &["--trainers", "2"]].concat(), 2);
@@ -116,6 +147,108 @@ fn pushpull_says_what_the_servers_used() {
         assert_eq!(result[counter], json!(0), "{counter}: nothing goes over verbs here");
     }
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(9));
+}
+
+#[test]
+fn every_line_of_rounds_has_what_people_look_for() {
+    for subcommand in ["pushpull", "latency", "scale"] {
+        let axis: &[&str] = if subcommand == "scale" { &["--axis", "bytes"] } else { &[] };
+        let report = check(&[&[subcommand, "--size", "64k", "--iters", "45"][..], axis].concat(), 1);
+        let result = &report["end"]["results"][0];
+        let of = |field: &str| result[field].as_f64().unwrap_or_else(|| panic!("no {field}: {result}"));
+        let order = ["min", "p50", "p99", "p999", "max"].map(|which| of(&format!("latency_us_{which}")));
+        assert!(order.is_sorted() && order[0] > 0.0, "{result}");
+        assert_eq!(of("rounds"), 45.0);
+        // Bytes of the fastest block, and of all; no round is faster than the fastest.
+        assert!(of("bytes_per_second_peak") >= of("bytes_per_second"), "{result}");
+        let rate = of("rounds_per_second");
+        assert!(0.0 < rate && rate <= 1e6 / of("latency_us_min"), "{result}");
+        let average = of("bytes_per_second_average") / (rate * 2.0 * 65536.0);
+        assert!((average - 1.0).abs() < 1e-9, "{result}");
+        assert!(of("server_cpu_percent") > 0.0, "{result}");
+        let seconds_per_gigabyte = of("server_cpu_percent") / 100.0 / of("bytes_per_second_average") * 1e9;
+        let said = of("server_cpu_seconds_per_gigabyte");
+        assert!((seconds_per_gigabyte / said - 1.0).abs() < 1e-9, "{result}");
+    }
+}
+
+#[test]
+fn a_table_has_the_columns_of_perftest_and_fits_a_screen() {
+    let table = |arguments: &[&str]| String::from_utf8(psbench(arguments).stdout).expect("UTF-8");
+    let small = ["pushpull", "-s", "4k,1MiB", "-n", "18"];
+    let whole = table(&small);
+    let (found, longest) = heads(&whole);
+    let expected = [
+        "#bytes",
+        "#iters",
+        "op",
+        "peak[GB/s]",
+        "avg",
+        "rounds/s",
+        "min[us]",
+        "p50",
+        "p99",
+        "p99.9",
+        "max",
+        "straight",
+        "ratio",
+        "low",
+        "high",
+        "cpu%",
+        "s/GB",
+        "#wrong",
+    ];
+    assert_eq!(found, expected, "{whole}");
+    assert!(longest <= 160, "{longest} columns: {whole}");
+    let bits = table(&[&small[..], &["--report-gbits"]].concat());
+    assert!(heads(&bits).0.contains(&"peak[Gb/s]") && !bits.contains("GB/s"), "{bits}");
+    // Within one process nobody knows what is the servers'; alone there is nothing to be compared with.
+    let within = table(&["pushpull", "-s", "4k", "-n", "9", "--transport", "loopback", "--alone"]);
+    let (found, _) = heads(&within);
+    let absent = ["cpu%", "s/GB", "straight", "ratio", "low", "high"];
+    assert!(absent.iter().all(|head| !found.contains(head)) && found.contains(&"p99.9"), "{within}");
+}
+
+#[test]
+fn all_sizes_are_those_of_perftest() {
+    let report = report(&["pushpull", "-a", "-n", "9", "--alone", "--transport", "loopback"]);
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    let sizes: Vec<_> = results.iter().filter_map(|one| one["bytes"].as_u64()).collect();
+    assert_eq!(sizes, (2..=23).map(|power| 1 << power).collect::<Vec<_>>());
+    refused(&["pushpull", "-a", "-s", "4k"], "cannot be used with");
+}
+
+#[test]
+fn the_report_says_what_carried_the_bytes_and_why() {
+    let start = |more: &[&str]| report(&[&["pushpull", "-s", "4k", "-n", "9"], more].concat())["start"].clone();
+    let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").expect("every machine has it");
+    let tcp = start(&[]);
+    assert_eq!((&tcp["transport"], &tcp["transport_reason"]), (&json!("tcp"), &json!("--transport tcp")));
+    assert_eq!((&tcp["link"], tcp["link_mtu_bytes"].as_u64()), (&json!("lo"), mtu.trim().parse().ok()), "{tcp}");
+    assert_eq!(tcp["gpu_direct"], json!(false));
+    assert!(tcp["gpu_direct_reason"].as_str().is_some_and(|why| why.contains("over tcp")), "{tcp}");
+    let auto = report(&["pushpull", "-s", "4k", "-n", "9", "--transport", "auto"]);
+    let (why, result) = (auto["start"]["transport_reason"].as_str(), &auto["end"]["results"][0]);
+    assert_eq!(why, Some("--transport auto; connected through shared memory"));
+    assert_eq!((&result["carried_by"], &result["transport"]), (&json!("shm"), &json!("auto")), "{result}");
+    assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"), "it is compared with the same path");
+    assert_eq!(auto["start"]["link"], json!("none, memory of this machine"));
+    let rows = ["rows", "--rows", "1000", "--width", "4", "--batch", "64", "-n", "9", "--transport", "auto"];
+    assert_eq!(report(&rows)["start"]["transport"], json!("shm"));
+}
+
+#[test]
+fn the_report_names_the_commit_that_it_was_built_from() {
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let git = Command::new("git").args(["-C", folder, "rev-parse", "HEAD"]).output();
+    let head = match git {
+        _ if std::env::var_os("PSERVER_GIT_REVISION").is_some() => {
+            return skip("git", "somebody else names the commit");
+        }
+        Ok(output) if output.status.success() => String::from_utf8(output.stdout).expect("a number"),
+        _ => return skip("git", "these sources are no checkout"),
+    };
+    assert_eq!(report(&["doctor"])["start"]["git_revision"], json!(head.trim()));
 }
 
 #[test]
@@ -225,8 +358,34 @@ fn rows_are_measured_over_the_network() {
 #[test]
 fn the_ceiling_is_measured_on_every_path() {
     let ceiling = ["ceiling", "-s", "4k,300k", "-D", "0.01", "--poll", "block,adaptive", "--arrays", "64k"];
+    let ceiling = [&ceiling[..], &["--link-bytes", "1MiB"]].concat();
     // Memory, links, pings; then paths, trainers, ways to wait, sizes.
-    check(&[&ceiling[..], &["--link-bytes", "1MiB"]].concat(), 4 + 4 + 4 + 3 * 2 * 2 * 2);
+    let report = check(&ceiling, 4 + 4 + 4 + 3 * 2 * 2 * 2);
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    for result in results.iter().filter(|one| one["trainers"].is_u64()) {
+        // In place nothing moves, and a ping is no work for a link.
+        let name = result["name"].as_str().expect("the schema says so");
+        let moves = !name.contains("in place") && !name.contains("ping");
+        assert_eq!(result["ratio_to_raw"].as_f64().is_some_and(|ratio| ratio > 0.0), moves, "{result}");
+    }
+}
+
+#[test]
+fn a_ceiling_has_the_chunks_and_the_streams_of_the_run_that_it_is_for() {
+    let small = ["ceiling", "-s", "64k", "-D", "0.01", "--poll", "block", "--arrays", "64k", "--link-bytes", "1MiB"];
+    let report = report(&[&small[..], &["--chunk", "8k", "--trainers", "1,3"]].concat());
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    let of = |start: &'static str, field: &'static str| {
+        let named = results.iter().filter(move |one| one["name"].as_str().is_some_and(|name| name.starts_with(start)));
+        named.map(move |one| one[field].as_u64().unwrap_or_else(|| panic!("no {field}: {one}"))).collect::<Vec<_>>()
+    };
+    assert_eq!(of("raw tcp", "streams"), [1, 1, 3, 3], "as many as trainers, one way and both");
+    assert_eq!(of("raw tcp", "chunk_bytes"), [8192; 4]);
+    assert_eq!(of("straight tcp", "chunk_bytes"), [8192; 2]);
+    let more = [&small[..], &["--trainers", "1", "--streams", "2"]].concat();
+    let report = check(&more, 4 + 2 + 2 + 3);
+    assert_eq!(report["end"]["results"][4]["streams"], json!(2));
+    refused(&["ceiling", "--chunk", "0"], "--chunk 0");
 }
 
 #[test]
@@ -253,6 +412,7 @@ fn with_fake_peer(script: &str, more: &[&str]) -> (Value, Option<i32>) {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {words}"));
     let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
     assert_eq!(schema::refusals(&schema, &report, ""), [""; 0], "{words}");
+    ratios_are_explained(&report);
     (report, output.status.code())
 }
 
@@ -276,9 +436,86 @@ fn a_peer_takes_turns_with_this_server() {
         assert_eq!(result["peer_latency_us_p50"], json!(1000.0), "{result}");
         let ratio = result["latency_us_p50"].as_f64().map(|ours| 1000.0 / ours);
         assert_eq!(result["peer_over_ours"].as_f64(), ratio, "{result}");
+        // The straight server of the same path has its turns too.
+        let of = |field: &str| result[field].as_f64().unwrap_or_else(|| panic!("no {field}: {result}"));
+        assert_eq!(of("ratio_to_ceiling"), of("ceiling_latency_us_p50") / of("latency_us_p50"), "{result}");
+        assert!(of("server_cpu_seconds_per_gigabyte") > 0.0, "{result}");
+        assert!(result["peer_server_cpu_seconds_per_gigabyte"].is_null(), "it says nothing of a server: {result}");
     }
-    // Nine blocks of ours and nine of theirs, for each result.
-    assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 18));
+    let names: Vec<_> = results.iter().map(|one| &one["ceiling_name"]).collect();
+    assert_eq!(names, [&json!("straight tcp"), &json!("straight shm, a copy each way")]);
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let page = folder.path().join("peers.html");
+    with_fake_peer(&fake_peer(0), &["-s", "8k", "--html", page.to_str().expect("UTF-8")]);
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, and shares");
+    // Nine blocks of ours, nine of the straight server and nine of theirs, for each result.
+    assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 27));
+}
+
+#[test]
+fn what_a_peers_server_takes_stands_beside_what_ours_does() {
+    // A thousandth of a processor second for each round of 4 KiB there and 4 KiB back.
+    let used = "\\\"server_cpu_seconds\\\":$(awk \"BEGIN{print $rounds / 1000}\"),\\\"wrong\\\":";
+    let script = fake_peer(0).replace("\\\"wrong\\\":", used);
+    let (report, code) = with_fake_peer(&script, &["--transport", "tcp"]);
+    assert_eq!(code, Some(0), "{report}");
+    let result = &report["end"]["results"][0];
+    let of = |field: &str| result[field].as_f64().unwrap_or_else(|| panic!("no {field}: {result}"));
+    let expected = 1e-3 / 8192.0 * 1e9;
+    assert!((of("peer_server_cpu_seconds_per_gigabyte") / expected - 1.0).abs() < 1e-6, "{result}");
+    let ratio = of("peer_server_cpu_seconds_per_gigabyte") / of("server_cpu_seconds_per_gigabyte");
+    assert_eq!(of("peer_cpu_over_ours"), ratio, "{result}");
+}
+
+/// A peer whose one trainer gets its own gradient back, and whose server never rests.
+const PEER: &str = r#"
+import os, sys
+sys.path.insert(0, os.environ["PEERS"])
+import numpy, rounds
+
+class Trainer:
+    def __init__(self, options):
+        self.array = numpy.zeros(options.bytes // 4, numpy.float32)
+    def gradient(self):
+        return self.array
+    def settle(self):
+        pass
+    def round(self):
+        for _ in range(1000):
+            pass
+    def value(self):
+        return self.array
+
+def serve(options):
+    rounds.die_with_parent()
+    while True:
+        pass
+
+rounds.main("fake", "1", Trainer, {"server": serve})
+"#;
+
+#[test]
+fn peers_in_python_say_what_their_servers_take() {
+    let own = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("python").join("bin/python3");
+    let has_numpy = |python: &Path| {
+        let asked = Command::new(python).args(["-c", "import numpy"]).output();
+        asked.is_ok_and(|output| output.status.success())
+    };
+    let Some(python) = [own.as_path(), Path::new("python3")].into_iter().find(|python| has_numpy(python)) else {
+        return skip("numpy", "no Python has it; python3 -m venv target/python && target/python/bin/pip install numpy");
+    };
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let script = folder.path().join("peer.py");
+    std::fs::write(&script, PEER).expect("it can be written");
+    let (python, script) = (python.display(), script.display());
+    let peers = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
+    let line = format!("PEERS={peers} exec {python} {script} --bytes $1 --trainers 1\n");
+    let (report, code) = with_fake_peer(&line, &["--transport", "tcp"]);
+    assert_eq!(code, Some(0), "{report}");
+    let result = &report["end"]["results"][0];
+    assert_eq!(result["peer_wrong"], json!(0), "{result}");
+    assert!(result["peer_server_cpu_seconds_per_gigabyte"].as_f64().is_some_and(|used| used > 0.0), "{result}");
 }
 
 #[test]
@@ -370,7 +607,39 @@ fn two_reports_are_compared() {
     };
     let (one, two) = (rows("1"), rows("2"));
     report(&["compare", &one, &one]);
-    refused(&["compare", &one, &two], "\"push, zipf\" has trainers 1, and then 2");
+    refused(&["compare", &one, &two], "not compared: it has trainers 1, and then 2");
+}
+
+#[test]
+fn a_report_of_the_first_version_is_compared_with_one_of_today_and_what_is_not_is_said() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let written = |name: &str, report: &Value| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, report.to_string()).expect("it can be written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let new = report(&["pushpull", "-s", "4k,8k", "-n", "9", "--alone"]);
+    let mut old = new.clone();
+    old["start"]["schema_version"] = json!(1);
+    let results = old["end"]["results"].as_array_mut().expect("the schema says so");
+    results.remove(1);
+    for field in ["carried_by", "no_ratio_because", "rounds_per_second"] {
+        results[0].as_object_mut().expect("a result").remove(field);
+    }
+    let compared = report(&["compare", &written("old", &old), &written("new", &new)]);
+    let results = compared["end"]["results"].as_array().expect("the schema says so");
+    let verdicts: Vec<_> = results.iter().map(|one| one["verdict"].as_str().unwrap_or_default()).collect();
+    assert_eq!(verdicts, ["no difference seen", "not compared: it is in the later report only"]);
+    let compared = report(&["compare", &written("new", &new), &written("old", &old)]);
+    let last = &compared["end"]["results"][1];
+    assert_eq!(last["verdict"], json!("not compared: it is in the earlier report only"));
+    let mut other = new.clone();
+    other["end"]["results"][0]["carried_by"] = json!("shm");
+    let compared = report(&["compare", &written("new", &new), &written("other", &other)]);
+    let last = &compared["end"]["results"][1];
+    assert_eq!(last["verdict"], json!("not compared: it has carried_by \"tcp\", and then \"shm\""));
+    other["start"]["schema_version"] = json!(9);
+    refused(&["compare", &written("new", &new), &written("other", &other)], "schema_version 9; expected 1 to 2");
 }
 
 #[test]

@@ -44,7 +44,7 @@ extern "C" {
 #endif
 
 #if PADDLE_PSERVER_EDITION == 3
-/** @brief The type of a tensor's elements. The halves are for gradients only. */
+/** @brief The type of a tensor's elements. The halves are for gradients and fetched float32 values. */
 typedef enum {
   PADDLE_ELEMENT_TYPE_INT32 = 0,
   PADDLE_ELEMENT_TYPE_UINT32 = 1,
@@ -56,7 +56,7 @@ typedef enum {
   PADDLE_ELEMENT_TYPE_BFLOAT16 = 7
 } paddle_element_type;
 #else
-/** @brief The type of a tensor's elements. The halves are for gradients only. */
+/** @brief The type of a tensor's elements. The halves are for gradients and fetched float32 values. */
 #define PADDLE_ELEMENT_TYPE_INT32 0
 #define PADDLE_ELEMENT_TYPE_UINT32 1
 #define PADDLE_ELEMENT_TYPE_INT64 2
@@ -300,10 +300,16 @@ int paddle_finish_init_params(paddle_pserver_client *client);
  * element_type, content_len (the parameter's length) and, if it was NULL, content. On failure it sets none of these;
  * what lies at content is then unspecified.
  *
+ * A float32 parameter comes as halves, in half the bytes, where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
+ * PADDLE_ELEMENT_TYPE_BFLOAT16 before the call: each element is rounded once, to the nearest, of two equally near to
+ * the even one; beyond the largest it is infinite, and what is not a number stays so. The server's value stays as it
+ * is. A half of a parameter of another type is refused. Every other element_type is only replaced.
+ *
  * @param names the names of the parameters, each once.
  * @param dst as many places.
  * @param len the length of both arrays.
- * @return 0 if successful, otherwise -1: also when a room is too small, or two of them overlap.
+ * @return 0 if successful, otherwise -1: also when a room is too small, two of them overlap, or a parameter is not had
+ * as a half.
  */
 int paddle_get_params(paddle_pserver_client *client,
                       const char **names,
@@ -315,7 +321,8 @@ int paddle_get_params(paddle_pserver_client *client,
  * time than paddle_send_grads and paddle_get_params.
  *
  * @param grads the gradients.
- * @param dst a place for each gradient's parameter, as for paddle_get_params; its name becomes the gradient's.
+ * @param dst a place for each gradient's parameter, as for paddle_get_params, also where it is to come as halves; its
+ * name becomes the gradient's.
  * @param len the length of both arrays, at least 1.
  * @return 0 if successful, otherwise -1: also when memory of dst overlaps that of a gradient.
  */
@@ -342,7 +349,7 @@ int paddle_parameter_release(paddle_parameter *param);
  * now; the content is there after paddle_wait.
  *
  * @param grads the gradients, as for paddle_push_pull.
- * @param dst a place for each gradient's parameter.
+ * @param dst a place for each gradient's parameter, as for paddle_get_params, also where it is to come as halves.
  * @param len the length of both arrays, at least 1.
  * @param out becomes the call, which paddle_wait frees.
  * @return 0 if the call is on its way, otherwise -1, and then nothing is started.
@@ -433,16 +440,16 @@ int paddle_register_buffer(paddle_pserver_client *client,
  * many devices the trainer has. Halves are summed in binary32 and rounded once. A value that is fetched into that
  * memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
  *
- * The sum takes up to 4 MiB of the first device for each replica, and 12 MiB more. What the devices' default streams
- * were told before a call has happened by then. Gradients of rows cannot be summed so: which rows there are is not
- * said.
+ * The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
+ * that device shares. What the devices' default streams were told before a call has happened by then, and nothing of
+ * the call is on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
  *
  * @param memory where memory of a device begins that was registered.
  * @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
  * @param bytes how many.
  * @return 0 if successful, otherwise -1: when no memory of a device that begins there is registered, or a call uses it
  * that is not over; when the replica is not on a device, is not as long, or shares bytes with other memory that the
- * client knows; when it is the 64th, or the device has no room for sums.
+ * client knows; when it is the 64th.
  */
 int paddle_register_replica(paddle_pserver_client *client,
                             void *memory,
@@ -487,6 +494,20 @@ int paddle_get_params_view(paddle_pserver_client *client,
                            paddle_view **out);
 
 /**
+ * @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
+ * paddle_get_params does.
+ *
+ * @param element_types of each name what it comes as: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
+ * PADDLE_ELEMENT_TYPE_BFLOAT16 of a float32 parameter.
+ * @return as paddle_get_params_view: also when a parameter is not had as its type.
+ */
+int paddle_get_params_view_as(paddle_pserver_client *client,
+                              const char **names,
+                              const paddle_element_type *element_types,
+                              int len,
+                              paddle_view **out);
+
+/**
  * @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
  * them.
  *
@@ -499,6 +520,18 @@ int paddle_push_pull_view(paddle_pserver_client *client,
                           const paddle_gradient *grads,
                           int len,
                           paddle_view **out);
+
+/**
+ * @brief paddle_push_pull_view of values that come as halves.
+ *
+ * @param element_types of each gradient's parameter what it comes as, as for paddle_get_params_view_as.
+ * @return as paddle_get_params_view_as.
+ */
+int paddle_push_pull_view_as(paddle_pserver_client *client,
+                             const paddle_gradient *grads,
+                             const paddle_element_type *element_types,
+                             int len,
+                             paddle_view **out);
 
 /**
  * @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.

@@ -260,6 +260,14 @@ fn gradients_and_parameters_need_no_copies() {
 }
 
 #[test]
+fn gradients_and_parameters_travel_as_halves() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        check_at(bind, "tests/c/halves.c", Language::C, Link::Shared, nothing);
+    }
+}
+
+#[test]
 fn gradients_and_parameters_may_lie_on_a_device() {
     let mut more = match standin::driver_with(&shipped::module()) {
         Ok(told) => told,
@@ -301,6 +309,7 @@ fn the_shared_library_exports_our_names_only() {
         "paddle_push_pull_start",
         "paddle_wait",
         "paddle_get_rows",
+        "paddle_push_pull_view_as",
         "paddle_view_release",
     ] {
         assert!(names.contains(&expected), "{expected}: {names:?}");

@@ -68,7 +68,7 @@ fn check_size(bytes: usize) {
     let given = [Given { name: "large", element_type: Float32, content: &value }];
     // One round takes the value from itself.
     timed("push", bytes, || client.push(&given, None).expect("the gradient is taken"));
-    let wanted = Wanted { name: "large", content: &mut value };
+    let wanted = Wanted::new("large", &mut value);
     timed("pull", bytes, || client.pull(&mut [wanted]).expect("the value is there"));
     assert_eq!(value.iter().position(|byte| *byte != 0), None, "the first byte that is not zero");
     let peak = |id: String| gib(proc_bytes(&format!("/proc/{id}/status"), "VmHWM:").unwrap_or(0));

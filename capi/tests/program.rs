@@ -348,7 +348,7 @@ fn one_step(coordinator: Address) {
 fn pulled(coordinator: Address) -> [f32; 3] {
     let mut values = [0.0_f32; 3];
     let content = bytemuck::cast_slice_mut(&mut values);
-    trainer(coordinator).pull(&mut [Wanted { name: "w", content }]).unwrap();
+    trainer(coordinator).pull(&mut [Wanted::new("w", content)]).unwrap();
     values
 }
 

@@ -237,7 +237,7 @@ fn a_home_is_kept_when_the_servers_come_back() {
         for (name, home) in names.iter().zip(&homes) {
             assert_eq!(client.servers_of(name).as_ref(), Ok(home), "{name}");
             let mut found = vec![0; value.len()];
-            client.pull(&mut [Wanted { name, content: &mut found }]).expect("it is there");
+            client.pull(&mut [Wanted::new(name, &mut found)]).expect("it is there");
             assert!(found == value, "{name} has another value");
         }
     };

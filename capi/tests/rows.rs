@@ -218,7 +218,7 @@ fn what_does_not_fit_rows_is_refused_by_name() {
     check(client.push(&[whole], None), "is sparse: it is sent and fetched by rows");
     check(client.set(&[whole]), "is sparse");
     let mut place = [0; 80];
-    check(client.pull(&mut [Wanted { name: "rows", content: &mut place }]), "is sparse");
+    check(client.pull(&mut [Wanted::new("rows", &mut place)]), "is sparse");
     servers.stop();
 }
 

@@ -1,4 +1,4 @@
-//! Element types: the six of the C API, and the two halves that gradients may travel in.
+//! Element types: the six of the C API, and the two halves that gradients and values may travel in.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ pub enum ElementType {
     Float32 = 4,
     /// IEEE binary64.
     Float64 = 5,
-    /// IEEE binary16: gradients only.
+    /// IEEE binary16: for gradients, and for values on their way to trainers.
     Float16 = 6,
-    /// bfloat16: gradients only.
+    /// bfloat16: for gradients, and for values on their way to trainers.
     Bfloat16 = 7,
 }
 
@@ -78,6 +78,12 @@ impl ElementType {
             || (matches!(self, Self::Float16 | Self::Bfloat16) && matches!(parameter, Self::Float32 | Self::Float64))
     }
 
+    /// Whether values of a parameter of this type may be had as halves.
+    #[must_use]
+    pub const fn has_halves(self) -> bool {
+        matches!(self, Self::Float32)
+    }
+
     /// Its name, as configuration, errors and tools write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -91,6 +97,48 @@ impl ElementType {
             Self::Float16 => "float16",
             Self::Bfloat16 => "bfloat16",
         }
+    }
+}
+
+/// What the value of a float32 parameter may be had as: each element rounded once, in half the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Half {
+    /// IEEE binary16.
+    Float16 = ElementType::Float16 as u8,
+    /// bfloat16.
+    Bfloat16 = ElementType::Bfloat16 as u8,
+}
+
+impl Half {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Float16, Self::Bfloat16];
+
+    /// The half that this type is, if it is one.
+    #[must_use]
+    pub fn of(element_type: ElementType) -> Option<Self> {
+        Self::ALL.into_iter().find(|half| half.element_type() == element_type)
+    }
+
+    /// The type.
+    #[must_use]
+    pub const fn element_type(self) -> ElementType {
+        match self {
+            Self::Float16 => ElementType::Float16,
+            Self::Bfloat16 => ElementType::Bfloat16,
+        }
+    }
+
+    /// Its number, which is the type's.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+impl fmt::Display for Half {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.element_type().fmt(formatter)
     }
 }
 

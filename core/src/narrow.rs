@@ -8,7 +8,7 @@
 
 use half::{bf16, f16};
 
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 
 /// A binary64, rounded to odd.
 #[must_use]
@@ -48,6 +48,24 @@ pub fn half_bytes(value: f64, element_type: ElementType) -> [u8; 2] {
     }
 }
 
+/// A value in binary32 as halves: each element rounded once, to the nearest, of two equally near to the even one. What
+/// is not a number stays so, and what is beyond the largest becomes infinite.
+///
+/// # Panics
+///
+/// When `into` is not half as long as `value`.
+pub fn halve(half: Half, value: &[u8], into: &mut [u8]) {
+    let (value, into) = (value.as_chunks::<4>().0, into.as_chunks_mut::<2>().0);
+    assert_eq!(value.len(), into.len(), "there is a half for every element");
+    for (into, value) in into.iter_mut().zip(value) {
+        let value = f32::from_le_bytes(*value);
+        *into = match half {
+            Half::Float16 => f16::from_f32(value).to_le_bytes(),
+            Half::Bfloat16 => bf16::from_f32(value).to_le_bytes(),
+        };
+    }
+}
+
 /// The neighbour whose last bit is one, of a number that is not exact; `is_above` when its magnitude is too large.
 fn odd(nearest: f32, is_above: bool) -> f32 {
     let below = nearest.to_bits() - u32::from(is_above);
@@ -56,7 +74,8 @@ fn odd(nearest: f32, is_above: bool) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{real, whole};
+    use super::{half_bytes, halve, real, whole};
+    use crate::dtype::Half;
     use crate::luck::Luck;
     use half::{bf16, f16};
 
@@ -107,6 +126,23 @@ mod tests {
         for _ in 0..64 {
             let exponent = i32::try_from(luck.below(60)).expect("it is small") - 35;
             check((1.0 + (luck.next() >> 12) as f64 * power(-52)) * power(exponent));
+        }
+    }
+
+    #[test]
+    fn a_value_becomes_halves_element_by_element() {
+        let numbers = [1.0, -0.0, 65520.0, 3.4e38, f32::MIN_POSITIVE / 3.0, f32::NEG_INFINITY, 1.000_488_3, -2.1e-7];
+        let value: Vec<u8> = numbers.iter().flat_map(|number: &f32| number.to_le_bytes()).collect();
+        for half in Half::ALL {
+            let mut found = vec![0; value.len() / 2];
+            halve(half, &value, &mut found);
+            let one = |number: &f32| half_bytes(f64::from(*number), half.element_type());
+            let expected: Vec<u8> = numbers.iter().flat_map(one).collect();
+            assert_eq!(found, expected, "{half}");
+            halve(half, &f32::NAN.to_le_bytes(), &mut found[..2]);
+            let back =
+                [f16::from_le_bytes([found[0], found[1]]).is_nan(), bf16::from_le_bytes([found[0], found[1]]).is_nan()];
+            assert!(back[usize::from(half == Half::Bfloat16)], "{half}");
         }
     }
 

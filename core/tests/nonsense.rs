@@ -6,11 +6,12 @@ mod reading;
 use prost::Message;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType::Float32;
+use pserver_core::dtype::Half;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex};
 use pserver_core::luck::Luck;
 use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
 use pserver_core::program::Program;
-use pserver_core::wire::{Entry, Frame, Head, Kind};
+use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
 use reading::{ALL, Reading};
 
 const CASES: u64 = 3_000;
@@ -37,7 +38,7 @@ const CONFIGS: [&str; 4] = [
 ];
 
 fn frame() -> Vec<u8> {
-    let mut frame = Frame::bare(Head::new(Kind::Push));
+    let mut frame = Frame::bare(Head { flags: Flags::WANT_VALUE, ..Head::new(Kind::Push) });
     for (index, bytes) in [(0, 0_usize), (1, 16), (2, 4096)] {
         let id = ChunkId { parameter: ParameterIndex(index), chunk: ChunkIndex(index.into()) };
         frame.entries.push(match bytes {
@@ -45,6 +46,7 @@ fn frame() -> Vec<u8> {
             bytes => Entry::with_payload(id, Round(1), Float32, &vec![7; bytes]),
         });
     }
+    frame.entries[1].half = Some(Half::Bfloat16);
     frame.control = vec![1, 2, 3];
     frame.encode()
 }

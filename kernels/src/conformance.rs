@@ -3,6 +3,7 @@
 //! - A sum, and an update of integers or by an algorithm that is exact, has the bits of [`pserver_core::optim`].
 //! - Every other update has the bits of [`Plain`], which runs the rule's code element by element, and is within
 //!   [`TOLERANCE_ULPS`] of [`pserver_core::optim`], as [`worst`] measures.
+//! - A value as halves has the bits of [`narrow::halve`].
 //! - Bits do not depend on where a buffer is cut or on how it is aligned.
 //! - Nothing outside the buffers is written.
 //!
@@ -14,7 +15,8 @@ pub mod standin;
 
 use std::sync::Arc;
 
-use pserver_core::dtype::ElementType;
+use half::{bf16, f16};
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::Version;
 use pserver_core::narrow;
 use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
@@ -87,6 +89,7 @@ pub fn worst_of(kernels: &mut dyn Kernels, rules: Vec<Rule>) -> Worst {
                 check_exact(kernels, &Algorithm::Sum, shape, element_type, gradient_type);
             }
         }
+        Half::ALL.into_iter().for_each(|half| check_halves(kernels, shape, half));
     }
     for rule in rules {
         // Prepared once, as a parameter's is: kernels keep what they made of it.
@@ -217,6 +220,23 @@ fn check_sum(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType,
     let case = || format!("sum of {gradient_type} as {element_type}: {shape:?}");
     found.assert_guards(&case());
     assert_same(element_type, found.get(), &expected, case);
+}
+
+fn check_halves(kernels: &mut dyn Kernels, shape: Shape, half: Half) {
+    // Halves of what is between two of them, and of what is beyond them.
+    let mut value = values(ElementType::Float32, shape.length, shape.seed, 9);
+    for (index, value) in value.as_chunks_mut::<4>().0.iter_mut().enumerate().step_by(3) {
+        let edges = [65_519.996, 65_520.0, 6.1e-5, 2.980_232_5e-8, 1.000_488_3, 1.003_906_3, 3.395e38, -3.396e38];
+        *value = f32::to_le_bytes(edges[(index + shape.length) % edges.len()]);
+    }
+    let held = Buffer::new(&value, shape.misaligned);
+    let mut expected = vec![0; shape.length * 2];
+    narrow::halve(half, &value, &mut expected);
+    let mut found = Buffer::new(&vec![0x11; expected.len()], (shape.misaligned + 3) % 8);
+    kernels.halve(half, held.get(), found.get_mut());
+    let case = || format!("a value as {half}: {shape:?}");
+    found.assert_guards(&case());
+    assert_same(half.element_type(), found.get(), &expected, case);
 }
 
 fn check_exact(
@@ -484,6 +504,8 @@ fn absolute(element_type: ElementType, bytes: &[u8]) -> Vec<u8> {
 fn floats(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
     match element_type {
         ElementType::Float32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
+        ElementType::Float16 => bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f64()).collect(),
+        ElementType::Bfloat16 => bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f64()).collect(),
         _ => bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
     }
 }

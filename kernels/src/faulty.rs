@@ -1,27 +1,37 @@
 //! Kernels that misbehave, for tests of whoever must notice.
 
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::optim::Gradient;
 use pserver_core::port::{Kernels, Update};
 
-/// Kernels that flip one bit of one element of the parameter in every n-th update, and are right otherwise.
+/// Kernels that flip one bit of one element in every n-th update or value as halves, and are right otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Faulty<K> {
     inner: K,
     every: u64,
-    updates: u64,
+    results: u64,
 }
 
 impl<K: Kernels> Faulty<K> {
-    /// Spoils every `every`-th update of `inner`, counted from one.
+    /// Spoils every `every`-th result of `inner`, counted from one.
     ///
     /// # Panics
     ///
     /// When `every` is zero.
     #[must_use]
     pub fn new(inner: K, every: u64) -> Self {
-        assert!(1 <= every, "every update is the most that can be spoiled");
-        Self { inner, every, updates: 0 }
+        assert!(1 <= every, "every result is the most that can be spoiled");
+        Self { inner, every, results: 0 }
+    }
+
+    fn spoil(&mut self, result: &mut [u8]) {
+        self.results += 1;
+        // The byte before an element's last holds the top of a float's fraction, so no tolerance forgives the flip.
+        if self.results.is_multiple_of(self.every)
+            && let [.., spoiled, _] = result
+        {
+            *spoiled ^= 0x40;
+        }
     }
 }
 
@@ -36,13 +46,12 @@ impl<K: Kernels> Kernels for Faulty<K> {
         let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
         let states = states.as_mut_slice();
         self.inner.update(Update { formula, element_type, parameter: &mut *parameter, states, gradients });
-        self.updates += 1;
-        // The byte before an element's last holds the top of a float's fraction, so no tolerance forgives the flip.
-        if self.updates.is_multiple_of(self.every)
-            && let [.., spoiled, _] = parameter
-        {
-            *spoiled ^= 0x40;
-        }
+        self.spoil(parameter);
+    }
+
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        self.inner.halve(half, value, into);
+        self.spoil(into);
     }
 
     fn name(&self) -> &'static str {

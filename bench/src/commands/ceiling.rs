@@ -2,14 +2,18 @@
 
 mod memory;
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
 use serde_json::json;
 
+use crate::contest::Score;
 use crate::duel::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
 use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::route::Route;
 use crate::sizes::{self, length};
-use crate::statistics::{median, percentile};
+use crate::statistics::median;
 use crate::straight::Shape;
 use crate::straight::link::Link;
 
@@ -17,8 +21,13 @@ use crate::straight::link::Link;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of a gradient; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = sizes::USUAL)]
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
+        default_value = sizes::USUAL)]
     bytes: Vec<u64>,
+    /// Bytes of a write, of the straight servers and of the raw TCP link: the chunk of the run that this is the ceiling
+    /// for. Without it 256 KiB, 1 MiB and 4 MiB are tried, and the best counts.
+    #[arg(long, value_parser = sizes::parse)]
+    chunk: Option<u64>,
     /// Trainers of the straight servers; several counts with commas between them.
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     trainers: Vec<u32>,
@@ -31,8 +40,9 @@ pub(crate) struct Args {
     /// Bytes of the arrays that measure memory: in memory, and in the cache.
     #[arg(long, value_parser = sizes::parse, value_delimiter = ',', default_value = "256MiB,1MiB")]
     arrays: Vec<u64>,
-    /// Streams of the raw TCP link; several counts with commas between them.
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    /// Streams of the raw TCP link: the connections of the run that this is the ceiling for, which are its trainers
+    /// times servers times shards; several counts with commas between them. As many as trainers unless said otherwise.
+    #[arg(long, value_delimiter = ',')]
     streams: Vec<u32>,
     /// Bytes on each stream of the raw TCP link.
     #[arg(long, value_parser = sizes::parse, default_value = "128MiB")]
@@ -43,49 +53,133 @@ const COLUMNS: &[Column] = &[
     plain("name", "what"),
     plain("poll", "poll"),
     plain("chunk_bytes", "chunk[B]"),
-    scaled("latency_us_p50", "p50[us]", 1.0, 1),
-    scaled("latency_us_p99", "p99[us]", 1.0, 1),
+    scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 2),
     scaled("bytes_per_second", "GB/s", 1e9, 2),
-    scaled("server_cpu_seconds_per_gigabyte", "cpu[s/GB]", 1.0, 3),
+    scaled("rounds_per_second", "rounds/s", 1.0, 1),
+    scaled("latency_us_min", "min[us]", 1.0, 1),
+    scaled("latency_us_p50", "p50", 1.0, 1),
+    scaled("latency_us_p99", "p99", 1.0, 1),
+    scaled("latency_us_p999", "p99.9", 1.0, 1),
+    scaled("latency_us_max", "max", 1.0, 1),
+    scaled("ratio_to_raw", "of raw", 1.0, 3),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
+    scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
     plain("wrong", "#wrong"),
 ];
 
+/// What was measured so far of this machine alone.
+struct Raw<'a> {
+    args: &'a Args,
+    /// Bytes a second of a copy of the longest array.
+    memcpy: Option<f64>,
+    /// Of a TCP link both ways together, by its streams and the bytes of a write.
+    links: BTreeMap<(u32, u64), f64>,
+}
+
 pub(crate) fn run(args: &Args) -> Result<Report> {
+    let streams = if args.streams.is_empty() { &args.trainers } else { &args.streams };
     let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "duration_seconds": args.duration,
         "poll": args.poll.iter().map(|poll| word(*poll)).collect::<Vec<_>>(), "arrays_bytes": args.arrays,
-        "streams": args.streams, "link_bytes": args.link_bytes });
+        "streams": streams, "link_bytes": args.link_bytes, "chunk": args.chunk });
+    ensure!(args.chunk != Some(0), "--chunk 0: expected bytes above zero");
+    ensure!(!streams.contains(&0), "--streams 0: expected 1 or more");
     let mut report = Report::new("ceiling", parameters, COLUMNS);
+    report.travelled(&Route::within_machine(&[Transport::Tcp, Transport::Shm]));
+    let mut raw = Raw { args, memcpy: None, links: BTreeMap::new() };
     for bytes in &args.arrays {
-        memory::measure(*bytes, &mut report);
+        let rate = memory::measure(*bytes, &mut report);
+        // Payloads of rounds come from everywhere, so the longest array's copy counts.
+        if Some(bytes) == args.arrays.iter().max() {
+            raw.memcpy = Some(rate);
+        }
     }
-    for streams in &args.streams {
+    for streams in streams {
         for both_ways in [false, true] {
-            link(*streams, both_ways, args.link_bytes, &mut report)?;
+            raw.link(*streams, both_ways, &mut report)?;
         }
     }
     for (shape, name) in [(Shape::Tcp, "tcp ping, 4 bytes"), (Shape::ShmInPlace, "shared memory ping, 4 bytes")] {
         for poll in &args.poll {
-            let mut result = straight(shape, &job(4, 1, *poll), args.duration)?;
-            result = result.with("name", name);
-            report.results.push(result);
+            let (_, result) = straight(shape, &job(4, 1, *poll), args)?;
+            report.results.push(result.with("name", name));
         }
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    for shape in [Shape::Tcp, Shape::ShmCopy, Shape::ShmInPlace] {
-        for trainers in &args.trainers {
-            for poll in &args.poll {
-                let spinners = length(u64::from(*trainers)) + 1;
-                if *poll == Poll::Busy && cores < spinners {
+    raw.paths(&mut report)?;
+    Ok(report)
+}
+
+impl Raw<'_> {
+    /// The straight servers over every path.
+    fn paths(&mut self, report: &mut Report) -> Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        for shape in [Shape::Tcp, Shape::ShmCopy, Shape::ShmInPlace] {
+            let ways = |trainers: &u32| self.args.poll.iter().map(|poll| (*trainers, *poll)).collect::<Vec<_>>();
+            for (trainers, poll) in self.args.trainers.iter().flat_map(ways).collect::<Vec<_>>() {
+                let spinners = length(u64::from(trainers)) + 1;
+                if poll == Poll::Busy && cores < spinners {
                     eprintln!("psbench: {}: {spinners} processes cannot spin on {cores} cores", shape.name());
                     continue;
                 }
-                for bytes in &args.bytes {
-                    report.results.push(straight(shape, &job(*bytes, *trainers, *poll), args.duration)?);
+                for bytes in &self.args.bytes {
+                    let (chunk, result) = straight(shape, &job(*bytes, trainers, poll), self.args)?;
+                    let raw = self.beneath(shape, trainers, chunk)?;
+                    let rate = result.field("bytes_per_second").as_f64();
+                    let ratio = rate.zip(raw).map(|(rate, raw)| rate / raw);
+                    report.results.push(result.with("ratio_to_raw", json!(ratio)));
                 }
             }
         }
+        Ok(())
     }
-    Ok(report)
+
+    /// Bytes a second of what a path is made of: of a TCP link with as many streams and as long writes, of a copy. In
+    /// place nothing moves.
+    fn beneath(&mut self, shape: Shape, streams: u32, chunk: u64) -> Result<Option<f64>> {
+        Ok(match shape {
+            Shape::Tcp => Some(match self.links.get(&(streams, chunk)) {
+                Some(known) => *known,
+                None => self.carry(streams, chunk, true)?,
+            }),
+            Shape::ShmCopy => self.memcpy,
+            Shape::ShmInPlace => None,
+        })
+    }
+
+    /// What a raw TCP link carries, each direction counted alone.
+    fn link(&mut self, streams: u32, both_ways: bool, report: &mut Report) -> Result<()> {
+        eprintln!("psbench: raw tcp, {streams} streams");
+        let mut best: Option<(f64, u64)> = None;
+        for chunk in self.args.chunk.map_or(CHUNKS.to_vec(), |chunk| vec![chunk]) {
+            let rate = self.carry(streams, chunk, both_ways)?;
+            if best.is_none_or(|(most, _)| most < rate) {
+                best = Some((rate, chunk));
+            }
+        }
+        let (rate, chunk) = best.expect("a chunk was tried");
+        let (ways, directions) = if both_ways { ("both ways, per direction", 2.0) } else { ("one way", 1.0) };
+        let many = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
+        report.results.push(
+            Outcome::new(&format!("raw tcp, {ways}, {many}"))
+                .with("streams", streams)
+                .with("chunk_bytes", chunk)
+                .with("bytes_per_second", rate / directions)
+                .with("ratio_to_ceiling", 1.0),
+        );
+        Ok(())
+    }
+
+    /// Bytes a second that so many streams carry in writes of so many bytes, in all directions together.
+    fn carry(&mut self, streams: u32, chunk: u64, both_ways: bool) -> Result<f64> {
+        let (link, bytes) = (Link::new(streams)?, self.args.link_bytes);
+        let samples = (0..BLOCKS_MIN).map(|_| link.seconds(length(bytes), length(chunk), both_ways));
+        let seconds = median(&samples.collect::<Result<Vec<_>>>()?);
+        let directions = if both_ways { 2.0 } else { 1.0 };
+        let rate = directions * f64::from(streams) * bytes as f64 / seconds;
+        if both_ways {
+            self.links.insert((streams, chunk), rate);
+        }
+        Ok(rate)
+    }
 }
 
 fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
@@ -103,6 +197,7 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         rdma_device: "auto".to_owned(),
         token_file: None,
         dtype: Dtype::F32,
+        values: None,
         rule: RuleName::Sum,
         poll,
         buffers: Buffers::Ordinary,
@@ -110,53 +205,25 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
     }
 }
 
-fn straight(shape: Shape, job: &Job, duration: f64) -> Result<Outcome> {
+/// A straight server by itself, and the chunk that it worked with.
+fn straight(shape: Shape, job: &Job, args: &Args) -> Result<(u64, Outcome)> {
     job.check()?;
     eprintln!("psbench: {} of {}", shape.name(), job.title());
     let pace = Pace { rate: None, spoil: false };
-    let mut team = Team::best_straight(shape, job)?;
-    let rounds = rounds_for(&mut [&mut team], pace, duration)?;
+    let mut team = match args.chunk {
+        Some(chunk) => Team::straight(shape, job, chunk)?,
+        None => Team::best_straight(shape, job)?,
+    };
+    let rounds = rounds_for(&mut [&mut team], pace, args.duration)?;
     let blocks = alternate(&mut [&mut team], pace, rounds, BLOCKS_MIN)?.remove(0);
-    let seconds: Vec<f64> = blocks.iter().flat_map(|block| block.seconds.iter().copied()).collect();
-    let medians: Vec<f64> = blocks.iter().map(|block| median(&block.seconds)).collect();
-    let per_round = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
-    let cpu = blocks.iter().map(|block| block.server.cpu_seconds).sum::<f64>();
-    Ok(Outcome::new(&format!("{}, {}", shape.name(), job.title()))
+    let score = Score::new(&team, job, &blocks, pace)?;
+    let result = score.figures(Outcome::new(&format!("{}, {}", shape.name(), job.title())));
+    let result = result
         .with("bytes", job.bytes)
         .with("trainers", job.trainers)
         .with("poll", word(job.poll))
         .with("chunk_bytes", team.chunk_bytes)
-        .with("rounds", seconds.len())
-        .with("latency_us_p50", median(&medians) * 1e6)
-        .with("latency_us_p99", percentile(&seconds, 0.99) * 1e6)
-        .with("block_latency_us", medians.iter().map(|one| one * 1e6).collect::<Vec<_>>())
-        .with("bytes_per_second", per_round / median(&medians))
-        .with("server_cpu_seconds_per_gigabyte", cpu / (per_round * seconds.len() as f64 * 1e-9))
         .with("ratio_to_ceiling", 1.0)
-        .with("wrong", blocks.iter().map(|block| block.wrong).sum::<u64>()))
-}
-
-/// What a raw TCP link carries, each direction counted alone.
-fn link(streams: u32, both_ways: bool, bytes: u64, report: &mut Report) -> Result<()> {
-    eprintln!("psbench: raw tcp, {streams} streams");
-    let link = Link::new(streams)?;
-    let mut best: Option<(u64, f64)> = None;
-    for chunk in CHUNKS {
-        let samples = (0..BLOCKS_MIN).map(|_| link.seconds(length(bytes), length(chunk), both_ways));
-        let seconds = median(&samples.collect::<Result<Vec<_>>>()?);
-        if best.is_none_or(|(_, least)| seconds < least) {
-            best = Some((chunk, seconds));
-        }
-    }
-    let (chunk, seconds) = best.expect("several chunks were tried");
-    let ways = if both_ways { "both ways, per direction" } else { "one way" };
-    let many = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
-    report.results.push(
-        Outcome::new(&format!("raw tcp, {ways}, {many}"))
-            .with("streams", streams)
-            .with("chunk_bytes", chunk)
-            .with("bytes_per_second", f64::from(streams) * bytes as f64 / seconds)
-            .with("ratio_to_ceiling", 1.0),
-    );
-    Ok(())
+        .with("wrong", score.wrong());
+    Ok((team.chunk_bytes, result))
 }

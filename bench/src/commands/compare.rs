@@ -46,30 +46,41 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     };
     let parameters = json!({ "old": old["start"], "new": new["start"] });
     let mut report = Report::new("compare", parameters, COLUMNS);
-    for later in results(&new)? {
-        // What was added since has nothing to be compared with.
-        if let Some(earlier) = results(&old)?.iter().find(|one| differing((&old, one), (&new, later)).is_none()) {
-            report.results.extend(compare(earlier, later)?);
+    let (earlier, later) = (results(&old)?, results(&new)?);
+    let mut apart = Vec::new();
+    for result in later {
+        let same = earlier.iter().find(|one| differing((&old, one), (&new, result)).is_none());
+        match same.map(|one| compare(one, result)).transpose()? {
+            Some(Ok(outcome)) => report.results.push(outcome),
+            Some(Err(why)) => apart.push(left_out(result, why)),
+            None => apart.push(left_out(result, &unmatched((&old, earlier), (&new, result)))),
         }
     }
-    if report.results.is_empty() {
-        let differing = nearest(&old, &new)?.unwrap_or_default();
-        bail!("the reports have no result with a time in common{differing}");
+    for result in earlier.iter().filter(|one| later.iter().all(|other| other["name"] != one["name"])) {
+        apart.push(left_out(result, "it is in the earlier report only"));
     }
+    if report.results.is_empty() {
+        let first = apart.first().map(|one| format!(": {:?} is {}", one.name(), one.field("verdict")));
+        bail!("the reports have no result with a time in common{}", first.unwrap_or_default());
+    }
+    report.results.extend(apart);
     Ok(report)
 }
 
-/// In what results of one name differ, for an error's text.
-fn nearest(old: &Value, new: &Value) -> Result<Option<String>> {
-    for later in results(new)? {
-        for earlier in results(old)?.iter().filter(|one| one["name"] == later["name"]) {
-            if let Some(field) = differing((old, earlier), (new, later)) {
-                let (before, after) = (said(old, earlier, field), said(new, later, field));
-                return Ok(Some(format!(": {} has {field} {before}, and then {after}", later["name"])));
-            }
-        }
-    }
-    Ok(None)
+/// A result that is compared with none.
+fn left_out(result: &Value, why: &str) -> Outcome {
+    let name = result["name"].as_str().unwrap_or("a result without a name");
+    Outcome::new(name).with("verdict", format!("not compared: {why}")).without_ratio(why)
+}
+
+/// Why a later result has no counterpart.
+fn unmatched((old, earlier): (&Value, &[Value]), (new, later): (&Value, &Value)) -> String {
+    let differing = |one: &Value| {
+        let field = differing((old, one), (new, later))?;
+        Some(format!("it has {field} {}, and then {}", said(old, one, field), said(new, later, field)))
+    };
+    let mut named = earlier.iter().filter(|one| one["name"] == later["name"]);
+    named.find_map(differing).unwrap_or_else(|| "it is in the later report only".to_owned())
 }
 
 fn read(path: &Path) -> Result<Value> {
@@ -80,23 +91,25 @@ fn read(path: &Path) -> Result<Value> {
 fn parse(text: &str) -> Result<Value> {
     let report: Value = serde_json::from_str(text).context("not JSON; expected what psbench --json writes")?;
     let version = &report["start"]["schema_version"];
-    ensure!(*version == json!(SCHEMA_VERSION), "schema_version {version}; expected {SCHEMA_VERSION}");
+    let is_known = version.as_u64().is_some_and(|version| (1..=SCHEMA_VERSION.into()).contains(&version));
+    ensure!(is_known, "schema_version {version}; expected 1 to {SCHEMA_VERSION}");
     Ok(report)
 }
 
-fn results(report: &Value) -> Result<&Vec<Value>> {
-    report["end"]["results"].as_array().context("end.results is missing")
+fn results(report: &Value) -> Result<&[Value]> {
+    report["end"]["results"].as_array().map(Vec::as_slice).context("end.results is missing")
 }
 
 /// The first field in which two results, each of its report, are not the same measurement.
 fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static str> {
-    const SAME: [&str; 25] = [
+    const SAME: [&str; 26] = [
         "name",
         "poll",
         "buffers",
         "rule",
         "mode",
         "dtype",
+        "values",
         "transport",
         "trainers",
         "servers",
@@ -117,7 +130,12 @@ fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static st
         "missed",
         "streams",
     ];
-    SAME.into_iter().find(|field| said(old.0, old.1, field) != said(new.0, new.1, field))
+    // What reports of the first version do not say may have been the same.
+    const SAME_WHERE_SAID: [&str; 1] = ["carried_by"];
+    let differs = |field: &&str| said(old.0, old.1, field) != said(new.0, new.1, field);
+    let is_said = |field: &&str| !said(old.0, old.1, field).is_null() && !said(new.0, new.1, field).is_null();
+    let known = SAME_WHERE_SAID.into_iter().filter(is_said);
+    SAME.into_iter().chain(known).find(differs)
 }
 
 /// What is said of a result: by itself, or of all results of its report.
@@ -126,15 +144,15 @@ fn said<'a>(report: &'a Value, result: &'a Value, field: &str) -> &'a Value {
     if own.is_null() { &report["start"]["parameters"][field] } else { own }
 }
 
-/// How one measurement changed; nothing for one that has no time, such as what a doctor finds.
-fn compare(old: &Value, new: &Value) -> Result<Option<Outcome>> {
+/// How one measurement changed, or why nobody can say, such as of what a doctor finds.
+fn compare(old: &Value, new: &Value) -> Result<Result<Outcome, &'static str>> {
     let name = new["name"].as_str().context("a result without a name")?;
     let samples = |result: &Value| -> Option<Vec<f64>> {
         let blocks = result["block_latency_us"].as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
         let samples = blocks.or_else(|| result["latency_us_p50"].as_f64().map(|one| vec![one]));
         samples.filter(|all| !all.is_empty())
     };
-    let (Some(before), Some(after)) = (samples(old), samples(new)) else { return Ok(None) };
+    let (Some(before), Some(after)) = (samples(old), samples(new)) else { return Ok(Err("it has no time")) };
     let (low, high) = interval(&before, &after);
     let verdict = match (low, high) {
         (_, high) if high < 1.0 => "faster",
@@ -149,9 +167,11 @@ fn compare(old: &Value, new: &Value) -> Result<Option<Outcome>> {
         .with("change_high", high)
         .with("verdict", verdict)
         .with("old_ratio_to_ceiling", old["ratio_to_ceiling"].clone())
-        .with("ratio_to_ceiling", new["ratio_to_ceiling"].clone())
         .with("wrong", old["wrong"].as_u64().unwrap_or(0) + new["wrong"].as_u64().unwrap_or(0));
-    Ok(Some(outcome))
+    Ok(Ok(match new["ratio_to_ceiling"].as_f64() {
+        Some(ratio) => outcome.with("ratio_to_ceiling", ratio),
+        None => outcome.without_ratio(new["no_ratio_because"].as_str().unwrap_or("the later report has none")),
+    }))
 }
 
 /// Where the quotient of the medians lies with a confidence of 95 %: blocks are drawn anew from those that were

@@ -98,6 +98,8 @@ const COLUMNS: &[Column] = &[
     plain("streams_read", "read"),
     plain("streams_updated", "updated"),
     plain("streams_written", "written"),
+    plain("rounds", "#iters"),
+    scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 2),
     scaled("bytes_per_second", "GB/s", 1e9, 2),
     scaled("elements_per_second", "Gelem/s", 1e9, 3),
     scaled("ceiling_bytes_per_second", "memory[GB/s]", 1e9, 2),
@@ -221,7 +223,9 @@ fn measure(name: &str, mut tensors: Tensors, fused: Option<Fused>, args: &Args) 
         .with("streams_read", streams.read)
         .with("streams_updated", streams.updated)
         .with("streams_written", streams.written)
+        .with("rounds", kernel.len())
         .with("bytes_per_second", bytes / own)
+        .with("bytes_per_second_peak", bytes / kernel.iter().copied().fold(f64::INFINITY, f64::min))
         .with("elements_per_second", args.elements as f64 / own)
         .with("block_latency_us", kernel.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
         .with("ceiling_bytes_per_second", bytes / other)

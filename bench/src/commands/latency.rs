@@ -10,7 +10,6 @@ use serde_json::json;
 use super::pushpull::Work;
 use crate::contest::{Terms, measure};
 use crate::duel::Pace;
-use crate::job::word;
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -18,8 +17,12 @@ use crate::sizes;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of all parameters together; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = "4KiB")]
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
+        default_value = "4KiB")]
     bytes: Vec<u64>,
+    /// Every power of two from 4 bytes to 8 MiB instead.
+    #[arg(short = 'a', long, conflicts_with = "bytes")]
+    all: bool,
     /// Rounds that should begin in a second (an open loop); without it a round begins when the last has ended.
     #[arg(long)]
     rate: Option<f64>,
@@ -28,19 +31,22 @@ pub(crate) struct Args {
 }
 
 const COLUMNS: &[Column] = &[
-    plain("name", "what"),
-    plain("rounds", "rounds"),
+    plain("bytes", "#bytes"),
+    plain("rounds", "#iters"),
+    plain("rule", "op"),
+    scaled("rounds_per_second", "rounds/s", 1.0, 1),
     scaled("latency_us_min", "min[us]", 1.0, 1),
-    scaled("latency_us_p50", "p50[us]", 1.0, 1),
-    scaled("latency_us_p99", "p99[us]", 1.0, 1),
-    scaled("latency_us_p999", "p99.9[us]", 1.0, 1),
-    scaled("latency_us_max", "max[us]", 1.0, 1),
+    scaled("latency_us_p50", "p50", 1.0, 1),
+    scaled("latency_us_p99", "p99", 1.0, 1),
+    scaled("latency_us_p999", "p99.9", 1.0, 1),
+    scaled("latency_us_max", "max", 1.0, 1),
     scaled("ceiling_latency_us_p50", "straight p50", 1.0, 1),
     scaled("ceiling_latency_us_p99", "p99", 1.0, 1),
     scaled("ceiling_latency_us_p999", "p99.9", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
     plain("wrong", "#wrong"),
 ];
 
@@ -48,12 +54,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if let Some(rate) = args.rate {
         ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: expected rounds a second, above zero");
     }
-    let jobs = args.work.jobs(&args.bytes)?;
-    let parameters = json!({ "bytes": args.bytes, "rate_rounds_per_second": args.rate,
+    let bytes = if args.all { sizes::all() } else { args.bytes.clone() };
+    let jobs = args.work.jobs(&bytes)?;
+    let parameters = json!({ "bytes": bytes, "rate_rounds_per_second": args.rate,
         "loop": if args.rate.is_some() { "open" } else { "closed" }, "duration_seconds": args.work.duration,
         "iterations": args.work.iterations, "job": jobs.first() });
     let mut report = Report::new("latency", parameters, COLUMNS);
-    report.carried_by(&word(args.work.transport));
     for job in &jobs {
         eprintln!("psbench: latency of {}", job.title());
         let terms = args.work.terms();

@@ -13,7 +13,8 @@ use crate::sizes;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of all parameters together; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = "64MiB")]
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
+        default_value = "64MiB")]
     bytes: Vec<u64>,
     #[command(flatten)]
     work: Work,
@@ -43,20 +44,21 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let jobs = args.work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "rounds": ROUNDS, "job": jobs.first() });
     let mut report = Report::new("memory", parameters, COLUMNS);
-    report.carried_by(&word(args.work.transport));
     for job in &jobs {
         eprintln!("psbench: memory {} of {}", word(job.transport), job.title());
-        report.results.push(measure(job, args.work.spoil)?);
+        let result = measure(job, args.work.spoil, &mut report)?;
+        report.results.push(result);
     }
     Ok(report)
 }
 
-fn measure(job: &Job, spoil: bool) -> Result<Outcome> {
+fn measure(job: &Job, spoil: bool, report: &mut Report) -> Result<Outcome> {
     let mut team = Team::ours(job, None)?;
     let empty = team.empty().resident_bytes;
     let initialised = team.server_usage()?.resident_bytes;
     let block = team.block(ROUNDS, Pace { rate: None, spoil })?;
-    let resident = block.server.resident_bytes;
+    report.travelled(&team.route(job)?);
+    let resident = block.server.unwrap_or_default().resident_bytes;
     let states = job.rule()?.map_or(0, |rule| rule.states().len());
     let kept = job.bytes * (1 + u64::try_from(states)?);
     // Every trainer's gradient may have to wait for the others' until its round is complete.

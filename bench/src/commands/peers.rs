@@ -1,5 +1,6 @@
 //! `psbench peers`: what a user would pick instead, doing the same work in turns with this parameter server.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,10 @@ use crate::duel::{BLOCKS_MIN, Block, Pace, Team};
 use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, Transport, word};
 use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
 use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::route::Route;
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
+use crate::straight::Shape;
 use crate::tensors::Tensors;
 
 /// The options of `psbench peers`.
@@ -24,7 +27,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "mxnet,pslite,paddle,torch,openmpi")]
     only: Vec<Kit>,
     /// Bytes of a gradient; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',',
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
         default_value = "4KiB,64KiB,1MiB,4MiB,64MiB")]
     bytes: Vec<u64>,
     /// Trainers; several counts with commas between them.
@@ -69,17 +72,29 @@ struct Course<'a> {
     missing: Vec<(Kit, String)>,
 }
 
-/// A side of ours: somebody who runs so many rounds when asked.
+/// Somebody who runs so many rounds when asked.
+type Run<'a> = Box<dyn FnMut(u32) -> Result<Block> + 'a>;
+
+/// A side of ours, with what it is to come up to.
 struct Side<'a> {
     /// None where nothing travels.
     transport: Option<Transport>,
-    run: Box<dyn FnMut(u32) -> Result<Block> + 'a>,
+    run: Run<'a>,
+    ceiling_name: &'static str,
+    ceiling: Run<'a>,
+}
+
+/// The blocks of a side.
+#[derive(Clone, Default)]
+struct Blocks {
+    own: Vec<Block>,
+    ceiling: Vec<Block>,
 }
 
 /// What became of a contest.
 enum Ended {
     /// Everybody's blocks: of ours those of each side.
-    Well { mine: Vec<Vec<Block>>, theirs: Vec<Block> },
+    Well { mine: Vec<Blocks>, theirs: Vec<Block> },
     /// The peer's reason to give none.
     Failed(Error),
 }
@@ -91,15 +106,18 @@ const STEPS_MAX: u32 = 3;
 
 const COLUMNS: &[Column] = &[
     plain("peer", "peer"),
-    plain("version", "version"),
     plain("peer_transport", "over"),
     plain("work", "work"),
     plain("transport", "ours over"),
     scaled("latency_us_p50", "ours[us]", 1.0, 1),
-    scaled("peer_latency_us_p50", "theirs[us]", 1.0, 1),
+    scaled("peer_latency_us_p50", "theirs", 1.0, 1),
     scaled("peer_over_ours", "theirs/ours", 1.0, 2),
     scaled("peer_over_ours_low", "low", 1.0, 2),
     scaled("peer_over_ours_high", "high", 1.0, 2),
+    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
+    scaled("ratio_to_ceiling", "ratio", 1.0, 2),
+    scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
+    scaled("peer_server_cpu_seconds_per_gigabyte", "theirs", 1.0, 3),
     plain("wrong", "#wrong"),
     plain("reason", "why not"),
 ];
@@ -107,8 +125,9 @@ const COLUMNS: &[Column] = &[
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.duration > 0.0, "--duration {}: expected seconds above zero", args.duration);
     ensure!(
-        !args.transport.contains(&Transport::Loopback),
-        "--transport loopback: peers are processes of their own; expected tcp or shm"
+        !args.transport.iter().any(|one| matches!(one, Transport::Loopback | Transport::Auto)),
+        "--transport {}: peers are processes of their own, and each path is a line; expected tcp or shm",
+        args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>().join(",")
     );
     let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "poll": word(args.poll),
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
@@ -116,6 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
         "run_limit_seconds": args.run_limit });
     let mut report = Report::new("peers", parameters, COLUMNS);
+    report.travelled(&Route::within_machine(&args.transport));
     let places = Places::new(&args.scripts, &args.folder)?;
     let mut course = Course { args, places, limit: Duration::from_secs(args.run_limit), missing: Vec::new() };
     if args.program.is_none() {
@@ -172,10 +192,14 @@ impl Course<'_> {
         let job = |transport| self.job(peer, bytes, trainers, transport);
         let jobs = self.args.transport.iter().filter(same).map(|one| job(*one)).collect::<Result<Vec<_>>>()?;
         let mut teams = jobs.iter().map(|job| Team::ours(job, None)).collect::<Result<Vec<_>>>()?;
+        let straight = |job| Team::best_straight(Shape::of(job), job);
+        let mut straight = jobs.iter().map(straight).collect::<Result<Vec<_>>>()?;
         let pace = Pace { rate: None, spoil: false };
-        let sides = teams.iter_mut().zip(&jobs).map(|(team, job)| Side {
+        let sides = teams.iter_mut().zip(&mut straight).zip(&jobs).map(|((team, straight), job)| Side {
             transport: Some(job.transport),
             run: Box::new(move |count| team.block(count, pace)),
+            ceiling_name: Shape::of(job).name(),
+            ceiling: Box::new(move |count| straight.block(count, pace)),
         });
         let about = at(about(peer), bytes, trainers).with("rule", word(peer.rule));
         self.contest(about, &command, (bytes, Some(trainers)), sides.collect(), report)
@@ -205,7 +229,8 @@ impl Course<'_> {
             Ended::Failed(error) => report.results.push(failed(&about, &error)),
             Ended::Well { mine, theirs } => {
                 for (side, blocks) in ours.iter().zip(&mine) {
-                    note(report, about.clone(), side.transport, blocks, &theirs);
+                    let about = about.clone().with("ceiling_name", side.ceiling_name);
+                    note(report, about, side.transport, blocks, &theirs);
                 }
             }
         }
@@ -227,6 +252,7 @@ impl Course<'_> {
             rdma_device: "auto".to_owned(),
             token_file: None,
             dtype: Dtype::F32,
+            values: None,
             rule: peer.rule,
             poll: self.args.poll,
             buffers: Buffers::Ordinary,
@@ -248,8 +274,13 @@ impl Course<'_> {
                 continue;
             }
             let command = optimizers(&self.places, &rule, elements);
-            let mut steps = Steps { tensors: Tensors::new(length(elements), 1, kernel.rule()?), count: 0 };
-            let side = Side { transport: None, run: Box::new(|count| Ok(steps.block(count))) };
+            let steps = RefCell::new(Steps::new(Tensors::new(length(elements), 1, kernel.rule()?)));
+            let side = Side {
+                transport: None,
+                run: Box::new(|count| Ok(steps.borrow_mut().block(count))),
+                ceiling_name: "memory, the same streams",
+                ceiling: Box::new(|count| Ok(steps.borrow_mut().stream(count))),
+            };
             self.contest(about, &command, (elements, None), vec![side], report)?;
         }
         Ok(())
@@ -264,9 +295,34 @@ impl Course<'_> {
 struct Steps {
     tensors: Tensors,
     count: u64,
+    /// Which of memory's two ways to walk the same streams is the faster one.
+    is_tiled: bool,
 }
 
 impl Steps {
+    fn new(tensors: Tensors) -> Self {
+        let mut steps = Self { tensors, count: 0, is_tiled: false };
+        // The first one touches memory that nobody has touched.
+        steps.stream(1);
+        let [lines, tiles] = [false, true].map(|is_tiled| {
+            steps.is_tiled = is_tiled;
+            median(&steps.stream(STEPS_MAX).seconds)
+        });
+        steps.is_tiled = tiles < lines;
+        steps
+    }
+
+    /// Memory's own speed for the same streams.
+    fn stream(&mut self, count: u32) -> Block {
+        let mut block = Block::default();
+        for _ in 0..count {
+            let start = Instant::now();
+            self.tensors.stream(self.is_tiled);
+            block.seconds.push(start.elapsed().as_secs_f64());
+        }
+        block
+    }
+
     fn block(&mut self, steps: u32) -> Block {
         let mut block = Block::default();
         for _ in 0..steps {
@@ -289,17 +345,21 @@ fn alternate(
     seconds: f64,
     most: u32,
 ) -> Result<Ended> {
-    let sides = u32::try_from(ours.len()).context("there are few sides")? + 1;
+    let sides = 2 * u32::try_from(ours.len()).context("there are few sides")? + 1;
     let share = seconds / f64::from(sides * BLOCKS_MIN);
-    let counts = ours.iter_mut().map(|side| rounds_for(&mut side.run, share, most)).collect::<Result<Vec<_>>>()?;
+    let counts = |side: &mut Side<'_>| -> Result<_> {
+        Ok((rounds_for(&mut side.run, share, most)?, rounds_for(&mut side.ceiling, share, most)?))
+    };
+    let counts = ours.iter_mut().map(counts).collect::<Result<Vec<_>>>()?;
     let count = match rounds_for(theirs, share, most) {
         Ok(count) => count,
         Err(error) => return Ok(Ended::Failed(error)),
     };
-    let (mut mine, mut others) = (vec![Vec::new(); ours.len()], Vec::new());
+    let (mut mine, mut others) = (vec![Blocks::default(); ours.len()], Vec::new());
     for _ in 0..BLOCKS_MIN {
-        for ((side, count), blocks) in ours.iter_mut().zip(&counts).zip(&mut mine) {
-            blocks.push((side.run)(*count)?);
+        for ((side, (count, ceiling)), blocks) in ours.iter_mut().zip(&counts).zip(&mut mine) {
+            blocks.own.push((side.run)(*count)?);
+            blocks.ceiling.push((side.ceiling)(*ceiling)?);
         }
         match theirs(count) {
             Ok(block) => others.push(block),
@@ -346,7 +406,7 @@ fn many(trainers: u32) -> String {
 }
 
 fn skipped(about: &Outcome, reason: &str) -> Outcome {
-    about.clone().with("reason", reason)
+    about.clone().with("reason", reason).without_ratio(reason)
 }
 
 fn failed(about: &Outcome, error: &Error) -> Outcome {
@@ -354,35 +414,56 @@ fn failed(about: &Outcome, error: &Error) -> Outcome {
     skipped(about, &format!("failed: {error:#}"))
 }
 
-/// Notes the blocks of a side of ours and of the peer, and how they compare.
-fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours: &[Block], theirs: &[Block]) {
+/// Notes the blocks of a side of ours, of its ceiling and of the peer, and how they compare.
+fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours: &Blocks, theirs: &[Block]) {
     let medians = |blocks: &[Block]| blocks.iter().map(|block| median(&block.seconds) * 1e6).collect::<Vec<_>>();
     let rounds = |blocks: &[Block]| blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
     let wrong = |blocks: &[Block]| blocks.iter().map(|block| block.wrong).sum::<u64>();
+    let Blocks { own: mine, ceiling } = ours;
     let own = transport.map_or_else(|| "pserver".to_owned(), |one| format!("pserver over {}", word(one)));
     let name = format!("{} beside {own}", about.name());
-    for (who, blocks) in [(own.as_str(), ours), ("the peer", theirs)] {
+    for (who, blocks) in [(own.as_str(), mine.as_slice()), ("the ceiling", ceiling), ("the peer", theirs)] {
         for (index, block) in blocks.iter().enumerate() {
             report.intervals.push(json!({ "block": index, "name": format!("{name}: {who}"),
-                "rounds": block.seconds.len(), "latency_us_p50": median(&block.seconds) * 1e6, "wrong": block.wrong }));
+                "rounds": block.seconds.len(), "latency_us_p50": median(&block.seconds) * 1e6, "wrong": block.wrong,
+                "server_cpu_seconds": block.server.map(|server| server.cpu_seconds) }));
         }
     }
-    let (mine, others) = (medians(ours), medians(theirs));
-    let ratios: Vec<f64> = mine.iter().zip(&others).map(|(own, other)| other / own).collect();
-    let (low, high) = median_interval(&ratios);
+    let cpu = |blocks| cpu_seconds_per_gigabyte(&about, blocks);
+    let (cpu_ours, cpu_straight, cpu_theirs) = (cpu(mine), cpu(ceiling), cpu(theirs));
+    let (blocks, straight, others) = (medians(mine), medians(ceiling), medians(theirs));
+    let ratios = |others: &[f64]| blocks.iter().zip(others).map(|(own, other)| other / own).collect::<Vec<_>>();
+    let ((low, high), (peer_low, peer_high)) = (median_interval(&ratios(&straight)), median_interval(&ratios(&others)));
     report.results.push(
         about
             .with("name", name)
             .with("transport", json!(transport.map(word)))
-            .with("rounds", rounds(ours))
+            .with("rounds", rounds(mine))
             .with("peer_rounds", rounds(theirs))
-            .with("latency_us_p50", median(&mine))
+            .with("latency_us_p50", median(&blocks))
             .with("peer_latency_us_p50", median(&others))
-            .with("peer_over_ours", median(&others) / median(&mine))
-            .with("peer_over_ours_low", low)
-            .with("peer_over_ours_high", high)
-            .with("block_latency_us", mine)
+            .with("peer_over_ours", median(&others) / median(&blocks))
+            .with("peer_over_ours_low", peer_low)
+            .with("peer_over_ours_high", peer_high)
+            .with("ceiling_latency_us_p50", median(&straight))
+            .with("ratio_to_ceiling", median(&straight) / median(&blocks))
+            .with("ratio_low", low)
+            .with("ratio_high", high)
+            .with("server_cpu_seconds_per_gigabyte", json!(cpu_ours))
+            .with("ceiling_server_cpu_seconds_per_gigabyte", json!(cpu_straight))
+            .with("peer_server_cpu_seconds_per_gigabyte", json!(cpu_theirs))
+            .with("peer_cpu_over_ours", json!(cpu_theirs.zip(cpu_ours).map(|(theirs, ours)| theirs / ours)))
+            .with("block_latency_us", blocks)
             .with("peer_wrong", wrong(theirs))
-            .with("wrong", wrong(ours) + wrong(theirs)),
+            .with("wrong", wrong(mine) + wrong(ceiling) + wrong(theirs)),
     );
+}
+
+/// What servers used for a thousand million bytes in either direction; nothing where there are none.
+fn cpu_seconds_per_gigabyte(about: &Outcome, blocks: &[Block]) -> Option<f64> {
+    let used: f64 = blocks.iter().map(|block| block.server.map(|server| server.cpu_seconds)).sum::<Option<f64>>()?;
+    let rounds = blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
+    // Each trainer's gradient and value, both f32.
+    let round_bytes = 2.0 * about.field("bytes").as_f64()? * about.field("trainers").as_f64()?;
+    Some(used / (round_bytes * rounds as f64 * 1e-9))
 }

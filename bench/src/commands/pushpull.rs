@@ -45,6 +45,10 @@ pub(crate) struct Work {
     /// The type of gradients.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
+    /// The type that values come back as: theirs unless it is said, or f16 or bf16 for values of f32; with --alone, as
+    /// the straight servers send values whole.
+    #[arg(long, value_enum, requires = "alone")]
+    pub(crate) values: Option<Dtype>,
     /// What the servers do with gradients.
     #[arg(long, value_enum, default_value_t = RuleName::Sum)]
     pub(crate) rule: RuleName,
@@ -62,7 +66,7 @@ pub(crate) struct Work {
     #[arg(short = 'D', long, default_value_t = 4.0)]
     pub(crate) duration: f64,
     /// Rounds of each server and size, instead of a duration.
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, visible_alias = "iters")]
     pub(crate) iterations: Option<u32>,
     /// Use the servers of this job instead of starting some; they must run with `--merge sum`.
     #[arg(long, value_name = "ADDRESS")]
@@ -82,25 +86,34 @@ pub(crate) struct Work {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of all parameters together; several sizes with commas between them.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',', default_value = sizes::USUAL)]
-    pub(crate) bytes: Vec<u64>,
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
+        default_value = sizes::USUAL)]
+    bytes: Vec<u64>,
+    /// Every power of two from 4 bytes to 8 MiB instead.
+    #[arg(short = 'a', long, conflicts_with = "bytes")]
+    all: bool,
     #[command(flatten)]
     pub(crate) work: Work,
 }
 
 const COLUMNS: &[Column] = &[
-    plain("name", "what"),
-    plain("rounds", "rounds"),
-    scaled("latency_us_p50", "p50[us]", 1.0, 1),
-    scaled("latency_us_p99", "p99[us]", 1.0, 1),
-    scaled("bytes_per_second", "GB/s", 1e9, 3),
-    scaled("ceiling_latency_us_p50", "straight[us]", 1.0, 1),
+    plain("bytes", "#bytes"),
+    plain("rounds", "#iters"),
+    plain("rule", "op"),
+    scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 3),
+    scaled("bytes_per_second_average", "avg", 1e9, 3),
+    scaled("rounds_per_second", "rounds/s", 1.0, 1),
+    scaled("latency_us_min", "min[us]", 1.0, 1),
+    scaled("latency_us_p50", "p50", 1.0, 1),
+    scaled("latency_us_p99", "p99", 1.0, 1),
+    scaled("latency_us_p999", "p99.9", 1.0, 1),
+    scaled("latency_us_max", "max", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
-    scaled("server_cpu_seconds_per_gigabyte", "cpu[s/GB]", 1.0, 3),
-    scaled("ceiling_server_cpu_seconds_per_gigabyte", "straight", 1.0, 3),
-    scaled("server_peak_rss_bytes", "rss[MB]", 1e6, 1),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
+    scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
     plain("wrong", "#wrong"),
 ];
 
@@ -121,6 +134,7 @@ impl Work {
             rdma_device: self.rdma_device.clone(),
             token_file: self.token_file.clone(),
             dtype: self.dtype,
+            values: self.values,
             rule: self.rule,
             poll: self.poll,
             buffers: self.buffers,
@@ -158,11 +172,11 @@ impl Work {
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let work = &args.work;
-    let jobs = work.jobs(&args.bytes)?;
-    let parameters = json!({ "bytes": args.bytes, "duration_seconds": work.duration, "iterations": work.iterations,
+    let bytes = if args.all { sizes::all() } else { args.bytes.clone() };
+    let jobs = work.jobs(&bytes)?;
+    let parameters = json!({ "bytes": bytes, "duration_seconds": work.duration, "iterations": work.iterations,
         "connect": work.connect, "job": jobs.first() });
     let mut report = Report::new("pushpull", parameters, COLUMNS);
-    report.carried_by(&word(work.transport));
     for job in &jobs {
         eprintln!("psbench: pushpull {} of {}", word(job.transport), job.title());
         measure(job, &work.terms(), &mut report)?;

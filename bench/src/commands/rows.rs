@@ -6,14 +6,16 @@ use clap::ValueEnum;
 use pserver_core::rows::CatchUp;
 use serde_json::json;
 
+use crate::carried::{self, Carried};
 use crate::commands::kernels::Kernel;
 use crate::duel::BLOCKS_MIN;
 use crate::environment::memory_bytes;
 use crate::job::{Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::route::Route;
 use crate::rows::{Distribution, Local, Network, NetworkPlan, Plan, Times};
 use crate::sizes::{self, length};
-use crate::statistics::{median, median_interval};
+use crate::statistics::{median, median_interval, percentile};
 
 /// What becomes of the updates that a row has missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,7 +162,7 @@ fn over_network(args: &Args) -> Result<Report> {
     ensure!(args.trainers > 0 && args.servers > 0 && args.shards > 0, "expected at least one of everybody");
     ensure!(args.transport != Transport::Loopback, "--transport loopback: expected tcp, shm or verbs");
     let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
-    report.carried_by(&word(args.transport));
+    carried::listen();
     for distribution in &args.distribution {
         eprintln!("psbench: rows over {}, {}", word(args.transport), word(*distribution));
         let plan = NetworkPlan {
@@ -176,16 +178,25 @@ fn over_network(args: &Args) -> Result<Report> {
             iterations: args.iterations,
             spoil: args.spoil,
         };
-        network_outcomes(&plan, &Network::measure(&plan)?, &mut report);
+        let network = Network::measure(&plan)?;
+        let chosen = Carried::of(args.transport, &carried::heard());
+        report.travelled(&Route::of(chosen, &network.coordinator, "auto"));
+        network_outcomes(&plan, &network, &mut report);
     }
     Ok(report)
 }
 
 const NETWORK_COLUMNS: &[Column] = &[
     plain("name", "what"),
+    plain("rounds", "#iters"),
+    scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 3),
+    scaled("bytes_per_second_average", "avg", 1e9, 3),
     scaled("rows_per_second", "Mrows/s", 1e6, 3),
-    scaled("latency_us_p50", "median[ms]", 1e3, 3),
-    scaled("ceiling_latency_us_p50", "straight[ms]", 1e3, 3),
+    scaled("latency_us_min", "min[ms]", 1e3, 3),
+    scaled("latency_us_p50", "p50", 1e3, 3),
+    scaled("latency_us_p99", "p99", 1e3, 3),
+    scaled("latency_us_max", "max", 1e3, 3),
+    scaled("ceiling_latency_us_p50", "straight", 1e3, 3),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
@@ -201,8 +212,20 @@ fn network_outcomes(plan: &NetworkPlan, network: &Network, report: &mut Report) 
         let (own, straight) = (median(&times.own), median(&times.straight));
         let ratios: Vec<f64> = times.own.iter().zip(&times.straight).map(|(own, straight)| straight / own).collect();
         let (low, high) = median_interval(&ratios);
+        let all_bytes = bytes * f64::from(plan.trainers);
+        let least = times.own.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = times.own.iter().copied().fold(0.0, f64::max);
+        let rounds = times.own.len();
+        let rate = rounds as f64 / times.own.iter().sum::<f64>();
         Outcome::new(&format!("{what}, {}", word(plan.distribution)))
             .with("distribution", word(plan.distribution))
+            .with("rounds", rounds)
+            .with("rounds_per_second", rate)
+            .with("bytes_per_second_peak", all_bytes / least)
+            .with("bytes_per_second_average", all_bytes * rate)
+            .with("latency_us_min", least * 1e6)
+            .with("latency_us_p99", percentile(&times.own, 0.99) * 1e6)
+            .with("latency_us_max", most * 1e6)
             .with("rows_per_second", plan.batch as f64 * f64::from(plan.trainers) / own)
             .with("ratio_to_ceiling", straight / own)
             .with("ratio_low", low)

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bytes,params,trainers")]
     axis: Vec<Axis>,
     /// The bytes that grow.
-    #[arg(short = 's', long, value_parser = sizes::parse, value_delimiter = ',',
+    #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
         default_value = "4KiB,64KiB,1MiB,16MiB,64MiB")]
     bytes: Vec<u64>,
     /// The numbers of parameters.
@@ -53,11 +53,15 @@ const COLUMNS: &[Column] = &[
     plain("axis", "grows"),
     plain("name", "what"),
     scaled("latency_us_p50", "p50[us]", 1.0, 1),
+    scaled("latency_us_p99", "p99", 1.0, 1),
     scaled("nanoseconds_per_kilobyte", "ns/kB", 1.0, 1),
     scaled("growth", "growth", 1.0, 2),
-    scaled("bytes_per_second", "GB/s", 1e9, 3),
-    scaled("ceiling_latency_us_p50", "straight[us]", 1.0, 1),
+    scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 3),
+    scaled("bytes_per_second_average", "avg", 1e9, 3),
+    scaled("rounds_per_second", "rounds/s", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
+    scaled("server_cpu_percent", "cpu%", 1.0, 1),
     plain("wrong", "#wrong"),
 ];
 
@@ -72,7 +76,6 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "duration_seconds": args.work.duration, "iterations": args.work.iterations,
         "job": args.work.job(args.fixed)? });
     let mut report = Report::new("scale", parameters, COLUMNS);
-    report.carried_by(&word(args.work.transport));
     for (axis, jobs) in &axes {
         let first = report.results.len();
         for job in jobs {
@@ -115,7 +118,7 @@ fn check_memory(job: &Job, alone: bool) -> Result<()> {
 /// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
 fn per_byte(report: &mut Report, axis: Axis, job: &Job, first: usize) {
     let result = report.results.pop().expect("one was just measured");
-    let moved = f64::from(job.trainers) * (job.bytes + job.gradient_bytes()) as f64;
+    let moved = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
     let micros = result.field("latency_us_p50").as_f64().unwrap_or(f64::NAN);
     // Microseconds a byte are 10^6 nanoseconds a kilobyte.
     let time = micros / moved * 1e6;

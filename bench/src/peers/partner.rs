@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
+use crate::child::Usage;
 use crate::duel::Block;
 
 /// Lines that wait to be read; one is the rule.
@@ -52,6 +53,8 @@ struct Ran {
     trainers: u32,
     seconds: Vec<f64>,
     wrong: u64,
+    /// Of its servers meanwhile, if it has any and knows.
+    server_cpu_seconds: Option<f64>,
 }
 
 impl Partner {
@@ -85,7 +88,10 @@ impl Partner {
         let count = ran.seconds.len();
         ensure!(u32::try_from(count) == Ok(rounds), "it ran {count} rounds; expected {rounds}");
         ensure!(ran.seconds.iter().all(|seconds| *seconds > 0.0), "it said that a round took no time");
-        Ok(Block { seconds: ran.seconds, wrong: ran.wrong, ..Block::default() })
+        let used = ran.server_cpu_seconds;
+        ensure!(used.is_none_or(|used| used >= 0.0), "it said that its servers used {used:?} processor seconds");
+        let server = used.map(|cpu_seconds| Usage { cpu_seconds, ..Usage::default() });
+        Ok(Block { seconds: ran.seconds, wrong: ran.wrong, server, ..Block::default() })
     }
 }
 

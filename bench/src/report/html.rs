@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::table::{bare, cell};
+use super::table::{bare, cell, head};
 use super::{Report, plot};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;\
@@ -25,8 +25,9 @@ pub(super) fn write(report: &Report) -> Result<String> {
     }
     page.push_str(&table(report));
     page.push_str("<h2>Where and how</h2><dl>");
-    for (key, value) in &report.start {
-        let _ = writeln!(page, "<dt>{}</dt><dd>{}</dd>", escape(key), escape(&bare(value)));
+    let parameters = report.start.get("parameters").map(|value| ("parameters", bare(value)));
+    for (key, value) in report.header().into_iter().chain(parameters) {
+        let _ = writeln!(page, "<dt>{}</dt><dd>{}</dd>", escape(key), escape(&value));
     }
     page.push_str("</dl></body></html>\n");
     Ok(page)
@@ -41,13 +42,14 @@ fn verdict(wrong: u64) -> String {
 
 fn table(report: &Report) -> String {
     let mut text = String::from("<table><tr>");
-    for column in report.columns {
-        let _ = write!(text, "<th>{}</th>", escape(column.head));
+    let columns = report.shown();
+    for column in &columns {
+        let _ = write!(text, "<th>{}</th>", escape(&head(report, column)));
     }
     for result in &report.results {
         text.push_str("</tr>\n<tr>");
-        for column in report.columns {
-            let _ = write!(text, "<td>{}</td>", escape(&cell(column, result.field(column.field))));
+        for column in &columns {
+            let _ = write!(text, "<td>{}</td>", escape(&cell(report, column, result.field(column.field))));
         }
     }
     text + "</tr></table>\n"

@@ -1,7 +1,7 @@
 //! Results, and the forms they are written in.
 //!
 //! A result is a flat list of fields with units in their names, so that every form is made of the same thing. Three
-//! are always there: `name`, `ratio_to_ceiling` and `wrong`.
+//! are always there: `name`, `ratio_to_ceiling` and `wrong`. Where there is no ratio, `no_ratio_because` says why.
 
 mod csv;
 mod hgrm;
@@ -15,9 +15,29 @@ use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use crate::environment;
+use crate::route::Route;
 
 /// The version of the JSON's shape. It grows when a field goes or changes its meaning.
-pub(crate) const SCHEMA_VERSION: u32 = 1;
+pub(crate) const SCHEMA_VERSION: u32 = 2;
+
+/// What stands first above a table.
+const ORDER: [&str; 15] = [
+    "program",
+    "version",
+    "git_revision",
+    "build",
+    "subcommand",
+    "cpu",
+    "numa_nodes",
+    "kernel",
+    "link",
+    "link_bits_per_second",
+    "link_mtu_bytes",
+    "transport",
+    "transport_reason",
+    "gpu_direct",
+    "gpu_direct_reason",
+];
 
 /// One line of a table.
 #[derive(Clone, Debug)]
@@ -34,6 +54,8 @@ pub(crate) struct Report {
     pub(crate) histograms: Vec<(String, Histogram<u64>)>,
     /// The fields that people see, with what stands above them.
     pub(crate) columns: &'static [Column],
+    /// Whether people see thousand million bits instead of bytes.
+    pub(crate) in_gigabits: bool,
 }
 
 /// A column of the table: a field, how it is headed, and what it is divided by to be read.
@@ -68,6 +90,11 @@ impl Outcome {
         self
     }
 
+    /// Without a ratio, for this reason.
+    pub(crate) fn without_ratio(self, why: &str) -> Self {
+        self.with("ratio_to_ceiling", Value::Null).with("no_ratio_because", why)
+    }
+
     pub(crate) fn field(&self, name: &str) -> &Value {
         self.fields.get(name).unwrap_or(&Value::Null)
     }
@@ -92,13 +119,44 @@ impl Report {
         start.insert("schema_version".to_owned(), json!(SCHEMA_VERSION));
         start.insert("subcommand".to_owned(), json!(subcommand));
         start.insert("parameters".to_owned(), parameters);
-        Self { start, intervals: Vec::new(), results: Vec::new(), histograms: Vec::new(), columns }
+        let (results, histograms) = (Vec::new(), Vec::new());
+        Self { start, intervals: Vec::new(), results, histograms, columns, in_gigabits: false }
     }
 
-    /// Notes how bytes travelled, and who chose that.
-    pub(crate) fn carried_by(&mut self, transport: &str) {
-        self.start.insert("transport".to_owned(), json!(transport));
-        self.start.insert("transport_reason".to_owned(), json!("--transport, which is tcp unless said otherwise"));
+    /// Notes how bytes travelled, why, and over what; of several routes the first.
+    pub(crate) fn travelled(&mut self, route: &Route) {
+        let Route { carried, link, no_gpu_direct } = route;
+        let facts = [
+            ("transport", json!(carried.by)),
+            ("transport_reason", json!(carried.reason)),
+            ("link", json!(link.name)),
+            ("link_bits_per_second", json!(link.bits_per_second)),
+            ("link_mtu_bytes", json!(link.mtu_bytes)),
+            // No transport hands an accelerator's memory to a card.
+            ("gpu_direct", json!(false)),
+            ("gpu_direct_reason", json!(no_gpu_direct)),
+        ];
+        for (key, value) in facts {
+            self.start.entry(key).or_insert(value);
+        }
+    }
+
+    /// What people see: the columns that some result has something for.
+    fn shown(&self) -> Vec<&'static Column> {
+        let has = |field| self.results.iter().any(|result| !result.field(field).is_null());
+        self.columns.iter().filter(|column| has(column.field)).collect()
+    }
+
+    /// The environment as people see it, in the order of what they ask first.
+    fn header(&self) -> Vec<(&str, String)> {
+        let known = ORDER.iter().filter_map(|key| self.start.get_key_value(*key));
+        let others = self.start.iter().filter(|(key, _)| !ORDER.contains(&key.as_str()) && *key != "parameters");
+        let told = |value: &Value| match value {
+            Value::Bool(true) => "yes".to_owned(),
+            Value::Bool(false) => "no".to_owned(),
+            other => table::bare(other),
+        };
+        known.chain(others).map(|(key, value)| (key.as_str(), told(value))).collect()
     }
 
     /// Elements that came back wrong, in all results.

@@ -35,7 +35,9 @@ pub(super) fn all(report: &Report) -> Result<Vec<String>> {
     let ours = points(&report.results, "latency_us_p50");
     let ceiling = points(&report.results, "ceiling_latency_us_p50");
     let sizes = ours.iter().map(|point| point.0.to_bits()).collect::<std::collections::BTreeSet<_>>();
-    if sizes.len() > 1 && !ceiling.is_empty() {
+    // Beside peers there are several transports and numbers of trainers, which are lines of their own.
+    let has_peers = report.results.iter().any(|result| !result.field("peer").is_null());
+    if sizes.len() > 1 && !ceiling.is_empty() && !has_peers {
         let lines = [("pserver", OURS, ours), ("straight server", CEILING, ceiling)];
         let lines = lines.map(|(name, color, points)| (name.to_owned(), color, points));
         plots.push(draw(|area| latencies(area, "a round's median, over bytes", &lines))?);

@@ -46,6 +46,8 @@ pub(crate) struct Network {
     pub(crate) push_bytes: f64,
     pub(crate) pull_bytes: f64,
     pub(crate) wrong: u64,
+    /// Where trainers look for the servers.
+    pub(crate) coordinator: String,
 }
 
 /// Seconds of one trainer's batch.
@@ -77,6 +79,7 @@ impl Network {
         });
         let barrier = Barrier::new(trainers);
         let coordinator = servers[0].address().clone();
+        let place = coordinator.to_string();
         let turns = thread::scope(|scope| {
             let all: Vec<_> = (0..plan.trainers)
                 .map(|trainer| {
@@ -102,7 +105,7 @@ impl Network {
         for server in servers {
             server.stop()?;
         }
-        Ok(Self::of(&turns))
+        Ok(Self { coordinator: place, ..Self::of(&turns) })
     }
 
     /// The slowest trainer of each batch, and the bytes of all.

@@ -7,10 +7,10 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 
 use super::allocation;
-use super::checked::{Call, Room};
+use super::checked::Call;
 use super::guard::guard;
 use super::handles::Handle;
-use super::places::Places;
+use super::places::{Asked, Places};
 use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, Parameter};
 use crate::client::Given;
@@ -59,10 +59,16 @@ pub extern "C" fn paddle_finish_init_params(client: *mut ClientHandle) -> c_int 
 /// element_type, content_len (the parameter's length) and, if it was NULL, content. On failure it sets none of these;
 /// what lies at content is then unspecified.
 ///
+/// A float32 parameter comes as halves, in half the bytes, where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
+/// PADDLE_ELEMENT_TYPE_BFLOAT16 before the call: each element is rounded once, to the nearest, of two equally near to
+/// the even one; beyond the largest it is infinite, and what is not a number stays so. The server's value stays as it
+/// is. A half of a parameter of another type is refused. Every other element_type is only replaced.
+///
 /// @param names the names of the parameters, each once.
 /// @param dst as many places.
 /// @param len the length of both arrays.
-/// @return 0 if successful, otherwise -1: also when a room is too small, or two of them overlap.
+/// @return 0 if successful, otherwise -1: also when a room is too small, two of them overlap, or a parameter is not had
+/// as a half.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_get_params(
     client: *mut ClientHandle,
@@ -75,11 +81,11 @@ pub extern "C" fn paddle_get_params(
         let texts = call.names(names, len)?;
         let mut staged = Staged::default();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
-        let rooms = rooms(&wanted, &texts)?;
+        let asked = asked(&wanted, &texts)?;
         if texts.is_empty() {
             return Ok(0);
         }
-        let mut places = Places::measure(&session.client, &rooms, &[])?;
+        let mut places = Places::measure(&session.client, &asked, &[])?;
         session.client.pull(&mut places.wanted())?;
         staged.store()?;
         let pointers = call.array(names, len, "names")?;
@@ -92,7 +98,8 @@ pub extern "C" fn paddle_get_params(
 /// time than paddle_send_grads and paddle_get_params.
 ///
 /// @param grads the gradients.
-/// @param dst a place for each gradient's parameter, as for paddle_get_params; its name becomes the gradient's.
+/// @param dst a place for each gradient's parameter, as for paddle_get_params, also where it is to come as halves; its
+/// name becomes the gradient's.
 /// @param len the length of both arrays, at least 1.
 /// @return 0 if successful, otherwise -1: also when memory of dst overlaps that of a gradient.
 #[unsafe(no_mangle)]
@@ -109,8 +116,8 @@ pub extern "C" fn paddle_push_pull(
         let given = call.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
-        let rooms = rooms(&wanted, &names)?;
-        let mut places = Places::measure(&session.client, &rooms, &given)?;
+        let asked = asked(&wanted, &names)?;
+        let mut places = Places::measure(&session.client, &asked, &given)?;
         session.client.push_pull(&given, None, &mut places.wanted())?;
         staged.store()?;
         let pointers = call.array(grads, len, "grads")?;
@@ -163,14 +170,9 @@ pub(super) fn init_claimed(
     init(client, &call.parameter(&sent[0], "params")?, shape, settings)
 }
 
-/// The room that the caller has for each parameter.
-pub(super) fn rooms<'call>(
-    claims: &[Parameter],
-    names: &[&'call str],
-) -> Result<Vec<(&'call str, Option<Room>)>, Failure> {
-    let room =
-        |(name, claim): (&&'call str, &Parameter)| Ok((*name, Room::of(claim.content, claim.content_len, name)?));
-    names.iter().zip(claims).map(room).collect()
+/// What the caller wants of each parameter, and the room that it has for it.
+pub(super) fn asked<'call>(claims: &[Parameter], names: &[&'call str]) -> Result<Vec<Asked<'call>>, Failure> {
+    names.iter().zip(claims).map(|(name, claim)| Asked::of(name, claim)).collect()
 }
 
 /// Writes the outputs of a call that succeeded.

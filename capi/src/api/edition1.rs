@@ -10,7 +10,7 @@ use super::batch::begin;
 use super::checked::{Call, element_type, length};
 use super::guard::guard;
 use super::handles::Handle;
-use super::places::Places;
+use super::places::{Asked, Places};
 use super::session::Session;
 use super::staged::{As, Staged};
 use super::sys::ClientHandle;
@@ -125,7 +125,7 @@ pub extern "C" fn paddle_get_param(
         let name = call.name(name, "name")?;
         call.aligned(dst, "dst")?;
         call.aligned(dst_len, "dst_len")?;
-        let mut places = Places::measure(&session.client, &[(name, None)], &[])?;
+        let mut places = Places::measure(&session.client, &[Asked::whole(name, None)], &[])?;
         session.client.pull(&mut places.wanted())?;
         for filled in places.hand_over() {
             call.write(dst, filled.content);

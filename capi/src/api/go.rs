@@ -8,7 +8,7 @@ use pserver_core::error::Failure;
 use super::checked::{Call, Room, at_least_one};
 use super::guard::guard;
 use super::handles::{Handle, give_number};
-use super::places::Places;
+use super::places::{Asked, Places};
 use super::session::Session;
 use super::staged::Staged;
 use super::sys::{ElementTypeNumber, Parameter};
@@ -187,13 +187,13 @@ fn claims(call: &Call, array: *mut *mut GoParameter, total: c_int, what: &str) -
 }
 
 /// The caller's memory for one parameter, which this edition never allocates.
-fn room<'call>(call: &'call Call, (index, claim): (usize, &Parameter)) -> Result<(&'call str, Option<Room>), Failure> {
+fn room<'call>(call: &'call Call, (index, claim): (usize, &Parameter)) -> Result<Asked<'call>, Failure> {
     let name = call.name(claim.name, &format!("dst[{index}]->name"))?;
     let room = Room::of(claim.content, claim.content_len, name)?;
     if room.is_none() {
         return Err(Failure::call(format!("parameter \"{name}\": content is NULL; expected memory of the caller's")));
     }
-    Ok((name, room))
+    Ok(Asked::whole(name, room))
 }
 
 fn plain(parameter: GoParameter) -> Parameter {

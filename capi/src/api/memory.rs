@@ -3,13 +3,15 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
+use super::checked::element_type;
 use super::guard::guard;
 use super::handles::{Handle, find_view, give_view, take_view};
 use super::staged::Staged;
-use super::sys::{ClientHandle, Gradient, ViewHandle};
-use crate::client::{Path, View};
+use super::sys::{ClientHandle, ElementTypeNumber, Gradient, ViewHandle};
+use crate::client::{Client, Path, View, check_half};
 
 /// @brief Allocates memory for gradients, all zero, at a page. What lies in it at a multiple of 64 bytes, and is sent
 /// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
@@ -95,16 +97,16 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
 /// many devices the trainer has. Halves are summed in binary32 and rounded once. A value that is fetched into that
 /// memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
 ///
-/// The sum takes up to 4 MiB of the first device for each replica, and 12 MiB more. What the devices' default streams
-/// were told before a call has happened by then. Gradients of rows cannot be summed so: which rows there are is not
-/// said.
+/// The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
+/// that device shares. What the devices' default streams were told before a call has happened by then, and nothing of
+/// the call is on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
 ///
 /// @param memory where memory of a device begins that was registered.
 /// @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
 /// @param bytes how many.
 /// @return 0 if successful, otherwise -1: when no memory of a device that begins there is registered, or a call uses it
 /// that is not over; when the replica is not on a device, is not as long, or shares bytes with other memory that the
-/// client knows; when it is the 64th, or the device has no room for sums.
+/// client knows; when it is the 64th.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_register_replica(
     client: *mut ClientHandle,
@@ -172,6 +174,32 @@ pub extern "C" fn paddle_get_params_view(
     })
 }
 
+/// @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
+/// paddle_get_params does.
+///
+/// @param element_types of each name what it comes as: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
+/// PADDLE_ELEMENT_TYPE_BFLOAT16 of a float32 parameter.
+/// @return as paddle_get_params_view: also when a parameter is not had as its type.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_get_params_view_as(
+    client: *mut ClientHandle,
+    names: *mut *const c_char,
+    element_types: *const ElementTypeNumber,
+    len: c_int,
+    out: *mut *mut ViewHandle,
+) -> c_int {
+    guard("paddle_get_params_view_as", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(out.cast_const(), "out")?;
+        let names = call.names(names, super::checked::at_least_one(len, "names")?)?;
+        let halves = halves(&session.client, &names, call.array(element_types, len, "element_types")?)?;
+        let wanted: Vec<_> = names.into_iter().zip(halves).collect();
+        let view = session.client.pull_view_as(&wanted)?;
+        call.write(out, give_view(&session, view));
+        Ok(0)
+    })
+}
+
 /// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
 /// them.
 ///
@@ -192,6 +220,32 @@ pub extern "C" fn paddle_push_pull_view(
         let mut staged = Staged::default();
         let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
         let view = session.client.push_pull_view(&call.all(&sent, "grads")?, None)?;
+        call.write(out, give_view(&session, view));
+        Ok(0)
+    })
+}
+
+/// @brief paddle_push_pull_view of values that come as halves.
+///
+/// @param element_types of each gradient's parameter what it comes as, as for paddle_get_params_view_as.
+/// @return as paddle_get_params_view_as.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_push_pull_view_as(
+    client: *mut ClientHandle,
+    grads: *const Gradient,
+    element_types: *const ElementTypeNumber,
+    len: c_int,
+    out: *mut *mut ViewHandle,
+) -> c_int {
+    guard("paddle_push_pull_view_as", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(out.cast_const(), "out")?;
+        let mut staged = Staged::default();
+        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
+        let given = call.all(&sent, "grads")?;
+        let names: Vec<&str> = given.iter().map(|one| one.name).collect();
+        let halves = halves(&session.client, &names, call.array(element_types, len, "element_types")?)?;
+        let view = session.client.push_pull_view_as(&given, None, &halves)?;
         call.write(out, give_view(&session, view));
         Ok(0)
     })
@@ -247,6 +301,19 @@ pub extern "C" fn paddle_view_piece(
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_view_release(view: *mut ViewHandle) -> c_int {
     guard("paddle_view_release", -1, |_| take_view(view)?.release().map(|()| 0))
+}
+
+/// What parameters come as, where that is not their own type.
+fn halves(client: &Client, names: &[&str], numbers: &[ElementTypeNumber]) -> Result<Vec<Option<Half>>, Failure> {
+    let half = |((name, number), (declared, _)): ((&&str, &ElementTypeNumber), (ElementType, u64))| {
+        let wanted = element_type(*number, name)?;
+        match Half::of(wanted) {
+            _ if wanted == declared => Ok(None),
+            Some(half) => check_half(name, declared, Some(half)).map(|()| Some(half)),
+            None => Err(Failure::call(format!("parameter \"{name}\": its value as {wanted}; expected {declared}"))),
+        }
+    };
+    names.iter().zip(numbers).zip(client.measure(names)?).map(half).collect()
 }
 
 fn parameter(view: &View, index: c_int) -> Result<usize, Failure> {

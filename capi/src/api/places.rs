@@ -2,12 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
 use super::allocation::Allocation;
 use super::checked::Room;
-use crate::client::{Client, Extent, Given, Held, Wanted};
+use super::sys::Parameter;
+use crate::client::{Client, Extent, Given, Held, Wanted, check_half};
 
 /// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
 pub(super) struct Places<'call> {
@@ -16,8 +17,18 @@ pub(super) struct Places<'call> {
     _memory: Held,
 }
 
+/// A parameter that is fetched: the room that the caller has for it, if it has some, and what it comes as, where that
+/// is not its own type.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'call> {
+    pub(super) name: &'call str,
+    pub(super) room: Option<Room>,
+    pub(super) half: Option<Half>,
+}
+
 struct Place<'call> {
     name: &'call str,
+    half: Option<Half>,
     element_type: c_int,
     bytes: usize,
     memory: Memory,
@@ -37,16 +48,12 @@ pub(super) struct Filled {
 
 impl<'call> Places<'call> {
     /// Measures a place for each name. Where there is no room, memory is allocated.
-    pub(super) fn measure(
-        client: &Client,
-        wanted: &[(&'call str, Option<Room>)],
-        given: &[Given<'_>],
-    ) -> Result<Self, Failure> {
-        let rooms = wanted.iter().filter_map(|(_, room)| room.as_ref());
+    pub(super) fn measure(client: &Client, wanted: &[Asked<'call>], given: &[Given<'_>]) -> Result<Self, Failure> {
+        let rooms = wanted.iter().filter_map(|asked| asked.room.as_ref());
         let rooms = rooms.map(|room| Extent::new(room.start.addr().get(), room.bytes));
         let memory = client.hold(rooms.chain(given.iter().map(|one| Extent::of(one.content))));
-        let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
-        let place = |((name, room), size): (&(&'call str, Option<Room>), _)| Place::new(name, *room, size);
+        let names: Vec<&str> = wanted.iter().map(|asked| asked.name).collect();
+        let place = |(asked, size): (&Asked<'call>, _)| Place::new(*asked, size);
         let places: Vec<_> = wanted.iter().zip(client.measure(&names)?).map(place).collect::<Result<_, _>>()?;
         refuse_overlaps(&places, given)?;
         Ok(Self { places, _memory: memory })
@@ -83,6 +90,20 @@ impl<'call> Places<'call> {
     }
 }
 
+impl<'call> Asked<'call> {
+    /// As the caller says: a half where the type that it names is one. Any other type that it names is what the
+    /// parameter's will replace.
+    pub(super) fn of(name: &'call str, claim: &Parameter) -> Result<Self, Failure> {
+        let half = ElementType::from_number(claim.element_type.into()).and_then(Half::of);
+        Ok(Self { half, ..Self::whole(name, Room::of(claim.content, claim.content_len, name)?) })
+    }
+
+    /// As it is.
+    pub(super) fn whole(name: &'call str, room: Option<Room>) -> Self {
+        Self { name, room, half: None }
+    }
+}
+
 impl Places<'static> {
     /// The places as the client takes them for a call that is waited for later; each is in the caller's memory.
     pub(super) fn lent(&self) -> Result<Vec<Wanted<'static>>, Failure> {
@@ -92,7 +113,10 @@ impl Places<'static> {
 
 impl<'call> Place<'call> {
     /// The place for a parameter of this type and so many bytes.
-    fn new(name: &'call str, room: Option<Room>, (element_type, bytes): (ElementType, u64)) -> Result<Self, Failure> {
+    fn new(asked: Asked<'call>, (declared, bytes): (ElementType, u64)) -> Result<Self, Failure> {
+        let Asked { name, room, half } = asked;
+        check_half(name, declared, half)?;
+        let (element_type, bytes) = half.map_or((declared, bytes), |half| (half.element_type(), bytes / 2));
         let fits = c_int::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = fits.ok_or_else(|| {
             let most = c_int::MAX;
@@ -111,7 +135,7 @@ impl<'call> Place<'call> {
             Some(room) => Memory::Theirs(room),
             None => Memory::Ours(Allocation::zeroed(bytes)?),
         };
-        Ok(Self { name, element_type: c_int::from(element_type.number()), bytes, memory })
+        Ok(Self { name, half, element_type: c_int::from(element_type.number()), bytes, memory })
     }
 
     fn wanted(&mut self) -> Wanted<'_> {
@@ -119,14 +143,14 @@ impl<'call> Place<'call> {
             Memory::Theirs(room) => room.bytes_mut(self.bytes),
             Memory::Ours(allocation) => allocation.bytes_mut(),
         };
-        Wanted { name: self.name, content }
+        Wanted { name: self.name, content, half: self.half }
     }
 }
 
 impl Place<'static> {
     fn lent(&self) -> Result<Wanted<'static>, Failure> {
         match self.memory {
-            Memory::Theirs(room) => Ok(Wanted { name: self.name, content: room.lent(self.bytes) }),
+            Memory::Theirs(room) => Ok(Wanted { name: self.name, content: room.lent(self.bytes), half: self.half }),
             Memory::Ours(_) => Err(Failure::call(format!(
                 "parameter \"{}\": content is NULL; expected the caller's memory, as this call is waited for later",
                 self.name

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::batch::{fill, rooms};
+use super::batch::{asked, fill};
 use super::checked::Call;
 use super::guard::guard;
 use super::handles::{Handle, find_call, give_call, take_call};
@@ -19,7 +19,7 @@ use super::sys::{CallHandle, ClientHandle, Gradient, Parameter};
 /// now; the content is there after paddle_wait.
 ///
 /// @param grads the gradients, as for paddle_push_pull.
-/// @param dst a place for each gradient's parameter.
+/// @param dst a place for each gradient's parameter, as for paddle_get_params, also where it is to come as halves.
 /// @param len the length of both arrays, at least 1.
 /// @param out becomes the call, which paddle_wait frees.
 /// @return 0 if the call is on its way, otherwise -1, and then nothing is started.
@@ -40,7 +40,7 @@ pub extern "C" fn paddle_push_pull_start(
         let given = lasting.all(&sent, "grads")?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
-        let places = Places::measure(&session.client, &rooms(&wanted, &names)?, &given)?;
+        let places = Places::measure(&session.client, &asked(&wanted, &names)?, &given)?;
         let number = session.client.start_push_pull(&given, places.lent()?)?;
         let pointers = call.array(grads, len, "grads")?;
         fill(call, dst, pointers.iter().map(|gradient| gradient.name), places, &staged);

@@ -62,6 +62,8 @@ enum Origin {
     Managed,
     /// The caller's on a device, registered.
     Device(Arc<Foreign>),
+    /// The caller's on a device, a replica of what was registered at this address.
+    Replica(usize),
 }
 
 impl Known {
@@ -73,7 +75,7 @@ impl Known {
         match &self.origin {
             Origin::Buffer(mapping) => mapping.upgrade(),
             Origin::Host(mapping) => Some(Arc::clone(mapping)),
-            Origin::Device(_) | Origin::Managed => None,
+            Origin::Device(_) | Origin::Replica(_) | Origin::Managed => None,
         }
     }
 }
@@ -174,12 +176,17 @@ impl Buffers {
         let wrong = |what: &str| Err(Failure::call(format!("{address:#x} {what}")));
         match known.get(&address).map(|one| &one.origin) {
             None => wrong("was not registered with this client, or not any more"),
+            Some(Origin::Replica(of)) => {
+                wrong(&format!("is a replica of memory at {of:#x}; expected that, with which it is forgotten"))
+            }
             Some(Origin::Buffer(_)) => wrong("is a buffer of the library's; expected to be freed"),
             // Every claim and every loan has a copy, and whoever takes one asks for it under this lock.
             Some(Origin::Device(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
             Some(Origin::Host(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
             Some(Origin::Host(_) | Origin::Device(_) | Origin::Managed) => {
-                match known.remove(&address).map(|one| one.origin) {
+                let forgotten = known.remove(&address).map(|one| one.origin);
+                known.retain(|_, one| !matches!(one.origin, Origin::Replica(of) if of == address));
+                match forgotten {
                     Some(Origin::Host(memory)) => memory.let_go(),
                     _ => Ok(()),
                 }
@@ -188,19 +195,17 @@ impl Buffers {
     }
 
     fn replicate(&self, of: usize, address: usize, bytes: usize) -> Result<(), Failure> {
-        let known = self.known();
-        let Some(Origin::Device(memory)) = known.get(&of).map(|one| &one.origin) else {
-            return Err(Failure::call(format!("{of:#x} is not where memory of a device begins that was registered")));
+        let memory = match self.known().get(&of).map(|one| &one.origin) {
+            Some(Origin::Device(memory)) => Arc::clone(memory),
+            _ => {
+                let text = format!("{of:#x} is not where memory of a device begins that was registered");
+                return Err(Failure::Call(text));
+            }
         };
-        if let Some((start, other)) = known.range(..address.saturating_add(bytes)).next_back()
-            && address < start + other.bytes
-        {
-            return Err(Failure::call(format!(
-                "{bytes} bytes at {address:#x} overlap {} bytes at {start:#x}, which this client knows already",
-                other.bytes
-            )));
-        }
-        memory.replicate(address, bytes)
+        self.add(address, bytes, Origin::Replica(of))?;
+        memory.replicate(address, bytes).inspect_err(|_| {
+            self.known().remove(&address);
+        })
     }
 
     fn claim(&self, address: usize, bytes: usize) -> Result<Option<Claim>, Failure> {
@@ -208,6 +213,9 @@ impl Buffers {
         let Some((start, one)) = known.range(..=address).next_back() else { return Ok(None) };
         match &one.origin {
             Origin::Device(memory) if address - start < one.bytes => memory.claim(address - start, bytes).map(Some),
+            Origin::Replica(of) if address - start < one.bytes => Err(Failure::call(format!(
+                "{address:#x} lies in a replica of memory at {of:#x}; expected that, which stands for all"
+            ))),
             _ => Ok(None),
         }
     }
@@ -231,7 +239,7 @@ impl Buffers {
             return None;
         }
         match &one.origin {
-            Origin::Host(_) | Origin::Device(_) | Origin::Managed => Some(Path::Copied),
+            Origin::Host(_) | Origin::Device(_) | Origin::Replica(_) | Origin::Managed => Some(Path::Copied),
             Origin::Buffer(mapping) => {
                 let is_in_place = mapping.upgrade()?.is_in_place();
                 Some(if is_in_place { Path::InPlace } else { Path::Copied })

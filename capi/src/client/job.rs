@@ -216,11 +216,6 @@ impl Job {
         Sequence(self.sequence)
     }
 
-    /// The bytes of these parameters together.
-    pub(super) fn bytes_of(&self, chosen: &[ParameterIndex]) -> u64 {
-        chosen.iter().map(|index| self.chosen(*index).declaration().bytes).sum()
-    }
-
     /// Refuses to fetch a parameter of which there is a view.
     pub(super) fn refuse_viewed(&self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
         let viewed = chosen.iter().find(|index| is_held(&self.progress(**index).viewed));

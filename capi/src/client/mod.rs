@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use pserver_core::client::{Finished, Refused};
 use pserver_core::config::{Merge, Mode};
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Place, Ticket};
 use pserver_core::port::Transport;
@@ -59,6 +59,7 @@ pub(crate) use buffers::{Extent, Held};
 pub(crate) use calls::CallNumber;
 pub(crate) use engine::{Engine, MakeTransport};
 pub(crate) use initialise::{answer, unexpected};
+pub(crate) use transfer::check_half;
 pub(crate) use turns::reason;
 
 /// How a client finds its job.
@@ -116,8 +117,18 @@ pub struct Given<'a> {
 pub struct Wanted<'a> {
     /// The parameter's name.
     pub name: &'a str,
-    /// Where the value goes; as long as the parameter.
+    /// Where the value goes; as long as the parameter, or half as long where it comes as halves.
     pub content: &'a mut [u8],
+    /// What it comes as, where that is not the parameter's own type: each element rounded once. For float32 only.
+    pub half: Option<Half>,
+}
+
+impl<'a> Wanted<'a> {
+    /// A place for a value as it is.
+    #[must_use]
+    pub fn new(name: &'a str, content: &'a mut [u8]) -> Self {
+        Self { name, content, half: None }
+    }
 }
 
 /// Rows of a gradient or of a delta on their way to the servers.

@@ -39,7 +39,7 @@ impl Client {
     ///     let one = calls.push(&[Given { name: "last layer", element_type: Float32, content: last }], None)?;
     ///     // The gradient of the first layer is computed here, while that of the last one is on its way.
     ///     let given = [Given { name: "first layer", element_type: Float32, content: first }];
-    ///     let two = calls.push_pull(&given, None, vec![Wanted { name: "first layer", content: back }])?;
+    ///     let two = calls.push_pull(&given, None, vec![Wanted::new("first layer", back)])?;
     ///     one.wait()?;
     ///     two.wait()
     /// })
@@ -53,7 +53,7 @@ impl Client {
     /// # fn step(client: &Client) {
     /// let result = client.scope(|calls| {
     ///     let mut local = vec![0; 64];
-    ///     calls.pull(vec![Wanted { name: "w", content: &mut local }]).map(|_| ())
+    ///     calls.pull(vec![Wanted::new("w", &mut local)]).map(|_| ())
     /// });
     /// # }
     /// ```

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prost::Message;
 use pserver_core::client::RequestBody;
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
 use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping};
@@ -137,7 +137,7 @@ impl Entered<'_> {
         let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
         self.open(Kind::Pull, &unknown, (0, 0))?;
         let packer = self.packer(Kind::Pull, &unknown).without_values();
-        let orders = unknown.into_iter().map(|index| Order { index, given: None, place: None });
+        let orders = unknown.into_iter().map(|index| Order { index, given: None, place: None, half: None });
         let call = self.pack(packer, orders, &LoanBook::open(), |_| (Round(0), Sequence(0)));
         self.finish(call)
     }
@@ -162,10 +162,9 @@ impl State {
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
-        let orders = gradients.iter().zip(chosen).map(|(given, index)| Order {
-            index,
-            given: Some(*given),
-            place: places.next(),
+        let orders = gradients.iter().zip(chosen).map(|(given, index)| {
+            let (place, half) = places.next().unzip();
+            Order { index, given: Some(*given), place, half: half.flatten() }
         });
         Ok(self.pack(packer, orders, book, |progress| {
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
@@ -179,13 +178,12 @@ impl State {
         into: Vec<Fetch<'env>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
-        let chosen = choose_wanted(self.ready_job(), &into)?;
+        let Chosen { parameters: chosen, held: received, .. } = choose_wanted(self.ready_job(), &into)?;
         let counts_rounds = self.ready_job().counts_rounds();
-        let received = self.ready_job().bytes_of(&chosen);
         let places = self.places(into, &chosen)?;
         self.open(Kind::Pull, &chosen, (0, received))?;
         let packer = self.packer(Kind::Pull, &chosen);
-        let order = |(place, index): (Place<'env>, _)| Order { index, given: None, place: Some(place) };
+        let order = |((place, half), index)| Order { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
             (progress.round.filter(|_| counts_rounds).unwrap_or_default(), Sequence(0))
@@ -201,7 +199,12 @@ impl State {
         let Chosen { parameters: chosen, sent, .. } = choose_given(self.ready_job(), values, None, false)?;
         let sequence = self.open(Kind::Set, &chosen, (sent, 0))?;
         let packer = self.packer(Kind::Set, &chosen);
-        let orders = values.iter().zip(chosen).map(|(given, index)| Order { index, given: Some(*given), place: None });
+        let orders = values.iter().zip(chosen).map(|(given, index)| Order {
+            index,
+            given: Some(*given),
+            place: None,
+            half: None,
+        });
         Ok(self.pack(packer, orders, book, |progress| (Round(0), progress.set_again.unwrap_or(sequence))))
     }
 
@@ -249,20 +252,25 @@ impl State {
         self.close()
     }
 
-    /// A place for every value, before any of the call is sent.
-    fn places<'env>(&mut self, into: Vec<Fetch<'env>>, chosen: &[ParameterIndex]) -> Result<Vec<Place<'env>>, Failure> {
+    /// A place for every value, and what it comes as, before any of the call is sent.
+    fn places<'env>(
+        &mut self,
+        into: Vec<Fetch<'env>>,
+        chosen: &[ParameterIndex],
+    ) -> Result<Vec<(Place<'env>, Option<Half>)>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = Vec::with_capacity(into.len());
-        for (fetch, index) in into.into_iter().zip(chosen) {
-            if let Some(place) = fetch.place {
+        for (Fetch { place, half, .. }, index) in into.into_iter().zip(chosen) {
+            if let Some(place) = place {
                 job.refuse_viewed(&[*index])?;
-                places.push(Place::Caller(place));
+                places.push((Place::Caller(place), half));
                 continue;
             }
             let parameter = job.chosen(*index);
             let spans = (0..parameter.chunk_count()).map(|chunk| parameter.span(ChunkIndex(chunk)));
-            let leases = spans.map(|span| self.room.take(span.expect("it is one of its chunks").bytes));
-            places.push(Place::Kept(leases.collect::<Result<Vec<_>, _>>()?.into_iter()));
+            let bytes = spans.map(|span| halved(span.expect("it is one of its chunks").bytes, half));
+            let leases = bytes.map(|bytes| self.room.take(bytes)).collect::<Result<Vec<_>, _>>()?;
+            places.push((Place::Kept(leases.into_iter()), half));
         }
         Ok(places)
     }
@@ -278,6 +286,8 @@ struct Order<'env> {
     index: ParameterIndex,
     given: Option<Given<'env>>,
     place: Option<Place<'env>>,
+    /// What the value comes as, where that is not the parameter's type.
+    half: Option<Half>,
 }
 
 /// Where a value goes.
@@ -298,6 +308,7 @@ struct Cut<'book, 'env> {
     /// The buffer that the place lies in.
     back: Option<Arc<Mapping>>,
     place: Option<Place<'env>>,
+    half: Option<Half>,
     book: &'book LoanBook<'env>,
 }
 
@@ -314,6 +325,7 @@ impl<'book, 'env> Cut<'book, 'env> {
             within,
             back,
             place: order.place,
+            half: order.half,
             book,
         }
     }
@@ -323,15 +335,16 @@ impl<'book, 'env> Cut<'book, 'env> {
         let declared = parameter.declaration().element_type;
         let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
         let id = ChunkId { parameter: self.index, chunk };
-        let into = self.into(span.bytes);
+        let (into, half) = (self.into(halved(span.bytes, self.half)), self.half);
         let Some(element_type) = self.element_type else {
-            return Piece { entry: Entry::bare(id, round, declared), payload: None, into, sequence };
+            let entry = Entry { half, ..Entry::bare(id, round, declared) };
+            return Piece { entry, payload: None, into, sequence };
         };
         let elements = u64::from(span.bytes) / declared.bytes();
         let length = usize::try_from(elements * element_type.bytes()).expect("it is within a slice");
         let (content, after) = self.content.split_at(length);
         self.content = after;
-        let entry = Entry::with_payload(id, round, element_type, content);
+        let entry = Entry { half, ..Entry::with_payload(id, round, element_type, content) };
         let loan = self.book.read(content);
         let loan = self.within.iter().fold(loan, LoanOut::within);
         Piece { entry, payload: Some(Outgoing::Loan(loan)), into, sequence }
@@ -359,18 +372,21 @@ impl<'book, 'env> Cut<'book, 'env> {
 pub(super) struct Fetch<'env> {
     pub(super) name: &'env str,
     pub(super) place: Option<&'env mut [u8]>,
+    pub(super) half: Option<Half>,
 }
 
 impl<'env> Fetch<'env> {
     /// Into the caller's memory.
     pub(super) fn all(into: Vec<Wanted<'env>>) -> Vec<Self> {
-        into.into_iter().map(|wanted| Fetch { name: wanted.name, place: Some(wanted.content) }).collect()
+        let fetch = |Wanted { name, content, half }| Fetch { name, place: Some(content), half };
+        into.into_iter().map(fetch).collect()
     }
 }
 
 /// The places for the length of a blocking call.
 fn borrowed<'a>(into: &'a mut [Wanted<'_>]) -> Vec<Fetch<'a>> {
-    into.iter_mut().map(|wanted| Fetch { name: wanted.name, place: Some(&mut *wanted.content) }).collect()
+    let fetch = |one: &'a mut Wanted<'_>| Fetch { name: one.name, place: Some(&mut *one.content), half: one.half };
+    into.iter_mut().map(fetch).collect()
 }
 
 pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
@@ -385,7 +401,7 @@ pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
 /// The parameters of a call's gradients or values.
 pub(super) struct Chosen {
     pub(super) parameters: Vec<ParameterIndex>,
-    /// The bytes of what was given for them, and their own.
+    /// The bytes of what was given for them, and of their values as these are wanted.
     sent: u64,
     held: u64,
 }
@@ -413,7 +429,7 @@ fn choose_given(
             misplaced = misplaced.or_else(|| check_wanted(parameter, wanted).err());
         }
         chosen.sent += bytes(given.content.len());
-        chosen.held += parameter.declaration().bytes;
+        chosen.held += value_bytes(parameter, into.and_then(|into| into.get(at)).and_then(|wanted| wanted.half));
         job.check_first(index, question)?;
         chosen.parameters.push(index);
     }
@@ -442,27 +458,51 @@ fn check_given(parameter: &Parameter, given: &Given<'_>, is_gradient: bool) -> R
 }
 
 /// Checks every place for a value; says which parameters they are for.
-fn choose_wanted(job: &mut Job, into: &[Fetch<'_>]) -> Result<Vec<ParameterIndex>, Failure> {
-    let (mut chosen, mut last) = (Vec::with_capacity(into.len()), None);
+fn choose_wanted(job: &mut Job, into: &[Fetch<'_>]) -> Result<Chosen, Failure> {
+    let mut chosen = Chosen { parameters: Vec::with_capacity(into.len()), sent: 0, held: 0 };
+    let mut last = None;
     for wanted in into {
         let index = job.parameter(wanted.name, &mut last)?;
         check_wanted(job.chosen(index), wanted)?;
-        chosen.push(index);
+        chosen.held += value_bytes(job.chosen(index), wanted.half);
+        chosen.parameters.push(index);
     }
-    job.check_once(&chosen)?;
+    job.check_once(&chosen.parameters)?;
     Ok(chosen)
 }
 
 fn check_wanted(parameter: &Parameter, wanted: &Fetch<'_>) -> Result<(), Failure> {
     check_dense(parameter)?;
-    let expected = parameter.declaration().bytes;
+    let name = wanted.name;
+    check_half(name, parameter.declaration().element_type, wanted.half)?;
+    let expected = value_bytes(parameter, wanted.half);
     match wanted.place.as_ref().map(|place| place.len()) {
         Some(found) if bytes(found) != expected => {
-            let name = wanted.name;
             Err(Failure::call(format!("parameter \"{name}\": a place of {found} bytes; expected {expected}")))
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses halves of what is not had as halves.
+pub(crate) fn check_half(name: &str, declared: ElementType, half: Option<Half>) -> Result<(), Failure> {
+    match half {
+        Some(half) if !declared.has_halves() => Err(Failure::call(format!(
+            "parameter \"{name}\": its value as {half}; expected {declared}, as only float32 is had as halves"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The bytes of a parameter's value as it is wanted.
+fn value_bytes(parameter: &Parameter, half: Option<Half>) -> u64 {
+    let bytes = parameter.declaration().bytes;
+    if half.is_some() { bytes / 2 } else { bytes }
+}
+
+/// The bytes of a chunk's value as it is wanted.
+fn halved(bytes: u32, half: Option<Half>) -> u32 {
+    if half.is_some() { bytes / 2 } else { bytes }
 }
 
 pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {

@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Weak};
 
+use pserver_core::dtype::Half;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkIndex, ParameterIndex};
 use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
@@ -39,7 +40,7 @@ pub(super) struct Room {
 }
 
 impl View {
-    /// The pieces of one of the parameters, in order; together they are the parameter.
+    /// The pieces of one of the parameters, in order; together they are the parameter, as it was asked for.
     ///
     /// # Panics
     /// When there is no such parameter.
@@ -89,14 +90,21 @@ impl Client {
     /// # Errors
     /// As [`Client::pull`]; and when there is a view of one of the parameters.
     pub fn pull_view(&self, names: &[&str]) -> Result<View, Failure> {
+        self.pull_view_as(&names.iter().map(|name| (*name, None)).collect::<Vec<_>>())
+    }
+
+    /// [`Client::pull_view`], of values that come as is said beside each.
+    ///
+    /// # Errors
+    /// As [`Client::pull_view`].
+    pub fn pull_view_as(&self, wanted: &[(&str, Option<Half>)]) -> Result<View, Failure> {
         let mut state = self.enter()?;
         state.ready()?;
         state.lend(|state, book| {
-            let hold = state.hold(names)?;
-            let into = names.iter().map(|name| Fetch { name, place: None }).collect();
-            let call = state.start_pull(into, book)?;
+            let hold = state.hold(wanted)?;
+            let call = state.start_pull(fetched(wanted), book)?;
             let kept = state.finish_kept(call)?;
-            state.finish_view(kept, names, &hold, book)
+            state.finish_view(kept, wanted, &hold, book)
         })
     }
 
@@ -105,29 +113,51 @@ impl Client {
     /// # Errors
     /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
     pub fn push_pull_view(&self, gradients: &[Given<'_>], rate: Option<f64>) -> Result<View, Failure> {
+        self.push_pull_view_as(gradients, rate, &vec![None; gradients.len()])
+    }
+
+    /// [`Client::push_pull_view`], of values that come as `halves` says, one for each gradient.
+    ///
+    /// # Errors
+    /// As [`Client::push_pull_view`].
+    ///
+    /// # Panics
+    /// When there is not one for each gradient.
+    pub fn push_pull_view_as(
+        &self,
+        gradients: &[Given<'_>],
+        rate: Option<f64>,
+        halves: &[Option<Half>],
+    ) -> Result<View, Failure> {
+        assert_eq!(gradients.len(), halves.len(), "each gradient's value comes as something");
         let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.enter()?;
-        let chosen = state.choose(gradients, None)?;
-        let names: Vec<&str> = gradients.iter().map(|given| given.name).collect();
+        let named = gradients.iter().map(|given| given.name);
+        let wanted: Vec<(&str, Option<Half>)> = named.zip(halves.iter().copied()).collect();
+        let chosen = state.choose(gradients, Some(&fetched(&wanted)))?;
         state.lend(|state, book| {
-            let hold = state.hold(&names)?;
-            let into = names.iter().map(|name| Fetch { name, place: None }).collect();
-            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
+            let hold = state.hold(&wanted)?;
+            let call = state.start_push(chosen, gradients, rate, Some(fetched(&wanted)), book)?;
             let numbers = state.numbers_of(call);
             let kept = state.finish_kept(call)?;
-            let view = state.finish_view(kept, &names, &hold, book);
+            let view = state.finish_view(kept, &wanted, &hold, book);
             // The gradients are applied: who makes the call again must be recognised.
             view.map_err(|failure| state.take_back(call, &numbers, failure))
         })
     }
 }
 
+/// Values that are kept for a view.
+fn fetched<'env>(wanted: &[(&'env str, Option<Half>)]) -> Vec<Fetch<'env>> {
+    wanted.iter().map(|(name, half)| Fetch { name, place: None, half: *half }).collect()
+}
+
 impl Entered<'_> {
     /// From here on the parameters are not fetched again before the hold is dropped.
-    fn hold(&mut self, names: &[&str]) -> Result<Arc<()>, Failure> {
+    fn hold(&mut self, wanted: &[(&str, Option<Half>)]) -> Result<Arc<()>, Failure> {
         let hold = Arc::new(());
         let (job, mut last) = (self.ready_job(), None);
-        let chosen = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
+        let chosen = wanted.iter().map(|(name, _)| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
         job.refuse_viewed(&chosen)?;
         for index in chosen {
             job.progress_mut(index).viewed = Arc::downgrade(&hold);
@@ -140,26 +170,31 @@ impl Entered<'_> {
     fn finish_view<'env>(
         &mut self,
         mut kept: Vec<Kept>,
-        names: &[&'env str],
+        wanted: &[(&'env str, Option<Half>)],
         hold: &Arc<()>,
         book: &LoanBook<'env>,
     ) -> Result<View, Failure> {
         for _ in 0..FETCHES_MAX {
-            let view = self.gather_view(kept, names, Arc::clone(hold))?;
+            let view = self.gather_view(kept, wanted, Arc::clone(hold))?;
             if view.leases().all(Lease::is_kept) {
                 return Ok(view);
             }
             drop(view);
-            let call = self.start_pull(names.iter().map(|name| Fetch { name, place: None }).collect(), book)?;
+            let call = self.start_pull(fetched(wanted), book)?;
             kept = self.finish_kept(call)?;
         }
         Err(Failure::call("connections ended again and again while the view was fetched; it may be fetched again"))
     }
 
-    fn gather_view(&mut self, mut kept: Vec<Kept>, names: &[&str], hold: Arc<()>) -> Result<View, Failure> {
+    fn gather_view(
+        &mut self,
+        mut kept: Vec<Kept>,
+        wanted: &[(&str, Option<Half>)],
+        hold: Arc<()>,
+    ) -> Result<View, Failure> {
         kept.sort_unstable_by_key(|one| (one.parameter, one.chunk));
         let (job, mut last) = (self.job.as_ref().expect("the job is ready"), None);
-        let order = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
+        let order = wanted.iter().map(|(name, _)| job.parameter(name, &mut last)).collect::<Result<Vec<_>, _>>()?;
         let mut parameters: Vec<Vec<Lease>> = order.iter().map(|_| Vec::new()).collect();
         let mut by_index: Vec<(ParameterIndex, usize)> = order.into_iter().zip(0..).collect();
         by_index.sort_unstable();

@@ -109,7 +109,7 @@ fn write(client: &Client, source: &Source, writer: &mut ModelWriter, buffer: &mu
             let bytes = usize::try_from(*bytes)
                 .map_err(|_| Failure::call(format!("parameter \"{name}\" is too long for this machine")))?;
             buffer.resize(bytes, 0);
-            client.pull(&mut [Wanted { name, content: buffer }])?;
+            client.pull(&mut [Wanted::new(name, buffer)])?;
             writer.write(buffer)
         }
         Source::Ids(ids) => {

@@ -177,7 +177,7 @@ impl<'c> Trainer<'c> {
                 let ids: Vec<u64> = (0..one.shape[0]).collect();
                 self.client.pull_rows(&mut [WantedRows { name: &one.name, ids: &ids, values: piece.bytes_mut() }])?;
             } else {
-                self.client.pull(&mut [Wanted { name: &one.name, content: piece.bytes_mut() }])?;
+                self.client.pull(&mut [Wanted::new(&one.name, piece.bytes_mut())])?;
             }
             height += one.shape.first().unwrap_or(&1);
             all.extend_from_slice(piece.bytes());
@@ -256,7 +256,7 @@ impl<'c> Trainer<'c> {
             let all = self.kept.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none());
             let wanted = all.filter_map(|(one, value)| Some((one, value.as_mut()?)));
             let mut wanted: Vec<Wanted<'_>> =
-                wanted.map(|(one, value)| Wanted { name: &one.name, content: value.bytes_mut() }).collect();
+                wanted.map(|(one, value)| Wanted::new(&one.name, value.bytes_mut())).collect();
             if !wanted.is_empty() {
                 self.client.pull(&mut wanted)?;
             }
@@ -326,7 +326,7 @@ impl<'c> Trainer<'c> {
                     *value = Some(one.zeros()?);
                 }
                 let value = value.as_mut().expect("it was just made");
-                wanted.push(Wanted { name: &one.name, content: value.bytes_mut() });
+                wanted.push(Wanted::new(&one.name, value.bytes_mut()));
             }
         }
         if !dense.is_empty() {

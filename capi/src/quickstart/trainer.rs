@@ -224,8 +224,7 @@ impl Whole<'_> {
     fn pull(&mut self) -> Result<Vec<Tensor>> {
         let mut tensors = self.parameters();
         let places = self.names.iter().zip(&mut tensors);
-        let mut wanted: Vec<Wanted<'_>> =
-            places.map(|(name, tensor)| Wanted { name, content: tensor.bytes_mut() }).collect();
+        let mut wanted: Vec<Wanted<'_>> = places.map(|(name, tensor)| Wanted::new(name, tensor.bytes_mut())).collect();
         self.client.pull(&mut wanted)?;
         for (name, tensor) in self.names.iter().zip(&tensors) {
             self.run.set(name, tensor.clone())?;

@@ -108,12 +108,20 @@ static void replicas(paddle_pserver_client *client) {
   rows.content = AT(gradients[0]);
   rows.content_len = 4;
   REFUSED(paddle_send_rows(client, &rows, 1), "which has replicas");
+  /* A replica is no content by itself, and is forgotten with what it is one of. */
+  grad = parameter(AT(gradients[1]), BYTES);
+  REFUSED(paddle_send_grads(client, &grad, 1), "lies in a replica of memory");
+  REFUSED(paddle_register_buffer(client, AT(gradients[1]), BYTES), "knows already");
+  REFUSED(paddle_register_replica(client, AT(places[0]), AT(gradients[1]), BYTES), "knows already");
+  REFUSED(paddle_unregister_buffer(client, AT(gradients[1])), "is a replica of memory");
   /* A context that the program made current is so still. */
   CHECK(allocate(&other, 8) == 0);
   REFUSED(paddle_register_buffer(client, AT(other), 9), "of which CUDA device 0 has 8");
   CHECK(give_back(other) == 0);
   CHECK(paddle_unregister_buffer(client, AT(gradients[0])) == 0);
   CHECK(paddle_unregister_buffer(client, AT(places[0])) == 0);
+  CHECK(paddle_register_buffer(client, AT(gradients[1]), BYTES) == 0);
+  CHECK(paddle_unregister_buffer(client, AT(gradients[1])) == 0);
   for (device = 0; device < DEVICES; device++)
     CHECK(give_back(gradients[device]) == 0 && give_back(places[device]) == 0);
 }

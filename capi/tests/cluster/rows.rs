@@ -95,7 +95,7 @@ impl Matrix {
     /// Fetches the dense one.
     pub(crate) fn pull_dense(&self, client: &Client) -> Result<Vec<u8>, Failure> {
         let (name, mut content) = (self.dense_name(), vec![0; self.height * self.width * 4]);
-        client.pull(&mut [Wanted { name: &name, content: &mut content }])?;
+        client.pull(&mut [Wanted::new(&name, &mut content)])?;
         Ok(content)
     }
 

@@ -128,6 +128,6 @@ pub(crate) fn places(tensors: &[Tensor]) -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>]) -> Vec<Wanted<'a>> {
-    let one = |(tensor, content): (&'a Tensor, &'a mut Vec<u8>)| Wanted { name: &tensor.name, content };
+    let one = |(tensor, content): (&'a Tensor, &'a mut Vec<u8>)| Wanted::new(&tensor.name, content);
     tensors.iter().zip(contents).map(one).collect()
 }

@@ -133,7 +133,9 @@ impl Request {
     pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
         let index = self.find(entry)?;
         let place = self.into.get_mut(index)?;
-        if place.as_ref().is_none_or(|place| place.len() != entry.bytes) {
+        // Halves of two types are of one length.
+        let is_other = self.frame.entries[index].half.is_some_and(|half| half.element_type() != entry.element_type);
+        if is_other || place.as_ref().is_none_or(|place| place.len() != entry.bytes) {
             return None;
         }
         self.landing += 1;

@@ -1,6 +1,7 @@
 //! What sums gradients and updates parameters.
 
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
+use crate::narrow;
 use crate::optim::{self, Formula, Gradient};
 use crate::rule::reference;
 
@@ -27,6 +28,9 @@ pub trait Kernels: Send {
     /// Sums and computes.
     fn update(&mut self, update: Update<'_>);
 
+    /// `into` = a value in binary32 as halves, as [`narrow::halve`] rounds it; half as long.
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]);
+
     /// Its name, for the line that says what was chosen.
     fn name(&self) -> &'static str;
 }
@@ -51,6 +55,10 @@ impl Kernels for Plain {
                 reference::update(code, scalars, element_type, parameter, states, &sum);
             }
         }
+    }
+
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        narrow::halve(half, value, into);
     }
 
     fn name(&self) -> &'static str {

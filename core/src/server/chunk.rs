@@ -6,9 +6,10 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Wish};
 use super::device::Seat;
+use super::halves::Halves;
 use super::pool::Pool;
 use super::round::{Contribution, Round};
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
 use crate::limits::STATES_MAX;
@@ -56,8 +57,17 @@ pub(super) struct Waiter {
     pub(super) head: Head,
     pub(super) version: Version,
     pub(super) since: Now,
+    /// What it wants the value as, where that is not the parameter's type.
+    pub(super) half: Option<Half>,
     /// The ids of the rows that it wants, or what it wants to know of ids; nothing where it wants a whole value.
     pub(super) wish: Option<Wish>,
+}
+
+impl Waiter {
+    /// One that wants to be told, and no value.
+    pub(super) fn new(peer: PeerId, head: Head, version: Version, since: Now) -> Self {
+        Self { peer, head, version, since, half: None, wish: None }
+    }
 }
 
 /// A value that replaces the chunk's, and waits for updates that had arrived before it.
@@ -151,6 +161,8 @@ pub(super) struct Chunk {
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Box<Restoring>>,
     pub(super) content: Content,
+    /// Its value as halves, those that somebody asked for.
+    pub(super) halves: Option<Box<Halves>>,
 }
 
 impl Chunk {
@@ -181,6 +193,7 @@ impl Chunk {
             seat: None,
             restored: None,
             content,
+            halves: None,
         }
     }
 
@@ -216,6 +229,7 @@ impl Chunk {
 
     /// Replaces the value. The version counts updates and stays.
     pub(super) fn set_value(&mut self, value: Lease) {
+        self.halves = None;
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
     }
 
@@ -246,14 +260,18 @@ impl Chunk {
     }
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
-    /// those who wait for it.
-    pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Arc<Value>)) {
+    /// those who wait for it, or nothing to who wants it as halves that were not made.
+    pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Now, Option<Arc<Value>>)) {
         for one in self.round.contributions() {
             let heard = heard_of(&mut self.heard, one.trainer);
             heard.push = one.sending.call;
             heard.clock += 1;
-            if one.since.is_some() {
-                send(one, Arc::clone(self.content.dense()));
+            if let Some(since) = one.since {
+                let value = match one.half {
+                    None => Some(Arc::clone(self.content.dense())),
+                    Some(half) => self.halves.as_ref().and_then(|halves| halves.get(half)),
+                };
+                send(one, since, value);
             }
         }
         self.round.close();
@@ -280,8 +298,9 @@ impl Chunk {
     }
 
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
-    /// with an empty place; without readers does nothing.
+    /// with an empty place; without readers does nothing. It is about to be written: its halves are given up.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
+        self.halves = None;
         let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
         let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
         // Who reads it holds a count; a count of one is ours, and nobody else can make it more.

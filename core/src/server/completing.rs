@@ -48,10 +48,11 @@ impl Serving {
             chunk.version.0 += 1;
             return true;
         }
-        let Ok(into) = cx.pool.take(chunk.bytes) else {
+        let Ok(into) = chunk.take_next(cx.pool) else {
             self.stall(place, Lack::Memory);
             return false;
         };
+        let seat = chunk.seat.as_mut().expect("the chunk lives on a device");
         seat.doing = Doing::Updating;
         let slot = seat.slot;
         let step = Step { version: Version(chunk.version.0 + 1), ..*step };

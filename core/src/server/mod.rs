@@ -8,7 +8,7 @@
 //! Read in this order: [`shard`](Shard) (which frame goes where), `program` (what becomes of a gradient) and `running`
 //! (who runs it), `chunk` (value, version, marks), `round` (what its accumulator holds), `gate` (initialisation and its
 //! fence), `bucket` and `rows` (chunks that are tables of rows), `device` and `completing` (chunks that live on an
-//! accelerator), `whole` (chunks that step together), `coordinator`.
+//! accelerator), `whole` (chunks that step together), `halves` (values in half the bytes), `coordinator`.
 
 mod bucket;
 mod chunk;
@@ -16,6 +16,7 @@ mod completing;
 mod coordinator;
 mod device;
 mod gate;
+mod halves;
 mod pool;
 mod program;
 mod reply;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::bucket::RowsLease;
-use super::chunk::{Mark, Open, Stage};
+use super::chunk::{Mark, Open, Stage, Waiter};
 use super::pool::Pool;
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
-use crate::ids::{PeerId, Round as RoundNumber, TrainerId};
+use crate::ids::{PeerId, Round as RoundNumber, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::{GradientLease, Kernels};
@@ -52,6 +52,8 @@ pub(super) struct Contribution {
     pub(super) rows: Vec<RowsLease>,
     /// Whether the frame at hand brings a part of it that is not the last: such a frame does not wait for a round.
     pub(super) is_early_part: bool,
+    /// What its sender wants the value as, where that is not the parameter's type.
+    pub(super) half: Option<Half>,
     /// Since when its sender waits for an answer: for the round to open, if it is one ahead, or for the value of its
     /// round, if it asked for it. Nothing when it was answered, also by being told who is missing.
     pub(super) since: Option<Now>,
@@ -83,10 +85,17 @@ impl Contribution {
         self.sending.call == Mark::of(head)
     }
 
-    /// The same came again: whoever sent it now is answered.
-    pub(super) fn answer_to(&mut self, peer: PeerId, head: Head) {
+    /// Its sender, as one who waits for a version.
+    pub(super) fn waiter(&self, version: Version, since: Now) -> Waiter {
+        let Sending { peer, head, .. } = *self.sending;
+        Waiter { half: self.half, ..Waiter::new(peer, head, version, since) }
+    }
+
+    /// The same came again: whoever sent it now is answered, as it says now.
+    pub(super) fn answer_to(&mut self, again: &Self) {
         let sending = Arc::make_mut(&mut self.sending);
-        (sending.peer, sending.head) = (peer, head);
+        (sending.peer, sending.head) = (again.sending.peer, again.sending.head);
+        self.half = again.half;
     }
 }
 

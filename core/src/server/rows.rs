@@ -102,9 +102,10 @@ impl Serving {
         Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
     }
 
-    /// Only a bucket is asked for rows.
+    /// Only a bucket is asked for rows, and only another chunk for halves.
     pub(super) fn check_wishes(&self, frame: &Frame, places: &[usize]) -> Result<(), Refusal> {
         for (entry, place) in frame.entries.iter().zip(places) {
+            self.check_half(*place, entry)?;
             if entry.bytes > 0 && self.table.chunks[*place].bucket().is_none() {
                 let name = self.table.held(entry.id).name();
                 return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));

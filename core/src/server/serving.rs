@@ -18,6 +18,7 @@ use super::round::{Contribution, FOLD_AT, Sending};
 use super::rows::RowsPull;
 use super::running::Member;
 use crate::config::{Merge, Mode};
+use crate::dtype::Half;
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
@@ -91,6 +92,8 @@ pub(super) struct Serving {
     /// Chunks whose complete round could not be applied, and for want of what; tried again when a lease comes back, and
     /// in every turn.
     pub(super) stalled: BTreeMap<usize, Lack>,
+    /// Chunks whose value somebody waits for as halves, for which there was no lease; tried again with those.
+    pub(super) starved: BTreeSet<usize>,
     /// Pulls of rows that take more than a turn, in the order of their turns.
     pub(super) slow_pulls: VecDeque<RowsPull>,
     /// Chunks that are about to run in step; empty between two frames.
@@ -142,6 +145,7 @@ impl Serving {
             left,
             arrivals: 0,
             stalled: BTreeMap::new(),
+            starved: BTreeSet::new(),
             slow_pulls: VecDeque::new(),
             joined: Vec::new(),
             waits: BTreeSet::new(),
@@ -163,6 +167,7 @@ impl Serving {
             let place = self.table.check_gradient(last, entry)?;
             last = Some(place);
             self.check_rows_wish(place, &frame.head)?;
+            self.check_half(place, entry)?;
             if !self.table.chunks[place].is_before_restored(position)
                 && matches!(self.verdict(place, &frame.head, entry)?, Verdict::New)
                 && position == u64::MAX
@@ -278,6 +283,7 @@ impl Serving {
                 gradient: lease,
                 rows: Vec::new(),
                 is_early_part: false,
+                half: entry.half,
                 since: Some(cx.now),
                 sending: Arc::clone(&sending),
             };
@@ -318,8 +324,8 @@ impl Serving {
             let is_bucket = self.table.chunks[place].bucket().is_some();
             let ids = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let wish = is_bucket.then_some(Wish { ids, bytes: entry.bytes });
-            let version = Version(entry.round.0);
-            self.want(cx, place, Waiter { peer: cx.peer, head: frame.head, version, since: cx.now, wish });
+            let (version, half) = (Version(entry.round.0), entry.half);
+            self.want(cx, place, Waiter { peer: cx.peer, head: frame.head, version, since: cx.now, half, wish });
         }
         Ok(())
     }
@@ -359,6 +365,11 @@ impl Serving {
         !self.stalled.is_empty()
     }
 
+    /// Whether something is to be tried again when a lease comes back.
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.is_stalled() || !self.starved.is_empty()
+    }
+
     /// Whether rows catch up with what they have missed: there is work in every turn.
     pub(super) fn is_catching_up(&self) -> bool {
         !self.slow_pulls.is_empty() || self.stalled.values().any(|lack| *lack == Lack::Time)
@@ -373,9 +384,10 @@ impl Serving {
         }
     }
 
-    /// Tries again what could not be applied for want of a lease; whether something was applied.
+    /// Tries again what could not be applied or answered for want of a lease; whether something was.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
-        self.retry_lacking(cx, Lack::Memory)
+        let is_any = self.retry_lacking(cx, Lack::Memory);
+        self.answer_starved(cx) || is_any
     }
 
     /// Goes on with what takes more than a turn: updates and pulls replay up to `replays` bytes each of what rows have
@@ -406,13 +418,13 @@ impl Serving {
             let chunk = &mut self.table.chunks[place];
             let version = Version(chunk.version.0 + 1);
             let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
-            expired.extend(overdue.map(|(peer, head)| Waiter { peer, head, version, since: cx.now, wish: None }));
+            expired.extend(overdue.map(|(peer, head)| Waiter::new(peer, head, version, cx.now)));
             if let Some(late) = &mut chunk.late
                 && late.since.is_some_and(|since| since + limit <= cx.now)
             {
                 late.since = None;
                 let (peer, head, version) = (late.peer, late.head, late.after);
-                expired.push(Waiter { peer, head, version, since: cx.now, wish: None });
+                expired.push(Waiter::new(peer, head, version, cx.now));
             }
             self.give_up_gathered(cx, place, limit);
             self.note_waits(place);
@@ -424,6 +436,9 @@ impl Serving {
     }
 
     fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
+        if let Some(text) = self.starved_text(place, waiter) {
+            return format!("{text}, and had none within {:.1} s", limit.as_secs_f64());
+        }
         let chunk = &self.table.chunks[place];
         let missing = || {
             let missing = self.missing(chunk, self.programs.of(place).pace);
@@ -592,7 +607,7 @@ impl Serving {
         let Sending { head, peer, .. } = *again.sending;
         let chunk = &mut self.table.chunks[place];
         match known {
-            Verdict::Applied => self.answer_applied(cx, place, &head, peer),
+            Verdict::Applied => self.answer_applied(cx, place, again.waiter(Version(0), cx.now)),
             // The parts before the last are answered as they come.
             Verdict::Contributed | Verdict::Waits if again.is_early_part => {
                 cx.replies.done(peer, &head, version_entry(chunk));
@@ -600,15 +615,16 @@ impl Serving {
             Verdict::Contributed => {
                 let entry = open_entry(chunk);
                 let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
-                entered.answer_to(peer, head);
+                entered.answer_to(again);
                 acknowledge(cx, entered, entry);
             }
             Verdict::Waits => {
                 let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
-                waiting.answer_to(peer, head);
+                waiting.answer_to(again);
                 waiting.since = Some(cx.now);
             }
-            Verdict::Late => self.answer_late(cx, place, again.round, &head, peer),
+            // It is answered once the round is closed that is about to be closed without it.
+            Verdict::Late => self.want(cx, place, again.waiter(Version(again.round.0), cx.now)),
             Verdict::New => unreachable!("what is new was not pushed before"),
         }
         self.note_waits(place);
@@ -644,18 +660,12 @@ impl Serving {
     }
 
     /// Answers a push whose gradient is in the value.
-    pub(super) fn answer_applied(&self, cx: &mut Context<'_>, place: usize, head: &Head, peer: PeerId) {
-        let chunk = &self.table.chunks[place];
-        if head.flags.contains(Flags::WANT_VALUE) {
-            cx.replies.value(peer, head, value_entry(chunk), chunk.value());
+    fn answer_applied(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
+        if waiter.head.flags.contains(Flags::WANT_VALUE) {
+            self.send_value(cx, place, waiter);
         } else {
-            cx.replies.done(peer, head, version_entry(chunk));
+            cx.replies.done(waiter.peer, &waiter.head, version_entry(&self.table.chunks[place]));
         }
-    }
-
-    /// Answers a push whose round is about to be closed without it, once it is closed.
-    fn answer_late(&mut self, cx: &mut Context<'_>, place: usize, round: Round, head: &Head, peer: PeerId) {
-        self.want(cx, place, Waiter { peer, head: *head, version: Version(round.0), since: cx.now, wish: None });
     }
 
     fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
@@ -672,11 +682,10 @@ impl Serving {
 
     /// Answers somebody with the value, or with the rows that were asked for.
     fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
-        let chunk = &self.table.chunks[place];
         match &waiter.wish {
-            None if waiter.head.kind == Kind::Push => self.answer_applied(cx, place, &waiter.head, waiter.peer),
+            None if waiter.head.kind == Kind::Push => self.answer_applied(cx, place, waiter),
             Some(_) => self.answer_rows(cx, place, waiter),
-            None => cx.replies.value(waiter.peer, &waiter.head, value_entry(chunk), chunk.value()),
+            None => self.send_value(cx, place, waiter),
         }
     }
 
@@ -782,8 +791,14 @@ impl Serving {
     /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &mut self.table.chunks[place];
-        let entry = value_entry(chunk);
-        chunk.close_round(|one, value| cx.replies.value(one.sending.peer, &one.sending.head, entry, value));
+        let (entry, version) = (value_entry(chunk, None), chunk.version);
+        chunk.make_halves(cx.kernels, cx.pool);
+        let mut starved = Vec::new();
+        chunk.close_round(|one, since, value| match value {
+            Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
+            None => starved.push(one.waiter(version, since)),
+        });
+        starved.into_iter().for_each(|waiter| self.wait_for_memory(place, waiter));
         self.answer_waiters(cx, place);
         let chunk = &self.table.chunks[place];
         if chunk.seat.is_some() || chunk.late.is_some() {
@@ -791,7 +806,7 @@ impl Serving {
         }
     }
 
-    fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
+    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
         let chunk = &self.table.chunks[place];
         let version = chunk.version;
         if chunk.waiters.is_empty() {
@@ -872,8 +887,7 @@ impl Serving {
             {
                 // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
                 let version = Version(chunk.version.0 + 1);
-                let Sending { peer, head, .. } = *one.sending;
-                chunk.waiters.push(Waiter { peer, head, version, since, wish: None });
+                chunk.waiters.push(one.waiter(version, since));
             }
             self.note_waits(*place);
         }
@@ -890,8 +904,14 @@ fn open_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
 }
 
-fn value_entry(chunk: &Chunk) -> Entry {
-    Entry { bytes: chunk.bytes, ..version_entry(chunk) }
+/// What brings the value as it is wanted.
+pub(super) fn value_entry(chunk: &Chunk, half: Option<Half>) -> Entry {
+    as_half(Entry { bytes: chunk.bytes, ..version_entry(chunk) }, half)
+}
+
+/// What brings a value in binary32, as it is wanted.
+fn as_half(entry: Entry, half: Option<Half>) -> Entry {
+    half.map_or(entry, |half| Entry { bytes: entry.bytes / 2, element_type: half.element_type(), ..entry })
 }
 
 /// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.

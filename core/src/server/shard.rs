@@ -241,10 +241,10 @@ impl Shard {
         ended.map(|()| true)
     }
 
-    /// Tries again what could not be applied for want of a lease; whether something was applied.
+    /// Tries again what could not be applied or answered for want of a lease; whether something was.
     fn retry(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
         let mut is_any = false;
-        if matches!(&self.phase, Phase::Serving(serving) if serving.is_stalled()) {
+        if matches!(&self.phase, Phase::Serving(serving) if serving.lacks_memory()) {
             self.turn(now, out, |serving, cx| is_any = serving.retry(cx));
         }
         is_any

@@ -3,6 +3,7 @@
 mod coordinating;
 mod device;
 mod gate;
+mod halves;
 mod in_step;
 mod landings;
 mod long;

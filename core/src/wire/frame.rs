@@ -3,8 +3,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{self, HEADER_BYTES, Head, WireError};
-use crate::dtype::ElementType;
+use super::header::{self, Flags, HEADER_BYTES, Head, Kind, WireError};
+use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
 use crate::limits::{CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 
@@ -22,6 +22,8 @@ pub struct Entry {
     pub checksum: u32,
     /// The type of the payload's elements.
     pub element_type: ElementType,
+    /// On a frame that asks for values: what this one shall come as, where that is not the parameter's own type.
+    pub half: Option<Half>,
 }
 
 impl Entry {
@@ -31,7 +33,7 @@ impl Entry {
     /// An entry without a payload.
     #[must_use]
     pub fn bare(id: ChunkId, round: Round, element_type: ElementType) -> Self {
-        Self { id, round, bytes: 0, checksum: 0, element_type }
+        Self { id, round, bytes: 0, checksum: 0, element_type, half: None }
     }
 
     /// An entry that brings `payload`.
@@ -41,7 +43,7 @@ impl Entry {
     #[must_use]
     pub fn with_payload(id: ChunkId, round: Round, element_type: ElementType, payload: &[u8]) -> Self {
         let bytes = u32::try_from(payload.len()).expect("a chunk's length is 32 bits");
-        Self { id, round, bytes, checksum: 0, element_type }
+        Self { id, round, bytes, checksum: 0, element_type, half: None }
     }
 
     fn encode(&self, into: &mut Vec<u8>) {
@@ -52,17 +54,18 @@ impl Entry {
             bytes: self.bytes.into(),
             checksum: self.checksum.into(),
             element_type: self.element_type.number(),
-            reserved: 0,
-            reserved_too: 0.into(),
+            half: self.half.map_or(0, Half::number),
+            reserved: 0.into(),
         };
         into.extend_from_slice(raw.as_bytes());
     }
 
-    fn decode(raw: &RawEntry) -> Result<Self, WireError> {
+    fn decode(head: &Head, raw: &RawEntry) -> Result<Self, WireError> {
         let element_type = ElementType::from_number(raw.element_type.into())
             .ok_or(WireError::Unknown { field: "element type", found: raw.element_type.into() })?;
-        if raw.reserved != 0 || raw.reserved_too.get() != 0 {
-            return Err(WireError::Unknown { field: "an entry's reserved field", found: 1 });
+        let half = half_of(head, raw.half)?;
+        if raw.reserved.get() != 0 {
+            return Err(WireError::Unknown { field: "an entry's reserved field", found: raw.reserved.get().into() });
         }
         if raw.bytes.get() > CHUNK_BYTES_MAX {
             return Err(WireError::TooLong {
@@ -77,6 +80,7 @@ impl Entry {
             bytes: raw.bytes.get(),
             checksum: raw.checksum.get(),
             element_type,
+            half,
         })
     }
 }
@@ -145,7 +149,7 @@ impl Frame {
     pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {
         let (table, control) = rest.split_at(entries as usize * Entry::BYTES);
         let raw = <[RawEntry]>::ref_from_bytes(table).expect("the table is a whole number of unaligned entries");
-        let entries = raw.iter().map(Entry::decode).collect::<Result<Vec<_>, _>>()?;
+        let entries = raw.iter().map(|raw| Entry::decode(&head, raw)).collect::<Result<Vec<_>, _>>()?;
         let frame = Self { head, entries, control: control.to_vec() };
         let (found, limit) = (frame.payload_bytes(), u64::from(FRAME_PAYLOAD_BYTES_MAX));
         if found > limit {
@@ -167,6 +171,20 @@ impl Frame {
     }
 }
 
+/// The half that an entry asks for; only a frame that is answered with values may.
+fn half_of(head: &Head, number: u8) -> Result<Option<Half>, WireError> {
+    if number == 0 {
+        return Ok(None);
+    }
+    let asks = match head.kind {
+        Kind::Push => head.flags.contains(Flags::WANT_VALUE),
+        Kind::Pull => !head.flags.contains(Flags::LIST),
+        _ => false,
+    };
+    let half = ElementType::from_number(number.into()).and_then(Half::of).filter(|_| asks);
+    half.map(Some).ok_or(WireError::Unknown { field: "the type of an entry's value", found: number.into() })
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawEntry {
@@ -176,8 +194,8 @@ struct RawEntry {
     bytes: U32,
     checksum: U32,
     element_type: u8,
-    reserved: u8,
-    reserved_too: U16,
+    half: u8,
+    reserved: U16,
 }
 
 const _: () = assert!(size_of::<RawEntry>() == 32, "the entry is drawn with 32 bytes");

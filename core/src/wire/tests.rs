@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checksum::checksum;
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, Round, Sequence, Ticket, TrainerId,
 };
@@ -92,9 +92,33 @@ fn every_refusal_names_what_was_wrong() {
     check(64, &[9], false, "checksum of the entries");
     check(97, &[9], false, "checksum of the entries");
     check(92, &[8], true, "element type 8 has no meaning");
-    check(93, &[1], true, "an entry's reserved field 1 has no meaning");
+    for number in [1, 4, 5, 8, 0xff] {
+        check(93, &[number], true, &format!("the type of an entry's value {number} has no meaning"));
+    }
     check(94, &[1], true, "an entry's reserved field 1 has no meaning");
+    check(95, &[1], true, "an entry's reserved field 256 has no meaning");
     check(84, &16_777_217_u32.to_le_bytes(), true, "an entry's payload 16777217 is over the limit of 16777216");
+}
+
+#[test]
+fn only_who_asks_for_values_may_ask_for_halves() {
+    let check = |kind: Kind, flags: Flags, is_right: bool| {
+        let mut frame = example();
+        (frame.head.kind, frame.head.flags, frame.entries[0].half) = (kind, flags, Some(Half::Bfloat16));
+        let bytes = frame.encode();
+        assert_eq!(bytes[93], 7, "it is the type's number");
+        let text = "the type of an entry's value 7 has no meaning in protocol version 1";
+        let found = decode(&bytes).map_err(|error| error.to_string());
+        assert_eq!(found, if is_right { Ok(frame) } else { Err(text.to_owned()) }, "{kind:?} {flags:?}");
+    };
+    check(Kind::Push, Flags::WANT_VALUE, true);
+    check(Kind::Push, Flags::WANT_VALUE.with(Flags::UNCHECKED), true);
+    check(Kind::Pull, Flags::default(), true);
+    check(Kind::Push, Flags::default(), false);
+    check(Kind::Pull, Flags::LIST, false);
+    for kind in [Kind::Init, Kind::Set, Kind::Done, Kind::Value] {
+        check(kind, Flags::WANT_VALUE, false);
+    }
 }
 
 #[test]
@@ -195,13 +219,15 @@ fn heads() -> impl Strategy<Value = Head> {
 
 fn entries() -> impl Strategy<Value = Entry> {
     let types = proptest::sample::select(&ElementType::ALL[..]);
-    (any::<u32>(), any::<[u64; 2]>(), 0..4096_u32, any::<u32>(), types).prop_map(
-        |(parameter, [chunk, round], bytes, checksum, element_type)| Entry {
+    let halves = proptest::sample::select(&[None, Some(Half::Float16), Some(Half::Bfloat16)][..]);
+    (any::<u32>(), any::<[u64; 2]>(), 0..4096_u32, any::<u32>(), types, halves).prop_map(
+        |(parameter, [chunk, round], bytes, checksum, element_type, half)| Entry {
             id: ChunkId { parameter: ParameterIndex(parameter), chunk: ChunkIndex(chunk) },
             round: Round(round),
             bytes,
             checksum,
             element_type,
+            half,
         },
     )
 }
@@ -210,6 +236,11 @@ fn frames() -> impl Strategy<Value = Frame> {
     let control = proptest::collection::vec(any::<u8>(), 0..200);
     (heads(), proptest::collection::vec(entries(), 0..50), control).prop_map(|(head, mut entries, control)| {
         entries.truncate(if head.kind.has_entries() { 50 } else { 0 });
+        let asks = match head.kind {
+            Kind::Push => head.flags.contains(Flags::WANT_VALUE),
+            kind => kind == Kind::Pull && !head.flags.contains(Flags::LIST),
+        };
+        entries.iter_mut().filter(|_| !asks).for_each(|entry| entry.half = None);
         Frame { head, entries, control }
     })
 }

@@ -107,9 +107,12 @@ bool is_guarded() {
 
 constexpr int DEVICES_MAX = 8;
 
+struct Stream;
+
 // The primary context of a device; there is no other.
 struct Context {
   int ordinal = 0, retained = 0;
+  Stream* own = nullptr;  // its default stream, once it is used
 };
 
 // Memory of all devices.
@@ -145,6 +148,7 @@ struct Operation {
   std::shared_ptr<Event> event;  // waited for, or none
   uint64_t version = 0;
   uint64_t host = 0, host_bytes = 0;  // what it touches there
+  unsigned devices = 0;               // bits, by ordinal: those whose memory it reaches beside its stream's
 };
 
 // Kernels in order, as a capture left them.
@@ -266,7 +270,7 @@ struct World {
       sticky = code;
       return;
     }
-    const Opened opened(device, 1u << stream->ordinal);
+    const Opened opened(device, 1u << stream->ordinal | operation.devices);
     operation.work();
   }
 
@@ -329,7 +333,10 @@ struct World {
   }
 
   size_t objects() const {
-    return device.bytes.size() + pinned.bytes.size() + streams.size() + events.size() + modules.size() + graphs.size();
+    size_t own = 0;
+    for (const Context& context : contexts) own += context.own != nullptr;
+    return device.bytes.size() + pinned.bytes.size() + streams.size() - own + events.size() + modules.size() +
+           graphs.size();
   }
 
   void check_unused(uint64_t start, uint64_t bytes) {
@@ -360,8 +367,22 @@ thread_local std::vector<Context*> beneath;
   CALL(name)                  \
   if (!current) return INVALID_CONTEXT;
 
-// Of a stream that is captured only kernels are taken here.
+Stream* new_stream(World& here) {
+  Stream* stream = new Stream;
+  const uint64_t weights[] = {1, 4, 100};
+  stream->weight = weights[here.random() % 3];
+  stream->number = here.streams_made++;
+  stream->ordinal = current->ordinal;
+  here.streams.insert(stream);
+  return stream;
+}
+
+// None is the default one of the current context. Of a stream that is captured only kernels are taken here.
 Stream* stream_of(World& here, void* handle, bool may_be_captured = false) {
+  if (!handle) {
+    if (!current->own) current->own = new_stream(here);
+    return current->own;
+  }
   for (Stream* stream : here.streams) {
     if (stream != handle) continue;
     if (stream->capture && !may_be_captured) broken("a stream that is captured is used for something else");
@@ -518,7 +539,9 @@ Code cuDevicePrimaryCtxRetain(void** context, int ordinal) {
 
 Code cuDevicePrimaryCtxRelease_v2(int ordinal) {
   CALL(cuDevicePrimaryCtxRelease_v2)
-  --here.contexts[ordinal].retained;
+  if (--here.contexts[ordinal].retained == 0)
+    for (const auto& range : here.device.ordinals)
+      if (range.second == ordinal) broken("a context is released with memory of its device");
   for (const Context& context : here.contexts)
     if (context.retained > 0) return SUCCESS;
   if (here.objects() > 0) broken("a context is released with " + std::to_string(here.objects()) + " objects");
@@ -543,6 +566,10 @@ Code cuCtxPushCurrent_v2(void* context) {
 Code cuCtxPopCurrent_v2(void** context) {
   CALL(cuCtxPopCurrent_v2)
   if (beneath.empty()) broken("a context is popped that was not pushed");
+  // Who pushes a context leaves no copy on its way: its owner may free what it reads or writes.
+  if (current->own)
+    for (const Operation& operation : current->own->operations)
+      if (operation.devices) broken("a context is popped with a copy on its way");
   *context = current;
   current = beneath.back();
   beneath.pop_back();
@@ -653,7 +680,7 @@ Code cuMemHostUnregister(void* start) {
   return SUCCESS;
 }
 
-// These three wait for what was submitted before, as those that take no stream do.
+// These two wait for what was submitted before, as those that take no stream do.
 Code cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   CALL_IN_CONTEXT(cuMemcpyHtoD_v2)
   check_device(here, to, bytes, "a copy to the device");
@@ -674,16 +701,17 @@ Code cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   return SUCCESS;
 }
 
-Code cuMemcpyPeer(uint64_t to, void* into, uint64_t from, void* out, size_t bytes) {
-  CALL_IN_CONTEXT(cuMemcpyPeer)
+Code cuMemcpyPeerAsync(uint64_t to, void* into, uint64_t from, void* out, size_t bytes, void* stream) {
+  CALL_IN_CONTEXT(cuMemcpyPeerAsync)
   check_device(here, to, bytes, "a copy between devices");
   check_device(here, from, bytes, "a copy between devices");
   const int target = here.device.ordinal(to), source = here.device.ordinal(from);
   if (into != &here.contexts[target] || out != &here.contexts[source])
     broken("a copy between devices in contexts that are not those of its memory");
-  if (const Code code = here.drain()) return code;
-  const Opened opened(here.device, 1u << target | 1u << source);
-  memmove((void*)to, (const void*)from, bytes);
+  Operation operation;
+  operation.devices = 1u << target | 1u << source;
+  operation.work = [=] { memmove((void*)to, (const void*)from, bytes); };
+  stream_of(here, stream)->operations.push_back(std::move(operation));
   return SUCCESS;
 }
 
@@ -739,13 +767,7 @@ Code cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void* stream
 
 Code cuStreamCreate(void** handle, unsigned) {
   CALL_IN_CONTEXT(cuStreamCreate)
-  Stream* stream = new Stream;
-  const uint64_t weights[] = {1, 4, 100};
-  stream->weight = weights[here.random() % 3];
-  stream->number = here.streams_made++;
-  stream->ordinal = current->ordinal;
-  here.streams.insert(stream);
-  *handle = stream;
+  *handle = new_stream(here);
   return SUCCESS;
 }
 
@@ -890,13 +912,6 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
       if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
     }
   };
-  if (!stream) {
-    // The default stream: behind what was submitted before, and before whatever comes.
-    if (const Code code = here.drain()) return code;
-    const Opened opened(here.device, 1u << current->ordinal);
-    operation.work();
-    return SUCCESS;
-  }
   Stream* own = stream_of(here, stream, true);
   if (own->capture) {
     own->capture->kernels.push_back(std::move(operation.work));

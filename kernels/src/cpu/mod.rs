@@ -10,16 +10,18 @@
 //!
 //! Elements are read and written as little-endian byte arrays at any address: there is one path for every alignment,
 //! and for every split of a buffer. A product and a sum always round apart: `mul_add` would give other bits where there
-//! is no such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised.
+//! is no such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised; of
+//! halves it is.
 
 pub(crate) mod element;
+mod halves;
 mod rules;
 pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
 use multiversion::multiversion;
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::optim::{Formula, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
 
@@ -88,6 +90,10 @@ impl Kernels for Cpu {
         }
     }
 
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        halve(half, value, into);
+    }
+
     fn name(&self) -> &'static str {
         match self.rules.form() {
             Form::Tiles => "cpu, rules as tiles: no AVX2, or this system runs no generated code",
@@ -118,6 +124,19 @@ pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>
         ElementType::Float32 => sum_wide::<f32>(into, gradients),
         ElementType::Float64 => sum_wide::<f64>(into, gradients),
         ElementType::Float16 | ElementType::Bfloat16 => refuse_half(element_type),
+    }
+}
+
+/// `into` = a value in binary32 as halves.
+///
+/// # Panics
+///
+/// When `into` is not half as long as `value`; whoever calls has made it so.
+pub fn halve(half: Half, value: &[u8], into: &mut [u8]) {
+    assert!(value.len().is_multiple_of(4) && value.len() == 2 * into.len(), "there is a half for every element");
+    match half {
+        Half::Float16 => halve_wide::<true>(value, into),
+        Half::Bfloat16 => halve_wide::<false>(value, into),
     }
 }
 
@@ -171,6 +190,15 @@ fn scale_wide<E: Real>(values: &mut [u8], scale: f64) {
     let scale = E::nearest(scale);
     for value in E::view_mut(values) {
         *value = (E::load(*value) * scale).store();
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+fn halve_wide<const IS_BINARY16: bool>(value: &[u8], into: &mut [u8]) {
+    if IS_BINARY16 {
+        halves::into_whole(value, into, halves::half);
+    } else {
+        halves::into_whole(value, into, halves::brain);
     }
 }
 

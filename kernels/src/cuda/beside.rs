@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Formula, Gradient};
-use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Resident, Update, Work};
+use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
 
 /// Leases that an update may need at once, beside its gradients.
 const LEASES: u64 = 32;
@@ -115,6 +115,11 @@ impl<A: Accelerator> Kernels for Beside<A> {
             unreachable!("work comes back as it was")
         };
         states.iter_mut().zip(&stored).for_each(|(state, lease)| state.copy_from_slice(lease.bytes()));
+    }
+
+    /// The processor's: no work of an accelerator is only that.
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        Plain.halve(half, value, into);
     }
 
     fn name(&self) -> &'static str {

@@ -167,7 +167,7 @@ functions! {
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
-        cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize);
+        cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
         cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         cuStreamCreate(*mut CUstream, c_uint);

@@ -4,13 +4,13 @@ use std::mem::offset_of;
 
 use bytemuck::{Zeroable, bytes_of};
 use half::{bf16, f16};
-use pserver_core::dtype::ElementType;
+use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::Version;
 use pserver_core::optim::{Formula, Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rule::ssa::Lowered;
 use pserver_kernels::conformance;
-use pserver_kernels::cuda::arguments::{Kind, Merge, UpdateArguments, sum_entry};
+use pserver_kernels::cuda::arguments::{CastArguments, Kind, Merge, UpdateArguments, sum_entry};
 use pserver_kernels::cuda::{Emitted, Module};
 
 use crate::launcher::{Address, BufferId, Launcher};
@@ -178,6 +178,20 @@ impl Kernels for Port<'_> {
         let left = self.launch(launch);
         parameter.copy_from_slice(&left.weights);
         states.iter_mut().zip(&left.states).for_each(|(state, left)| state.copy_from_slice(left));
+    }
+
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        self.calls += 1;
+        let (held, left) = (self.launcher.buffer(value, 4 * (self.calls % 4)), self.launcher.buffer(into, 0));
+        let mut arguments = CastArguments::zeroed();
+        arguments.elements = into.len() as u64 / 2;
+        arguments.from_kind = Kind::of(ElementType::Float32).code();
+        arguments.into_kind = Kind::of(half.element_type()).code();
+        let addresses =
+            [Address::of(offset_of!(CastArguments, from), held), Address::of(offset_of!(CastArguments, into), left)];
+        self.launcher.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
+        into.copy_from_slice(&self.launcher.read(left, into.len()));
+        self.launcher.release();
     }
 
     fn name(&self) -> &'static str {

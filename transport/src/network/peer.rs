@@ -105,7 +105,7 @@ impl Line {
                 Ok(half) => Ok(Self::Meeting(Box::new(Meeting::new(stream, half, address.scheme, checks)))),
                 Err(reason) if address.scheme == Scheme::Verbs => Err(format!("connecting to {address}: {reason}")),
                 Err(reason) => {
-                    tracing::info!(%address, "connected over TCP; {reason}");
+                    tracing::info!(%address, carried_by = "tcp", "connected over TCP; {reason}");
                     Ok(Self::tcp(stream, checks))
                 }
             },
@@ -413,9 +413,12 @@ impl Peer {
             }
         };
         self.line = match became {
-            Became::Line(line) => Line::Verbs(line),
+            Became::Line(line) => {
+                tracing::info!(peer = self.id.0, carried_by = "verbs", "connected over verbs");
+                Line::Verbs(line)
+            }
             Became::Tcp(stream, bytes, reason) => {
-                tracing::info!(peer = self.id.0, "connected over TCP; no verbs: {reason}");
+                tracing::info!(peer = self.id.0, carried_by = "tcp", "connected over TCP; no verbs: {reason}");
                 let mut line = Line::tcp(stream, checks);
                 if let Line::Tcp(line) = &mut line {
                     line.reader.preload(&bytes);

@@ -69,13 +69,13 @@ async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) 
         Scheme::Auto | Scheme::Shm => match meet(number).await {
             Ok(mut met) => {
                 show(options, &mut met.stream).await?;
-                tracing::info!(%address, "connected through shared memory");
+                tracing::info!(%address, carried_by = "shm", "connected through shared memory");
                 Ok(Reached::Made(Made::Shm(met)))
             }
             Err(error) if address.scheme == Scheme::Shm => Err(error.into()),
             Err(error) => {
                 let stream = cross(number, options).await?;
-                tracing::info!(%address, "no shared memory: {error}");
+                tracing::info!(%address, not_by = "shm", "no shared memory: {error}");
                 Ok(Reached::Rising(stream))
             }
         },

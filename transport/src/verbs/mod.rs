@@ -127,6 +127,12 @@ impl Device {
         }
     }
 
+    /// Bytes of its longest packet.
+    #[must_use]
+    pub fn packet_bytes_max(&self) -> u32 {
+        128 << self.0.facts().mtu.min(16)
+    }
+
     /// The device, its port and its address.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -12,19 +12,22 @@ use crate::report::{Outcome, Report};
 use crate::sizes::{length, show};
 use crate::statistics::median;
 
-/// Memory's own speed on one core: payload bytes a second, each byte counted once.
-pub(super) fn measure(bytes: u64, report: &mut Report) {
+/// Memory's own speed on one core: payload bytes a second, each byte counted once. That of a copy comes back.
+pub(super) fn measure(bytes: u64, report: &mut Report) -> f64 {
     let elements = length(bytes) / 4;
     let (from, mut to) = (vec![1.0_f32; elements], vec![0.0_f32; elements]);
+    let copy = timed(bytes, || black_box(&mut to).copy_from_slice(black_box(&from)));
+    let memcpy = bytes as f64 / copy;
     let mut line = |name: &str, seconds: f64| {
         let result = Outcome::new(&format!("{name}, {} arrays, one core", show(bytes)))
             .with("bytes", bytes)
             .with("bytes_per_second", bytes as f64 / seconds)
             .with("latency_us_p50", seconds * 1e6)
+            .with("ratio_to_raw", bytes as f64 / seconds / memcpy)
             .with("ratio_to_ceiling", 1.0);
         report.results.push(result);
     };
-    line("memcpy", timed(bytes, || black_box(&mut to).copy_from_slice(black_box(&from))));
+    line("memcpy", copy);
     let gradient = [Gradient { bytes: bytemuck::cast_slice(&from), element_type: ElementType::Float32 }];
     line(
         "in-place add",
@@ -41,6 +44,7 @@ pub(super) fn measure(bytes: u64, report: &mut Report) {
     );
     let into: &mut [u8] = bytemuck::cast_slice_mut(&mut to);
     line("sum of one", timed(bytes, || cpu::sum(ElementType::Float32, black_box(into), &gradient)));
+    memcpy
 }
 
 /// Reads every element once, in lanes that no addition waits for another in.

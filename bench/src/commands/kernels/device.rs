@@ -156,7 +156,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             let case = Case { kernel: *kernel, program: &program, gradients, gradient_type };
             eprintln!("psbench: {}", case.name());
             if let Err(why) = times(&mut probe, &case, 1, 0) {
-                report.results.push(case.outcome(KERNEL).with("verdict", format!("left out: {why:#}")));
+                let why = format!("left out: {why:#}");
+                report.results.push(case.outcome(KERNEL).with("verdict", why.as_str()).without_ratio(&why));
                 continue;
             }
             report.results.push(alone(&mut probe, &case, &ceilings, args)?);
@@ -200,7 +201,8 @@ fn fitting(free: u64, each: u64) -> u64 {
 }
 
 fn moved(name: &str, rate: f64) -> Outcome {
-    Outcome::new(name).with("bytes_per_second", rate).with("ceiling_bytes_per_second", rate)
+    let line = Outcome::new(name).with("bytes_per_second", rate).with("ceiling_bytes_per_second", rate);
+    line.with("ratio_to_ceiling", 1.0)
 }
 
 /// Seconds of each of some updates behind a first one, on tensors that lie on the device.

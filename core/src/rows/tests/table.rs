@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::ids::Version;
 use crate::luck::Luck;
 use crate::memory::{Arena, Budget};
@@ -308,6 +308,10 @@ impl Kernels for Counting {
     fn update(&mut self, update: Update<'_>) {
         self.0 += update.parameter.len() as u64;
         Plain.update(update);
+    }
+
+    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        Plain.halve(half, value, into);
     }
 
     fn name(&self) -> &'static str {

@@ -87,12 +87,12 @@ fn check(mode: Mode, seed: u64) {
         entries.iter().for_each(|(one, round, _)| pushed[place(one)][trainer] = *round);
         let trainer = u32::try_from(trainer).expect("few");
         let [together, apart] = &mut stages;
-        let parcel = together.push(trainer, entries.clone(), wants_value);
+        let parcel = together.push(trainer, entries.clone(), wants_value).with_halves();
         together.deliver(trainer, &parcel);
         let all = apart.push(trainer, entries, wants_value);
         for (entry, payload) in all.frame.entries.iter().zip(&all.body) {
             let alone = vec![(entry.id, entry.round.0, entry.element_type, payload.clone())];
-            apart.deliver(trainer, &Parcel::new(all.frame.head, alone));
+            apart.deliver(trainer, &Parcel::new(all.frame.head, alone).with_halves());
         }
         assert_eq!(together.errors(), Vec::<String>::new(), "{mode:?} {seed}");
         assert!(together.contents() == apart.contents(), "{mode:?} {seed}: the chunks differ");

@@ -275,7 +275,7 @@ impl Twins {
                 (chunk, round, value.to_le_bytes().repeat(sizes[&chunk] as usize / 4))
             })
             .collect();
-        let parcel = self.make(|stage| stage.push(trainer, entries.clone(), wants_value));
+        let parcel = self.make(|stage| stage.push(trainer, entries.clone(), wants_value).with_halves());
         self.send(trainer, parcel);
     }
 

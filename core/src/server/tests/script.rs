@@ -6,14 +6,15 @@
 //! again 0                trainer 0 sends its last push, set or leave once more
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
 //! pull 0 2 w             trainer 0 wants version 2 at least
+//! pull 0 2 w/b, push+ 0 1 w/h=1    the same, and wants the value as bfloat16, as binary16
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
 //! starve, spare w w      every lease that is free is taken; one for each of these chunks is given back
 //! feed                   what was taken and is held comes back, and the shard is told
 //! late, turn, finish     from now on an accelerator works only in the turns it is given: one, or all that it needs
 //! ```
 //!
-//! Numbers are uniform or listed; `1h` is binary16 and `1b` bfloat16. In what is expected `*` stands for anything,
-//! and ` & ` joins answers.
+//! Numbers are uniform or listed; `1h` is binary16 and `1b` bfloat16, also in answers. In what is expected `*` stands
+//! for anything, and ` & ` joins answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use half::{bf16, f16};
 use prost::Message;
 
 use super::stage::{Answer, Parcel, Plan, Stage, contents, id};
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, Incarnation, Round};
 use crate::port::{Plain, Simulated};
 use crate::wire::{Entry, ErrorMessage, Flags, Frame, Kind};
@@ -107,7 +108,7 @@ impl Script {
     fn pull(&mut self, trainer: u32, version: u64, words: &[&str]) {
         let head = self.stage.head(Kind::Pull, trainer);
         let bare = |id| Entry::bare(id, Round(version), ElementType::Float32);
-        let entries = words.iter().map(|word| bare(self.chunk(word))).collect();
+        let entries = words.iter().map(|word| Entry { half: half(word), ..bare(self.chunk(word)) }).collect();
         let frame = Frame { entries, ..Frame::bare(head) };
         self.stage.deliver(trainer, &Parcel { frame, body: Vec::new() });
     }
@@ -121,7 +122,9 @@ impl Script {
             head.flags = Flags::WANT_VALUE;
         }
         let entries = words.iter().map(|word| self.payload(word, round)).collect();
-        self.send(trainer, Parcel::new(head, entries).rate(rate));
+        let mut parcel = Parcel::new(head, entries).rate(rate);
+        parcel.frame.entries.iter_mut().zip(words).for_each(|(entry, word)| entry.half = half(word));
+        self.send(trainer, parcel);
     }
 
     fn send(&mut self, trainer: u32, parcel: Parcel) {
@@ -130,6 +133,7 @@ impl Script {
     }
 
     fn chunk(&self, word: &str) -> ChunkId {
+        let word = word.split('/').next().expect("it is never empty");
         let (name, chunk) = word.split_once('.').unwrap_or((word, "0"));
         let parameters = &self.stage.plan.parameters;
         let parameter = parameters.iter().position(|one| one.name == name).unwrap_or(99);
@@ -173,6 +177,16 @@ impl Script {
             format!(" {}@{}{value}", self.stage.plan.words(entry.id), entry.round)
         });
         format!("{} {kind}{}", head.trainer, entries.collect::<String>())
+    }
+}
+
+/// What the value of a chunk is wanted as.
+fn half(word: &str) -> Option<Half> {
+    let (_, wanted) = word.split('=').next().expect("it is never empty").split_once('/')?;
+    match wanted {
+        "h" => Some(Half::Float16),
+        "b" => Some(Half::Bfloat16),
+        other => panic!("{other} is no half"),
     }
 }
 
@@ -220,7 +234,8 @@ fn numbers(element_type: ElementType, bytes: &[u8]) -> String {
         ElementType::Uint32 => u32::from_le_bytes(bytes.try_into().expect("4 bytes")).to_string(),
         ElementType::Int64 => i64::from_le_bytes(bytes.try_into().expect("8 bytes")).to_string(),
         ElementType::Uint64 => u64::from_le_bytes(bytes.try_into().expect("8 bytes")).to_string(),
-        half => panic!("no value is of type {half}"),
+        ElementType::Float16 => format!("{}h", f16::from_le_bytes(bytes.try_into().expect("2 bytes"))),
+        ElementType::Bfloat16 => format!("{}b", bf16::from_le_bytes(bytes.try_into().expect("2 bytes"))),
     };
     let mut all: Vec<String> = bytes.chunks_exact(width).map(one).collect();
     if all.iter().all(|number| *number == all[0]) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
-use crate::dtype::ElementType;
+use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
@@ -145,6 +145,17 @@ impl Parcel {
             }
         }
         Self { frame, body }
+    }
+
+    /// The same, with some values wanted as halves if values are wanted, always the same ones.
+    pub(super) fn with_halves(mut self) -> Self {
+        let wants_value = self.frame.head.flags.contains(Flags::WANT_VALUE);
+        for entry in self.frame.entries.iter_mut().filter(|one| wants_value && one.element_type == ElementType::Float32)
+        {
+            let which = u64::from(entry.id.parameter.0) + entry.id.chunk.0 + u64::from(self.frame.head.trainer.0);
+            entry.half = [None, Some(Half::Float16), Some(Half::Bfloat16)][usize::try_from(which % 3).expect("small")];
+        }
+        self
     }
 
     pub(super) fn rate(mut self, rate: Option<f64>) -> Self {

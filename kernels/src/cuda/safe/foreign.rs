@@ -21,11 +21,11 @@ use crate::cuda::sys::{
 /// Memory of a device, and as much of the host's: bytes pass through the second on their way from and to the first.
 /// The two are alike only after [`Claim::fetch`] and [`Claim::store`].
 pub struct Foreign {
-    place: Place,
+    /// Memory of other devices that is one with this.
+    replicas: Mutex<Replicas>,
     pinned: NonNull<u8>,
     claimed: Mutex<Vec<Range<usize>>>,
-    /// Memory of other devices that is one with this.
-    replicas: Mutex<Option<Replicas>>,
+    place: Place,
 }
 
 /// Where memory of a device is.
@@ -123,7 +123,7 @@ impl Foreign {
     ///
     /// # Errors
     /// [`Failure::Call`] when a call uses this memory, when the other is not a device's, has another length or shares
-    /// bytes with what there is, when there are too many, or when the device does not load what sums them.
+    /// bytes with what there is, or when there are too many.
     pub fn replicate(&self, address: usize, bytes: usize) -> Result<(), Failure> {
         let refused = |why: &str| Err(Failure::call(format!("{bytes} bytes at {address:#x} as a replica: {why}")));
         let Found::Device(place) = find(address, bytes)? else {
@@ -137,15 +137,12 @@ impl Foreign {
             return refused("what it is to be one with is used by a call that is not over, or not waited for");
         }
         let mut replicas = self.replicas();
-        let places = std::iter::once(&self.place).chain(replicas.iter().flat_map(Replicas::places));
-        if let Some(other) = places.into_iter().find(|other| other.overlaps(&place)) {
+        let mut places = std::iter::once(&self.place).chain(replicas.places());
+        if let Some(other) = places.find(|other| other.overlaps(&place)) {
             return refused(&format!("it shares bytes with what is one already, at {:#x}", other.address));
         }
-        let _entered = self.place.enter().map_err(|error| Failure::call(error.to_string()))?;
-        match replicas.as_mut() {
-            Some(replicas) => replicas.add(*place),
-            None => Replicas::new(&self.place, *place).map(|new| *replicas = Some(new)),
-        }
+        drop(places);
+        replicas.add(*place)
     }
 
     /// Its length in bytes.
@@ -153,6 +150,12 @@ impl Foreign {
     #[expect(clippy::len_without_is_empty, reason = "memory of no bytes is refused")]
     pub fn len(&self) -> usize {
         self.place.bytes
+    }
+
+    /// Where it begins, as the device counts.
+    #[cfg(test)]
+    pub(in crate::cuda) fn address(&self) -> u64 {
+        self.place.address
     }
 
     /// Some of it, from `offset` on, until the claim is dropped.
@@ -180,7 +183,7 @@ impl Foreign {
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn replicas(&self) -> MutexGuard<'_, Option<Replicas>> {
+    fn replicas(&self) -> MutexGuard<'_, Replicas> {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -215,9 +218,10 @@ impl Place {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        let Ok(_entered) = self.place.enter() else { return };
-        // What they have on the device goes before its context may.
-        *self.replicas.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        // What they have on the device goes before its context does, or with it.
+        let replicas = std::mem::take(self.replicas.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Ok(_entered) = self.place.enter() else { return std::mem::forget(replicas) };
+        drop(replicas);
         // SAFETY: `new` got it from the driver, and no claim is left.
         let code = unsafe { (self.place.driver.cuMemFreeHost)(self.pinned.as_ptr().cast::<c_void>()) };
         warn(called(&self.place.driver, "cuMemFreeHost", code));
@@ -266,7 +270,9 @@ impl Claim {
     pub fn fetch_sum(&mut self, element_type: ElementType) -> Result<(), Failure> {
         let memory = Arc::clone(&self.memory);
         let mut replicas = memory.replicas();
-        let Some(replicas) = replicas.as_mut() else { return self.fetch() };
+        if replicas.is_empty() {
+            return self.fetch();
+        }
         let (place, range) = (&memory.place, self.range.clone());
         let _entered = place.enter().map_err(|refused| Failure::call(refused.to_string()))?;
         replicas.sum(place, range, element_type, self.bytes_mut())
@@ -275,7 +281,7 @@ impl Claim {
     /// Whether there is more than one place for it.
     #[must_use]
     pub fn has_replicas(&self) -> bool {
-        self.memory.replicas().is_some()
+        !self.memory.replicas().is_empty()
     }
 
     /// Host to device, and to its replicas.
@@ -288,7 +294,8 @@ impl Claim {
             // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, borrowed here alone.
             let code = unsafe { (place.driver.cuMemcpyHtoD_v2)(self.address(), start, length) };
             called(&place.driver, "cuMemcpyHtoD", code)?;
-            self.memory.replicas().as_ref().map_or(Ok(()), |replicas| replicas.spread(place, self.range.clone()))
+            let replicas = self.memory.replicas();
+            if replicas.is_empty() { Ok(()) } else { replicas.spread(place, &self.range) }
         });
         copied.map_err(|refused| Failure::call(format!("writing {length} bytes of a device's memory: {refused}")))
     }

@@ -104,6 +104,19 @@ impl Event {
         Ok(true)
     }
 
+    /// It happens when the stream has done what was submitted to it so far.
+    pub(super) fn record_on(&self, stream: CUstream) -> Result<(), Refused> {
+        // SAFETY: stream and event are there.
+        self.context.called("cuEventRecord", unsafe { (self.context.driver.cuEventRecord)(self.handle, stream) })
+    }
+
+    /// What is submitted to the stream from now on begins when this, as it was last recorded, has happened.
+    pub(super) fn awaited_by(&self, stream: CUstream) -> Result<(), Refused> {
+        // SAFETY: stream and event are there, and the flags are zero.
+        let code = unsafe { (self.context.driver.cuStreamWaitEvent)(stream, self.handle, 0) };
+        self.context.called("cuStreamWaitEvent", code)
+    }
+
     /// Seconds from an earlier event to this one. Both are timed and have happened.
     pub(in crate::cuda) fn seconds_since(&self, earlier: &Self) -> Result<f64, Refused> {
         let mut milliseconds = 0.0;
@@ -301,9 +314,7 @@ impl<W> Lanes<W> {
 
     /// What is submitted to the lane from now on begins when the event, as it was last recorded, has happened.
     pub(in crate::cuda) fn wait(&mut self, lane: Lane, event: &Event) -> Result<(), Refused> {
-        // SAFETY: stream and event are there, and the flags are zero.
-        let code = unsafe { (self.context.driver.cuStreamWaitEvent)(self.stream(lane), event.handle, 0) };
-        self.context.called("cuStreamWaitEvent", code)
+        event.awaited_by(self.stream(lane))
     }
 
     /// Nothing more is submitted for the value: it comes back when the lane, whose work waits for all other copies of

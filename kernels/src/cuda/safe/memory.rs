@@ -64,6 +64,10 @@ impl Memory {
         Ok(Arc::new(Self { context: Arc::clone(context), address, bytes }))
     }
 
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// # Panics
     /// When the range is not inside.
     pub(in crate::cuda) fn part(self: &Arc<Self>, range: Range<u64>) -> Part {

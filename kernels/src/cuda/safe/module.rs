@@ -86,7 +86,7 @@ impl Entry {
 
     /// Starts it on a stream, or, with none, on the default one. Its one parameter is a structure of these bytes, in
     /// which addresses are of the device.
-    pub(super) fn launch(
+    pub(in crate::cuda) fn launch(
         &self,
         context: &Context,
         grid: Grid,

@@ -6,9 +6,10 @@ use half::{bf16, f16};
 use pserver_core::dtype::ElementType;
 use pserver_core::narrow;
 
-use super::standin::{each, kernels};
+use super::standin::{each, each_seed, kernels};
 use crate::cuda::Module;
-use crate::cuda::safe::{Claim, Context, Foreign, Memory, Whose};
+use crate::cuda::code::load_shipped;
+use crate::cuda::safe::{Claim, Context, Foreign, Grid, Memory, Whose};
 
 const TYPES: [ElementType; 8] = ElementType::ALL;
 /// Of each of so many devices one.
@@ -193,6 +194,38 @@ fn what_is_written_goes_to_all_devices() {
 }
 
 #[test]
+fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value() {
+    let Some(library) = kernels(&Module::new([], [], &[])) else { return };
+    let library = library.display().to_string();
+    each_seed(8, &[("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_DEVICES", "3")], || {
+        let memory = replicated(64);
+        memory.fill(&[vec![0; 64], vec![0; 64], vec![0; 64]]);
+        let fill = |ordinal: u32, value: u64| {
+            let context = Context::open(ordinal).expect("there are three");
+            let module = load_shipped(&context).expect("it is there");
+            let kernel = module.entry("standin_fill").expect("the stand-in has it");
+            let one = &memory.each[ordinal as usize];
+            let argument = [one.address(), 8, value];
+            let grid = Grid { blocks: (1, 1), threads: 1, shared: 0 };
+            let default = std::ptr::null_mut();
+            kernel.launch(&context, grid, bytemuck::bytes_of(&argument), default).expect("it can be launched");
+            (module, context)
+        };
+        let told: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 1 + u64::from(ordinal))).collect();
+        let mut claim = whole(&memory.all);
+        claim.fetch_sum(ElementType::Uint64).expect("it can be summed");
+        assert_eq!(claim.bytes(), bytemuck::bytes_of(&[6_u64; 8]));
+        let told_again: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 7)).collect();
+        claim.store().expect("it can be written");
+        drop(claim);
+        for content in memory.contents() {
+            assert_eq!(content, bytemuck::bytes_of(&[6_u64; 8]));
+        }
+        drop((told, told_again));
+    });
+}
+
+#[test]
 fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
     in_each(&[], || {
         let memory = allocate(1000);
@@ -238,18 +271,18 @@ fn at_most_64_places_are_one() {
 
 #[test]
 fn what_the_driver_refuses_is_said_and_the_next_call_is_well() {
-    in_each(&[("PSERVER_STANDIN_FAIL", "cuMemcpyPeer:1:719,cuLaunchKernel:1:701,cuMemAlloc_v2:4:2")], || {
+    in_each(&[("PSERVER_STANDIN_FAIL", "cuMemcpyPeerAsync:1:719,cuLaunchKernel:1:701,cuMemAlloc_v2:4:2")], || {
         let memory = allocate(1000);
         let all = find(address(&memory[0]), 1000);
-        let replicate = || all.replicate(address(&memory[1]), 1000);
-        let text = replicate().expect_err("there is no room").to_string();
-        assert!(text.contains("bytes of CUDA device 0 for sums: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
         assert!(!whole(&all).has_replicas());
-        replicate().expect("there is room");
-        for expected in ["cuMemcpyPeer: CUDA_ERROR_LAUNCH_FAILED", "cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"]
-        {
+        all.replicate(address(&memory[1]), 1000).expect("it is another device's");
+        for expected in [
+            "16777216 bytes of CUDA device 0 for sums: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY",
+            "the sum of 1000 bytes and their replicas: cuMemcpyPeerAsync: CUDA_ERROR_LAUNCH_FAILED",
+            "the sum of 1000 bytes and their replicas: cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+        ] {
             let text = whole(&all).fetch_sum(ElementType::Float32).expect_err("the driver fails").to_string();
-            assert!(text.contains("the sum of 1000 bytes and their replicas: ") && text.contains(expected), "{text}");
+            assert!(text.contains(expected), "{text}");
         }
         whole(&all).fetch_sum(ElementType::Float32).expect("the driver is well");
     });

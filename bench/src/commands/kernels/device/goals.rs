@@ -53,6 +53,7 @@ pub(super) fn verdicts(results: &[Outcome]) -> Vec<Outcome> {
 fn verdict(results: &[Outcome], goal: &Goal, gradients: u32) -> Outcome {
     let named = format!("goal: {}, {gradients} bfloat16, {}: {}", goal.rule, goal.what, goal.about);
     let line = Outcome::new(&named).with("what", "goal").with("goal", goal.least);
+    let line = line.without_ratio("a goal, whose figure is found");
     let is_it = |result: &&Outcome| {
         result.field("what") == goal.what
             && result.field("rule") == goal.rule

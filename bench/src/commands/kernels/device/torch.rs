@@ -19,7 +19,8 @@ const RULES: [Kernel; 2] = [Kernel::Adam, Kernel::Adamw];
 pub(super) fn beside(results: &mut Vec<Outcome>, python: &Path, args: &Args, gradients: &[u32]) {
     let merged = run(python, args, gradients).and_then(|lines| merge(results, &lines));
     if let Err(why) = merged {
-        results.push(Outcome::new("torch").with("verdict", format!("left out: {why:#}")));
+        let why = format!("left out: {why:#}");
+        results.push(Outcome::new("torch").with("verdict", why.as_str()).without_ratio(&why));
     }
 }
 
@@ -57,6 +58,10 @@ fn merge(results: &mut Vec<Outcome>, lines: &str) -> Result<()> {
         let mut theirs = Outcome::new(&name).with("what", "torch");
         for (field, value) in &fields {
             theirs = theirs.with(if field == "left_out" { "verdict" } else { field.as_str() }, value.clone());
+        }
+        if theirs.field("ratio_to_ceiling").is_null() {
+            let why = theirs.field("verdict").as_str().unwrap_or("it says none").to_owned();
+            theirs = theirs.without_ratio(&why);
         }
         if let Some(own) = results.iter_mut().find(|result| is_same(result)) {
             let rates = (own.field("elements_per_second").as_f64(), of("elements_per_second").as_f64());
