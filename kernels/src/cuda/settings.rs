@@ -21,7 +21,8 @@ const STAGING_BYTES: u32 = 2 << 20;
 pub struct Settings {
     /// Which device, from zero, as the driver counts them.
     pub ordinal: u32,
-    /// Bytes of its memory for parameters and states; none is whatever is free. They are taken when chunks are adopted.
+    /// Bytes of its memory for parameters, states and kept sums; none is whatever is free. They are taken when chunks
+    /// are adopted.
     pub memory_bytes: Option<u64>,
     /// Bytes of its memory for gradients that are on their way to a sum. They are taken when the device is opened.
     pub gradient_bytes: u64,
