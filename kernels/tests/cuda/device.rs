@@ -65,6 +65,11 @@ impl OnDevice {
         self.device.replay(step).expect("the kernels run");
     }
 
+    /// Where a buffer's content begins, as the device counts.
+    pub(crate) fn place(&self, buffer: BufferId) -> usize {
+        usize::try_from(self.address(Address::of(0, buffer))).expect("an address has 64 bits")
+    }
+
     /// Writes the first bytes of a buffer anew.
     pub(crate) fn rewrite(&mut self, buffer: BufferId, bytes: &[u8]) {
         let held = &self.buffers[usize::try_from(buffer.0).expect("few buffers")];

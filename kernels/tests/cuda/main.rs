@@ -10,6 +10,7 @@ mod device;
 mod launcher;
 mod launches;
 mod reductions;
+mod replicas;
 mod rows;
 mod steps;
 mod updates;
