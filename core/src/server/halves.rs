@@ -23,7 +23,7 @@ use super::chunk::Waiter;
 use super::reply::{NOBODY, Refusal};
 use super::serving::{Context, Lack, Serving, value_entry};
 use crate::dtype::Half;
-use crate::ids::ChunkId;
+use crate::ids::{ChunkId, PeerId};
 use crate::memory::Value;
 use crate::wire::Entry;
 
@@ -154,6 +154,18 @@ impl Serving {
         self.table.chunks[place].waiters.push(waiter);
         self.starved.insert(place);
         self.note_waits(place);
+    }
+
+    /// Gives up the waits for halves of somebody who is gone, so that none is made for nobody.
+    pub(super) fn forget_wanted_halves(&mut self, peer: PeerId) {
+        for place in 0..self.table.chunks.len() {
+            let waiters = &mut self.table.chunks[place].waiters;
+            let before = waiters.len();
+            waiters.retain(|waiter| waiter.peer != peer || waiter.half.is_none());
+            if waiters.len() < before {
+                self.note_waits(place);
+            }
+        }
     }
 
     /// Tries again to send what there was no lease for; whether something was sent.

@@ -188,6 +188,27 @@ fn an_answer_without_memory_waits_and_is_told_why() {
     Script::new(late(Stage::serving(plan(Mode::Sync, 2)))).run(script);
 }
 
+/// Nothing is made for who has asked and is gone.
+#[test]
+fn no_half_is_made_for_who_is_gone() {
+    let mut script = Script::new(late(Stage::serving(plan(Mode::Sync, 1))));
+    script.run("set 0 w=1 -> *");
+    let before = free(&mut script.stage);
+    script.run(
+        "starve ->
+         pull 0 0 w/b ->
+         redial 0 ->
+         feed ->",
+    );
+    assert_eq!(free(&mut script.stage), before, "of one that waited for memory");
+    script.run(
+        "pull 0 1 w/b ->
+         redial 0 ->
+         push 0 1 w=1 -> 0 done w@1",
+    );
+    assert_eq!(free(&mut script.stage), before, "of one that waited for a version");
+}
+
 /// Whoever needs memory has that of halves of other chunks that nobody reads.
 #[test]
 fn what_nobody_reads_of_other_chunks_is_memory_to_spare() {
