@@ -270,7 +270,7 @@ fn halves_of_servers_that_are_killed_are_the_same() {
             // What it has written it has, and it cannot have answered: the other trainer has sent nothing.
             while written(&directory) <= before {
                 assert!(begun.elapsed() < PATIENCE, "server {server} had nothing of round {round} within {PATIENCE:?}");
-                thread::sleep(Duration::from_millis(1));
+                thread::yield_now();
             }
             processes.borrow_mut().kill(server);
             processes.borrow_mut().start_again(server);
