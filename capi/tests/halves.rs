@@ -3,7 +3,11 @@
 
 mod cluster;
 
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cluster::job::{Job, Local, TCP, client, folder, reader};
 use cluster::process::Processes;
@@ -20,6 +24,7 @@ const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "optimizer: SGD const_lr { learning_rate: 0.5 } clip_norm: 1.5";
 const SHM: &str = "shm://127.0.0.1:0";
 const ROUNDS: u64 = 4;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tensors() -> Vec<Tensor> {
     vec![
@@ -217,36 +222,60 @@ fn what_is_not_had_as_halves_is_refused_by_name() {
     servers.stop();
 }
 
-/// Calls are resent to servers that come back, and what they bring is what it would have been.
+/// How many bytes the shards of a server have written.
+fn written(server: &Path) -> u64 {
+    let inside = |folder: &Path| fs::read_dir(folder).expect("it is there").map_while(Result::ok).collect::<Vec<_>>();
+    let shards = inside(server).into_iter().map(|shard| shard.path()).filter(|shard| shard.is_dir());
+    let files = shards.flat_map(|shard| inside(&shard));
+    files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum()
+}
+
+/// Rounds of two trainers that have the values as halves of two types. The second begins when `held` is over, which is
+/// called before each round and gives what is done while the first one's call is under way.
+fn course<'a>(coordinator: &Address, mut held: impl FnMut(u64) -> Box<dyn FnOnce() + 'a>) -> Vec<[Vec<Vec<u8>>; 2]> {
+    let tensors = tensors();
+    let clients = [0, 1].map(|trainer| client(coordinator, trainer));
+    clients.iter().for_each(|client| assert!(begin(client, &tensors).is_ok(), "the job begins"));
+    let round = |round| {
+        let meanwhile = held(round);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| step(&clients[0], &tensors, Half::Float16, 0, round));
+            meanwhile();
+            let second = step(&clients[1], &tensors, Half::Bfloat16, 1, round);
+            [first.join().expect("its round is closed"), second]
+        })
+    };
+    (0..6).map(round).collect()
+}
+
+/// A call that a server had when it was killed is sent again when it is back, and what it brings is what it would have
+/// been.
 #[test]
 fn halves_of_servers_that_are_killed_are_the_same() {
-    let (folder, tensors) = (folder(), tensors());
-    let rounds = 6;
-    let course = |coordinator: &Address, mut between: Box<dyn FnMut(u64) + '_>| {
-        let client = client(coordinator, 0);
-        begin(&client, &tensors).expect("the job begins");
-        let mut seen = Vec::new();
-        for round in 0..rounds {
-            between(round);
-            seen.push(step(&client, &tensors, Half::Float16, 0, round));
-        }
-        seen
-    };
-    let local = Local::start(&Job::new(2, 1));
-    let expected = course(&local.coordinator(), Box::new(|_| {}));
+    let local = Local::start(&Job::new(2, 2));
+    let expected = course(&local.coordinator(), |_| Box::new(|| {}));
     local.stop();
-    let mut processes = Processes::start(Job::new(2, 1).with_checkpoints(folder.path()));
+    let folder = folder();
+    let processes = Processes::start(Job::new(2, 2).with_checkpoints(folder.path()).with("--journal", "on"));
     let coordinator = processes.coordinator();
-    let found = course(
-        &coordinator,
-        Box::new(|round| {
-            if round % 2 == 1 {
-                let server = usize::from(round % 4 == 1);
-                processes.kill(server);
-                processes.start_again(server);
+    let processes = RefCell::new(processes);
+    let found = course(&coordinator, |round| {
+        if round % 2 == 0 {
+            return Box::new(|| {});
+        }
+        let server = usize::from(round % 4 == 1);
+        let directory = folder.path().join(format!("server-{server}"));
+        let (before, begun, processes) = (written(&directory), Instant::now(), &processes);
+        Box::new(move || {
+            // What it has written it has, and it cannot have answered: the other trainer has sent nothing.
+            while written(&directory) <= before {
+                assert!(begun.elapsed() < PATIENCE, "server {server} had nothing of round {round} within {PATIENCE:?}");
+                thread::yield_now();
             }
-        }),
-    );
+            processes.borrow_mut().kill(server);
+            processes.borrow_mut().start_again(server);
+        })
+    });
     assert!(found == expected, "to the bit");
-    processes.terminate();
+    processes.into_inner().terminate();
 }

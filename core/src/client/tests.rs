@@ -6,7 +6,8 @@ use std::time::Duration;
 use prost::Message;
 
 use super::{Client, Identity, LaneId, Output, Refused, RequestBody};
-use crate::dtype::ElementType::Float32;
+use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
+use crate::dtype::Half;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
 };
@@ -176,8 +177,12 @@ impl Line {
 
     /// Values begin to arrive; gives the frame and the places, filled with the chunk's number.
     fn begin_values(&mut self, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, Vec<Incoming>) {
+        self.begin_values_of(Float32, ticket, values)
+    }
+
+    fn begin_values_of(&mut self, of: ElementType, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, Vec<Incoming>) {
         let head = Head { request: ticket, ..Head::new(Kind::Value) };
-        let entry = |(chunk, bytes): &(u64, u32)| Entry { bytes: *bytes, ..Entry::bare(id(*chunk), Round(5), Float32) };
+        let entry = |(chunk, bytes): &(u64, u32)| Entry { bytes: *bytes, ..Entry::bare(id(*chunk), Round(5), of) };
         let frame = Frame { entries: values.iter().map(entry).collect(), ..Frame::bare(head) };
         let mut out = Vec::new();
         self.client.handle(self.now, Event::Head { peer: self.peer(), frame: frame.clone() }, &mut out);
@@ -314,6 +319,36 @@ fn entries_count_once_however_often_they_are_answered() {
     assert_eq!(line.versions(ticket), None);
     line.done(ticket, &[(0, 5)]);
     assert_eq!(line.versions(ticket), Some(vec![5, 4, 5]), "each of two entries of one chunk has its answer");
+}
+
+/// Halves of two types are of one length: one that was not asked for is kept nowhere, and the entry stays open.
+#[test]
+fn a_value_of_another_half_is_not_the_one_that_was_asked_for() {
+    for (half, wrong, right) in [(Half::Bfloat16, Float16, Bfloat16), (Half::Float16, Bfloat16, Float16)] {
+        let mut value = [9; 4];
+        lend(|book| {
+            let mut line = Line::connected();
+            let entry = Entry { half: Some(half), ..Entry::bare(id(1), Round(1), Float32) };
+            let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Pull)) };
+            let into = vec![Incoming::Loan(book.write(&mut value))];
+            let mut out = Vec::new();
+            let ticket = line.client.ask(line.lane, frame, RequestBody { into, ..RequestBody::default() }, &mut out);
+            line.outputs(out);
+            line.drive();
+            line.welcome();
+            line.sent();
+            for of in [wrong, Float32] {
+                let (frame, body) = line.begin_values_of(of, ticket, &[(1, 4)]);
+                assert!(matches!(body[..], [Incoming::Discard { .. }]), "{of} for {half}");
+                line.event(Event::Landed { peer: line.peer(), frame, body });
+                assert_eq!(line.versions(ticket), None, "{of} for {half}: it stays open");
+            }
+            let (frame, body) = line.begin_values_of(right, ticket, &[(1, 4)]);
+            line.event(Event::Landed { peer: line.peer(), frame, body });
+            assert_eq!(line.versions(ticket), Some(vec![5]));
+        });
+        assert_eq!(value, [1; 4]);
+    }
 }
 
 #[test]

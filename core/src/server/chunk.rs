@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Wish};
 use super::device::Seat;
-use super::halves::Halves;
+use super::halves::MadeHalves;
 use super::pool::Pool;
 use super::round::{Contribution, Round};
 use crate::dtype::{ElementType, Half};
@@ -161,8 +161,6 @@ pub(super) struct Chunk {
     /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
     pub(super) restored: Option<Box<Restoring>>,
     pub(super) content: Content,
-    /// Its value as halves, those that somebody asked for.
-    pub(super) halves: Option<Box<Halves>>,
 }
 
 impl Chunk {
@@ -193,7 +191,6 @@ impl Chunk {
             seat: None,
             restored: None,
             content,
-            halves: None,
         }
     }
 
@@ -227,9 +224,14 @@ impl Chunk {
         self.dense().bytes()
     }
 
-    /// Replaces the value. The version counts updates and stays.
-    pub(super) fn set_value(&mut self, value: Lease) {
-        self.halves = None;
+    /// Replaces the value, and gives up its halves. The version counts updates and stays.
+    pub(super) fn set_value(&mut self, pool: &mut Pool, value: Lease) {
+        pool.halves.forget(self.id);
+        self.put_value(value);
+    }
+
+    /// Puts a value where there was none that anybody could have read.
+    pub(super) fn put_value(&mut self, value: Lease) {
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
     }
 
@@ -261,7 +263,11 @@ impl Chunk {
 
     /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
     /// those who wait for it, or nothing to who wants it as halves that were not made.
-    pub(super) fn close_round(&mut self, mut send: impl FnMut(&Contribution, Now, Option<Arc<Value>>)) {
+    pub(super) fn close_round(
+        &mut self,
+        halves: &MadeHalves,
+        mut send: impl FnMut(&Contribution, Now, Option<Arc<Value>>),
+    ) {
         for one in self.round.contributions() {
             let heard = heard_of(&mut self.heard, one.trainer);
             heard.push = one.sending.call;
@@ -269,7 +275,7 @@ impl Chunk {
             if let Some(since) = one.since {
                 let value = match one.half {
                     None => Some(Arc::clone(self.content.dense())),
-                    Some(half) => self.halves.as_ref().and_then(|halves| halves.get(half)),
+                    Some(half) => halves.get(half),
                 };
                 send(one, since, value);
             }
@@ -300,7 +306,6 @@ impl Chunk {
     /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
     /// with an empty place; without readers does nothing. It is about to be written: its halves are given up.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
-        self.halves = None;
         let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
         let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
         // Who reads it holds a count; a count of one is ours, and nobody else can make it more.
@@ -311,6 +316,7 @@ impl Chunk {
             }
             *value = Arc::new(fresh);
         }
+        pool.halves.forget(self.id);
         Ok(())
     }
 
@@ -345,8 +351,8 @@ impl Chunk {
     }
 
     /// Makes a gradient that is the next version as it stands just that, without a copy.
-    pub(super) fn take_over(&mut self, gradient: Lease) {
-        self.set_value(gradient);
+    pub(super) fn take_over(&mut self, pool: &mut Pool, gradient: Lease) {
+        self.set_value(pool, gradient);
         self.version.0 += 1;
     }
 

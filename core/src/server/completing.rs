@@ -44,11 +44,11 @@ impl Serving {
         let chunk = &mut self.table.chunks[place];
         let seat = chunk.seat.as_mut().expect("the chunk lives on a device");
         if let Doing::Updated(value) = std::mem::take(&mut seat.doing) {
-            chunk.set_value(value);
+            chunk.set_value(cx.pool, value);
             chunk.version.0 += 1;
             return true;
         }
-        let Ok(into) = chunk.take_next(cx.pool, chunk.bytes) else {
+        let Ok(into) = cx.pool.take(chunk.bytes) else {
             self.stall(place, Lack::Memory);
             return false;
         };
@@ -254,7 +254,7 @@ impl Serving {
         let is_new = !heard.set.covers(call);
         if is_new {
             heard.set = call;
-            chunk.set_value(lease);
+            chunk.set_value(cx.pool, lease);
         }
         cx.replies.done(peer, head, version_entry(chunk));
         if is_new {

@@ -268,7 +268,7 @@ impl Table {
     /// Puts an initial value in its place; the last one sent counts.
     pub(super) fn fill(&mut self, entry: &Entry, value: Lease) {
         if let Some(place) = self.place(entry.id) {
-            self.chunks[place].set_value(value);
+            self.chunks[place].put_value(value);
             return;
         }
         let held = self.parameters.get(&entry.id.parameter).expect("the entry was checked");

@@ -1,5 +1,6 @@
 //! Where a shard's leases come from: arenas that may be added while parameters are initialised, and never after.
 
+use super::halves::Halves;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};
@@ -14,6 +15,8 @@ const FIRST_ROWS_BYTES: u64 = 4 * 1024 * 1024;
 /// The arenas of one shard.
 pub(super) struct Pool {
     extents: Vec<Arena>,
+    /// Values as halves, in leases that are to spare as long as nobody reads them.
+    pub(super) halves: Halves,
     /// Whether trainers of this machine may read the arenas where they are.
     is_shared: bool,
     sealed: bool,
@@ -25,21 +28,38 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(is_shared: bool) -> Self {
-        Self { extents: Vec::new(), is_shared, sealed: false, rows: Vec::new(), rows_bytes: 0, rows_bytes_max: 0 }
+        Self {
+            extents: Vec::new(),
+            halves: Halves::default(),
+            is_shared,
+            sealed: false,
+            rows: Vec::new(),
+            rows_bytes: 0,
+            rows_bytes_max: 0,
+        }
     }
 
-    /// A lease of `bytes`. Before the pool is sealed a missing slot is mapped; afterwards it is a refusal.
+    /// A lease of `bytes`, if need be one of a half that nobody reads. Before the pool is sealed a missing slot is
+    /// mapped; afterwards it is a refusal.
     pub(super) fn take(&mut self, bytes: u32) -> Result<Lease, Failure> {
-        for arena in self.extents.iter().rev() {
-            if let Ok(lease) = arena.take(bytes) {
-                return Ok(lease);
-            }
+        if let Some(lease) = self.take_free(bytes) {
+            return Ok(lease);
         }
         if self.sealed {
+            if self.halves.give_up_unread()
+                && let Some(lease) = self.take_free(bytes)
+            {
+                return Ok(lease);
+            }
             return Err(Failure::call(format!("no free chunk of {bytes} bytes: every one in the budget is in use")));
         }
         self.grow(bytes)?;
         self.extents.last().expect("an extent was just added").take(bytes)
+    }
+
+    /// A lease that is free as it is.
+    pub(super) fn take_free(&self, bytes: u32) -> Option<Lease> {
+        self.extents.iter().rev().find_map(|arena| arena.take(bytes).ok())
     }
 
     /// As [`Pool::take`], `count` of them, each handed to `give`: those that one extent has are taken together.

@@ -365,6 +365,11 @@ impl Serving {
         !self.stalled.is_empty()
     }
 
+    /// Whether an update waits for this.
+    pub(super) fn lacks(&self, lack: Lack) -> bool {
+        self.stalled.values().any(|one| *one == lack)
+    }
+
     /// Whether something is to be tried again when a lease comes back.
     pub(super) fn lacks_memory(&self) -> bool {
         self.is_stalled() || !self.starved.is_empty()
@@ -372,7 +377,7 @@ impl Serving {
 
     /// Whether rows catch up with what they have missed: there is work in every turn.
     pub(super) fn is_catching_up(&self) -> bool {
-        !self.slow_pulls.is_empty() || self.stalled.values().any(|lack| *lack == Lack::Time)
+        !self.slow_pulls.is_empty() || self.lacks(Lack::Time)
     }
 
     /// Says how many updates wait, if some do.
@@ -772,7 +777,7 @@ impl Serving {
         let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
-                chunk.take_over(gradient);
+                chunk.take_over(cx.pool, gradient);
                 Ok(true)
             }
             None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
@@ -790,11 +795,11 @@ impl Serving {
 
     /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
+        let halves = self.halves_of_round(cx, place);
         let chunk = &mut self.table.chunks[place];
         let (entry, version) = (value_entry(chunk, None), chunk.version);
-        chunk.make_halves(cx.kernels, cx.pool);
         let mut starved = Vec::new();
-        chunk.close_round(|one, since, value| match value {
+        chunk.close_round(&halves, |one, since, value| match value {
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
             None => starved.push(one.waiter(version, since)),
         });

@@ -177,6 +177,7 @@ impl Shard {
                 self.held.remove(&peer);
                 if let Phase::Serving(serving) = &mut self.phase {
                     serving.forget_pulls(peer);
+                    serving.forget_wanted_halves(peer);
                 }
                 self.retry(now, out);
             }

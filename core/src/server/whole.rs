@@ -96,7 +96,7 @@ impl Serving {
             if chunk.seat.is_none() {
                 chunk.fold_all(cx)?;
             }
-            chunk.take_next(cx.pool, chunk.bytes.max(squares_bytes(chunk.bytes)))
+            cx.pool.take(chunk.bytes.max(squares_bytes(chunk.bytes)))
         };
         places.iter().map(lease).collect()
     }

@@ -151,33 +151,106 @@ fn the_memory_of_halves_is_free_again_when_they_are_of_no_use() {
     assert_eq!(free(&mut script.stage), before, "a value that was replaced has no halves");
 }
 
+fn late(mut stage: Stage) -> Stage {
+    // Turns in which nothing arrives would try again.
+    stage.is_late = true;
+    stage
+}
+
 #[test]
 fn an_answer_without_memory_waits_and_is_told_why() {
-    let plan = || plan(Mode::Sync, 2);
-    let late = |mut stage: Stage| {
-        // Turns in which nothing arrives would try again.
-        stage.is_late = true;
-        stage
-    };
     let script = "
         starve ->
-        pull 0 0 w/b -> *
+        pull 0 0 w/b ->
         pull 1 0 w/b w -> 1 value w@0=0
         feed -> 0 value w@0=0b & 1 value w@0=0b
         starve ->
         spare w ->
         push+ 0 1 w/b=-1 ->
         spare w ->
-        push+ 1 1 w/h=-1 -> *
-        feed -> *
-        pull 0 1 w/b w/h -> 0 value w@1=2b w@1=2h";
-    Script::new(late(Stage::serving(plan()))).run(script);
+        hold ->
+        push+ 1 1 w/h=-1 -> 0 value w@1=2b & 1 value w@1=2h
+        starve ->
+        spare w ->
+        push+ 0 2 w/b=-1 ->
+        spare w ->
+        push+ 1 2 w/b=-1 -> 0 value w@2=4b & 1 value w@2=4b
+        starve ->
+        pull 0 2 w/h ->
+        pull 1 2 w/b -> 1 value w@2=4b
+        feed -> 0 value w@2=4h";
+    Script::new(late(Stage::serving(plan(Mode::Sync, 2)))).run(script);
     let script = "
         starve ->
         pull 0 0 w/b ->
         wait 60000 -> 0 error Deadline: parameter \"w\" chunk 0: its value as bfloat16 waits for memory that * 60.0 s
         feed -> ";
-    Script::new(late(Stage::serving(plan()))).run(script);
+    Script::new(late(Stage::serving(plan(Mode::Sync, 2)))).run(script);
+}
+
+/// Nothing is made for who has asked and is gone.
+#[test]
+fn no_half_is_made_for_who_is_gone() {
+    let mut script = Script::new(late(Stage::serving(plan(Mode::Sync, 1))));
+    script.run("set 0 w=1 -> *");
+    let before = free(&mut script.stage);
+    script.run(
+        "starve ->
+         pull 0 0 w/b ->
+         redial 0 ->
+         feed ->",
+    );
+    assert_eq!(free(&mut script.stage), before, "of one that waited for memory");
+    script.run(
+        "pull 0 1 w/b ->
+         redial 0 ->
+         push 0 1 w=1 -> 0 done w@1",
+    );
+    assert_eq!(free(&mut script.stage), before, "of one that waited for a version");
+}
+
+/// Whoever needs memory has that of halves of other chunks that nobody reads.
+#[test]
+fn what_nobody_reads_of_other_chunks_is_memory_to_spare() {
+    let landing = "
+        pull 0 0 v.1/b v.1/h -> *
+        starve ->
+        push 0 1 w=-1 -> 0 done w@1
+        show w -> w@1=1";
+    let update = "
+        pull 0 0 v.1/b -> *
+        hold ->
+        pull 0 0 w -> *
+        starve ->
+        spare w ->
+        push+ 0 1 w=-1 -> 0 value w@1=1
+        feed -> ";
+    let half = "
+        pull 0 0 v.1/b -> *
+        hold ->
+        starve ->
+        pull 0 0 w/h -> 0 value w@0=0h
+        pull 0 0 v.1/b ->
+        feed -> 0 value v.1@0=0b";
+    for script in [landing, update, half] {
+        Script::new(late(Stage::serving(plan(Mode::Sync, 1)))).run(script);
+    }
+}
+
+/// An update that waits for memory has it before a half is made of it.
+#[test]
+fn no_half_is_made_while_an_update_waits_for_memory() {
+    let script = "
+        hold ->
+        pull 0 0 w -> *
+        starve ->
+        spare w ->
+        push 0 1 w=-1 -> 0 done w@1
+        spare w ->
+        pull 0 0 v.1/b ->
+        turn -> 0 value v.1@0=0b
+        show w -> w@1=1";
+    Script::new(late(Stage::serving(plan(Mode::Sync, 1)))).run(script);
 }
 
 /// Halves that nobody reads do not keep an update from its memory.

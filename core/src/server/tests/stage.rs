@@ -416,10 +416,10 @@ impl Stage {
         }
     }
 
-    /// Takes every lease that is free, so that updates of what is read have none.
+    /// Takes every lease that is free as it is, so that updates of what is read have none.
     pub(super) fn starve(&mut self) {
         for bytes in [CHUNK_BYTES, 1] {
-            self.taken.extend(std::iter::from_fn(|| self.shard.pool.take(bytes).ok()));
+            self.taken.extend(std::iter::from_fn(|| self.shard.pool.take_free(bytes)));
         }
     }
 
