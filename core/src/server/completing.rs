@@ -14,7 +14,7 @@
 use super::chunk::{Chunk, LateSet, Mark, Open, Stage};
 use super::device::{Device, Doing, Summed};
 use super::gate::Table;
-use super::reply::{NOBODY, Refusal};
+use super::reply::{Behind, NOBODY, Refusal};
 use super::serving::{Context, Lack, Serving, version_entry};
 use crate::error::Failure;
 use crate::ids::{ChunkId, PeerId, TrainerId, Version};
@@ -161,9 +161,13 @@ impl Serving {
     /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for
     /// one of a newer life: whether that drops what waits of the one before is not known yet.
     pub(super) fn check_open_to(&self, place: usize, head: &Head) -> Result<(), Refusal> {
+        self.check_first(place, head)?;
         match self.is_shut(place) {
             Some(Lack::Device) if !self.is_earlier_life_ahead(place, head) => Ok(()),
-            _ => self.check_open(place),
+            _ => self.check_open(place).map_err(|refusal| {
+                let behind = refusal.behind.map(|_| Behind::Others);
+                refusal.behind(behind)
+            }),
         }
     }
 
@@ -173,7 +177,7 @@ impl Serving {
         let id = self.table.chunks[place].id;
         let name = self.table.held(id).name();
         let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
-        Err(Refusal::new(ErrorCode::Busy, text))
+        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == Lack::Device).then_some(Behind::Work)))
     }
 
     /// Refuses a change of who takes part while it could change what goes next.

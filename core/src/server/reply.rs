@@ -110,16 +110,32 @@ pub(super) struct Refusal {
     pub(super) text: String,
     /// Whether what an accelerator does now may change it.
     pub(super) may_pass: bool,
+    /// What a device's work on a whole gradient has to do with it: it passes when it comes again.
+    pub(super) behind: Option<Behind>,
+}
+
+/// Why something has to come again that a whole gradient on a device keeps out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// The gradients that are there come before it, and new ones after it.
+    Work,
+    /// Others come before it.
+    Others,
 }
 
 impl Refusal {
     pub(super) fn new(code: ErrorCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), may_pass: false }
+        Self { code, text: text.into(), may_pass: false, behind: None }
     }
 
     /// The same, of a chunk that may be at work.
     pub(super) fn while_at_work(self, is_at_work: bool) -> Self {
         Self { may_pass: is_at_work, ..self }
+    }
+
+    /// The same, of what a whole gradient on a device keeps out.
+    pub(super) fn behind(self, behind: Option<Behind>) -> Self {
+        Self { behind, ..self }
     }
 
     pub(super) fn invalid(text: impl Into<String>) -> Self {

@@ -92,6 +92,8 @@ pub(super) struct Serving {
     /// Chunks whose complete round could not be applied, and for want of what; tried again when a lease comes back, and
     /// in every turn.
     pub(super) stalled: BTreeMap<usize, Lack>,
+    /// Whose departure, value or return comes before new gradients for a device, and until when, see `whole`.
+    pub(super) first: Option<(TrainerId, Now)>,
     /// Chunks whose value somebody waits for as halves, for which there was no lease; tried again with those.
     pub(super) starved: BTreeSet<usize>,
     /// Pulls of rows that take more than a turn, in the order of their turns.
@@ -145,6 +147,7 @@ impl Serving {
             left,
             arrivals: 0,
             stalled: BTreeMap::new(),
+            first: None,
             starved: BTreeSet::new(),
             slow_pulls: VecDeque::new(),
             joined: Vec::new(),
@@ -299,6 +302,7 @@ impl Serving {
     /// Replaces values; a value that was already set is left alone.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
         let call = Mark::of(&frame.head);
+        self.note_let_in(frame.head.trainer);
         for (entry, lease) in frame.entries.iter().zip(body) {
             let place = self.table.place(entry.id).expect("the entry was checked");
             if self.is_before_restored(cx, place) {
@@ -333,6 +337,7 @@ impl Serving {
     /// A trainer is finished: nobody waits for it any more.
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
+        self.note_let_in(head.trainer);
         self.left[head.trainer.0 as usize] = Some(head.incarnation);
         self.forget_gathered(cx.position, head.trainer);
         let begun = self.table.parameters.iter().filter(|(_, held)| self.begun(held, head.trainer).is_some());
@@ -372,7 +377,7 @@ impl Serving {
 
     /// Whether something is to be tried again when a lease comes back.
     pub(super) fn lacks_memory(&self) -> bool {
-        self.is_stalled() || !self.starved.is_empty()
+        !self.starved.is_empty() || self.stalled.values().any(|lack| *lack == Lack::Memory)
     }
 
     /// Whether rows catch up with what they have missed: there is work in every turn.
@@ -831,7 +836,7 @@ impl Serving {
     }
 
     /// Whether a frame is of a newer life of a trainer that had left.
-    fn comes_back(&self, head: &Head) -> bool {
+    pub(super) fn comes_back(&self, head: &Head) -> bool {
         self.left[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
     }
 
@@ -841,6 +846,7 @@ impl Serving {
             return;
         }
         self.left[head.trainer.0 as usize] = None;
+        self.note_let_in(head.trainer);
         // It takes up where the slowest of the others is: nobody waits for steps that it never took.
         for place in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[place];

@@ -9,7 +9,7 @@ use super::device::{Device, NoRoom};
 use super::gate::Table;
 use super::pool::Pool;
 use super::program::{Programs, rule_of};
-use super::reply::{NOBODY, Refusal, Replies};
+use super::reply::{Behind, NOBODY, Refusal, Replies};
 use super::serving::{Context, Job, Serving};
 use super::snapshot::{Checkpointing, ShardStatus};
 use crate::checkpoint::Journal;
@@ -158,6 +158,7 @@ impl Shard {
 
     /// Takes an event in, and gives everything out that follows from it.
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
+        self.forget_refused(now);
         match event {
             Event::Accepted { peer, origin } => {
                 self.peers.insert(peer, Peer::new(origin));
@@ -182,6 +183,12 @@ impl Shard {
                 self.retry(now, out);
             }
             Event::Left { .. } | Event::Connected { .. } => {}
+        }
+    }
+
+    fn forget_refused(&mut self, now: Now) {
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.forget_refused(now);
         }
     }
 
@@ -210,6 +217,7 @@ impl Shard {
     pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
         let is_any = self.catch_up_rows(now, out);
         let is_any = self.attend_device(now, out)? || is_any;
+        self.forget_refused(now);
         if self.looked_at != Some(self.changes) {
             self.looked_at = Some(self.changes);
             for (peer, frame) in std::mem::take(&mut self.held) {
@@ -389,6 +397,10 @@ impl Shard {
             peer.spare.push(found.cleared());
         }
         if let Err(refusal) = done {
+            if let (Phase::Serving(serving), Some(Behind::Work)) = (&mut self.phase, refusal.behind) {
+                serving.note_refused(now, frame.head.trainer);
+                self.changes += 1;
+            }
             self.refuse(peer, &frame.head, &refusal, &mut replies, out);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -396,7 +408,12 @@ impl Shard {
 
     fn refuse(&mut self, peer: PeerId, head: &Head, refusal: &Refusal, replies: &mut Replies, out: &mut Vec<Output>) {
         let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
-        tracing::warn!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
+        if refusal.behind.is_some() {
+            // It comes again by itself, soon, and gets in.
+            tracing::debug!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
+        } else {
+            tracing::warn!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
+        }
         if !ends {
             replies.error(peer, head, refusal);
             return;

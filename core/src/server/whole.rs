@@ -15,14 +15,17 @@
 
 use super::chunk::Chunk;
 use super::device::{Doing, Summed};
+use super::reply::{Behind, Refusal};
 use super::serving::{Context, Lack, Serving};
 use crate::error::Failure;
-use crate::ids::Version;
+use crate::ids::{TrainerId, Version};
+use crate::limits::COMES_FIRST;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Work, squares_bytes};
 use crate::program::executor::Pace;
-use crate::wire::Head;
+use crate::time::Now;
+use crate::wire::{ErrorCode, Head};
 
 /// The update of chunks that step together, while a device does a part of it.
 pub(super) struct Underway {
@@ -160,6 +163,37 @@ impl Serving {
         if is_whole && !self.table.chunks[places[0]].rule.rule().is_element_wise() {
             self.stalled.entry(places[0]).or_insert(Lack::Device);
         }
+    }
+
+    /// A trainer was refused something behind which no gradient may go, while a device worked: none enters before it
+    /// has come again.
+    pub(super) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
+        self.first = Some((trainer, now + COMES_FIRST));
+    }
+
+    /// A trainer's departure, value or return got in.
+    pub(super) fn note_let_in(&mut self, trainer: TrainerId) {
+        self.first = self.first.filter(|(first, _)| *first != trainer);
+    }
+
+    /// Waits no longer for who was refused and has not come again.
+    pub(super) fn forget_refused(&mut self, now: Now) {
+        self.first = self.first.filter(|(_, until)| now < *until);
+    }
+
+    /// Refuses a gradient that a device would work on while somebody else's departure, value or return comes first:
+    /// with new gradients always ahead, a device would never be done.
+    pub(super) fn check_first(&self, place: usize, head: &Head) -> Result<(), Refusal> {
+        let Some((first, _)) = self.first.filter(|_| !self.comes_back(head)) else { return Ok(()) };
+        let chunk = &self.table.chunks[place];
+        let is_whole = !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace == Pace::Any;
+        if !is_whole || self.together(place).iter().all(|place| self.table.chunks[*place].seat.is_none()) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text =
+            format!("parameter \"{name}\" chunk {}: what trainer {first} was refused comes first", chunk.id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(Behind::Others)))
     }
 
     /// Whether a gradient of an earlier life of a trainer waits for its turn in one of the chunks that step together.

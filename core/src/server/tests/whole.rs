@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use super::script::Script;
-use super::stage::{Contents, Plan, Stage};
+use super::stage::{Answer, Contents, Plan, Stage};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64};
 use crate::error::Failure;
 use crate::port::{Accelerator, Fault, FaultyAccelerator, Plain, Simulated};
+use crate::wire::Kind;
 
 const DIRECTORY: &str = "server-0/shard-0";
 /// A bound that clips nothing, so that numbers can be read, and one that clips.
@@ -128,16 +129,81 @@ fn departures_values_and_newer_lives_come_again_while_a_gradient_of_no_round_is_
         2,
         "push 0 0 g=1 g.1=1 -> 0 done g@1 g.1@1
          push 1 0 g=9 ->
-         leave 1 -> 1 error Busy: *its update waits for a device
-         set 0 g=3 -> 0 error Busy: *its update waits for a device
          reborn 1
          push 1 0 g.1=2 -> 1 error Busy: *its update waits for a device
+         leave 1 -> 1 error Busy: *its update waits for a device
+         set 0 g=3 -> 0 error Busy: *its update waits for a device
          finish ->
+         set 0 g=3 -> 0 done g@1
          push 1 0 g=2 g.1=2 -> 1 done g@2 g.1@2
          finish ->
          set 0 g=3 -> 0 done g@2
          leave 1 -> 1 done
          show g g.1 -> g@2=3 & g.1@2=-3",
+    );
+}
+
+/// How many milliseconds pass until what trainer 2 does every 20 of them is done, while trainers 0 and 1 push again as
+/// soon as their gradients are in, so that one is always ahead. Nothing after two seconds.
+fn let_in_after(before: &str, command: &str) -> Option<u64> {
+    let mut script = Script::new(late(loose(Mode::Async, 3), device()));
+    script.run(before);
+    let (mut may_push, mut refused) = ([Some(0), Some(0)], 0);
+    for now in 0..2000 {
+        let push = |trainer: usize| format!("push {trainer} 0 g=1 g.1=1");
+        let pushes = (0..2).filter(|trainer| may_push[*trainer].is_some_and(|at| at <= now)).collect::<Vec<_>>();
+        let mut lines = vec!["wait 1".to_owned()];
+        lines.extend(pushes.iter().map(|trainer| push(*trainer)));
+        lines.extend((now % 20 == 10).then(|| command.to_owned()));
+        lines.extend((now % 5 == 0).then(|| "turn".to_owned()));
+        pushes.iter().for_each(|trainer| may_push[*trainer] = None);
+        for line in lines {
+            script.run(&format!("{line} -> *"));
+            for Answer { frame, .. } in &script.stage.answers {
+                let is_done = frame.head.kind == Kind::Done;
+                match frame.head.trainer.0 as usize {
+                    2 if is_done => {
+                        assert!(0 < refused, "{command}: the device was at work when it was tried first");
+                        return Some(now);
+                    }
+                    2 => refused += 1,
+                    trainer => may_push[trainer] = Some(if is_done { now } else { now + 20 }),
+                }
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn departures_values_and_returns_get_in_however_many_gradients_are_ahead() {
+    for (before, command) in [
+        ("", "leave 2"),
+        ("", "set 2 g=3"),
+        ("", "set 2 g=3 g.1=4"),
+        ("leave 2 -> 2 done\n reborn 2", "push 2 0 g=1 g.1=1"),
+    ] {
+        let after = let_in_after(before, command);
+        assert!(after.is_some_and(|after| after <= 100), "{command}: {after:?} ms");
+    }
+}
+
+#[test]
+fn who_was_refused_and_never_comes_again_holds_gradients_up_for_a_moment() {
+    check(
+        Mode::Async,
+        3,
+        "push 0 0 g=1 g.1=1 -> 0 done g@1 g.1@1
+         leave 2 -> 2 error Busy: *its update waits for a device
+         push 1 0 g=2 g.1=2 -> 1 error Busy: *what trainer 2 was refused comes first
+         finish ->
+         wait 249 ->
+         push 1 0 g=2 g.1=2 -> 1 error Busy: *what trainer 2 was refused comes first
+         wait 1 ->
+         push 1 0 g=2 g.1=2 -> 1 done g@2 g.1@2
+         push 0 0 g=4 g.1=4 ->
+         finish -> *
+         show g g.1 -> g@3=-7 & g.1@3=-7",
     );
 }
 
