@@ -46,8 +46,8 @@ pub const LISTED_IDS_MAX: u32 = 32 * 1024;
 pub const ROWS_REPLAYED_BYTES: u64 = 4 * FRAME_PAYLOAD_BYTES_MAX as u64;
 const _: () = assert!(ROW_BYTES_MAX as u64 <= ROWS_REPLAYED_BYTES, "an update of the widest row");
 /// How long a shard takes in no gradients for a device in favour of somebody's departure, value or return that it
-/// refused because the device was at work. A client comes again after 20 ms and a round trip: twelve times that, so that
-/// one that is slow finds its place kept, and little enough that one that is gone holds training up for one pause.
+/// refused because the device was at work. A client comes again after 20 ms and a round trip: twelve times that, so
+/// that one that is slow finds its place kept, and little enough that one that is gone holds training up for one pause.
 pub const COMES_FIRST: Duration = Duration::from_millis(250);
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
