@@ -158,6 +158,16 @@ impl Serving {
         self.stalled.get(&first).copied().filter(|_| decides)
     }
 
+    /// Whether a device does something for a chunk, or for one that it steps together with.
+    pub(super) fn is_at_work(&self, chunk: &Chunk) -> bool {
+        let is_of_group = || {
+            let group = &self.table.held(chunk.id).group.chunks;
+            self.stalled.get(&group[0]) == Some(&Lack::Device)
+                || group.iter().any(|place| self.table.chunks[*place].is_at_work())
+        };
+        chunk.is_at_work() || !chunk.rule.rule().is_element_wise() && is_of_group()
+    }
+
     /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for
     /// one of a newer life: whether that drops what waits of the one before is not known yet.
     pub(super) fn check_open_to(&self, place: usize, head: &Head) -> Result<(), Refusal> {
@@ -194,7 +204,7 @@ impl Serving {
         }
         let name = self.table.held(chunk.id).name();
         let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
-        Err(Refusal::new(ErrorCode::Busy, text).while_at_work(chunk.is_at_work()))
+        Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)))
     }
 
     /// Keeps a value that arrives while the chunk's slot is busy, or before updates whose turn it is; gives it back

@@ -548,7 +548,7 @@ impl Serving {
             chunk.id.chunk,
             head.trainer
         ))
-        .while_at_work(chunk.is_at_work())
+        .while_at_work(self.is_at_work(chunk))
     }
 
     /// Where each gradient is a round of its own.
@@ -564,7 +564,7 @@ impl Serving {
                     chunk.id.chunk,
                     head.trainer
                 );
-                return Err(Refusal::new(ErrorCode::Busy, text).while_at_work(chunk.is_at_work()));
+                return Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)));
             }
             None => {}
         }
