@@ -44,15 +44,7 @@ class Trainer:
 
 
 def environment(options, role, _index):
-    return {
-        "DMLC_ROLE": "worker" if role == "trainer" else role,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(options.port),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_INTERFACE": "lo",
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_NUM_WORKER": str(options.trainers),
-    }
+    return rounds.ps_lite(options, role)
 
 
 if __name__ == "__main__":

@@ -177,6 +177,19 @@ def processor_seconds(processes):
     return sum(time.clock_gettime(~one.pid << 3 | sched) for one in processes)
 
 
+def ps_lite(options, role):
+    """What a process of ps-lite finds in its environment."""
+    return {
+        "DMLC_ROLE": "worker" if role == "trainer" else role,
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(options.port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_INTERFACE": "lo",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": str(options.trainers),
+    }
+
+
 def expect(process):
     line = process.stdout.readline()
     if not line:
