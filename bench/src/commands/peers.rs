@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// How our servers and trainers wait.
     #[arg(long, value_enum, default_value_t = Poll::Adaptive)]
     poll: Poll,
+    /// Where our trainers' gradients and values are: ordinary memory, or buffers of the library.
+    #[arg(long, value_enum, default_value_t = Buffers::Ordinary)]
+    buffers: Buffers,
     /// Seconds of each peer and size, all sides together.
     #[arg(short = 'D', long, default_value_t = 3.0)]
     duration: f64,
@@ -130,6 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>().join(",")
     );
     let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "poll": word(args.poll),
+        "buffers": word(args.buffers),
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
         "transport": args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
         "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
@@ -255,7 +259,7 @@ impl Course<'_> {
             values: None,
             rule: peer.rule,
             poll: self.args.poll,
-            buffers: Buffers::Ordinary,
+            buffers: self.args.buffers,
             pin: false,
         };
         job.check()?;
