@@ -35,7 +35,7 @@ fn revision() -> Option<String> {
     git(&["rev-parse", "HEAD"])
 }
 
-/// What git answers here; nothing when it is missing or refuses.
+/// The output of git in this folder; none where git is missing or refuses.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

@@ -1,4 +1,4 @@
-//! What a shard and a client spend their time on, one piece at a time.
+//! Microbenchmarks of the parts of a shard and of a client.
 //!
 //! In tests every line runs once, at the small one of its sizes: there it is only to run.
 
@@ -16,10 +16,10 @@ use pserver_core::ids::{
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
 use pserver_core::port::{Event, Kernels, Submit, Update};
-use pserver_core::program::executor::{Act, Marking, Plan, Port, UnitIndex, Wait};
+use pserver_core::program::executor::{ExecutionPlan, Marking, UnitIndex, UnitKind, UnitRunner, Wait};
 use pserver_core::program::{Graph, Program};
-use pserver_core::rows::{Height, Merge as MergeRows, RowLayout, SelectedRows};
-use pserver_core::server::{Output, Shard, ShardOptions};
+use pserver_core::rows::{Height, RowLayout, RowMerge, SelectedRows};
+use pserver_core::server::{NonFinite, ServerOutput, Shard, ShardOptions};
 use pserver_core::time::Now;
 use pserver_core::wire::{
     Entry, FinishMessage, Flags, Frame, HEADER_BYTES, Head, HelloMessage, InitMessage, JobMessage, Kind, Prefix,
@@ -52,7 +52,7 @@ fn partition(criterion: &mut Criterion) {
     let big = catalogue(1, 3 << 30).expect("within every bound");
     let parameter = big.parameter(ParameterIndex(0)).expect("it was declared");
     group.bench_function("place of a chunk", |bencher| {
-        bencher.iter(|| parameter.place(black_box(ChunkIndex(1234))));
+        bencher.iter(|| parameter.shard_of(black_box(ChunkIndex(1234))));
     });
     group.finish();
 }
@@ -148,7 +148,7 @@ fn halves(criterion: &mut Criterion) {
         group.throughput(Throughput::Bytes((bytes / 2 * 3) as u64));
         for half in Half::ALL {
             group.bench_function(format!("{what} as {half}"), |bencher| {
-                bencher.iter(|| cpu::halve(half, black_box(&value), black_box(&mut into)));
+                bencher.iter(|| cpu::narrow_to_half(half, black_box(&value), black_box(&mut into)));
             });
         }
         group.bench_function(format!("copy of as many bytes as {what}"), |bencher| {
@@ -174,7 +174,7 @@ fn rows(criterion: &mut Criterion) {
         })
         .collect();
     let views: Vec<_> = contributions.iter().map(SelectedRows::view).collect();
-    let mut merge = MergeRows::default();
+    let mut merge = RowMerge::default();
     group.throughput(Throughput::Elements(4 * count));
     group.bench_function("merge, the order of 4 times 16,384 rows", |bencher| {
         bencher.iter(|| merge.unite(layout, black_box(&views)).expect("they fit").len());
@@ -202,7 +202,7 @@ fn rounds(criterion: &mut Criterion) {
 struct Alone {
     shard: Shard,
     frame: Frame,
-    out: Vec<Output>,
+    out: Vec<ServerOutput>,
 }
 
 impl Alone {
@@ -210,8 +210,14 @@ impl Alone {
     const CHUNK_BYTES: u32 = 1024;
 
     fn new(chunks: u32, mode: Mode) -> Self {
-        let options =
-            ShardOptions { epoch: Epoch(1), round_timeout: Duration::from_secs(60), shares_memory: false, landings: 1 };
+        let options = ShardOptions {
+            epoch: Epoch(1),
+            round_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(2),
+            shares_memory: false,
+            receives: 1,
+            nonfinite: NonFinite::Refuse,
+        };
         let head = Head {
             epoch: Epoch(1),
             trainer: TrainerId(0),
@@ -252,11 +258,11 @@ impl Alone {
         } else {
             self.shard.handle(Now(1), Event::Head { peer: Self::PEER, frame: frame.clone() }, &mut self.out);
             match self.out.pop() {
-                Some(Output::Submit(Submit::Land { into, .. })) => into,
+                Some(ServerOutput::Submit(Submit::PostReceive { into, .. })) => into,
                 _ => panic!("the answer to a head is where its payloads go"),
             }
         };
-        self.event(Event::Landed { peer: Self::PEER, frame, body });
+        self.event(Event::Received { peer: Self::PEER, frame, body });
     }
 
     fn event(&mut self, event: Event) {
@@ -274,7 +280,7 @@ impl Alone {
 
 /// The executor with a server's program and nothing to do in it: what it costs beyond the units.
 struct Idle {
-    plan: Plan,
+    plan: ExecutionPlan,
     marking: Marking,
     /// A gradient is there; it is in its accumulator.
     given: (bool, bool),
@@ -294,8 +300,8 @@ impl Idle {
              communication send(w, w@senders, channel=\"w\", to=senders)\n}}\n"
         );
         let graph = Graph::new(text.parse::<Program>().expect("it is a program")).expect("it is a server's");
-        let fused = |act, _: &_| matches!(act, Act::TakeGradient | Act::PutString | Act::TakeString);
-        let plan = Plan::fused(&graph, &fused).expect("it has a plan");
+        let fused = |act, _: &_| matches!(act, UnitKind::TakeGradient | UnitKind::PutString | UnitKind::TakeString);
+        let plan = ExecutionPlan::fused(&graph, &fused).expect("it has a plan");
         Self { marking: Marking::new(&plan), plan, given: (false, false) }
     }
 
@@ -310,23 +316,23 @@ impl Idle {
 /// Units that note what is there, and nothing else.
 struct Nothing<'a>(&'a mut (bool, bool));
 
-impl Port for Nothing<'_> {
+impl UnitRunner for Nothing<'_> {
     type Error = ();
 
     #[inline]
-    fn waits(&mut self, plan: &Plan, unit: UnitIndex) -> Option<Wait> {
+    fn waits(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Option<Wait> {
         match plan.units()[unit.place()].act {
-            Act::Recv if !self.0.0 => Some(Wait::Arrival),
-            Act::Compute if !self.0.1 => Some(Wait::Pieces { held: 0, needed: 1 }),
+            UnitKind::Recv if !self.0.0 => Some(Wait::Arrival),
+            UnitKind::Compute if !self.0.1 => Some(Wait::Pieces { held: 0, needed: 1 }),
             _ => None,
         }
     }
 
     #[inline]
-    fn run(&mut self, plan: &Plan, unit: UnitIndex) -> Result<(), ()> {
+    fn run(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Result<(), ()> {
         match plan.units()[unit.place()].act {
-            Act::PutGradient => *self.0 = (false, true),
-            Act::Send => self.0.1 = false,
+            UnitKind::PutGradient => *self.0 = (false, true),
+            UnitKind::Send => self.0.1 = false,
             _ => {}
         }
         Ok(())
@@ -374,7 +380,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         shape: vec![u64::from(bytes) / 4],
         whole: false,
         buckets: None,
-        home: None,
+        owner: None,
         config: ParameterConfig { rule, sparse: None }.encode(),
     }
 }

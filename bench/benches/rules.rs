@@ -16,7 +16,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_kernels::cpu::{Cpu, Form};
 
 /// Elements beyond every cache, in a chunk of 4 KiB, and in a row of an embedding.
@@ -44,8 +44,8 @@ impl Bench {
     fn of_a_user(length: usize) -> Self {
         let settings = [("b1", 0.9), ("b2", 0.99), ("wd", 0.0)].map(|(name, value)| (name.to_owned(), value));
         let text = include_str!("../../core/rules/lion.rule");
-        let written = Written::new(text, &Settings::from(settings)).expect("its text is right");
-        let algorithm = Algorithm::Written(Arc::new(written));
+        let written = CheckedRule::new(text, &RuleSettings::from(settings)).expect("its text is right");
+        let algorithm = Algorithm::Custom(Arc::new(written));
         Self::with(Fused::Lion, Rule { algorithm, ..Fused::Lion.rule().expect("its text is right") }, length)
     }
 

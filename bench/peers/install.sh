@@ -8,7 +8,9 @@ kit=$1
 folder=$2
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ ! -e "$folder/$kit/installed" ] || exit 0
+if [ -e "$folder/$kit/installed" ] && { [ "$kit" != openmpi ] || [ -x "$folder/$kit/mpirun" ]; }; then
+    exit 0
+fi
 
 # A virtual environment with packages, and nothing that they only need elsewhere.
 environment() {
@@ -25,6 +27,18 @@ debian() {
     fi
     apt-get update --quiet
     DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes "$@"
+}
+
+# The program of this name that is Open MPI's, as its version says: MPICH's programs have the same names.
+open_mpi() {
+    for program in "$1.openmpi" "$1"; do
+        if "$program" "$2" 2>/dev/null | grep -q 'Open MPI'; then
+            echo "$program"
+            return
+        fi
+    done
+    echo "no $1 here is Open MPI's" >&2
+    return 1
 }
 
 case $kit in
@@ -74,11 +88,16 @@ pslite)
     cd - >/dev/null
     ;;
 openmpi)
-    if ! command -v mpicc >/dev/null || ! command -v mpirun >/dev/null; then
+    if ! open_mpi mpicc --showme:version >/dev/null || ! open_mpi mpirun --version >/dev/null; then
         debian libopenmpi-dev openmpi-bin
     fi
+    compiler=$(open_mpi mpicc --showme:version)
+    launcher=$(open_mpi mpirun --version)
     mkdir -p "$folder/$kit"
-    mpicc -O3 -march=native -Wall -Wextra -o "$folder/$kit/openmpi" "$here/openmpi.c"
+    # By its name: started by a path, it takes the folder above for the one that Open MPI is installed in.
+    printf '#!/bin/sh\nexec %s "$@"\n' "$launcher" >"$folder/$kit/mpirun"
+    chmod +x "$folder/$kit/mpirun"
+    OMPI_CC=${CC:-cc} "$compiler" -O3 -march=native -Wall -Wextra -o "$folder/$kit/openmpi" "$here/openmpi.c"
     ;;
 *)
     echo "$kit: not a kit; expected mxnet, pslite, paddle, torch or openmpi" >&2

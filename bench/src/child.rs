@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::Job;
 
-/// What a parent asks.
+/// A request of the parent process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// Run rounds and answer with [`Ran`].
@@ -32,23 +32,23 @@ pub(crate) enum Ask {
     },
     /// Answer with [`Usage`].
     Usage,
-    /// Answer with what connections said of themselves, [`crate::carried::Heard`].
+    /// Answer with what connections said of themselves, [`crate::counters::Heard`].
     Heard,
 }
 
-/// What a trainer did.
+/// The measurements of one trainer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Ran {
     /// Of each round, from its begin (with a rate: from when it should have begun) to its end.
     pub(crate) seconds: Vec<f64>,
     /// Elements that were not what they must be.
     pub(crate) wrong: u64,
-    /// What went over verbs meanwhile, on the trainer's side.
+    /// The trainer's counters of verbs during the rounds.
     pub(crate) verbs: Verbs,
 }
 
 impl Ran {
-    /// What trainers did that ran the same rounds together: a round's time is that of the slowest.
+    /// The measurements of trainers that ran the same rounds; a round's time is that of the slowest trainer.
     pub(crate) fn together(all: &[Self]) -> Result<Self> {
         let mut ran = Self { seconds: vec![0.0; all.first().map_or(0, |one| one.seconds.len())], ..Self::default() };
         for one in all {
@@ -63,7 +63,7 @@ impl Ran {
     }
 }
 
-/// What went over verbs.
+/// Counters of the verbs transport.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Verbs {
     /// Payload bytes that a processor copied.
@@ -74,13 +74,13 @@ pub(crate) struct Verbs {
     pub(crate) connections: u64,
 }
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
     /// The most that was resident so far.
     pub(crate) peak_rss_bytes: u64,
-    /// What is resident now.
+    /// The resident memory at this moment.
     pub(crate) resident_bytes: u64,
 }
 
@@ -143,17 +143,23 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts this program with `arguments` and hands back where it says it is.
-    pub(crate) fn start(name: &str, arguments: &[String], cores: Cores) -> Result<(Self, String)> {
-        let mut member = Self::begin(name, arguments, cores)?;
+    /// As [`Self::begin`], and hands back where it says it is.
+    pub(crate) fn start(
+        name: &str,
+        program: Option<&str>,
+        arguments: &[String],
+        cores: Cores,
+    ) -> Result<(Self, String)> {
+        let mut member = Self::begin(name, program, arguments, cores)?;
         let place = member.ready()?;
         Ok((member, place))
     }
 
-    /// Starts this program with `arguments`.
-    pub(crate) fn begin(name: &str, arguments: &[String], cores: Cores) -> Result<Self> {
+    /// Starts this program, or another build of it, with `arguments`.
+    pub(crate) fn begin(name: &str, program: Option<&str>, arguments: &[String], cores: Cores) -> Result<Self> {
         let _kept = cores.keep()?;
-        let program = std::env::current_exe().context("this program does not know where it lies")?;
+        let this = || std::env::current_exe().context("this program does not know where it lies");
+        let program = program.map_or_else(this, |program| Ok(program.into()))?;
         let mut process = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -228,7 +234,7 @@ pub(crate) fn serve(place: &str, mut answer: impl FnMut(Ask) -> Result<serde_jso
     Ok(())
 }
 
-/// What this process has used so far.
+/// The resources that this process has used so far.
 pub(crate) fn usage() -> Result<Usage> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("the system does not say what was used")?;
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();

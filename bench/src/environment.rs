@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Map, Value, json};
 
-/// What is written above every result.
+/// The description of the machine above every result.
 pub(crate) fn facts() -> Map<String, Value> {
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let cpu = read("/proc/cpuinfo").and_then(|text| {

@@ -1,4 +1,4 @@
-//! What a programmer writes by hand for one optimizer: one loop over slices of f32, compiled for the machine's vectors.
+//! A hand-written optimizer as the ceiling of kernels: one loop over slices of f32, compiled for the machine's vectors.
 //!
 //! It is what the servers' rules are compared with. Not here: any use of it by a server.
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use multiversion::multiversion;
 use pserver_core::error::Failure;
 use pserver_core::optim::{Algorithm, Rule, Schedule};
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 
 /// The rate of every comparison.
 const RATE: f64 = 0.001;
@@ -58,7 +58,7 @@ impl Fused {
             Self::Sgd => Algorithm::Sgd,
             Self::Momentum => Algorithm::Momentum { momentum: BETA1, nesterov: false },
             Self::Adam => Algorithm::Adam { beta1: BETA1, beta2: BETA2, epsilon: EPSILON },
-            Self::Lion => Algorithm::Written(Arc::new(Written::new(LION, &Settings::new())?)),
+            Self::Lion => Algorithm::Custom(Arc::new(CheckedRule::new(LION, &RuleSettings::new())?)),
         };
         Ok(Rule { algorithm, schedule: Schedule::Const { rate: RATE }, ..Rule::default() })
     }

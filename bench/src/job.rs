@@ -1,4 +1,4 @@
-//! What one run works on: every parameter of it, handed to each child as one line of JSON.
+//! The job of one run: its settings, handed to each child as one line of JSON.
 
 use std::ops::Range;
 
@@ -7,19 +7,19 @@ use clap::ValueEnum;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::optim::Prepared;
-use pserver_transport::verbs::{DEVICE_EXPECTED, Device, DeviceChoice, Devices};
+use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice, VerbsDevice, VerbsDevices};
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{length, show};
 
-/// More have no counter in the straight server's shared memory.
+/// More have no counter in the baseline server's shared memory.
 const TRAINERS_MAX: u32 = 31;
 
 /// How bytes get from a trainer to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
-    /// What suits best: shared memory within a machine, else verbs, else sockets.
+    /// The best available: shared memory within a machine, else verbs, else sockets.
     Auto,
     /// Sockets.
     Tcp,
@@ -31,7 +31,7 @@ pub(crate) enum Transport {
     Loopback,
 }
 
-/// What the servers do with gradients.
+/// The servers' update rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RuleName {
@@ -84,7 +84,7 @@ pub(crate) enum Dtype {
     Bf16,
 }
 
-/// Whose memory gradients and values lie in.
+/// The memory of gradients and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Buffers {
@@ -130,7 +130,7 @@ pub(crate) struct Job {
     /// The file with the token of servers that are somebody else's.
     pub(crate) token_file: Option<String>,
     pub(crate) dtype: Dtype,
-    /// What values come as, where that is a half of theirs.
+    /// The element type of pulled values, where it is half precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) values: Option<Dtype>,
     pub(crate) rule: RuleName,
@@ -138,6 +138,12 @@ pub(crate) struct Job {
     pub(crate) buffers: Buffers,
     /// Whether servers and trainers are kept apart, each on half of the cores.
     pub(crate) pin: bool,
+    /// More settings of `pserver serve`, each as `name=value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) serve: Vec<String>,
+    /// The build of this program whose servers and trainers do it, if not this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) program: Option<String>,
 }
 
 impl Dtype {
@@ -223,7 +229,7 @@ impl Job {
                 .rdma_device
                 .parse()
                 .map_err(|()| anyhow!("--rdma-device {}: expected {DEVICE_EXPECTED}", self.rdma_device))?;
-            let found = Device::find(&Devices::from(&choice));
+            let found = VerbsDevice::find(&VerbsDevices::from(&choice));
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         ensure!(
@@ -252,7 +258,7 @@ impl Job {
         self.bytes / self.dtype.value().bytes()
     }
 
-    /// What values come as, where that is a half of theirs.
+    /// The element type of pulled values, where it is half precision.
     pub(crate) fn half(&self) -> Option<Half> {
         self.values.and_then(|values| Half::of(values.gradient()))
     }
@@ -274,7 +280,14 @@ impl Job {
         (0..count).map(|index| index * each..if index + 1 == count { all } else { (index + 1) * each }).collect()
     }
 
-    /// What is worth saying about it in a line.
+    /// The name of the servers and trainers of ours that do it.
+    pub(crate) fn team(&self) -> String {
+        let with = if self.serve.is_empty() { String::new() } else { format!(" with {}", self.serve.join(", ")) };
+        let of = self.program.as_ref().map_or_else(String::new, |program| format!(" of {program}"));
+        format!("pserver {}{with}{of}", word(self.transport))
+    }
+
+    /// A description of the job in one line.
     pub(crate) fn title(&self) -> String {
         let parameters = if self.parameters == 1 { String::new() } else { format!(" in {}", self.parameters) };
         let trainers = if self.trainers == 1 { "1 trainer".to_owned() } else { format!("{} trainers", self.trainers) };

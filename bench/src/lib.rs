@@ -1,30 +1,30 @@
 //! `psbench`, which measures the parameter server from outside, and microbenchmarks of its pieces
 //! (`cargo bench -p pserver-bench`).
 //!
-//! Not here: how any of it works. Servers and trainers are those that ship (`ours`), and what they are compared with
-//! are the simplest programs that do the same (`straight`).
+//! Not here: how any of it works. Servers and trainers are those that ship (`shipped`), and what they are compared with
+//! are the simplest programs that do the same (`baseline`).
 //!
 //! Read in this order: `job` (what a run works on), `pattern` (what is sent, and what must come back), `trainer`
-//! (rounds, timed and checked), `straight`, `duel` (both in turns), `commands`, `report`.
+//! (rounds, timed and checked), `baseline`, `alternation` (both in turns), `commands`, `report`.
 
-mod carried;
+mod alternation;
+mod baseline;
 mod child;
 mod commands;
-mod contest;
-mod duel;
+mod comparison;
+mod counters;
 mod environment;
 mod fused;
 mod job;
-mod ours;
 mod pattern;
 mod peers;
 pub mod program;
 mod report;
 mod route;
 mod rows;
+mod shipped;
 mod sizes;
 mod statistics;
-mod straight;
 mod tensors;
 mod threads;
 mod trainer;
@@ -61,7 +61,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             whole: false,
             config: Vec::new(),
             buckets: None,
-            home: None,
+            owner: None,
         })?;
     }
     Ok(catalogue)

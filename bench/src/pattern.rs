@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use anyhow::Result;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::Version;
-use pserver_core::narrow;
+use pserver_core::narrowing;
 use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::{self, Cpu};
@@ -103,7 +103,7 @@ impl Expected {
         let element = usize::try_from(self.half.map_or(own, Half::element_type).bytes()).expect("elements are small");
         let expected = self.half.map_or(Cow::Borrowed(&self.value), |half| {
             let mut halves = vec![0; self.value.len() / 2];
-            narrow::halve(half, &self.value, &mut halves);
+            narrowing::narrow_to_half(half, &self.value, &mut halves);
             Cow::Owned(halves)
         });
         let differ = |piece: &[u8]| {
@@ -131,7 +131,7 @@ fn encode(element_type: ElementType, values: impl Iterator<Item = f64>) -> Vec<u
     for value in values {
         match element_type {
             ElementType::Float64 => bytes.extend(value.to_le_bytes()),
-            ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrow::half_bytes(value, element_type)),
+            ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrowing::half_bytes(value, element_type)),
             _ => bytes.extend(f32::from_f64(value).to_le_bytes()),
         }
     }
@@ -176,10 +176,12 @@ pub(crate) mod tests {
             poll: Poll::Block,
             buffers: Buffers::Ordinary,
             pin: false,
+            serve: Vec::new(),
+            program: None,
         }
     }
 
-    /// What the servers hold after so many rounds of sums.
+    /// The values of the servers after so many rounds of sums.
     fn summed(job: &Job, rounds: u64) -> Vec<u8> {
         let whole = length(job.bytes);
         let gradients: Vec<_> = (0..job.trainers)

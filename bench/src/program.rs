@@ -5,14 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use paddle_pserver::settings::ServeArgs;
+use pserver_node::settings::ServeArgs;
 
 use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, pushpull, rows, scale};
 use crate::job::Job;
 use crate::report::Report;
-use crate::{ours, straight, threads};
+use crate::{baseline, shipped, threads};
 
-/// Measures the parameter server beside the straightest program for each path, and checks every value it gets.
+/// Measures the parameter server beside the simplest program for each path, and checks every value it gets.
 #[derive(Parser)]
 #[command(name = "psbench", version)]
 struct Cli {
@@ -47,26 +47,26 @@ struct OutputArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Push gradients and pull values, beside the straight server.
+    /// Push gradients and pull values, beside the baseline server.
     Pushpull(pushpull::Args),
     /// How long one round takes, and how long the slow ones do.
     Latency(latency::Args),
     /// The servers' arithmetic, beside memory's own speed.
     Kernels(kernels::Args),
-    /// Rows pushed and pulled, beside the straight server; with --local a table on one core, beside an array that is
+    /// Rows pushed and pulled, beside the baseline server; with --local a table on one core, beside an array that is
     /// walked in the same order.
     Rows(rows::Args),
-    /// What servers hold in memory, beside what they must.
+    /// Resident memory of servers beside the bytes that they must keep.
     Memory(memory::Args),
     /// Time per byte as bytes, parameters and trainers grow.
     Scale(scale::Args),
-    /// What this machine can do, with nothing of the parameter server in the way.
+    /// Throughput of this machine's sockets, shared memory and RDMA without the parameter server.
     Ceiling(ceiling::Args),
-    /// What a user would pick instead, doing the same work in turns.
+    /// Other parameter servers and collectives, alternating on the same work.
     Peers(peers::Args),
     /// Two reports, result by result.
     Compare(compare::Args),
-    /// What on this machine is in the way of speed, and how to mend it.
+    /// Settings of this machine that limit speed, and how to change them.
     Doctor(doctor::Args),
     /// A server of a measurement.
     #[command(hide = true)]
@@ -87,15 +87,15 @@ enum Command {
         #[arg(long)]
         barrier: Option<String>,
     },
-    /// A straight server of a measurement.
+    /// A baseline server of a measurement.
     #[command(hide = true)]
-    StraightServer {
+    BaselineServer {
         #[arg(long)]
         plan: String,
     },
-    /// A straight trainer of a measurement.
+    /// A baseline trainer of a measurement.
     #[command(hide = true)]
-    StraightTrainer {
+    BaselineTrainer {
         #[command(flatten)]
         trainer: TrainerArgs,
         #[arg(long)]
@@ -138,22 +138,22 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Peers(args) => peers::run(&args)?,
         Command::Compare(args) => compare::run(&args)?,
         Command::Doctor(args) => doctor::run(&args),
-        Command::ChildServer(args) => return ours::serve(&args).map(|()| true),
+        Command::ChildServer(args) => return shipped::serve(&args).map(|()| true),
         Command::ChildTrainer { trainer, coordinator } => {
             let (job, barrier) = trainer.read()?;
-            return ours::train(&job, &coordinator, trainer.trainer, barrier).map(|()| true);
+            return shipped::train(&job, &coordinator, trainer.trainer, barrier).map(|()| true);
         }
         Command::ChildWithin { job, barrier } => {
             let job = serde_json::from_str(&job).context("--job")?;
             return threads::serve(&job, barrier.as_deref()).map(|()| true);
         }
-        Command::StraightServer { plan } => {
-            return straight::serve(&serde_json::from_str(&plan).context("--plan")?).map(|()| true);
+        Command::BaselineServer { plan } => {
+            return baseline::serve(&serde_json::from_str(&plan).context("--plan")?).map(|()| true);
         }
-        Command::StraightTrainer { trainer, plan } => {
+        Command::BaselineTrainer { trainer, plan } => {
             let (job, barrier) = trainer.read()?;
             let plan = serde_json::from_str(&plan).context("--plan")?;
-            return straight::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
+            return baseline::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
         }
     };
     report.in_gigabits = cli.output.report_gbits;
@@ -185,10 +185,10 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
 }
 
 impl TrainerArgs {
-    fn read(&self) -> Result<(Job, straight::Barrier)> {
+    fn read(&self) -> Result<(Job, baseline::Barrier)> {
         let job: Job = serde_json::from_str(&self.job).context("--job")?;
         let path = self.barrier.as_ref().and_then(|path| path.to_str());
-        let barrier = straight::barrier(path, &job)?;
+        let barrier = baseline::barrier(path, &job)?;
         Ok((job, barrier))
     }
 }

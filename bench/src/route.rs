@@ -4,10 +4,10 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 use pserver_core::wire::Address;
-use pserver_transport::verbs::{Device, DeviceChoice, Devices};
+use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 use rustix::net::sockopt::ip_mtu;
 
-use crate::carried::Carried;
+use crate::counters::Carried;
 use crate::job::{Transport, word};
 
 /// How trainers and servers of a run reached each other.
@@ -53,7 +53,7 @@ impl Route {
 
     fn over_verbs(rdma_device: &str) -> (Link, String) {
         let choice = rdma_device.parse::<DeviceChoice>().unwrap_or_default();
-        match Device::find(&Devices::from(&choice)) {
+        match VerbsDevice::find(&VerbsDevices::from(&choice)) {
             Ok(device) => (Link::of(&device), device.device_memory()),
             Err(reason) => (Link::new("unknown"), reason),
         }
@@ -77,7 +77,7 @@ impl Link {
     }
 
     /// A card's port.
-    fn of(device: &Device) -> Self {
+    fn of(device: &VerbsDevice) -> Self {
         let (place, _) = device.name().split_once(',').unwrap_or((device.name(), ""));
         let mut parts = place.split(':');
         let (card, port) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("1"));
@@ -87,7 +87,7 @@ impl Link {
     }
 }
 
-/// What stands in a port's `rate`, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`.
+/// The text of a port's `rate`, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`.
 fn rate_of(text: &str) -> Option<u64> {
     let (number, _) = text.split_once(" Gb/sec")?;
     let (whole, part) = number.trim().split_once('.').unwrap_or((number.trim(), "0"));

@@ -9,16 +9,16 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::{Args, FromArgMatches};
-use paddle_pserver::client::Client;
-use paddle_pserver::node::Server;
-use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_client::Client;
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
 use pserver_transport::loopback::Hub;
 
-use crate::carried;
+use crate::baseline;
 use crate::child::{self, Ask, Cores, Ran};
+use crate::counters;
 use crate::job::Job;
-use crate::ours::{self, Trainer};
-use crate::straight;
+use crate::shipped::{self, Trainer};
 use crate::trainer::Runner;
 
 /// A trainer's thread, as the main one sees it.
@@ -52,7 +52,7 @@ pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
         are_ready.wait();
         child::serve(&coordinator, |ask| match ask {
             Ask::Usage => Ok(serde_json::to_value(child::usage()?)?),
-            Ask::Heard => Ok(serde_json::to_value(carried::heard())?),
+            Ask::Heard => Ok(serde_json::to_value(counters::heard())?),
             Ask::Run { .. } => {
                 threads.iter().try_for_each(|one| one.asks.send(ask)).context("a trainer has ended")?;
                 let ran = threads.iter().map(|one| one.rounds.recv()).collect::<Result<Vec<_>, _>>();
@@ -70,7 +70,7 @@ fn start(job: &Job, hub: &Hub) -> Result<Vec<Server>> {
     let mut servers: Vec<Server> = Vec::new();
     for index in 0..job.servers {
         let coordinator = servers.first().map(|first| first.address().to_string());
-        let line = ours::server_arguments(job, index, coordinator.as_deref());
+        let line = shipped::server_arguments(job, index, coordinator.as_deref());
         let line = std::iter::once("serve".to_owned()).chain(line);
         let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
         servers.push(Server::start_within(Settings::load(&args, &[])?, hub)?);
@@ -87,9 +87,9 @@ fn train(
     are_ready: &Barrier,
     (asked, done): (&Receiver<Ask>, &Sender<Ran>),
 ) -> Result<()> {
-    let client = Client::within(ours::options(job, coordinator, trainer)?, hub)?;
+    let client = Client::within(shipped::options(job, coordinator, trainer)?, hub)?;
     let mut exchange = Trainer::new(client, job)?;
-    let mut runner = Runner::new(&mut exchange, job, trainer, straight::barrier(barrier, job)?)?;
+    let mut runner = Runner::new(&mut exchange, job, trainer, baseline::barrier(barrier, job)?)?;
     are_ready.wait();
     for ask in asked {
         if let Ask::Run { rounds, rate, spoil } = ask {

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::carried;
+use crate::baseline::Barrier;
 use crate::child::{self, Ask, Ran, Verbs};
+use crate::counters;
 use crate::job::{Job, ModeName};
 use crate::pattern::{Expected, Pattern};
-use crate::straight::Barrier;
 
 /// One trainer's end of a way to exchange a gradient for a value.
 pub(crate) trait Exchange {
@@ -25,7 +25,7 @@ pub(crate) trait Exchange {
     /// Brings the value to what all trainers' rounds made of it, where rounds are not waited for.
     fn settle(&mut self) -> Result<()>;
 
-    /// What went over verbs so far.
+    /// The counters of verbs so far.
     fn verbs(&self) -> Verbs {
         Verbs::default()
     }
@@ -60,7 +60,7 @@ impl<'a> Runner<'a> {
     pub(crate) fn serve(mut self) -> Result<()> {
         child::serve("trainer", |ask| match ask {
             Ask::Usage => Ok(serde_json::to_value(child::usage()?)?),
-            Ask::Heard => Ok(serde_json::to_value(carried::heard())?),
+            Ask::Heard => Ok(serde_json::to_value(counters::heard())?),
             Ask::Run { rounds, rate, spoil } => Ok(serde_json::to_value(self.run(rounds, rate, spoil)?)?),
         })
     }

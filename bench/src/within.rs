@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 
 use clap::{Args, FromArgMatches};
-use paddle_pserver::client::{Client, ClientOptions, Given, Wanted};
-use paddle_pserver::node::Server;
-use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
 use pserver_transport::loopback::{LoopbackTransport, pair};
 
 /// Bytes that a ping's frame brings.
@@ -68,7 +68,7 @@ impl Ping {
         for event in self.events.drain(..) {
             match event {
                 Event::Accepted { peer, .. } => self.to_near = Some(peer),
-                Event::Landed { .. } => landed = true,
+                Event::Received { .. } => landed = true,
                 Event::Gone { reason, .. } => panic!("the connection is gone: {reason}"),
                 _ => {}
             }
@@ -116,8 +116,8 @@ impl Job {
     /// When the server does not answer.
     #[inline(never)]
     pub fn round(&mut self) {
-        let given = |(name, content)| Given { name, element_type: ElementType::Float32, content };
-        let wanted = |(name, content)| Wanted::new(name, content);
+        let given = |(name, content)| GradientSlice { name, element_type: ElementType::Float32, content };
+        let wanted = |(name, content)| DestinationSlice::new(name, content);
         let names = || self.names.iter().map(String::as_str);
         let given: Vec<_> = names().zip(self.gradients.iter().map(Vec::as_slice)).map(given).collect();
         let mut into: Vec<_> = names().zip(self.values.iter_mut().map(Vec::as_mut_slice)).map(wanted).collect();

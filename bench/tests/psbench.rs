@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use clap::Parser;
-use paddle_pserver::node::Server;
-use paddle_pserver::settings::{ServeArgs, Settings};
 use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
 use serde_json::{Value, json};
 
 const SCHEMA: &str = include_str!("../psbench.schema.json");
@@ -115,7 +115,7 @@ fn pushpull_has_values_as_halves_and_checks_them() {
 fn pushpull_measures_shared_memory_and_every_way_to_wait() {
     let shm = ["pushpull", "-s", "4k,1MiB", "-n", "18", "--transport", "shm"];
     let report = check(&[&shm[..], &["--trainers", "2"]].concat(), 2);
-    assert_eq!(report["end"]["results"][0]["ceiling_name"], json!("straight shm, a copy each way"));
+    assert_eq!(report["end"]["results"][0]["ceiling_name"], json!("baseline shm, a copy each way"));
     check(&[&shm[..], &["--poll", "adaptive"]].concat(), 2);
     check(&["pushpull", "-s", "4k", "-n", "18", "--poll", "busy"], 1);
 }
@@ -127,7 +127,7 @@ fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
         check(&within(&["pushpull", "-s", "4k,1MiB", "--trainers", "2", "--servers", "2", "--shards", "2"]), 2);
     let result = &report["end"]["results"][1];
     assert_eq!((&result["transport"], &result["trainers"]), (&json!("loopback"), &json!(2)), "{result}");
-    assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"));
+    assert_eq!(result["ceiling_name"], json!("baseline shm, a copy each way"));
     assert_eq!(result["server_cpu_seconds_per_gigabyte"], Value::Null, "they have no process of their own");
     check(&within(&["pushpull", "-s", "64k", "--rule", "adam", "--params", "3", "--buffers", "registered"]), 1);
     check(&within(&["pushpull", "-s", "64k", "--rule", "none", "--params", "3", "--buffers", "own"]), 1);
@@ -190,7 +190,7 @@ fn a_table_has_the_columns_of_perftest_and_fits_a_screen() {
         "p99",
         "p99.9",
         "max",
-        "straight",
+        "baseline",
         "ratio",
         "low",
         "high",
@@ -205,7 +205,7 @@ fn a_table_has_the_columns_of_perftest_and_fits_a_screen() {
     // Within one process nobody knows what is the servers'; alone there is nothing to be compared with.
     let within = table(&["pushpull", "-s", "4k", "-n", "9", "--transport", "loopback", "--alone"]);
     let (found, _) = heads(&within);
-    let absent = ["cpu%", "s/GB", "straight", "ratio", "low", "high"];
+    let absent = ["cpu%", "s/GB", "baseline", "ratio", "low", "high"];
     assert!(absent.iter().all(|head| !found.contains(head)) && found.contains(&"p99.9"), "{within}");
 }
 
@@ -231,7 +231,7 @@ fn the_report_says_what_carried_the_bytes_and_why() {
     let (why, result) = (auto["start"]["transport_reason"].as_str(), &auto["end"]["results"][0]);
     assert_eq!(why, Some("--transport auto; connected through shared memory"));
     assert_eq!((&result["carried_by"], &result["transport"]), (&json!("shm"), &json!("auto")), "{result}");
-    assert_eq!(result["ceiling_name"], json!("straight shm, a copy each way"), "it is compared with the same path");
+    assert_eq!(result["ceiling_name"], json!("baseline shm, a copy each way"), "it is compared with the same path");
     assert_eq!(auto["start"]["link"], json!("none, memory of this machine"));
     let rows = ["rows", "--rows", "1000", "--width", "4", "--batch", "64", "-n", "9", "--transport", "auto"];
     assert_eq!(report(&rows)["start"]["transport"], json!("shm"));
@@ -291,7 +291,7 @@ fn a_device_that_is_not_there_is_named_with_the_reason() {
     assert!(reasons.iter().any(|reason| found.contains(reason)), "{found}");
 }
 
-/// What stands in for torch: one line that it would write.
+/// A stand-in for torch that prints one line of a measurement.
 const TORCH: &str = r#"#!/bin/sh
 echo '{"rule": "adam", "gradients": 8, "gradient_type": "bfloat16", "elements": 10007, "elements_per_second": 1.0}'
 "#;
@@ -381,7 +381,7 @@ fn a_ceiling_has_the_chunks_and_the_streams_of_the_run_that_it_is_for() {
     };
     assert_eq!(of("raw tcp", "streams"), [1, 1, 3, 3], "as many as trainers, one way and both");
     assert_eq!(of("raw tcp", "chunk_bytes"), [8192; 4]);
-    assert_eq!(of("straight tcp", "chunk_bytes"), [8192; 2]);
+    assert_eq!(of("baseline tcp", "chunk_bytes"), [8192; 2]);
     let more = [&small[..], &["--trainers", "1", "--streams", "2"]].concat();
     let report = check(&more, 4 + 2 + 2 + 3);
     assert_eq!(report["end"]["results"][4]["streams"], json!(2));
@@ -436,20 +436,20 @@ fn a_peer_takes_turns_with_this_server() {
         assert_eq!(result["peer_latency_us_p50"], json!(1000.0), "{result}");
         let ratio = result["latency_us_p50"].as_f64().map(|ours| 1000.0 / ours);
         assert_eq!(result["peer_over_ours"].as_f64(), ratio, "{result}");
-        // The straight server of the same path has its turns too.
+        // The baseline server of the same path has its turns too.
         let of = |field: &str| result[field].as_f64().unwrap_or_else(|| panic!("no {field}: {result}"));
         assert_eq!(of("ratio_to_ceiling"), of("ceiling_latency_us_p50") / of("latency_us_p50"), "{result}");
         assert!(of("server_cpu_seconds_per_gigabyte") > 0.0, "{result}");
         assert!(result["peer_server_cpu_seconds_per_gigabyte"].is_null(), "it says nothing of a server: {result}");
     }
     let names: Vec<_> = results.iter().map(|one| &one["ceiling_name"]).collect();
-    assert_eq!(names, [&json!("straight tcp"), &json!("straight shm, a copy each way")]);
+    assert_eq!(names, [&json!("baseline tcp"), &json!("baseline shm, a copy each way")]);
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let page = folder.path().join("peers.html");
     with_fake_peer(&fake_peer(0), &["-s", "8k", "--html", page.to_str().expect("UTF-8")]);
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, and shares");
-    // Nine blocks of ours, nine of the straight server and nine of theirs, for each result.
+    // Nine blocks of ours, nine of the baseline server and nine of theirs, for each result.
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 27));
 }
 
@@ -468,29 +468,40 @@ fn what_a_peers_server_takes_stands_beside_what_ours_does() {
     assert_eq!(of("peer_cpu_over_ours"), ratio, "{result}");
 }
 
-/// A peer whose one trainer gets its own gradient back, and whose server never rests.
+/// A peer with one trainer, which gets its own gradient back when its server has counted once more in shared memory.
+/// So the server has had a processor in each round, however busy the machine is.
 const PEER: &str = r#"
-import os, sys
+import mmap, os, sys
 sys.path.insert(0, os.environ["PEERS"])
 import numpy, rounds
+
+COUNT = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "count")
+
+def count():
+    file = os.open(COUNT, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, mmap.PAGESIZE)
+    return memoryview(mmap.mmap(file, mmap.PAGESIZE)).cast("Q")
 
 class Trainer:
     def __init__(self, options):
         self.array = numpy.zeros(options.bytes // 4, numpy.float32)
+        self.count = count()
     def gradient(self):
         return self.array
     def settle(self):
         pass
     def round(self):
-        for _ in range(1000):
-            pass
+        before = self.count[0]
+        while self.count[0] == before:
+            os.sched_yield()
     def value(self):
         return self.array
 
 def serve(options):
     rounds.die_with_parent()
+    words = count()
     while True:
-        pass
+        words[0] += 1
 
 rounds.main("fake", "1", Trainer, {"server": serve})
 "#;
@@ -584,7 +595,7 @@ fn servers_of_another_job_are_measured_by_who_has_its_token() {
     let theirs = ["pushpull", "-s", "4k", "-n", "9", "--connect", &address];
     let stranger = psbench(&theirs);
     let words = String::from_utf8_lossy(&stranger.stderr);
-    assert!(!stranger.status.success() && words.contains("this job has a token"), "{words}");
+    assert!(!stranger.status.success() && words.contains("this job has one"), "{words}");
     report(&[&theirs[..], &["--token-file", token]].concat());
     server.stop().expect("nothing happened to it");
 }

@@ -31,6 +31,7 @@
 #define paddle_send_grads paddle_send_grads_go
 #define paddle_get_params paddle_get_params_go
 #define paddle_save_model paddle_save_model_go
+#define paddle_cancel paddle_cancel_go
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,7 +87,7 @@ typedef struct paddle_parameter {
 typedef struct paddle_parameter paddle_gradient;
 
 /**
- * @brief Makes a client of the parameter servers. What addrs does not say comes from the environment
+ * @brief Makes a client of the parameter servers. Settings that addrs leaves out come from the environment
  * (docs/CAPI.md).
  *
  * @param addrs "host:port,host:port"; the first is server 0, which knows the others.
@@ -156,6 +157,15 @@ int paddle_send_grads_go(paddle_pserver_client client, paddle_gradient **grads, 
 int paddle_get_params_go(paddle_pserver_client client,
                          struct paddle_parameter **dst,
                          int total);
+
+/**
+ * @brief Ends every call of this client that is under way in any thread: each returns -1 within 100 ms, and
+ * paddle_last_error says that it was cancelled. It may be called from a signal handler and from any thread, and
+ * returns at once. A cancelled call may be made again; one that begins later is not affected.
+ *
+ * @return PSERVER_OK; PSERVER_ERROR when there is no such client, and paddle_last_error is as it was.
+ */
+int paddle_cancel_go(paddle_pserver_client client);
 
 /**
  * @brief Saves all parameters as one model, on the machine of server 0.

@@ -167,6 +167,18 @@ paddle_pserver_client *paddle_new_pserver_client_with(const char *options);
 void paddle_pserver_client_release(paddle_pserver_client *client);
 
 /**
+ * @brief Ends every call of this client that is under way in any thread, also those that were started alone: each
+ * returns -1 (a started one from paddle_wait) within 100 ms, and paddle_last_error says that it was cancelled.
+ *
+ * It may be called from a signal handler and from any thread. It returns at once and does not wait for the calls to
+ * end. A cancelled call leaves what one leaves whose deadline has passed: its memory is the caller's again, and it may
+ * be made again, as no gradient is applied twice. A call that begins after this one has begun is not affected.
+ *
+ * @return 0; -1 when there is no such client, and paddle_last_error is as it was.
+ */
+int paddle_cancel(paddle_pserver_client *client);
+
+/**
  * @brief Saves all parameters as one model, on the machine of server 0.
  *
  * @param path where, below the server's model directory.
@@ -379,9 +391,9 @@ int paddle_wait(paddle_call *call);
 int paddle_test(paddle_call *call, int *done);
 
 /**
- * @brief Allocates memory for gradients, all zero, at a page. What lies in it at a multiple of 64 bytes, and is sent
- * with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
- * through shared memory read where it is. Everywhere else it is like any other memory.
+ * @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent
+ * with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view is read in place by servers of this machine
+ * that are reached through shared memory. Everywhere else it is ordinary memory.
  *
  * One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
  *
@@ -407,10 +419,10 @@ int paddle_buffer_free(paddle_pserver_client *client,
                        void *buffer);
 
 /**
- * @brief Says that the caller will send from this memory, or fetch into it, again and again. What a transport can do
- * with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; what
- * it refuses, because too little may be locked or some of it cannot be written, is copied, and so is memory that CUDA
- * manages. Over shared memory ordinary memory is copied as ever, since no other process can be given it, and over TCP
+ * @brief Says that the caller will send from this memory, or fetch into it, again and again. Each transport uses that
+ * as it can. Over verbs the network card reads gradients and writes values in place, without a copy; memory that the
+ * card refuses (the limit of locked memory, pages that cannot be written) is copied, and so is memory that CUDA
+ * manages. Over shared memory ordinary memory is still copied, since no other process can map it, and over TCP
  * nothing changes. So the call is always allowed.
  *
  * The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
@@ -421,8 +433,8 @@ int paddle_buffer_free(paddle_pserver_client *client,
  *
  * Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
  * call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
- * of the host. What the device's default stream was told before the call has happened by then; other streams the
- * caller waits for. Such memory is in one call at a time. Without this call it is no content: reading it ends the
+ * of the host. Work queued on the device's default stream before the call is complete by then; the caller waits
+ * for other streams. Such memory is in one call at a time. Without this call it is no content: reading it ends the
  * program.
  *
  * @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
@@ -442,8 +454,8 @@ int paddle_register_buffer(paddle_pserver_client *client,
  * memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
  *
  * The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
- * that device shares. What the devices' default streams were told before a call has happened by then, and nothing of
- * the call is on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
+ * that device shares. Work queued on the devices' default streams before a call is complete by then, and no copy
+ * of the call is in flight when it returns. Gradients of rows cannot be summed so: the ids are not given.
  *
  * @param memory where memory of a device begins that was registered.
  * @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).

@@ -1,6 +1,6 @@
 //! The C headers: made from the Rust declarations, checked in, compared.
 //!
-//! `PSERVER_HEADERS=write cargo test --package pserver --test header` writes them.
+//! `PSERVER_HEADERS=write cargo test --package pserver-capi --test header` writes them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,19 +1,23 @@
-//! What cargo builds, and where it says that it put it.
+//! Builds by cargo, and the paths that cargo reports.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::workspace::Workspace;
 
-/// What cargo said about one build.
+/// Cargo's messages about one build.
 pub(crate) struct Built(String);
 
 impl Built {
     /// Builds. With the tests of the whole workspace it is the build of `rust-tests`, and nothing is built twice.
     pub(crate) fn by(workspace: &Workspace, arguments: &[&str]) -> Result<Self> {
-        let mut cargo = workspace.cargo();
-        cargo.args(arguments).args(["--quiet", "--message-format=json-render-diagnostics"]);
+        Self::of(workspace.cargo().args(arguments))
+    }
+
+    /// Runs a cargo command that builds, and keeps its messages.
+    pub(crate) fn of(cargo: &mut Command) -> Result<Self> {
+        cargo.args(["--quiet", "--message-format=json-render-diagnostics"]);
         let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
         ensure!(output.status.success(), "cargo ended with {}", output.status);
         Ok(Self(String::from_utf8_lossy(&output.stdout).into_owned()))

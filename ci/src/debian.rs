@@ -14,7 +14,7 @@ use crate::workspace::Workspace;
 pub(crate) struct Packages<'a> {
     /// The folder under `target/debian`.
     pub(crate) folder: &'a str,
-    /// Names of packages. What they depend on is not added.
+    /// Names of packages. Their dependencies are not added.
     pub(crate) names: &'a [&'a str],
 }
 

@@ -1,5 +1,5 @@
-//! `cargo ci gpu`: `kernels/cu/check-on-gpu.sh` on a device; where there is none, on the driver that stands in for one,
-//! so that every part of the script is known to work when somebody has a device for an hour.
+//! `cargo ci gpu`: `kernels/cu/check-on-gpu.sh` on a device; without a device, on the driver that stands in for one, so
+//! that the script works on the day when a device is lent for an hour.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,20 +12,24 @@ use crate::kernels;
 use crate::workspace::{Tally, Workspace};
 
 const SCRIPT: &str = "kernels/cu/check-on-gpu.sh";
-/// The programs that it runs: which variable names each, of which target it is, and whether it is the target's tests.
+/// The programs of the script: the variable that names each, its target, and whether it is the target's tests.
 const PROGRAMS: [(&str, &str, bool); 4] = [
     ("PSERVER_GPU_TESTS", "pserver_kernels", true),
     ("PSERVER_GPU_TABLES", "cuda", true),
     ("PSBENCH", "psbench", false),
     ("PSERVER", "pserver", false),
 ];
-/// As a sanitizer is called: it runs the program, and looks at nothing.
+/// The parts that `cargo ci test` runs on the stand-in: one of each kind. The others differ in an argument (`racecheck`
+/// in the sanitizer's tool, `adamw` and `rules` in the rules of psbench); `cargo ci long` runs them.
+const SHORT_PARTS: &str = "build,suite,tables,memcheck,digits,goals";
+const ALL_PARTS: &str = "build,suite,tables,memcheck,racecheck,digits,goals,adamw,rules";
+/// A program with the arguments of compute-sanitizer: it runs its program and checks nothing.
 const SANITIZER: &str = "#!/bin/sh\n[ \"$1\" = --help ] && exit\nshift 4\nexec \"$@\"\n";
-/// As a Python with torch is called. It has measured nothing.
+/// A program with the arguments of a Python that has torch. It prints no measurement.
 const TORCH: &str = "#!/bin/sh\nexit 0\n";
 
-/// What `cargo ci gpu-kit` builds at a time, and which programs of it go into the kit: target, whether it is the
-/// target's tests, and the name that the script looks for.
+/// The builds of `cargo ci gpu-kit`, and the programs of each that go into the kit: target, whether it is the target's
+/// tests, and the name that the script looks for.
 const KIT: [(&[&str], &[Packed]); 2] = [
     (
         &["test", "--no-run", "-p", "pserver-kernels", "--lib", "--test", "cuda"],
@@ -38,7 +42,7 @@ const KIT: [(&[&str], &[Packed]); 2] = [
 ];
 type Packed = (&'static str, bool, &'static str);
 
-/// Builds what the script runs, for a machine that has a device and no Rust, into `target/gpu-kit`.
+/// Builds the programs of the script into `target/gpu-kit`, for a machine that has a device and no Rust.
 pub(crate) fn kit(workspace: &Workspace) -> Result<Tally> {
     let folder = workspace.root().join("target/gpu-kit");
     fs::create_dir_all(&folder).context("the folder of the kit")?;
@@ -60,21 +64,27 @@ pub(crate) fn kit(workspace: &Workspace) -> Result<Tally> {
 
 pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let tally = workspace.step_that_may_skip(workspace.command("sh").arg(SCRIPT))?;
-    // It passed and skipped nothing, or failed: there is a device.
+    // A script that passed without a skip, or failed, has found a device.
     if tally.passed + tally.failed != 0 || Command::new("g++").arg("--version").output().is_err() {
         return Ok(tally);
     }
-    on_standin(workspace)
+    on_standin(workspace, SHORT_PARTS)
 }
 
-/// All of the script with small tensors. It must skip nothing.
-fn on_standin(workspace: &Workspace) -> Result<Tally> {
+/// The long form: all parts on the stand-in.
+pub(crate) fn long(workspace: &Workspace) -> Result<Tally> {
+    on_standin(workspace, ALL_PARTS)
+}
+
+/// Parts of the script with small tensors. They must skip nothing.
+fn on_standin(workspace: &Workspace, parts: &str) -> Result<Tally> {
     let mut script = workspace.command("sh");
     let report = workspace.root().join("target/gpu-standin.txt");
-    script.arg(SCRIPT).args(["--elements", "20000", "--step-elements", "5000"]).arg("--markdown");
+    script.arg(SCRIPT).args(["--parts", parts, "--elements", "20000", "--step-elements", "5000"]).arg("--markdown");
     script.arg(report.with_extension("md")).arg(&report);
-    let told = String::from_utf8(kernels::ours(workspace, &["standin"])?).context("what the driver is told")?;
-    script.envs(told.lines().filter_map(|line| line.split_once('=')));
+    let environment = String::from_utf8(kernels::module_program(workspace, &["standin"])?)
+        .context("the environment of the stand-in driver")?;
+    script.envs(environment.lines().filter_map(|line| line.split_once('=')));
     let built = Built::tests(workspace)?;
     for (variable, target, is_test) in PROGRAMS {
         script.env(variable, built.program(target, is_test)?);
@@ -87,7 +97,7 @@ fn on_standin(workspace: &Workspace) -> Result<Tally> {
         script.env(variable, path);
     }
     script.env("PSERVER_GPU_STANDIN", "1").env("PSERVER_STANDIN_MEMORY", (1_u64 << 30).to_string());
-    // Its skips are of the stand-in, and none of this run's.
+    // The script's skips are those of the stand-in, not of this run.
     script.env_remove(crate::workspace::SKIP_REPORT).env_remove("PSERVER_REQUIRE");
     let tally = workspace.step(&mut script)?;
     let text = fs::read_to_string(&report).context("the script's report")?;

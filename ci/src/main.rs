@@ -7,9 +7,12 @@
 
 mod aarch64;
 mod built;
+mod coverage;
 mod debian;
+mod deny;
 mod gpu;
 mod kernels;
+mod mutants;
 mod rdma_sys;
 mod soft_roce;
 mod tasks;
@@ -21,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::Command;
 
-use crate::tasks::{TASKS, TOOLS};
+use crate::tasks::{SUITES, TOOLS};
 use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
@@ -33,11 +36,7 @@ fn main() -> ExitCode {
     let workspace = Workspace::of_this_program();
     let tally = match TOOLS.iter().find(|tool| tool.name == name) {
         Some(tool) => tasks::use_tool(&workspace, tool, given),
-        None => {
-            let all = matches!(name, "test" | "all");
-            let wanted: Vec<_> = TASKS.iter().filter(|task| all || task.name == name).collect();
-            tasks::run(&workspace, &wanted)
-        }
+        None => tasks::run(&workspace, &tasks::named(name)),
     };
     println!("{tally}");
     if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -49,8 +48,7 @@ fn arguments() -> Command {
         .about("Checks and tests of the whole workspace")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(TASKS.iter().map(|task| Command::new(task.name).about(task.about)))
-        .subcommand(Command::new("test").about("Every task above, and one closing line"))
-        .subcommand(Command::new("all").about("The same as test: what robots run is what you run"))
+        .subcommands(tasks::single().map(|task| Command::new(task.name).about(task.about)))
+        .subcommands(SUITES.iter().map(|suite| Command::new(suite.name).about(suite.about)))
         .subcommands(tools)
 }

@@ -14,8 +14,8 @@ use anyhow::{Context, Result};
 use crate::workspace::{Tally, Workspace};
 
 const VERSION: &str = "=0.3.0";
-/// Where headers of libibverbs and librdmacm are said to be, in the words of pkg-config. What they need themselves is
-/// not wanted: nothing is linked.
+/// The pkg-config names of libibverbs and librdmacm, and versions. Their own dependencies are left out: nothing is
+/// linked.
 const LIBRARIES: &[(&str, &str)] = &[("libibverbs", "1.14.44.0"), ("librdmacm", "1.3.44.0")];
 /// Types of constants that `rdma-sys` has as structures around a number, to be joined by "or".
 const BITS: &[&str] = &[
@@ -84,7 +84,7 @@ pub(crate) fn agrees(workspace: &Workspace, bindings: &str, root: &Path) -> Resu
     Ok(Tally::of_step(status.success() && layouts.len() > 100 && constants.len() > 100))
 }
 
-/// What the bindings assert of types and members that have a name in C, as they assert it.
+/// The bindings' assertions about types and members that have a name in C.
 fn layouts(bindings: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = bindings.lines().map(str::trim);

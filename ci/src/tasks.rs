@@ -1,53 +1,151 @@
 //! Every task, in the order in which `cargo ci test` runs them.
 
+use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Result;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::workspace::{Tally, Workspace};
-use crate::{aarch64, gpu, kernels, soft_roce, tidy, verbs_bindings};
+use crate::{aarch64, coverage, deny, gpu, kernels, mutants, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
-    /// What is typed after `cargo ci`.
+    /// The argument of `cargo ci`.
     pub(crate) name: &'static str,
-    /// What `cargo ci --help` says.
+    /// The text of `cargo ci --help`.
     pub(crate) about: &'static str,
     /// Does it, writing to the terminal. An `Err` is a task that could not run, and counts as one failure.
-    pub(crate) run: fn(&Workspace) -> Result<Tally>,
+    pub(crate) run: Run,
 }
 
-/// The table. A new task is a new line, and is then part of `cargo ci test`. The quick ones come first.
+/// How a task is done.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    /// In its place.
+    Alone(fn(&Workspace) -> Result<Tally>),
+    /// Begun before the task named `before` and judged in its own place, because most of it waits or keeps one
+    /// processor. In a run without that task it is begun in its own place.
+    Beside { before: &'static str, begin: fn(&Workspace) -> Result<Ending> },
+}
+
+/// The end of a task that was begun: waits for its programs and judges them.
+pub(crate) type Ending = Box<dyn FnOnce(&Workspace) -> Result<Tally>>;
+
+/// Several tasks under one name.
+pub(crate) struct Suite {
+    /// The argument of `cargo ci`.
+    pub(crate) name: &'static str,
+    /// The text of `cargo ci --help`.
+    pub(crate) about: &'static str,
+    pub(crate) tasks: &'static [Task],
+}
+
+/// The suites, from the shortest to the longest.
+pub(crate) const SUITES: &[Suite] = &[
+    Suite {
+        name: "quick",
+        about: "A minute: format, tidy, clippy and unit tests of core, program and transport",
+        tasks: QUICK,
+    },
+    Suite { name: "test", about: "Every task above, and one closing line: the check of a commit", tasks: TASKS },
+    Suite { name: "all", about: "The same as test", tasks: TASKS },
+    Suite { name: "long", about: "The long forms of tests, which take hours; no part of test", tasks: LONG },
+];
+
+const FMT: Task = Task { name: "fmt", about: "The sources are as rustfmt writes them", run: Run::Alone(fmt) };
+const TIDY: Task =
+    Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: Run::Alone(tidy::run) };
+
+/// The check between two edits. On two idle cores it takes at most 60 s after a change of `core/src/lib.rs`.
+const QUICK: &[Task] = &[
+    FMT,
+    TIDY,
+    Task { name: "quick-clippy", about: "No warning in core, program and transport", run: Run::Alone(quick_clippy) },
+    Task { name: "unit-tests", about: "Unit tests of core, program and transport", run: Run::Alone(unit_tests) },
+];
+
+/// The packages that `quick` checks; one that the workspace does not have is left out.
+const QUICK_PACKAGES: &[(&str, &str)] =
+    &[("core", "pserver-core"), ("program", "pserver-program"), ("transport", "pserver-transport")];
+
+/// The table of `cargo ci test`. A new task is a new line. The quick ones come first.
 pub(crate) const TASKS: &[Task] = &[
-    Task { name: "fmt", about: "The sources are as rustfmt writes them", run: fmt },
-    Task { name: "tidy", about: "The rules of STYLE.md that a program can check", run: tidy::run },
-    Task { name: "clippy", about: "No warning in any target", run: clippy },
-    Task { name: "aarch64", about: "The sources compile for another processor", run: aarch64::run },
-    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: gpu::run },
+    FMT,
+    TIDY,
+    Task {
+        name: "deny",
+        about: "Licences, versions, sources and advisories of the packages of others",
+        run: Run::Alone(deny::run),
+    },
+    Task { name: "clippy", about: "No warning in any target", run: Run::Alone(clippy) },
+    Task { name: "doc", about: "No warning in the documentation of any package", run: Run::Alone(doc) },
+    Task { name: "aarch64", about: "The sources compile for another processor", run: Run::Alone(aarch64::run) },
+    Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: Run::Alone(gpu::run) },
     Task {
         name: "cuda-artifacts",
         about: "The committed CUDA artifacts are those of the sources",
-        run: kernels::check,
+        run: Run::Alone(kernels::check),
     },
-    Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: rust_tests },
-    Task { name: "soft-roce", about: "RDMA, in a virtual machine with a device made of software", run: soft_roce::run },
+    Task {
+        name: "mutants-sample",
+        about: "Five of the faults that `cargo ci mutants` plants",
+        run: Run::Alone(mutants::sample),
+    },
+    Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: Run::Alone(rust_tests) },
+    Task {
+        name: "soft-roce",
+        about: "RDMA, in a virtual machine with a device made of software",
+        run: Run::Beside { before: "gpu", begin: soft_roce::begin },
+    },
 ];
 
-/// What maintainers use: a line of `cargo ci` that is no part of `cargo ci test`, and may take arguments.
+/// The table of `cargo ci long`. A test of many cases has its long form behind `PSERVER_FULL=1`.
+const LONG: &[Task] = &[
+    Task { name: "long-tests", about: "All tests with PSERVER_FULL=1", run: Run::Alone(long_tests) },
+    Task {
+        name: "long-properties",
+        about: "The properties of core, kernels and transport with 4,096 cases each",
+        run: Run::Alone(long_properties),
+    },
+    Task {
+        name: "long-gpu",
+        about: "All of the script for a device on the stand-in driver",
+        run: Run::Alone(gpu::long),
+    },
+    Task {
+        name: "long-soft-roce",
+        about: "RDMA in a virtual machine, with programs built for speed",
+        run: Run::Alone(soft_roce::long),
+    },
+    Task {
+        name: "long-mutants",
+        about: "Every fault of the table",
+        run: Run::Alone(|workspace| mutants::run(workspace, "")),
+    },
+];
+
+/// A maintainer's tool: a line of `cargo ci` that is no part of `cargo ci test`, and may take arguments.
 pub(crate) struct Tool {
-    /// What is typed after `cargo ci`.
+    /// The argument of `cargo ci`.
     pub(crate) name: &'static str,
-    /// What `cargo ci --help` says.
+    /// The text of `cargo ci --help`.
     pub(crate) about: &'static str,
     /// Adds what may follow the name.
-    pub(crate) arguments: fn(Command) -> Command,
+    pub(crate) arguments: fn(clap::Command) -> clap::Command,
     /// Does it, as [`Task::run`] does.
     pub(crate) run: fn(&Workspace, &ArgMatches) -> Result<Tally>,
 }
 
 /// The table of tools.
 pub(crate) const TOOLS: &[Tool] = &[
+    Tool {
+        name: "coverage",
+        about: "Lines that the unit tests of core, program and transport run, by cargo-llvm-cov; prints the figure",
+        arguments: |command| command,
+        run: |workspace, _| coverage::run(workspace),
+    },
     Tool {
         name: "gpu-kit",
         about: "Builds what kernels/cu/check-on-gpu.sh runs, for a machine that has a device and no Rust",
@@ -69,6 +167,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         run: |workspace, _| kernels::make(workspace),
     },
     Tool {
+        name: "mutants",
+        about: "Plants faults in what keeps data, one after the other; each must be found by a test",
+        arguments: |command| command.arg(Arg::new("wanted").help("Only those that have this in their names")),
+        run: |workspace, given| mutants::run(workspace, given.get_one::<String>("wanted").map_or("", String::as_str)),
+    },
+    Tool {
         name: "wire",
         about: "Of soft-roce only the two machines that a wire joins",
         arguments: |command| command,
@@ -85,17 +189,47 @@ pub(crate) const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Runs `tasks` one after the other, also when one fails, then names and counts what the tests skipped.
+/// The task of this name, or the tasks of the suite of this name.
+pub(crate) fn named(name: &str) -> Vec<&'static Task> {
+    match SUITES.iter().find(|suite| suite.name == name) {
+        Some(suite) => suite.tasks.iter().collect(),
+        None => single().filter(|task| task.name == name).collect(),
+    }
+}
+
+/// Every task that has a name of its own on the command line.
+pub(crate) fn single() -> impl Iterator<Item = &'static Task> {
+    let quick = QUICK.iter().filter(|task| TASKS.iter().all(|other| other.name != task.name));
+    TASKS.iter().chain(quick).chain(LONG)
+}
+
+/// Runs `tasks` one after the other, also when one fails; a task beside others is begun before them and judged in its
+/// own place. Then prints and counts the skips of the tests.
 pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
     let mut total = Tally::default();
-    for task in tasks {
+    let mut begun: BTreeMap<usize, Result<Ending>> = BTreeMap::new();
+    for (index, task) in tasks.iter().enumerate() {
+        for (later, other) in tasks.iter().enumerate().skip(index + 1) {
+            if let Run::Beside { before, begin } = other.run
+                && before == task.name
+            {
+                println!("== {} begins", other.name);
+                begun.insert(later, begin(workspace));
+            }
+        }
         println!("== {}", task.name);
-        let begun = Instant::now();
-        total += (task.run)(workspace).unwrap_or_else(|error| {
+        let began = Instant::now();
+        let ended = match task.run {
+            Run::Alone(run) => run(workspace),
+            Run::Beside { begin, .. } => {
+                begun.remove(&index).unwrap_or_else(|| begin(workspace)).and_then(|end| end(workspace))
+            }
+        };
+        total += ended.unwrap_or_else(|error| {
             println!("{}: {error:#}", task.name);
             Tally::of_step(false)
         });
-        println!("== {} took {} s", task.name, begun.elapsed().as_secs());
+        println!("== {} took {} s", task.name, began.elapsed().as_secs());
     }
     for skip in workspace.take_skips() {
         println!("{skip}");
@@ -120,6 +254,106 @@ fn clippy(workspace: &Workspace) -> Result<Tally> {
     workspace.step(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
+/// The private items too, because most links of the documentation are among them.
+fn doc(workspace: &Workspace) -> Result<Tally> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    workspace.step(cargo.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {
     workspace.tests(workspace.cargo().args(["test", "--workspace", "--no-fail-fast"]))
+}
+
+/// `command`, and `--package` for each package of `quick`. Both commands of `quick` select the same packages: another
+/// selection has other features of third-party packages, and everything would be built again.
+pub(crate) fn of_quick(workspace: &Workspace, command: &str) -> Command {
+    let mut cargo = workspace.cargo();
+    cargo.arg(command);
+    for (folder, package) in QUICK_PACKAGES {
+        if workspace.root().join(folder).join("Cargo.toml").exists() {
+            cargo.args(["--package", package]);
+        }
+    }
+    cargo
+}
+
+fn quick_clippy(workspace: &Workspace) -> Result<Tally> {
+    workspace.step(of_quick(workspace, "clippy").args(["--all-targets", "--", "-D", "warnings"]))
+}
+
+fn unit_tests(workspace: &Workspace) -> Result<Tally> {
+    workspace.tests(of_quick(workspace, "test").args(["--lib", "--no-fail-fast"]))
+}
+
+fn long_tests(workspace: &Workspace) -> Result<Tally> {
+    workspace.tests(workspace.cargo().args(["test", "--workspace", "--no-fail-fast"]).env("PSERVER_FULL", "1"))
+}
+
+/// `PROPTEST_CASES` is the number of cases of each property that does not say a number itself.
+fn long_properties(workspace: &Workspace) -> Result<Tally> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--lib"]);
+    workspace.tests(cargo.env("PROPTEST_CASES", "4096"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static DONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+    fn note(step: &'static str) -> Result<Tally> {
+        DONE.lock().expect("no thread panics while it holds the lock").push(step);
+        Ok(Tally::of_step(step != "fails"))
+    }
+
+    fn begin(_: &Workspace) -> Result<Ending> {
+        note("begins")?;
+        Ok(Box::new(|_| note("ends")))
+    }
+
+    fn check(runs: &[Run], expected: &[&str], tally: &str) {
+        DONE.lock().expect("no thread panics while it holds the lock").clear();
+        let tasks = runs.iter().zip(["0", "1", "2", "3"]).map(|(run, name)| Task { name, about: "", run: *run });
+        let tasks: Vec<Task> = tasks.collect();
+        let all = run(&Workspace::of_this_program(), &tasks.iter().collect::<Vec<_>>());
+        assert_eq!(*DONE.lock().expect("no thread panics while it holds the lock"), expected);
+        assert_eq!(all.to_string(), tally);
+    }
+
+    #[test]
+    fn every_name_of_the_command_line_is_there_once() {
+        let mut names: Vec<&str> = single().map(|task| task.name).collect();
+        names.extend(SUITES.iter().map(|suite| suite.name).chain(TOOLS.iter().map(|tool| tool.name)));
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        // A task that is begun before one that does not exist would be begun last.
+        for task in TASKS {
+            if let Run::Beside { before, .. } = task.run {
+                assert!(TASKS.iter().any(|other| other.name == before), "{} begins before no task", task.name);
+            }
+        }
+        assert_eq!(named("quick").len(), QUICK.len());
+        assert_eq!(named("unit-tests").len(), 1);
+    }
+
+    #[test]
+    fn a_task_beside_another_begins_before_it_and_is_judged_after_it() {
+        let (one, fails) = (Run::Alone(|_| note("one")), Run::Alone(|_| note("fails")));
+        let beside = |before| Run::Beside { before, begin };
+        check(
+            &[one, fails, one, beside("1")],
+            &["one", "begins", "fails", "one", "ends"],
+            "3 passed, 1 failed, 0 skipped",
+        );
+        check(&[one, beside("absent")], &["one", "begins", "ends"], "2 passed, 0 failed, 0 skipped");
+        check(&[beside("1"), one], &["begins", "ends", "one"], "2 passed, 0 failed, 0 skipped");
+        let refuses = Run::Beside { before: "1", begin: |_| anyhow::bail!("no kernel") };
+        check(&[refuses, one], &["one"], "1 passed, 1 failed, 0 skipped");
+    }
 }

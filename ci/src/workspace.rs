@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 /// the output, because the test harness swallows what a passing test prints.
 pub(crate) const SKIP_REPORT: &str = "PSERVER_SKIP_REPORT";
 
-/// What became of some tests.
+/// Counts of passed, failed and skipped tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -23,6 +23,7 @@ pub(crate) struct Tally {
 }
 
 /// The sources this program was built from, and the file in which the tests of this run report their skips.
+#[derive(Clone)]
 pub(crate) struct Workspace {
     root: PathBuf,
     skip_report: PathBuf,
@@ -44,7 +45,21 @@ impl Workspace {
 
     /// The cargo that runs us, ready for arguments.
     pub(crate) fn cargo(&self) -> Command {
-        self.command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let mut cargo = self.command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // `.ci/run` installs commands of cargo there.
+        let own = self.root.join("target/python/bin");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        if let Ok(path) = std::env::join_paths(std::env::split_paths(&path).chain([own])) {
+            cargo.env("PATH", path);
+        }
+        cargo
+    }
+
+    /// Whether cargo has a command of this name.
+    pub(crate) fn has_cargo_tool(&self, name: &str) -> bool {
+        let mut version = self.cargo();
+        version.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        version.status().is_ok_and(|status| status.success())
     }
 
     /// A program that starts at the root and knows where to report skips; `PSERVER_REQUIRE` is inherited.
@@ -121,7 +136,7 @@ impl Tally {
         Self { passed: u64::from(holds), failed: u64::from(!holds), skipped: 0 }
     }
 
-    /// What a line `test result: ok. 3 passed; 0 failed; 1 ignored; ...` says; nothing for any other line.
+    /// The counts of a line `test result: ok. 3 passed; 0 failed; 1 ignored; ...`; zeros for any other line.
     pub(crate) fn of_result_line(line: &str) -> Self {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return Self::default();

@@ -100,7 +100,7 @@ impl ElementType {
     }
 }
 
-/// What the value of a float32 parameter may be had as: each element rounded once, in half the bytes.
+/// Half-precision types of a float32 parameter's value: each element rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Half {

@@ -1,16 +1,16 @@
-//! What the world can do to us, named by the largest thing it took down, because that is the plan.
+//! Failures of the environment, classified by the largest thing lost, because recovery depends on it.
 
 use thiserror::Error;
 
 use crate::ids::PeerId;
 
-/// A failure that is not a bug of ours. Bugs are `assert!`.
+/// A failure of the environment. Bugs are `assert!`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
-    /// One call was refused; the peer is well. Report it to the caller.
+    /// One call was refused; the connection is usable. Report it to the caller.
     #[error("{0}")]
     Call(String),
-    /// A connection is gone or not to be trusted. Drop its session; the others carry on.
+    /// A connection is lost or untrusted. Drop its session; other sessions continue.
     #[error("connection {peer}: {reason}")]
     Peer {
         /// The connection.

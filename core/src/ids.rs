@@ -1,4 +1,4 @@
-//! Identities, each a type of its own, so that a server index cannot stand where a shard index belongs.
+//! Identifiers, each with its own type, so that a server index cannot be used as a shard index.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ macro_rules! identity {
 }
 
 identity! {
-    /// One life of a job. A job that starts from nothing has a new epoch; a resumed one keeps its own.
+    /// Incarnation of a job. A job that starts from nothing has a new epoch; a resumed one keeps its own.
     Epoch(u64)
 }
 identity! {
@@ -25,15 +25,15 @@ identity! {
     TrainerId(u32)
 }
 identity! {
-    /// One life of a trainer: every start of rank `t` gets a larger number, so a zombie can be told apart.
+    /// Incarnation of a trainer: every start of a rank gets a larger number, which identifies a superseded process.
     Incarnation(u32)
 }
 identity! {
-    /// A trainer's count of mutating calls in one incarnation, from one.
+    /// Number of a trainer's mutating call in one incarnation, from one.
     Sequence(u64)
 }
 identity! {
-    /// The fencing token of one attempt at initialisation; the coordinator never gives a number twice.
+    /// Fencing token of one initialisation attempt; granted once.
     Generation(u32)
 }
 identity! {
@@ -41,49 +41,49 @@ identity! {
     Round(u64)
 }
 identity! {
-    /// How many updates a chunk has seen.
+    /// Count of updates of a chunk.
     Version(u64)
 }
 identity! {
-    /// A server's place in the cluster's list.
+    /// Index of a server in the cluster's list.
     ServerIndex(u16)
 }
 identity! {
-    /// A shard's place within its server.
+    /// Index of a shard within its server.
     ShardIndex(u16)
 }
 identity! {
-    /// A parameter's place in the catalogue, in order of declaration.
+    /// Index of a parameter in the catalogue, in order of declaration.
     ParameterIndex(u32)
 }
 identity! {
-    /// A chunk's place within its parameter.
+    /// Index of a chunk within its parameter.
     ChunkIndex(u64)
 }
 identity! {
-    /// One connection of one transport; never reused within a transport's life.
+    /// A connection of a transport; never reused.
     PeerId(u64)
 }
 identity! {
-    /// A request's number, chosen by who asks and returned in every answer.
+    /// Number of a request, chosen by its sender and returned in every answer.
     Ticket(u64)
 }
 
-/// The number in a hello of somebody who is not a trainer: a server that registers, or a tool.
+/// Rank in the hello of a process that is no trainer: a registering server, or a tool.
 pub const NO_TRAINER: TrainerId = TrainerId(u32::MAX);
 
-/// A chunk, named.
+/// Identifier of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
-    /// The parameter it is a piece of.
+    /// Its parameter.
     pub parameter: ParameterIndex,
-    /// Its place in that parameter.
+    /// Its index in that parameter.
     pub chunk: ChunkIndex,
 }
 
-/// A shard, named across the cluster.
+/// Identifier of a shard in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ShardId {
     /// The server.
     pub server: ServerIndex,
     /// The shard on that server.

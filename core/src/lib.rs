@@ -1,8 +1,8 @@
-//! The thinking of the parameter server.
+//! Core of the parameter server: protocol, state and arithmetic rules without I/O.
 //!
-//! Not here: sockets, CUDA, verbs, clocks, threads, environment variables. The disk is reached through one
-//! door, [`checkpoint::storage`]. Transports fill [`port::Transport`] and kernels fill [`port::Kernels`]; both
-//! live in packages of their own.
+//! Not here: sockets, CUDA, verbs, clocks, threads, environment variables. The disk is reached through
+//! [`checkpoint::storage`] alone. Transports implement [`port::Transport`] and kernels [`port::Kernels`]; both live in
+//! packages of their own.
 //!
 //! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (which chunk lives where);
 //! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do);
@@ -16,12 +16,12 @@ pub mod dtype;
 pub mod error;
 pub mod ids;
 pub mod limits;
-pub mod luck;
 pub mod memory;
-pub mod narrow;
+pub mod narrowing;
 pub mod optim;
 pub mod partition;
 pub mod port;
+pub mod prng;
 pub mod program;
 pub mod rows;
 pub mod rule;

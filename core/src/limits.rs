@@ -4,8 +4,7 @@ use std::time::Duration;
 
 /// The smallest chunk a cluster may choose: below it the 32-byte entry is no longer small change.
 pub const CHUNK_BYTES_MIN: u32 = 4 * 1024;
-/// The chunk a cluster gets when nobody chooses. Measured on loopback TCP: 256 KiB to 4 MiB are alike, 64 KiB
-/// costs twice as much.
+/// The default chunk size. Measured on loopback TCP: 256 KiB to 4 MiB are alike, 64 KiB costs twice as much.
 pub const CHUNK_BYTES_DEFAULT: u32 = 1024 * 1024;
 /// The largest chunk a cluster may choose.
 pub const CHUNK_BYTES_MAX: u32 = 16 * 1024 * 1024;
@@ -16,19 +15,37 @@ const _: () = assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFA
 pub const FRAME_PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES_MAX;
 /// Entries in one frame; 4,096 entries of 32 bytes are 128 KiB, the most a peer can make us hold before payload.
 pub const FRAME_ENTRIES_MAX: u32 = 4096;
-/// Frames of one connection that land at once: while the payload of one moves, the heads of the next, the answers to
-/// them and what asks for their payloads are on their way. Frames of a megabyte take 84 microseconds each on a wire of
-/// 100 Gbit/s, so three of them cover a round trip of 250.
-pub const LANDINGS_MAX: usize = 4;
+/// Receives posted at once for one connection: while the payload of one frame moves, the heads, answers and payload
+/// requests of the next are in flight. A frame of 1 MiB takes 84 microseconds at 100 Gbit/s, so three cover a round
+/// trip of 250.
+pub const RECEIVES_MAX: usize = 4;
+/// Unread answer bytes of a peer, after which its server stops reading from it: four of the longest frames, so that a
+/// reading peer never waits, and few enough for many idle peers.
+pub const UNREAD_BYTES_MAX: u64 = 64 * 1024 * 1024;
+const _: () = assert!(4 * FRAME_PAYLOAD_BYTES_MAX as u64 <= UNREAD_BYTES_MAX);
+/// Requests of one connection that wait for versions of a shard, beside two for each of its chunks: 13 MiB of them, and
+/// more than a trainer has that waits once for everything.
+pub const WAITS_PER_PEER_MAX: usize = 64 * 1024;
+/// Waits that a shard ends in one turn of its loop because their time is up: about a millisecond of texts.
+pub const WAITS_ENDED_PER_TURN: usize = 1024;
 /// The control message of one frame; longer lists travel in pages.
 pub const FRAME_CONTROL_BYTES_MAX: u32 = 1024 * 1024;
-/// The control message of a hello, which is read before anybody is known.
+/// The control message of a hello, which is read before its sender is known.
 pub const HELLO_CONTROL_BYTES_MAX: u32 = 4096;
 
 /// The payload of one journal record: a frame with its entries and control message, and room to grow; a length is
 /// compared with it before a byte is allocated.
 pub const JOURNAL_RECORD_BYTES_MAX: u32 = 64 * 1024 * 1024 + 64 * 1024;
 const _: () = assert!(FRAME_PAYLOAD_BYTES_MAX + FRAME_CONTROL_BYTES_MAX < JOURNAL_RECORD_BYTES_MAX);
+
+/// How often a process tries to claim a directory that others claim at the same moment.
+pub const OWNER_CLAIMS_MAX: u32 = 16;
+/// The file that names a directory's owner: a host's name has at most 255 bytes.
+pub const OWNER_RECORD_BYTES_MAX: usize = 4096;
+
+/// The coordinator's file: the catalogue's pages, about a hundred bytes for each parameter, and 16 bytes for each
+/// trainer; a length is compared with it before a byte is allocated.
+pub const COORDINATOR_STATE_BYTES_MAX: usize = 16 * 1024 * 1024 * 1024;
 
 /// A parameter's bytes: 2^48, so that offsets fit the 48 bits of an address.
 pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
@@ -40,15 +57,13 @@ pub const BUCKETS_MAX: u32 = 64 * 1024;
 /// Ids of rows in the answer to one question after those that are there: 256 KiB, which a shard gathers and sorts in a
 /// turn of its loop without keeping others waiting.
 pub const LISTED_IDS_MAX: u32 = 32 * 1024;
-/// What a shard replays of missed updates for one frame, and in one turn of its loop for all that wait, in bytes of
-/// weights that an update goes over: what four full payloads would bring, so that a turn with it is as long as a few
-/// frames are.
+/// Budget of missed updates that a shard replays for one frame, and in one turn for all waiting requests, in bytes of
+/// weights: as much as four full payloads bring, so that such a turn is as long as a few frames.
 pub const ROWS_REPLAYED_BYTES: u64 = 4 * FRAME_PAYLOAD_BYTES_MAX as u64;
 const _: () = assert!(ROW_BYTES_MAX as u64 <= ROWS_REPLAYED_BYTES, "an update of the widest row");
-/// How long a shard takes in no gradients for a device in favour of somebody's departure, value or return that it
-/// refused because the device was at work. A client comes again after 20 ms and a round trip: twelve times that, so
-/// that one that is slow finds its place kept, and little enough that one that is gone holds training up for one pause.
-pub const COMES_FIRST: Duration = Duration::from_millis(250);
+/// Priority of a refused leave, set or rejoin over new gradients for a device. A client retries after 20 ms and a round
+/// trip: twelve times that keeps the priority of a slow client, and a lost client delays training by one pause only.
+pub const DEVICE_PRIORITY: Duration = Duration::from_millis(250);
 /// A parameter's name in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// Parameters in one job.
@@ -78,8 +93,8 @@ const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
 /// Items of one queue, and pieces that one accumulator takes.
 pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;
 
-/// Bytes that the variables of a program that runs may take together, unless who runs it says otherwise: what a large
-/// host has. What a smaller one lacks, its system refuses.
+/// Default bound of the bytes of a running program's variables: the memory of a large host. A smaller host's system
+/// refuses an allocation earlier.
 pub const PROGRAM_MEMORY_BYTES_MAX: u64 = 1 << 38;
 /// A string that a program receives, accumulates or sends to: addresses, whatever they look like.
 pub const PROGRAM_STRING_BYTES_MAX: usize = NAME_BYTES_MAX;

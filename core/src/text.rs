@@ -1,5 +1,5 @@
-//! A text that is read from front to back, and the place where its reader stands. Configuration, rules and programs are
-//! read through it, so they say in the same words where something is wrong.
+//! A cursor over text, with the position for error messages; shared by the parsers of configuration, rules and
+//! programs.
 
 use std::fmt::Display;
 
@@ -15,14 +15,30 @@ pub struct Position {
 }
 
 impl Position {
-    /// The refusal of what stands here.
+    /// An error at this position.
     #[must_use]
     pub fn refuse(self, reason: impl Display) -> Failure {
         Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
     }
 }
 
-/// What is left of a text.
+/// The name that a misspelt word most likely means, if one is near: at most a third of its letters differ, in whatever
+/// case they are.
+#[must_use]
+pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    let distances = names.into_iter().map(|name| (strsim::osa_distance(&word, &name.to_lowercase()), name));
+    let (distance, name) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= (name.chars().count() / 3).max(1)).then_some(name)
+}
+
+/// The end of an error's text that proposes the [`nearest`] name; empty when none is near.
+#[must_use]
+pub fn suggestion<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, names).map_or_else(String::new, |name| format!("; the nearest is {name}"))
+}
+
+/// The unread rest of a text.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
     rest: &'a str,
@@ -36,19 +52,19 @@ impl<'a> Cursor<'a> {
         Self { rest: text, position: Position { line: 1, column: 1 } }
     }
 
-    /// What was not taken yet.
+    /// The unread rest.
     #[must_use]
     pub fn rest(&self) -> &'a str {
         self.rest
     }
 
-    /// Where that begins.
+    /// Its position.
     #[must_use]
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// The refusal of what stands here.
+    /// An error at this position.
     #[must_use]
     pub fn refuse(&self, reason: impl Display) -> Failure {
         self.position.refuse(reason)
@@ -122,7 +138,20 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::Cursor;
+    use super::{Cursor, nearest};
+
+    #[test]
+    fn a_misspelt_word_is_near_to_one_name_or_to_none() {
+        let check =
+            |word, expected| assert_eq!(nearest(word, ["SGD", "Adagrad", "Adam", "trainers"]), expected, "{word}");
+        check("Adma", Some("Adam"));
+        check("adam", Some("Adam"));
+        check("trainres", Some("trainers"));
+        check("trainer", Some("trainers"));
+        check("lion", None);
+        check("", None);
+        assert_eq!(nearest("a", []), None);
+    }
 
     /// Where a reader stands after it took `bytes` of `text` and blanks, and what is left.
     fn check(text: &str, bytes: usize, is_lines: bool, expected: (u32, u32, &str)) {

@@ -1,4 +1,4 @@
-//! Time is an argument. `core` never asks what time it is; whoever runs a session tells it.
+//! Time as an argument: `core` reads no clock; the caller of a session passes the time.
 
 use std::ops::Add;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Whatever reads bytes from outside reads what is almost right and what is all wrong, in a bounded run. The functions
+//! Readers of outside bytes, given almost valid and invalid input, in a bounded run. The functions
 //! are those of the fuzz targets in `core/fuzz`. `PSERVER_SEED` replays, `PSERVER_FULL=1` runs a hundred times as long.
 
 mod reading;
@@ -8,8 +8,8 @@ use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::dtype::Half;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex};
-use pserver_core::luck::Luck;
 use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
+use pserver_core::prng::Prng;
 use pserver_core::program::Program;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
 use reading::{ALL, Reading};
@@ -61,14 +61,14 @@ fn page() -> Vec<u8> {
         whole: false,
         config: vec![1, 2, 3],
         buckets: None,
-        home: None,
+        owner: None,
     };
     let rows =
         Declaration { buckets: Some(Buckets { rows: 90, count: 7 }), shape: vec![100, 4], ..plain("rows", 1440) };
     let all = [
         plain("plain", 20_000),
         Declaration { whole: true, ..plain("whole", 9000) },
-        Declaration { home: Some(ServerIndex(1)), ..plain("home", 9000) },
+        Declaration { owner: Some(ServerIndex(1)), ..plain("home", 9000) },
         rows,
     ];
     for declaration in all {
@@ -77,7 +77,31 @@ fn page() -> Vec<u8> {
     catalogue.pages(1 << 20)[0].encode_to_vec()
 }
 
-/// What is right, for each of the functions.
+/// The state that a coordinator keeps of an initialised job, behind the byte that says that it is a state.
+fn coordinator() -> Vec<u8> {
+    #[derive(Clone, PartialEq, Message)]
+    struct Kept {
+        #[prost(uint64, tag = "1")]
+        epoch: u64,
+        #[prost(uint32, tag = "2")]
+        granted: u32,
+        #[prost(uint32, tag = "3")]
+        committed: u32,
+        #[prost(bytes = "vec", repeated, tag = "4")]
+        pages: Vec<Vec<u8>>,
+        #[prost(uint32, repeated, tag = "6")]
+        incarnations: Vec<u32>,
+        #[prost(string, repeated, tag = "8")]
+        addresses: Vec<String>,
+    }
+    let catalogue = Catalogue::new(Topology::new(vec![2]).expect("valid"), 4096).expect("valid");
+    let pages = vec![catalogue.pages(1 << 20)[0].encode_to_vec()];
+    let addresses = vec!["tcp://127.0.0.1:1".to_owned()];
+    let kept = Kept { epoch: 7, granted: 3, committed: 3, pages, incarnations: vec![1, 2], addresses };
+    [vec![1], kept.encode_to_vec()].concat()
+}
+
+/// Valid inputs of each function.
 fn examples(name: &str) -> Vec<Vec<u8>> {
     let texts = |all: &[&str]| all.iter().map(|text| text.as_bytes().to_vec()).collect();
     let encoded = |text: &&str| text.parse::<Program>().expect("it is a program").encode();
@@ -93,29 +117,33 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
         "config_bytes" => CONFIGS.iter().map(config).collect(),
         "wire_frame" => vec![frame()],
         "catalogue_page" => vec![page()],
+        // Changes of files (`reading/files.rs`), of which the first are those that change nothing.
+        "coordinator_file" => vec![vec![0], coordinator()],
+        "manifest" => vec![vec![2, 0, 0, 0, 0, 0], vec![128 + 2, 0, 0, 0, 0, 0], vec![4, 9, 0, 0, 0, 0]],
+        "journal" => vec![vec![2, 0, 0, 0, 0, 0], vec![200, 0, 0, 0, 5, 0], vec![2, 9, 0, 0, 0, 0, 255, 0, 0, 0, 3, 0]],
         other => panic!("no examples of {other}"),
     }
 }
 
-/// One of the examples with some places changed; sometimes nothing but luck.
-fn almost(luck: &mut Luck, examples: &[Vec<u8>]) -> Vec<u8> {
-    if luck.below(16) == 0 {
-        return (0..luck.below(200)).map(|_| luck.next().to_le_bytes()[0]).collect();
+/// One of the examples with some places changed; sometimes random bytes alone.
+fn almost(prng: &mut Prng, examples: &[Vec<u8>]) -> Vec<u8> {
+    if prng.below(16) == 0 {
+        return (0..prng.below(200)).map(|_| prng.next().to_le_bytes()[0]).collect();
     }
-    let mut bytes = examples[luck.index(examples.len())].clone();
-    for _ in 0..luck.below(4) {
-        let at = luck.index(bytes.len() + 1);
-        let end = (at + luck.index(12)).min(bytes.len());
-        match luck.below(5) {
+    let mut bytes = examples[prng.index(examples.len())].clone();
+    for _ in 0..prng.below(4) {
+        let at = prng.index(bytes.len() + 1);
+        let end = (at + prng.index(12)).min(bytes.len());
+        match prng.below(5) {
             0 => bytes.truncate(at),
             1 => drop(bytes.drain(at..end)),
             2 => {
                 let again = bytes[at..end].to_vec();
-                let to = luck.index(bytes.len() + 1);
+                let to = prng.index(bytes.len() + 1);
                 bytes.splice(to..to, again);
             }
-            3 => bytes.insert(at, luck.choose(b"0-.e{}()[],=\"'\\#\n \0\x7f\xff")),
-            _ if at < end => bytes[at] = luck.choose(b"019 aw@=<\xc3\x80").wrapping_add(luck.choose(&[0, 0, 1])),
+            3 => bytes.insert(at, prng.choose(b"0-.e{}()[],=\"'\\#\n \0\x7f\xff")),
+            _ if at < end => bytes[at] = prng.choose(b"019 aw@=<\xc3\x80").wrapping_add(prng.choose(&[0, 0, 1])),
             _ => {}
         }
     }
@@ -123,13 +151,13 @@ fn almost(luck: &mut Luck, examples: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn run(name: &str, read: Reading, seed: u64, cases: u64) {
-    let (luck, examples) = (&mut Luck(seed), examples(name));
+    let (prng, examples) = (&mut Prng(seed), examples(name));
     for example in &examples {
         assert!(read(example), "{name}: what is right is refused: {}", example.escape_ascii());
     }
     let mut known = 0;
     for case in 0..cases {
-        let bytes = almost(luck, &examples);
+        let bytes = almost(prng, &examples);
         let outcome = std::panic::catch_unwind(|| read(&bytes));
         let was_read = outcome.unwrap_or_else(|_| panic!("{name}, seed {seed}, case {case}: {}", bytes.escape_ascii()));
         known += u64::from(was_read);

@@ -47,7 +47,7 @@
 #
 # On another day `adamw`, `rules` and `racecheck`; `--append --parts page --markdown FILE REPORT` after.
 #
-# PSERVER_GPU_STANDIN=1 runs it all on the driver that stands in for a device, whose environment the caller has set
+# PSERVER_GPU_STANDIN=1 runs it all on the simulated driver, whose environment the caller has set
 # (`cargo ci gpu` does that); figures then mean nothing.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -104,7 +104,7 @@ section() {
     shift
     printf '\n== %s\n$ %s\n' "$heading" "$*" | tee -a "$report"
     begun=$(date +%s)
-    # Who ends this from outside finds all that was written until then. `tee` hides how the command ended.
+    # If this is killed, the report has all output until then. `tee` hides how the command ended.
     { timeout -k 10 "$limit" "$@" 2>&1 && code=0 || code=$? && echo "$code" >"$work/code"; } |
         tee "$work/section" | tee -a "$report"
     seconds=$(($(date +%s) - begun))
@@ -193,7 +193,7 @@ digits() {
     serve "$1" "$folder" tcp://127.0.0.1:0 || return 1
     address=$(sed -n 's/^ready //p' "$folder/ready")
     for trainer in 0 1; do
-        # A trainer ends when nobody can write to its input any more; here the shell can.
+        # A trainer ends when its input is closed; here the shell keeps it open.
         mkfifo "$folder/orders.$trainer"
         eval "exec $((trainer + 3))<>\"$folder/orders.$trainer\""
         "$pserver" quickstart-trainer --coordinator "$address" --trainer "$trainer" --trainers 2 --servers 1 \

@@ -1,5 +1,5 @@
-//! What `cargo ci kernels` asks this package for: `source` prints the shipped module's text, `manifest CUBIN PTX` the
-//! manifest of these artifacts, `standin` what a process must be told to find the driver that stands in for a device.
+//! Generator for `cargo ci kernels`: `source` prints the shipped module's source, `manifest CUBIN PTX` the manifest of
+//! these binaries, `standin` the environment in which a process loads the simulated driver.
 
 use std::env::args;
 use std::io::{Write, stdout};

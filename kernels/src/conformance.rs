@@ -1,13 +1,13 @@
-//! What every implementation of [`Kernels`] must keep, in one suite.
+//! Conformance suite for every implementation of [`Kernels`].
 //!
-//! - A sum, and an update of integers or by an algorithm that is exact, has the bits of [`pserver_core::optim`].
+//! - A sum, and an update of integers or by an exact algorithm, has the bits of [`pserver_core::optim`].
 //! - Every other update has the bits of [`Plain`], which runs the rule's code element by element, and is within
 //!   [`TOLERANCE_ULPS`] of [`pserver_core::optim`], as [`worst`] measures.
-//! - A value as halves has the bits of [`narrow::halve`].
+//! - A conversion to half precision has the bits of [`narrowing::narrow_to_half`].
 //! - Bits do not depend on where a buffer is cut or on how it is aligned.
 //! - Nothing outside the buffers is written.
 //!
-//! Not a number equals not a number: which of its patterns comes out is nobody's promise.
+//! All NaN are considered equal: which bit pattern results is unspecified.
 
 pub mod device;
 pub mod skips;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::Version;
-use pserver_core::narrow;
+use pserver_core::narrowing;
 use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 
 /// How far an update may be from the oracle's, in the unit of [`worst`].
 ///
@@ -33,11 +33,10 @@ pub const TOLERANCE_ULPS: f64 = 8.0;
 const GRADIENT_COUNTS: [usize; 5] = [1, 2, 3, 8, 17];
 const LONG: usize = 4096 + 3;
 
-/// Panics with the first promise that `kernels` breaks: what, with which inputs, what was found and expected.
+/// Checks `kernels`.
 ///
 /// # Panics
-///
-/// That is how it tells.
+/// With the first violated property, its inputs, the found and the expected values.
 pub fn check(kernels: &mut dyn Kernels) {
     let worst = worst(kernels);
     assert!(
@@ -75,7 +74,7 @@ pub fn worst(kernels: &mut dyn Kernels) -> Worst {
     worst_of(kernels, rules())
 }
 
-/// As [`worst`], of some rules: for what is slow.
+/// As [`worst`], for some rules: for slow kernels.
 ///
 /// # Panics
 /// As [`worst`].
@@ -92,7 +91,7 @@ pub fn worst_of(kernels: &mut dyn Kernels, rules: Vec<Rule>) -> Worst {
         Half::ALL.into_iter().for_each(|half| check_halves(kernels, shape, half));
     }
     for rule in rules {
-        // Prepared once, as a parameter's is: kernels keep what they made of it.
+        // Prepared once, as for a parameter: kernels cache code by identity.
         let prepared = Prepared::new(rule).expect("it is a rule");
         for shape in shapes() {
             for element_type in [ElementType::Float32, ElementType::Float64] {
@@ -105,7 +104,7 @@ pub fn worst_of(kernels: &mut dyn Kernels, rules: Vec<Rule>) -> Worst {
 
 /// One entry of the table of buffers.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct BufferShape {
     length: usize,
     /// How many bytes past an aligned address a buffer begins.
     misaligned: usize,
@@ -114,8 +113,8 @@ struct Shape {
 }
 
 /// Every length that some vectors or none fit into, and a long one.
-fn shapes() -> impl Iterator<Item = Shape> {
-    (1..=67).chain([LONG]).enumerate().map(|(index, length)| Shape {
+fn shapes() -> impl Iterator<Item = BufferShape> {
+    (1..=67).chain([LONG]).enumerate().map(|(index, length)| BufferShape {
         length,
         misaligned: index % 8,
         count: GRADIENT_COUNTS[index % 5],
@@ -124,7 +123,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 /// Bytes at a chosen distance from alignment, between guards.
-struct Buffer {
+struct GuardedBuffer {
     bytes: Vec<u8>,
     start: usize,
     length: usize,
@@ -132,7 +131,7 @@ struct Buffer {
 
 const GUARD: u8 = 0xa5;
 
-impl Buffer {
+impl GuardedBuffer {
     fn new(content: &[u8], misaligned: usize) -> Self {
         let mut bytes = vec![GUARD; content.len() + 32];
         let start = bytes.as_ptr().align_offset(8) + misaligned;
@@ -156,7 +155,7 @@ impl Buffer {
 }
 
 /// A chunk's tensors as bytes, and its gradients.
-struct Tensors {
+struct ChunkTensors {
     element_type: ElementType,
     parameter: Vec<u8>,
     states: Vec<Vec<u8>>,
@@ -164,7 +163,7 @@ struct Tensors {
     gradients: Vec<Vec<u8>>,
 }
 
-impl Tensors {
+impl ChunkTensors {
     /// Runs the elements in `range` through an update from buffers of the given alignment.
     fn updated(
         &self,
@@ -177,18 +176,18 @@ impl Tensors {
         let case = format!("{rule:?} of {}, elements {range:?}", self.element_type);
         let cut = |bytes: &Vec<u8>, element_type: ElementType, misaligned| {
             let size = size(element_type);
-            Buffer::new(&bytes[range.start * size..range.end * size], misaligned % 8)
+            GuardedBuffer::new(&bytes[range.start * size..range.end * size], misaligned % 8)
         };
         let mut parameter = cut(&self.parameter, self.element_type, misaligned);
-        let mut states: Vec<Buffer> =
+        let mut states: Vec<GuardedBuffer> =
             self.states.iter().map(|state| cut(state, self.element_type, misaligned * 3)).collect();
-        let held: Vec<Buffer> =
+        let held: Vec<GuardedBuffer> =
             self.gradients.iter().map(|bytes| cut(bytes, self.gradient_type, misaligned * 5)).collect();
         kernels.update(Update {
             formula: prepared.formula(step, &mut Vec::new()),
             element_type: self.element_type,
             parameter: parameter.get_mut(),
-            states: &mut states.iter_mut().map(Buffer::get_mut).collect::<Vec<_>>(),
+            states: &mut states.iter_mut().map(GuardedBuffer::get_mut).collect::<Vec<_>>(),
             gradients: &views(&held, self.gradient_type),
         });
         let buffers = || std::iter::once(&parameter).chain(&states);
@@ -196,7 +195,7 @@ impl Tensors {
         buffers().map(|buffer| buffer.get().to_vec()).collect()
     }
 
-    fn whole_and_cut(&self, kernels: &mut dyn Kernels, rule: (&Prepared, &Step), shape: Shape) -> Vec<Vec<u8>> {
+    fn whole_and_cut(&self, kernels: &mut dyn Kernels, rule: (&Prepared, &Step), shape: BufferShape) -> Vec<Vec<u8>> {
         let whole = self.updated(kernels, rule, 0..shape.length, shape.misaligned);
         let cut = shape.length / 3;
         let head = self.updated(kernels, rule, 0..cut, shape.misaligned + 1);
@@ -209,12 +208,12 @@ impl Tensors {
     }
 }
 
-fn check_sum(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType, gradient_type: ElementType) {
+fn check_sum(kernels: &mut dyn Kernels, shape: BufferShape, element_type: ElementType, gradient_type: ElementType) {
     let gradients = gradients(shape, gradient_type);
-    let held: Vec<Buffer> = gradients.iter().map(|bytes| Buffer::new(bytes, shape.misaligned)).collect();
+    let held: Vec<GuardedBuffer> = gradients.iter().map(|bytes| GuardedBuffer::new(bytes, shape.misaligned)).collect();
     let mut expected = vec![0; shape.length * size(element_type)];
     optim::sum(element_type, &mut expected, &views(&held, gradient_type));
-    let mut found = Buffer::new(&expected, (shape.misaligned + 3) % 8);
+    let mut found = GuardedBuffer::new(&expected, (shape.misaligned + 3) % 8);
     found.get_mut().fill(0x11);
     kernels.sum(element_type, found.get_mut(), &views(&held, gradient_type));
     let case = || format!("sum of {gradient_type} as {element_type}: {shape:?}");
@@ -222,18 +221,18 @@ fn check_sum(kernels: &mut dyn Kernels, shape: Shape, element_type: ElementType,
     assert_same(element_type, found.get(), &expected, case);
 }
 
-fn check_halves(kernels: &mut dyn Kernels, shape: Shape, half: Half) {
-    // Halves of what is between two of them, and of what is beyond them.
+fn check_halves(kernels: &mut dyn Kernels, shape: BufferShape, half: Half) {
+    // Values between two half-precision numbers, and values beyond their range.
     let mut value = values(ElementType::Float32, shape.length, shape.seed, 9);
     for (index, value) in value.as_chunks_mut::<4>().0.iter_mut().enumerate().step_by(3) {
         let edges = [65_519.996, 65_520.0, 6.1e-5, 2.980_232_5e-8, 1.000_488_3, 1.003_906_3, 3.395e38, -3.396e38];
         *value = f32::to_le_bytes(edges[(index + shape.length) % edges.len()]);
     }
-    let held = Buffer::new(&value, shape.misaligned);
+    let held = GuardedBuffer::new(&value, shape.misaligned);
     let mut expected = vec![0; shape.length * 2];
-    narrow::halve(half, &value, &mut expected);
-    let mut found = Buffer::new(&vec![0x11; expected.len()], (shape.misaligned + 3) % 8);
-    kernels.halve(half, held.get(), found.get_mut());
+    narrowing::narrow_to_half(half, &value, &mut expected);
+    let mut found = GuardedBuffer::new(&vec![0x11; expected.len()], (shape.misaligned + 3) % 8);
+    kernels.narrow_to_half(half, held.get(), found.get_mut());
     let case = || format!("a value as {half}: {shape:?}");
     found.assert_guards(&case());
     assert_same(half.element_type(), found.get(), &expected, case);
@@ -242,14 +241,14 @@ fn check_halves(kernels: &mut dyn Kernels, shape: Shape, half: Half) {
 fn check_exact(
     kernels: &mut dyn Kernels,
     algorithm: &Algorithm,
-    shape: Shape,
+    shape: BufferShape,
     element_type: ElementType,
     gradient_type: ElementType,
 ) {
     let rule = Rule { algorithm: algorithm.clone(), ..Rule::default() };
     let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 / 3.0 };
     let (coefficients, prepared) = (rule.coefficients(&step), Prepared::new(rule.clone()).expect("it is a rule"));
-    let tensors = Tensors {
+    let tensors = ChunkTensors {
         element_type,
         parameter: values(element_type, shape.length, shape.seed ^ 0x77, 0),
         states: Vec::new(),
@@ -258,7 +257,7 @@ fn check_exact(
     };
     let found = tensors.whole_and_cut(kernels, (&prepared, &step), shape);
     let mut expected = tensors.parameter.clone();
-    let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
+    let held: Vec<GuardedBuffer> = tensors.gradients.iter().map(|bytes| GuardedBuffer::new(bytes, 0)).collect();
     optim::update(&rule, &coefficients, element_type, &mut expected, &mut [], &views(&held, gradient_type));
     let case = || format!("{} of {gradient_type} to {element_type}: {shape:?}", algorithm.name());
     assert_same(element_type, &found[0], &expected, case);
@@ -266,7 +265,7 @@ fn check_exact(
 
 fn check_update(
     kernels: &mut dyn Kernels,
-    shape: Shape,
+    shape: BufferShape,
     element_type: ElementType,
     prepared: &Prepared,
     worst: &mut Worst,
@@ -283,7 +282,7 @@ fn check_update(
         assert_same(element_type, found, plain, || format!("{shape:?} {rule:?}"));
     }
 
-    let held: Vec<Buffer> = tensors.gradients.iter().map(|bytes| Buffer::new(bytes, 0)).collect();
+    let held: Vec<GuardedBuffer> = tensors.gradients.iter().map(|bytes| GuardedBuffer::new(bytes, 0)).collect();
     let mut sum = vec![0; tensors.parameter.len()];
     optim::sum(element_type, &mut sum, &views(&held, tensors.gradient_type));
     let sum = floats(element_type, &sum);
@@ -296,7 +295,7 @@ fn check_update(
     compare(rule, &coefficients, element_type, &inputs, &found, worst, shape);
 }
 
-fn update_tensors(shape: Shape, element_type: ElementType, rule: &Rule) -> Tensors {
+fn update_tensors(shape: BufferShape, element_type: ElementType, rule: &Rule) -> ChunkTensors {
     let gradient_types = [element_type, ElementType::Float16, ElementType::Bfloat16];
     let gradient_type = gradient_types[usize::try_from(shape.seed % 3).expect("it is below three")];
     // Squares are not negative; a state that is no square may be.
@@ -304,7 +303,7 @@ fn update_tensors(shape: Shape, element_type: ElementType, rule: &Rule) -> Tenso
         let bytes = values(element_type, shape.length, shape.seed + 31 * state as u64, 5);
         if name.contains("square") || name == "second_moment" { absolute(element_type, &bytes) } else { bytes }
     });
-    Tensors {
+    ChunkTensors {
         element_type,
         parameter: values(element_type, shape.length, shape.seed ^ 0x55, 3),
         states: states.collect(),
@@ -321,7 +320,7 @@ fn compare(
     inputs: &[Vec<f64>],
     found: &[Vec<f64>],
     worst: &mut Worst,
-    shape: Shape,
+    shape: BufferShape,
 ) {
     let expected = oracle(rule, coefficients, inputs);
     let neighbours = neighbours(rule, coefficients, element_type, inputs);
@@ -388,8 +387,8 @@ fn distance(answer: f64, found: f64, unit: f64, largest: f64) -> f64 {
     }
 }
 
-/// What an ulp of a power moves FTRL's `linear` by. The powers nearly cancel and are divided by the rate, so that two
-/// good libraries (a root, a power) differ by more than the inputs' ulps explain; zero for every other rule.
+/// The error of FTRL's `linear` from an ulp of a power. The powers nearly cancel and are divided by the rate, so that
+/// two good libraries (a root, a power) differ by more than the inputs' ulps explain; zero for every other rule.
 fn ftrl_inexact(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>], index: usize) -> f64 {
     let (Algorithm::Ftrl { .. }, [weights, square_sums, _, sums]) = (&rule.algorithm, inputs) else {
         return 0.0;
@@ -416,8 +415,8 @@ fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<
 /// A rule that is only a text.
 const LION: &str = "state m = 0; w -= lr*(sign(0.9*m + 0.1*g) + 0.5*w); m = 0.99*m + 0.01*g";
 
-/// The rules that the suite runs: every algorithm bare, with every regularizer and with every clip. What generates code
-/// beforehand generates it for these.
+/// The rules of the suite: every algorithm alone, with every regularizer and with every clip. Code that is generated
+/// ahead of time is generated for these.
 #[must_use]
 pub fn rules() -> Vec<Rule> {
     let schedule = Schedule::Const { rate: 0.01 };
@@ -436,7 +435,7 @@ pub fn rules() -> Vec<Rule> {
 }
 
 fn algorithms() -> [Algorithm; 12] {
-    let lion = Written::new(LION, &Settings::new()).expect("it is a rule");
+    let lion = CheckedRule::new(LION, &RuleSettings::new()).expect("it is a rule");
     [
         Algorithm::Sgd,
         Algorithm::Momentum { momentum: 0.9, nesterov: false },
@@ -449,20 +448,20 @@ fn algorithms() -> [Algorithm; 12] {
         Algorithm::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-60 },
         Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 },
         Algorithm::Ftrl { learning_rate_power: -0.3, beta: 0.0 },
-        Algorithm::Written(Arc::new(lion)),
+        Algorithm::Custom(Arc::new(lion)),
     ]
 }
 
-fn views(held: &[Buffer], element_type: ElementType) -> Vec<Gradient<'_>> {
+fn views(held: &[GuardedBuffer], element_type: ElementType) -> Vec<Gradient<'_>> {
     held.iter().map(|buffer| Gradient { bytes: buffer.get(), element_type }).collect()
 }
 
-fn gradients(shape: Shape, element_type: ElementType) -> Vec<Vec<u8>> {
+fn gradients(shape: BufferShape, element_type: ElementType) -> Vec<Vec<u8>> {
     (0..shape.count).map(|trainer| values(element_type, shape.length, shape.seed * 17 + trainer as u64, 1)).collect()
 }
 
-/// Values of every kind, in an order that differs with the seed: common ones mostly, then tiny, huge (whose squares
-/// leave binary32), denormal, negative zero, infinite and not a number. The same for one seed and stride.
+/// Values of every kind, in an order that depends on the seed: mostly common ones, then tiny, huge (whose squares leave
+/// binary32), denormal, negative zero, infinite and NaN. Equal seeds and strides give equal values.
 #[must_use]
 pub fn values(element_type: ElementType, length: usize, seed: u64, stride: u64) -> Vec<u8> {
     let kinds: [f64; 9] = [0.0, -0.0, 1e-30, -1e-42, 1e-44, 3e25, -2e30, f64::INFINITY, f64::NAN];
@@ -486,7 +485,7 @@ fn push(bytes: &mut Vec<u8>, element_type: ElementType, value: f64, bits: u64) {
         ElementType::Int64 | ElementType::Uint64 => bytes.extend(bits.to_le_bytes()),
         ElementType::Float32 => bytes.extend((value as f32).to_le_bytes()),
         ElementType::Float64 => bytes.extend(value.to_le_bytes()),
-        ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrow::half_bytes(value, element_type)),
+        ElementType::Float16 | ElementType::Bfloat16 => bytes.extend(narrowing::half_bytes(value, element_type)),
     }
 }
 
@@ -514,7 +513,7 @@ fn bytes_of(values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The distance to the next larger magnitude in the type; zero for what is not finite.
+/// The distance to the next larger magnitude in the type; zero for infinities and NaN.
 #[expect(clippy::cast_possible_truncation, reason = "the type is binary32")]
 fn ulp(element_type: ElementType, value: f64) -> f64 {
     if !value.is_finite() {
@@ -547,7 +546,7 @@ mod tests {
     use pserver_core::port::{Kernels, Plain};
 
     use super::{TOLERANCE_ULPS, check, worst};
-    use crate::Faulty;
+    use crate::FaultyKernels;
     use crate::cpu::{Cpu, Form};
 
     fn measure(kernels: &mut dyn Kernels) {
@@ -580,12 +579,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "expected")]
     fn one_wrong_bit_in_every_update_is_noticed() {
-        check(&mut Faulty::new(Cpu::new(), 1));
+        check(&mut FaultyKernels::new(Cpu::new(), 1));
     }
 
     #[test]
     #[should_panic(expected = "expected")]
     fn one_wrong_bit_in_many_updates_is_noticed() {
-        check(&mut Faulty::new(Cpu::new(), 997));
+        check(&mut FaultyKernels::new(Cpu::new(), 997));
     }
 }

@@ -1,19 +1,19 @@
-//! Kernels that misbehave, for tests of whoever must notice.
+//! Kernels that misbehave, for tests of error detection.
 
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::optim::Gradient;
 use pserver_core::port::{Kernels, Update};
 
-/// Kernels that flip one bit of one element in every n-th update or value as halves, and are right otherwise.
+/// Kernels that flip one bit of one element in every n-th update or half-precision value, and are correct otherwise.
 #[derive(Clone, Copy, Debug)]
-pub struct Faulty<K> {
+pub struct FaultyKernels<K> {
     inner: K,
     every: u64,
     results: u64,
 }
 
-impl<K: Kernels> Faulty<K> {
-    /// Spoils every `every`-th result of `inner`, counted from one.
+impl<K: Kernels> FaultyKernels<K> {
+    /// Corrupts every `every`-th result of `inner`, counted from one.
     ///
     /// # Panics
     ///
@@ -35,22 +35,22 @@ impl<K: Kernels> Faulty<K> {
     }
 }
 
-impl<K: Kernels> Kernels for Faulty<K> {
+impl<K: Kernels> Kernels for FaultyKernels<K> {
     fn sum(&mut self, element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
         self.inner.sum(element_type, into, gradients);
     }
 
     fn update(&mut self, update: Update<'_>) {
         let Update { formula, element_type, parameter, states, gradients } = update;
-        // Lent anew, because the originals are lent for as long as the parameter, which is needed again below.
+        // Reborrowed, because the originals are borrowed for as long as the parameter, which is needed again below.
         let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut **state).collect();
         let states = states.as_mut_slice();
         self.inner.update(Update { formula, element_type, parameter: &mut *parameter, states, gradients });
         self.spoil(parameter);
     }
 
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
-        self.inner.halve(half, value, into);
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        self.inner.narrow_to_half(half, value, into);
         self.spoil(into);
     }
 

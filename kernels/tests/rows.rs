@@ -1,4 +1,4 @@
-//! A table of rows is a dense parameter to the bit, whatever the optimizer, by the plain kernel and by this one.
+//! A table of rows equals a dense parameter bit for bit, for every optimizer, by the reference kernels and the CPU's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use pserver_core::memory::{Arena, Budget};
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Regularizer, Rule, Schedule, Step, fill};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rows::{
-    CatchUp, Height, Ids, Initializer, Merge, Pieces, Reading, RowLayout, RowTable, SelectedRows, TableSettings,
-    Workspace,
+    CatchUp, Height, Ids, Initializer, PartialRead, RowLayout, RowMerge, RowTable, RowWorkspace, SelectedRows,
+    TablePieces, TableSettings,
 };
-use pserver_core::rule::Written;
+use pserver_core::rule::CheckedRule;
 use pserver_kernels::cpu::Cpu;
 
 const ROWS: u64 = 40;
 const PIECE_BYTES: u32 = 8192;
 
-/// One step of a job: what each trainer sends, which rows are read afterwards, and the step's own rate.
+/// One step of a job: the rows that each trainer sends, the rows that are read afterwards, and the step's own rate.
 #[derive(Clone, Debug)]
 struct Round {
     contributions: Vec<Vec<(u64, f32)>>,
@@ -109,9 +109,9 @@ fn encode(layout: RowLayout, rows: &[(u64, f32)]) -> SelectedRows {
 fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) -> Result<(), TestCaseError> {
     let mut budget = Budget::new();
     budget.line("rows", PIECE_BYTES, 64);
-    let pieces = Pieces::new(Arena::new(&budget).expect("a small arena"), PIECE_BYTES);
+    let pieces = TablePieces::new(Arena::new(&budget).expect("a small arena"), PIECE_BYTES);
     let mut table = RowTable::new(settings.clone(), pieces).expect("valid settings");
-    let (mut work, mut merge, mut dense) = (Workspace::default(), Merge::default(), Dense::new(settings));
+    let (mut work, mut merge, mut dense) = (RowWorkspace::default(), RowMerge::default(), Dense::new(settings));
     for (version, round) in (1..).map(Version).zip(rounds) {
         let scale = 1.0 / round.contributions.len() as f64;
         let step = Step { version, rate: round.rate, norm: None, scale };
@@ -143,7 +143,7 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
     Ok(())
 }
 
-/// What may be replayed in one turn: now and then a few rows, and now and then everything.
+/// The allowance of replays in one turn: sometimes a few rows, and sometimes everything.
 fn allowance(reads: &[u64]) -> u64 {
     [1, 40, u64::MAX][reads.len() % 3]
 }
@@ -151,7 +151,7 @@ fn allowance(reads: &[u64]) -> u64 {
 fn compare(
     settings: &TableSettings,
     table: &mut RowTable,
-    work: &mut Workspace,
+    work: &mut RowWorkspace,
     kernels: &mut dyn Kernels,
     dense: &Dense,
     reads: &[u64],
@@ -159,7 +159,7 @@ fn compare(
 ) -> Result<(), TestCaseError> {
     let row_bytes = settings.layout.row_bytes();
     let mut into = vec![0; reads.len() * row_bytes];
-    let (ids, mut reading) = (Ids::new(settings.layout, reads).expect("small ids"), Reading::default());
+    let (ids, mut reading) = (Ids::new(settings.layout, reads).expect("small ids"), PartialRead::default());
     while !table.read(work, kernels, ids, &mut reading, &mut allowance(reads), &mut into) {}
     for (id, row) in reads.iter().zip(into.chunks(row_bytes)) {
         let expected = &dense.weight[usize::try_from(*id).expect("a small id") * row_bytes..][..row_bytes];
@@ -186,13 +186,13 @@ fn algorithms() -> Vec<Algorithm> {
         ftrl(-0.7, 0.0),
         ftrl(0.0, 0.0),
         written(include_str!("../../core/rules/lion.rule")),
-        // A user's: it moves without a gradient, counts, and has a state that does not begin at zero.
+        // A user's rule: it moves without a gradient, counts, and has a state that does not begin at zero.
         written("state s = 0.5\nstate m = 0\nm = 0.5*m + g\ns = s*0.9 + m*m\nw -= lr*m/(1 + s) + lr*0.01*w/n"),
     ]
 }
 
 fn written(text: &str) -> Algorithm {
-    Algorithm::Written(Arc::new(Written::new(text, &BTreeMap::new()).expect("a valid rule")))
+    Algorithm::Custom(Arc::new(CheckedRule::new(text, &BTreeMap::new()).expect("a valid rule")))
 }
 
 fn schedules() -> Vec<Schedule> {

@@ -1,24 +1,23 @@
-//! A transport that misbehaves, by a plan and a seed, so that two runs misbehave alike.
+//! Wrapper that injects faults into any transport, by a plan and a seed, so that runs are repeatable.
 //!
-//! Every fault is one that a network can have and that keeps parcels their owners': a connection that ends, a
-//! frame that is late, an address that nobody answers at, bytes that were changed on the way. A frame is never
-//! sent twice or dropped alone, because no transport below a session may do that.
+//! Every fault is one that a network can have and that returns all buffers: a connection that ends, a late frame, an
+//! unreachable address, changed bytes. A frame is never repeated or lost alone, because no transport may do that.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
-use pserver_core::luck::Luck;
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
+use pserver_core::prng::Prng;
 use pserver_core::wire::Address;
 
-use crate::payload::{gone, returned};
+use crate::payload::{gone_event, returned_event};
 
-/// Frames held back at once; more are left to the caller.
+/// Frames delayed at once; further ones stay with the caller.
 const DELAYED_MAX: usize = 64;
 
-/// How often what goes wrong, each from 0.0 (never) to 1.0 (always).
+/// The probability of each fault, from 0.0 (never) to 1.0 (always).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultPlan {
     /// A frame about to be sent ends its connection instead, and comes back unsent.
@@ -35,25 +34,25 @@ pub struct FaultPlan {
     pub change_checksum: f64,
 }
 
-/// Any transport, misbehaving.
-pub struct Fault {
+/// A transport with faults.
+pub struct FaultyTransport {
     inner: Box<dyn Transport>,
     plan: FaultPlan,
     seed: u64,
-    luck: Luck,
-    /// Frames held back, in order, and the poll at which the first may go.
+    prng: Prng,
+    /// Delayed frames in order, each with the poll at which it may go.
     delayed: VecDeque<(u64, Submit)>,
     polls: u64,
-    /// Connections that were never made get numbers from the top, where the inner transport's never come.
+    /// Refused connections get numbers from the top, which the inner transport never reaches.
     refused: u64,
     events: Vec<Event>,
-    /// Connections that end by our fault; what is submitted to them comes back.
+    /// Connections that a fault has cut; submissions for them come back.
     cut: BTreeSet<PeerId>,
 }
 
-impl Fault {
-    /// `inner`, misbehaving as `plan` says; the same `seed` and the same work give the same faults. The seed is
-    /// printed, so that a failed test can be run again.
+impl FaultyTransport {
+    /// Wraps `inner`. The same seed and the same work give the same faults; the seed is printed, so that a failed test
+    /// can be repeated.
     #[must_use]
     pub fn new(inner: Box<dyn Transport>, plan: FaultPlan, seed: u64) -> Self {
         println!("faults: seed {seed}, {plan:?}");
@@ -61,7 +60,7 @@ impl Fault {
             inner,
             plan,
             seed,
-            luck: Luck(seed),
+            prng: Prng(seed),
             delayed: VecDeque::new(),
             polls: 0,
             refused: 0,
@@ -70,39 +69,40 @@ impl Fault {
         }
     }
 
-    /// The seed it was made with.
+    /// The seed of the faults.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// True with this probability. Luck is drawn also when there is none, so that plans can be compared.
+    /// Whether a fault of this probability strikes. A number is drawn even where the probability is zero, so that plans
+    /// can be compared.
     fn strikes(&mut self, probability: f64) -> bool {
         const STEPS: f64 = (1_u64 << 32) as f64;
-        f64::from(self.luck.number()) < probability * STEPS
+        f64::from(self.prng.number()) < probability * STEPS
     }
 
     fn is_delayed(&self, peer: PeerId) -> bool {
         self.delayed.iter().any(|(_, work)| work.peer() == peer)
     }
 
-    /// Hands on what the inner transport takes of one piece of work.
+    /// Submits one piece of work to the inner transport; returns it if that has no room.
     fn pass(&mut self, work: Submit) -> Result<Option<Submit>, Failure> {
         let mut one = VecDeque::from([work]);
         self.inner.submit(&mut one)?;
         Ok(one.pop_front())
     }
 
-    /// One frame through the plan; gives it back when the inner transport has no room.
+    /// Applies the plan to one frame; returns it if the inner transport has no room.
     fn send(&mut self, mut work: Submit) -> Result<Option<Submit>, Failure> {
         let peer = work.peer();
         if self.cut.contains(&peer) {
-            self.events.push(returned(work));
+            self.events.push(returned_event(work));
             return Ok(None);
         }
         if self.strikes(self.plan.cut_before_frame) {
             self.cut_now(peer);
-            self.events.push(returned(work));
+            self.events.push(returned_event(work));
             return Ok(None);
         }
         if self.strikes(self.plan.delay_frame) || self.is_delayed(peer) {
@@ -116,7 +116,7 @@ impl Fault {
             && let Submit::Send { frame, .. } = &mut work
             && let Some(entry) = frame.entries.iter_mut().find(|entry| entry.bytes > 0)
         {
-            // Any number that is not its checksum; one chance in 2^32 that it is.
+            // A wrong checksum, but for a chance of one in 2^32.
             entry.checksum = 0x0bad_5eed;
         }
         let left = self.pass(work)?;
@@ -132,7 +132,7 @@ impl Fault {
         self.inner.close(peer);
     }
 
-    /// Lets go of the frames whose time has come, in order.
+    /// Submits the delayed frames that are due, in order.
     fn release(&mut self) -> Result<(), Failure> {
         while let Some((due, work)) = self.delayed.pop_front() {
             if due > self.polls {
@@ -148,7 +148,7 @@ impl Fault {
     }
 }
 
-impl Transport for Fault {
+impl Transport for FaultyTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -159,7 +159,7 @@ impl Transport for Fault {
         }
         let peer = PeerId(u64::MAX - self.refused);
         self.refused += 1;
-        self.events.push(gone(peer, format!("connecting to {address}: refused by fault")));
+        self.events.push(gone_event(peer, format!("connecting to {address}: refused by fault")));
         Ok(peer)
     }
 
@@ -169,7 +169,7 @@ impl Transport for Fault {
             let Some(work) = queue.pop_front() else { break };
             let peer = work.peer();
             let left = match work {
-                Submit::Land { .. } => self.pass(work)?,
+                Submit::PostReceive { .. } => self.pass(work)?,
                 work if full.contains(&peer) => Some(work),
                 work => self.send(work)?,
             };
@@ -193,7 +193,7 @@ impl Transport for Fault {
     }
 
     fn wait(&mut self, limit: Duration) {
-        // What is held back is counted in polls, so polls must go on.
+        // Delays are counted in polls, so polling must go on.
         if self.events.is_empty() && self.delayed.is_empty() {
             self.inner.wait(limit);
         }

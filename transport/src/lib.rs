@@ -1,19 +1,21 @@
-//! What moves frames: each backend fills [`Transport`](pserver_core::port::Transport).
+//! Transports of frames: implementations of [`Transport`](pserver_core::port::Transport).
 //!
-//! Not here: what a frame means (`pserver_core::wire`), who talks to whom (`pserver_core::server` and `client`),
-//! and any decision about placement. A transport neither copies a payload it need not copy nor looks into one.
+//! Not here: the meaning of a frame (`pserver_core::wire`), sessions (`pserver_core::server` and `client`), and
+//! placement. A transport copies a payload only where it must, and looks into it only for checksums and non-finite
+//! elements.
 //!
-//! Read in this order: [`loopback`] (the simplest one, in process), [`network`] (what owns connections: over
-//! TCP, through the memory of one machine, `shm`, or over [`verbs`]), [`fault`] and [`trace`] (wrappers that are
-//! transports themselves), [`conformance`] (what all of them promise).
+//! Read in this order: [`loopback`] (the simplest transport, in process), [`network`] (connections over TCP, shared
+//! memory (`shm`) and [`verbs`]), [`fault`] and [`trace`] (wrappers of any transport), [`conformance`] (the test suite
+//! of all).
 
 pub mod conformance;
+mod connection;
 pub mod fault;
 pub mod loopback;
 pub mod network;
 mod payload;
 mod refusal;
-mod share;
 mod shm;
 pub mod trace;
+mod turn_budget;
 pub mod verbs;

@@ -1,48 +1,57 @@
-//! Payloads and the entries they belong to.
+//! Payloads of frames and their entries.
 
 use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
 use pserver_core::memory::{Stretch, StretchMut};
+use pserver_core::optim::is_finite;
 use pserver_core::port::{Event, Incoming, Outgoing, Submit};
-use pserver_core::wire::{Entry, Flags, Frame, WireError};
+use pserver_core::wire::{Entry, Flags, Frame, Kind, WireError};
 
-/// A frame whose payload is on its way into its places.
-pub(crate) struct Landing {
+/// The bytes of the longest element.
+const ELEMENT_BYTES_MAX: usize = 8;
+
+/// A frame with posted receive buffers.
+pub(crate) struct PostedReceive {
     frame: Frame,
-    places: Vec<Incoming>,
-    /// The entry of the place that is being filled.
+    buffers: Vec<Incoming>,
+    /// The entry of the current buffer.
     entry: usize,
-    /// The place that is being filled.
-    place: usize,
-    /// Bytes of it that are there.
+    /// The buffer that is being filled.
+    buffer_index: usize,
+    /// Bytes in the current buffer.
     filled: usize,
     /// Their checksum, where payloads are checked.
     sum: u32,
+    /// Bytes that were checked for non-finite elements.
+    checked: usize,
+    /// Whether all checked elements are finite; false where nothing is checked.
+    is_finite: bool,
     remaining: u64,
 }
 
-impl Landing {
-    /// The payload of `frame` goes into `places`.
+impl PostedReceive {
+    /// The receive of `frame` into `buffers`.
     ///
     /// # Panics
-    /// When there is not one place of the right length for each entry with a payload: the session counts.
-    pub(crate) fn new(frame: Frame, places: Vec<Incoming>) -> Self {
-        assert_lengths(&frame, places.iter().map(Incoming::len), "land");
+    /// Unless there is one buffer of the right length for each entry with a payload: the session counts them.
+    pub(crate) fn new(frame: Frame, buffers: Vec<Incoming>) -> Self {
+        assert_lengths(&frame, buffers.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
-        Self { frame, places, entry: 0, place: 0, filled: 0, sum: 0, remaining }
+        let is_finite = frame.head.kind == Kind::Push;
+        Self { frame, buffers, entry: 0, buffer_index: 0, filled: 0, sum: 0, checked: 0, is_finite, remaining }
     }
 
-    /// Payload bytes that are not there yet.
+    /// Payload bytes that have not arrived.
     pub(crate) fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// The memory to fill next, in order: up to the end, `slices_max` slices, or a payload that is discarded. Places
-    /// that lie side by side are one slice: the system takes as long over a slice as over some hundred bytes.
+    /// The memory to fill next, in order: to the end, to `slices_max` slices, or to a discarded payload. Adjacent
+    /// buffers form one slice: a slice costs the system as much as copying some hundred bytes.
     pub(crate) fn unfilled(&mut self, slices_max: usize) -> impl Iterator<Item = &mut [u8]> {
-        let (mut filled, mut rest) = (self.filled, &mut self.places[self.place..]);
+        let (mut filled, mut rest) = (self.filled, &mut self.buffers[self.buffer_index..]);
         let slices = std::iter::from_fn(move || {
-            let count = side_by_side(rest);
+            let count = adjacent(rest);
             let (run, behind) = std::mem::take(&mut rest).split_at_mut(count);
             rest = behind;
             joined(run).map(|all| &mut all[std::mem::take(&mut filled)..])
@@ -50,17 +59,17 @@ impl Landing {
         slices.take(slices_max)
     }
 
-    /// Copies from the front of `bytes` what still belongs to the payload; returns how much that was.
+    /// Copies the part of `bytes` that belongs to the payload; its length.
     ///
     /// # Errors
-    /// A payload's checksum that does not hold.
+    /// A wrong checksum.
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> Result<usize, WireError> {
         let mut taken = 0;
         while taken < bytes.len() && self.remaining > 0 {
-            let place = &mut self.places[self.place];
-            let step = (place.len() as usize - self.filled).min(bytes.len() - taken);
-            if !matches!(place, Incoming::Discard { .. }) {
-                place.bytes_mut()[self.filled..self.filled + step].copy_from_slice(&bytes[taken..taken + step]);
+            let buffer = &mut self.buffers[self.buffer_index];
+            let step = (buffer.len() as usize - self.filled).min(bytes.len() - taken);
+            if !matches!(buffer, Incoming::Discard { .. }) {
+                buffer.bytes_mut()[self.filled..self.filled + step].copy_from_slice(&bytes[taken..taken + step]);
             }
             self.fill(step)?;
             taken += step;
@@ -68,66 +77,104 @@ impl Landing {
         Ok(taken)
     }
 
-    /// The next `bytes` of the payload are in their places, or were discarded.
+    /// Accounts for the next `bytes` of the payload, which were written to the buffers or discarded.
     ///
     /// # Errors
-    /// A payload's checksum that does not hold.
+    /// A wrong checksum.
     pub(crate) fn fill(&mut self, mut bytes: usize) -> Result<(), WireError> {
         self.remaining -= bytes as u64;
         while bytes > 0 {
-            let place = &self.places[self.place];
-            let room = place.len() as usize - self.filled;
+            let buffer = &self.buffers[self.buffer_index];
+            let room = buffer.len() as usize - self.filled;
             let step = room.min(bytes);
             if self.is_checked() {
-                // What has just arrived is still in cache.
-                self.sum = append(self.sum, &place.bytes()[self.filled..self.filled + step]);
+                // The bytes have just arrived, so they are in cache.
+                self.sum = append(self.sum, &buffer.bytes()[self.filled..self.filled + step]);
             }
             self.filled += step;
+            self.check_finite();
             bytes -= step;
             if step == room {
-                self.finish_place()?;
+                self.finish_buffer()?;
             }
         }
         Ok(())
     }
 
-    /// The frame and its places.
-    pub(crate) fn into_parts(self) -> (Frame, Vec<Incoming>) {
-        (self.frame, self.places)
+    /// The frame and its buffers. A flag of the frame tells whether its gradients are finite.
+    pub(crate) fn into_parts(mut self) -> (Frame, Vec<Incoming>) {
+        if self.is_finite {
+            self.frame.head.flags = self.frame.head.flags.with(Flags::FINITE);
+        }
+        (self.frame, self.buffers)
     }
 
-    /// Whether the payload of the current place is compared with its checksum.
+    /// Checks the whole elements that have just arrived, while they are in cache.
+    fn check_finite(&mut self) {
+        if !self.is_finite {
+            return;
+        }
+        self.skip_empty_entries();
+        let buffer = &self.buffers[self.buffer_index];
+        let is_whole = self.filled == buffer.len() as usize;
+        let until = if is_whole { self.filled } else { self.filled - self.filled % ELEMENT_BYTES_MAX };
+        let element_type = self.frame.entries[self.entry].element_type;
+        let is_kept = !matches!(buffer, Incoming::Discard { .. });
+        self.is_finite = is_kept && is_finite(element_type, &buffer.bytes()[self.checked..until]);
+        self.checked = until;
+    }
+
+    /// Advances to the entry of the current buffer.
+    fn skip_empty_entries(&mut self) {
+        self.entry = next_with_payload(&self.frame, self.entry);
+    }
+
+    /// Whether the current payload is compared with its checksum.
     fn is_checked(&self) -> bool {
-        let is_kept = !matches!(self.places[self.place], Incoming::Discard { .. });
+        let is_kept = !matches!(self.buffers[self.buffer_index], Incoming::Discard { .. });
         is_kept && !self.frame.head.flags.contains(Flags::UNCHECKED)
     }
 
-    /// Checks the place that was filled, and goes on to the next.
-    fn finish_place(&mut self) -> Result<(), WireError> {
-        while self.frame.entries[self.entry].bytes == 0 {
-            self.entry += 1;
-        }
+    /// Checks the filled buffer, and advances to the next.
+    fn finish_buffer(&mut self) -> Result<(), WireError> {
+        self.skip_empty_entries();
         if self.is_checked() {
             self.frame.check_payload(self.entry, self.sum)?;
         }
         self.entry += 1;
-        self.place += 1;
-        (self.filled, self.sum) = (0, 0);
+        self.buffer_index += 1;
+        (self.filled, self.sum, self.checked) = (0, 0, 0);
         Ok(())
     }
 }
 
-/// How many places, from the first on, are one slice of memory: none when the first is nowhere or not there.
-fn side_by_side(places: &[Incoming]) -> usize {
-    let mut stretch = match places.first() {
+/// The first entry with a payload, from `entry` on. There is one for every buffer.
+pub(crate) fn next_with_payload(frame: &Frame, mut entry: usize) -> usize {
+    while frame.entries[entry].bytes == 0 {
+        entry += 1;
+    }
+    entry
+}
+
+/// Bytes that a queued frame holds: its payloads, even if shared with other frames, its entries and its control
+/// message.
+pub(crate) fn held_bytes(frame: &Frame, body: &[Outgoing]) -> u64 {
+    let payloads = body.iter().map(|parcel| u64::from(parcel.len())).sum::<u64>();
+    let entries = size_of_val(frame.entries.as_slice()) + frame.control.len();
+    payloads + u64::try_from(entries).unwrap_or(u64::MAX)
+}
+
+/// The number of leading buffers that are one slice of memory; zero for a discarded payload or none.
+fn adjacent(buffers: &[Incoming]) -> usize {
+    let mut stretch = match buffers.first() {
         None | Some(Incoming::Discard { .. }) => return 0,
         Some(Incoming::Loan(_)) => return 1,
         Some(Incoming::Chunk { lease, bytes }) => Stretch::of(lease, *bytes),
     };
     let Some(stretch) = &mut stretch else { return 1 };
     let mut count = 1;
-    for place in &places[1..] {
-        match place {
+    for buffer in &buffers[1..] {
+        match buffer {
             Incoming::Chunk { lease, bytes } if stretch.goes_on(lease, *bytes) => count += 1,
             _ => break,
         }
@@ -135,44 +182,44 @@ fn side_by_side(places: &[Incoming]) -> usize {
     count
 }
 
-/// The memory of places that are one slice of it.
-fn joined(places: &mut [Incoming]) -> Option<&mut [u8]> {
-    let (first, others) = places.split_first_mut()?;
+/// The slice of adjacent buffers.
+fn joined(buffers: &mut [Incoming]) -> Option<&mut [u8]> {
+    let (first, others) = buffers.split_first_mut()?;
     if others.is_empty() {
         return Some(first.bytes_mut());
     }
     let Incoming::Chunk { lease, bytes } = first else { panic!("only leases lie side by side") };
     let mut stretch = StretchMut::of(lease, *bytes)?;
-    for place in others {
-        let Incoming::Chunk { lease, bytes } = place else { panic!("only leases lie side by side") };
+    for buffer in others {
+        let Incoming::Chunk { lease, bytes } = buffer else { panic!("only leases lie side by side") };
         stretch.go_on(lease, *bytes);
     }
     Some(stretch.into_bytes())
 }
 
-/// Stops when `body` is not what the entries of `frame` say: the session counts.
+/// Panics unless `body` has the lengths of the frame's entries: the session counts them.
 pub(crate) fn assert_body(frame: &Frame, body: &[Outgoing]) {
     assert_lengths(frame, body.iter().map(Outgoing::len), "send");
 }
 
-/// Writes the checksums of the payloads into their entries, but for those that are there already.
-pub(crate) fn seal(frame: &mut Frame, body: &[Outgoing]) {
+/// Writes the payloads' checksums into entries that have none.
+pub(crate) fn write_checksums(frame: &mut Frame, body: &[Outgoing]) {
     let entries = frame.entries.iter_mut().filter(|entry| entry.bytes > 0);
     for (entry, parcel) in entries.zip(body).filter(|(entry, _)| entry.checksum == 0) {
         entry.checksum = parcel.checksum();
     }
 }
 
-/// The end of a connection that holds no parcels.
-pub(crate) fn gone(peer: PeerId, reason: String) -> Event {
+/// The end of a connection that holds no buffers.
+pub(crate) fn gone_event(peer: PeerId, reason: String) -> Event {
     Event::Gone { peer, reason, unsent: Vec::new(), unfilled: Vec::new() }
 }
 
-/// The parcels of work for a connection that is over.
-pub(crate) fn returned(work: Submit) -> Event {
+/// The end of a connection, with the buffers of a submission for it.
+pub(crate) fn returned_event(work: Submit) -> Event {
     let (peer, unsent, unfilled) = match work {
         Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], Vec::new()),
-        Submit::Land { peer, into } => (peer, Vec::new(), into),
+        Submit::PostReceive { peer, into } => (peer, Vec::new(), into),
     };
     Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
 }
@@ -191,15 +238,15 @@ mod tests {
 
     use super::*;
 
-    /// Places of these lengths in the slots of 64 bytes that are named, `-` for nowhere; the lengths of the slices that
-    /// are filled when `filled` bytes are there already.
-    fn check(places: &str, filled: usize, slices_max: usize, expected: &[usize]) {
+    /// Checks the slices to fill after `filled` bytes, for buffers of these lengths in the named slots of 64 bytes; `-`
+    /// is a discarded payload.
+    fn check(buffers: &str, filled: usize, slices_max: usize, expected: &[usize]) {
         let mut budget = Budget::new();
         budget.line("test", 64, 8);
         let mut slots: Vec<Option<Lease>> = Vec::new();
         let arena = Arena::new(&budget).expect("it is small");
         arena.take_many(64, 8, &mut |lease| slots.push(Some(lease))).expect("there are eight");
-        let place = |text: &str| match text.split_once(':').expect("a slot and a length") {
+        let buffer = |text: &str| match text.split_once(':').expect("a slot and a length") {
             ("-", bytes) => Incoming::Discard { bytes: bytes.parse().expect("a length") },
             (slot, bytes) => {
                 let slot: usize = slot.parse().expect("a slot");
@@ -207,24 +254,25 @@ mod tests {
                 Incoming::Chunk { lease, bytes: bytes.parse().expect("a length") }
             }
         };
-        let places: Vec<Incoming> = places.split(' ').map(place).collect();
+        let buffers: Vec<Incoming> = buffers.split(' ').map(buffer).collect();
         let head = Head { flags: Flags::default().with(Flags::UNCHECKED), ..Head::new(Kind::Push) };
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
-        let entry = |place: &Incoming| Entry { bytes: place.len(), ..Entry::bare(id, Round(0), ElementType::Float32) };
-        let frame = Frame { entries: places.iter().map(entry).collect(), ..Frame::bare(head) };
-        let mut landing = Landing::new(frame, places);
-        landing.fill(filled).expect("nothing is checked");
+        let entry =
+            |buffer: &Incoming| Entry { bytes: buffer.len(), ..Entry::bare(id, Round(0), ElementType::Float32) };
+        let frame = Frame { entries: buffers.iter().map(entry).collect(), ..Frame::bare(head) };
+        let mut posted = PostedReceive::new(frame, buffers);
+        posted.fill(filled).expect("nothing is checked");
         let (mut found, mut byte) = (Vec::new(), 0);
-        for slice in landing.unfilled(slices_max) {
+        for slice in posted.unfilled(slices_max) {
             found.push(slice.len());
             slice.iter_mut().for_each(|at| (*at, byte) = (byte, byte + 1));
         }
         assert_eq!(found, expected);
-        let (_, places) = landing.into_parts();
-        let here = places.iter().take_while(|place| !matches!(place, Incoming::Discard { .. }));
-        let bytes: Vec<u8> = here.flat_map(|place| place.bytes().to_vec()).skip(filled).collect();
+        let (_, buffers) = posted.into_parts();
+        let here = buffers.iter().take_while(|buffer| !matches!(buffer, Incoming::Discard { .. }));
+        let bytes: Vec<u8> = here.flat_map(|buffer| buffer.bytes().to_vec()).skip(filled).collect();
         let count = usize::from(byte);
-        assert!(bytes[..count].iter().copied().eq(0..byte), "each byte is in its place: {bytes:?}");
+        assert!(bytes[..count].iter().copied().eq(0..byte), "each byte is in its buffer: {bytes:?}");
         assert!(bytes[count..].iter().all(|rest| *rest == 0), "and nowhere else");
     }
 

@@ -1,4 +1,4 @@
-//! A transport that counts and tells.
+//! Wrapper that counts and logs the frames of any transport.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,30 +17,30 @@ use crate::verbs;
 /// Kinds are numbered from one to fourteen.
 const KINDS: usize = 15;
 
-/// What went through a transport. Any thread may read it.
+/// Counters of a transport. Any thread may read them.
 #[derive(Debug, Default)]
-pub struct Counters {
-    /// Frames taken to be sent.
-    pub out: Flow,
-    /// Frames that landed.
-    pub inward: Flow,
-    /// Connections that were made, by either side.
+pub struct TraceCounters {
+    /// Frames accepted for sending.
+    pub out: TraceFlow,
+    /// Frames received.
+    pub inward: TraceFlow,
+    /// Connections made by either side.
     pub connections: AtomicU64,
-    /// Connections that are over.
+    /// Connections that have ended.
     pub gone: AtomicU64,
-    /// What went over verbs, where the transport has them.
-    pub verbs: Arc<verbs::Counters>,
+    /// Counters of verbs traffic, where the transport has verbs.
+    pub verbs: Arc<verbs::VerbsCounters>,
 }
 
-/// What went one way.
+/// Counters of one direction.
 #[derive(Debug, Default)]
-pub struct Flow {
+pub struct TraceFlow {
     /// Payload bytes.
     pub payload_bytes: AtomicU64,
     kinds: [AtomicU64; KINDS],
 }
 
-impl Flow {
+impl TraceFlow {
     /// Frames of all kinds.
     #[must_use]
     pub fn frames(&self) -> u64 {
@@ -58,8 +58,8 @@ impl Flow {
         self.payload_bytes.fetch_add(frame.payload_bytes(), Relaxed);
     }
 
-    /// Counts what was in a queue and is not any more.
-    fn count_taken(&self, before: &Tally, after: &Tally) {
+    /// Counts the frames that have left a queue.
+    fn count_taken(&self, before: &QueueTally, after: &QueueTally) {
         for (kind, (before, after)) in self.kinds.iter().zip(before.kinds.iter().zip(after.kinds)) {
             kind.fetch_add(before - after, Relaxed);
         }
@@ -67,14 +67,14 @@ impl Flow {
     }
 }
 
-/// The frames in a queue.
+/// The frames of a queue.
 #[derive(Default)]
-struct Tally {
+struct QueueTally {
     payload_bytes: u64,
     kinds: [u64; KINDS],
 }
 
-impl Tally {
+impl QueueTally {
     fn of(queue: &VecDeque<Submit>) -> Self {
         let mut tally = Self::default();
         for work in queue {
@@ -91,10 +91,10 @@ fn number(kind: Kind) -> usize {
     usize::from(kind as u8)
 }
 
-/// Any transport, counted, with a line at trace level for every frame.
+/// A transport whose frames are counted, and logged at trace level.
 pub struct Trace {
     inner: Box<dyn Transport>,
-    counters: Arc<Counters>,
+    counters: Arc<TraceCounters>,
 }
 
 impl Trace {
@@ -104,16 +104,16 @@ impl Trace {
         Self { inner, counters: Arc::default() }
     }
 
-    /// Connections to other processes, counted; what goes over verbs from when they were made.
+    /// Wraps a network transport, with its counters of verbs traffic.
     #[must_use]
     pub fn over(network: Network) -> Self {
-        let counters = Counters { verbs: network.verbs(), ..Counters::default() };
+        let counters = TraceCounters { verbs: network.verbs(), ..TraceCounters::default() };
         Self { inner: Box::new(network), counters: Arc::new(counters) }
     }
 
-    /// The counters, which go on counting.
+    /// The live counters.
     #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<TraceCounters> {
         Arc::clone(&self.counters)
     }
 
@@ -130,12 +130,12 @@ impl Trace {
             Event::Head { peer, frame } => {
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, "head")
             }
-            Event::Landed { peer, frame, .. } => {
+            Event::Received { peer, frame, .. } => {
                 self.counters.inward.count(frame);
                 let bytes = frame.payload_bytes();
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, bytes, "landed");
             }
-            Event::Left { peer, ticket } => {
+            Event::Transmitted { peer, ticket } => {
                 tracing::trace!(peer = peer.0, ticket = ticket.0, "left")
             }
             Event::Sent { peer, ticket, .. } => {
@@ -161,9 +161,9 @@ impl Transport for Trace {
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
-        let before = Tally::of(queue);
+        let before = QueueTally::of(queue);
         let outcome = self.inner.submit(queue);
-        self.counters.out.count_taken(&before, &Tally::of(queue));
+        self.counters.out.count_taken(&before, &QueueTally::of(queue));
         outcome
     }
 

@@ -1,6 +1,6 @@
-//! What frames over verbs allocate, register and copy once a connection is warm: nothing but the frames themselves.
+//! Test of allocations, registrations and copies over verbs: a warm connection needs none beyond the frames themselves.
 //!
-//! A test binary of its own, because what it counts is the whole process's.
+//! A test binary of its own, because the allocator counts for the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -15,23 +15,23 @@ use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Tick
 use pserver_core::memory::{Arena, Budget, LoanBook, Mapping, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
-use pserver_transport::network::{Listener, Network, NetworkOptions, Poll, Stop};
-use pserver_transport::verbs::{Counters, Device, Devices};
+use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::verbs::{VerbsCounters, VerbsDevice, VerbsDevices};
 
-/// The system's allocator, counted for the thread that asks it.
-struct Counting;
+/// The system's allocator, with a count for each thread.
+struct CountingAllocator;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count() {
-    // A thread that ends is not counted any more.
+    // Allocations of a thread that ends are not counted.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
 // SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller keeps what `alloc` asks for.
@@ -51,17 +51,17 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// One side, and what the transport allocated for it.
-struct Side {
+/// One transport, with its allocations.
+struct CountedTransport {
     transport: Network,
     queue: VecDeque<Submit>,
     events: Vec<Event>,
     arena: Arena,
     peer: Option<PeerId>,
-    /// What is sent next, and where what comes next goes, when it is not a lease.
-    lent: VecDeque<Vec<Outgoing>>,
+    /// The next bodies to send, and the next receive buffers, when they are not leases.
+    loans: VecDeque<Vec<Outgoing>>,
     places: VecDeque<Vec<Incoming>>,
     tickets: u64,
     landed: u64,
@@ -70,23 +70,23 @@ struct Side {
     polls: u64,
 }
 
-impl Side {
+impl CountedTransport {
     fn new(transport: Network) -> Self {
         let mut budget = Budget::new();
         budget.line("payloads", 64 * 1024, 64);
         let arena = Arena::new(&budget).expect("an arena");
         let (queue, events) = (VecDeque::with_capacity(16), Vec::with_capacity(64));
-        let (lent, places) = (VecDeque::new(), VecDeque::new());
+        let (loans, places) = (VecDeque::new(), VecDeque::new());
         let peer = None;
         let (tickets, landed, sent, allocated, polls) = (0, 0, 0, 0, 0);
-        Self { transport, queue, events, arena, peer, lent, places, tickets, landed, sent, allocated, polls }
+        Self { transport, queue, events, arena, peer, loans, places, tickets, landed, sent, allocated, polls }
     }
 
     /// Sends a frame with payloads of these lengths.
     fn send(&mut self, lengths: &[u32]) {
         let payload = |bytes: u32| Value::new(self.arena.take_zeroed(bytes).expect("a slot"), bytes);
         let leases = || lengths.iter().map(|bytes| Outgoing::Value(Arc::new(payload(*bytes)))).collect();
-        let body = self.lent.pop_front().unwrap_or_else(leases);
+        let body = self.loans.pop_front().unwrap_or_else(leases);
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
         let entry = |bytes: &u32| Entry::with_payload(id, Round(1), ElementType::Float32, &vec![0; *bytes as usize]);
         let mut frame = Frame::bare(Head::new(Kind::Push));
@@ -96,7 +96,7 @@ impl Side {
         self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.tickets), frame, body });
     }
 
-    /// Lets the transport go on, and answers what it says.
+    /// One submit, wait and poll, with answers to the events.
     fn step(&mut self) {
         let before = ALLOCATIONS.get();
         self.transport.submit(&mut self.queue).expect("the device works");
@@ -114,43 +114,43 @@ impl Side {
                     };
                     let leases = || frame.entries.iter().map(place).collect();
                     let into = self.places.pop_front().unwrap_or_else(leases);
-                    self.queue.push_back(Submit::Land { peer, into });
+                    self.queue.push_back(Submit::PostReceive { peer, into });
                 }
-                Event::Landed { .. } => self.landed += 1,
+                Event::Received { .. } => self.landed += 1,
                 Event::Sent { .. } => self.sent += 1,
-                Event::Left { .. } => {}
+                Event::Transmitted { .. } => {}
                 Event::Gone { reason, .. } => panic!("the connection is over: {reason}"),
             }
         }
     }
 }
 
-/// Rounds whose allocations are counted together, and frames each way in a round: more than land at once.
+/// Rounds that are measured together, and frames each way in a round: more than receives overlap.
 const ROUNDS: u64 = 50;
 const AT_ONCE: usize = 6;
 const FRAMES: u64 = ROUNDS * AT_ONCE as u64;
-/// As a transport has it whose connections are memory that is looked at.
+/// As in a transport all of whose connections are polled.
 const POLLS_PER_LOOK: u64 = 256;
 
-/// What the two transports allocated in so many polls, and what they copied and registered.
-struct Block {
+/// Allocations of the two transports, their polls, and what they copied and registered.
+struct RoundCosts {
     allocated: [u64; 2],
     polls: [u64; 2],
     copied: u64,
     registered: u64,
 }
 
-/// Memory of the trainer's own, which holds the payloads of so many frames.
-struct Own(Vec<u8>, Arc<Mapping>);
+/// The trainer's own memory for the payloads of a round.
+struct LentMemory(Vec<u8>, Arc<Mapping>);
 
-impl Own {
+impl LentMemory {
     fn new(lengths: &[u32]) -> Self {
         let bytes = vec![0; AT_ONCE * lengths.iter().sum::<u32>() as usize + 1];
         let mapping = Mapping::of_caller(bytes.as_ptr().addr(), bytes.len()).expect("it is some bytes");
         Self(bytes, Arc::new(mapping))
     }
 
-    /// Lends it to be read.
+    /// Lends it for sending.
     fn read<'env>(&'env self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Outgoing>> {
         let mut rest = self.0.as_slice();
         let mut next = |bytes: &u32| {
@@ -161,7 +161,7 @@ impl Own {
         (0..AT_ONCE).map(|_| lengths.iter().map(&mut next).collect()).collect()
     }
 
-    /// Lends it to be written.
+    /// Lends it for receiving.
     fn write<'env>(&'env mut self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Incoming>> {
         let mut rest = self.0.as_mut_slice();
         let mut next = |bytes: &u32| {
@@ -173,36 +173,35 @@ impl Own {
     }
 }
 
-/// What the two have registered and copied so far.
-fn counted(near: &Side, far: &Side) -> [u64; 2] {
+/// Registrations and copied bytes of both transports so far.
+fn counted(near: &CountedTransport, far: &CountedTransport) -> [u64; 2] {
     let both = [near, far].map(|side| side.transport.verbs());
-    let sum = |what: fn(&Counters) -> u64| both.iter().map(|side| what(side)).sum();
+    let sum = |what: fn(&VerbsCounters) -> u64| both.iter().map(|side| what(side)).sum();
     [sum(|side| side.registrations.load(Relaxed)), sum(|side| side.copied_bytes.load(Relaxed))]
 }
 
-/// How much both transports allocate for so many frames each way, and how much they copy and register, once they are
-/// warm; the trainer's payloads lie in leases, or in memory of its own.
-fn steady(lengths: &[u32], is_own: bool) -> Vec<Block> {
-    let devices = Devices::This(Device::in_process());
-    let options = NetworkOptions { devices, poll: Poll::Block, ..NetworkOptions::default() };
+/// Measures rounds on warm transports. The trainer's payloads are in leases, or in memory of its own.
+fn steady(lengths: &[u32], is_own: bool) -> Vec<RoundCosts> {
+    let devices = VerbsDevices::This(VerbsDevice::in_process());
+    let options = NetworkOptions { devices, poll: PollPolicy::Block, ..NetworkOptions::default() };
     let address = Address::parse("verbs://127.0.0.1:0").expect("an address");
-    let mut near = Side::new(Network::new(options.clone()).expect("a transport"));
-    let mut far = Side::new(Network::new(options.clone()).expect("a transport"));
+    let mut near = CountedTransport::new(Network::new(options.clone()).expect("a transport"));
+    let mut far = CountedTransport::new(Network::new(options.clone()).expect("a transport"));
     let listener = Listener::bind(&address, options).expect("a free port");
-    let (address, lanes, stop) = (listener.local_address(), vec![Some(far.transport.adopter())], Stop::new());
+    let (address, lanes, stop) = (listener.local_address(), vec![Some(far.transport.connection_sender())], Stop::new());
     let listening = thread::spawn({
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")
     });
     let peer = near.transport.connect(&address).expect("an address of this transport");
-    let hello = HelloMessage { role: 0, host: "here".to_owned(), process: 1 };
+    let hello = HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None };
     let hello = Frame::with_control(Head::new(Kind::Hello), &hello);
     near.queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame: hello, body: Vec::new() });
     while far.landed == 0 || near.sent == 0 {
         near.step();
         far.step();
     }
-    let (from, mut to) = (Own::new(lengths), Own::new(lengths));
+    let (from, mut to) = (LentMemory::new(lengths), LentMemory::new(lengths));
     let mut exchange = || {
         let before = counted(&near, &far);
         (near.allocated, far.allocated, near.polls, far.polls) = (0, 0, 0, 0);
@@ -210,7 +209,7 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<Block> {
             let goal = [near.landed, near.sent, far.landed, far.sent].map(|frames| frames + AT_ONCE as u64);
             lend(|book| {
                 if is_own {
-                    (near.lent, near.places) = (from.read(lengths, book), to.write(lengths, book));
+                    (near.loans, near.places) = (from.read(lengths, book), to.write(lengths, book));
                 }
                 for _ in 0..AT_ONCE {
                     near.send(lengths);
@@ -224,7 +223,7 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<Block> {
         }
         let [registered, copied] = counted(&near, &far);
         let (allocated, polls) = ([near.allocated, far.allocated], [near.polls, far.polls]);
-        Block { allocated, polls, registered: registered - before[0], copied: copied - before[1] }
+        RoundCosts { allocated, polls, registered: registered - before[0], copied: copied - before[1] }
     };
     exchange();
     let blocks = (0..3).map(|_| exchange()).collect();
@@ -233,16 +232,15 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<Block> {
     blocks
 }
 
-/// What is allocated for a frame with payloads is its entries, and these again for the report of its head: both are the
-/// session's, which may keep them. Beyond that the runtime allocates once for a look at the system, of which there is
-/// one in so many polls.
+/// A frame with payloads allocates its entries, and a copy of them for the report of its head: the session may keep
+/// both. Beyond that the runtime allocates once for each request for readiness, of which there is one in so many polls.
 #[test]
 fn a_warm_connection_allocates_its_frames_and_registers_nothing() {
     let check = |lengths: &[u32], expected: u64| {
         for is_own in [false, true] {
             let short = lengths.iter().filter(|bytes| **bytes <= 8 * 1024).sum::<u32>();
             let long = lengths.iter().sum::<u32>() - short;
-            for Block { allocated, polls, copied, registered } in steady(lengths, is_own) {
+            for RoundCosts { allocated, polls, copied, registered } in steady(lengths, is_own) {
                 let here =
                     format!("{lengths:?}, {}: {allocated:?} for {FRAMES} frames", if is_own { "own" } else { "" });
                 for (allocated, polls) in allocated.into_iter().zip(polls) {
@@ -250,7 +248,7 @@ fn a_warm_connection_allocates_its_frames_and_registers_nothing() {
                     assert!(beyond <= polls.div_ceil(POLLS_PER_LOOK), "{here}");
                 }
                 assert_eq!(registered, 0, "{here}");
-                // Short payloads go into messages and out of them, both ways; long ones from leases through staging.
+                // Short payloads are copied into and out of messages, both ways; long ones from leases through staging.
                 let staged = if is_own { 0 } else { 2 * u64::from(long) };
                 assert_eq!(copied, (4 * u64::from(short) + staged) * FRAMES, "{here}");
             }

@@ -1,18 +1,18 @@
-//! Every backend against the one suite.
+//! The conformance suite for every backend.
 
 use std::thread;
 
-use pserver_core::limits::LANDINGS_MAX;
+use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::wire::Address;
-use pserver_transport::conformance::{self, Ends};
+use pserver_transport::conformance::{self, TransportPair};
 use pserver_transport::loopback::{self, LoopbackTransport};
-use pserver_transport::network::{Checks, Listener, Network, NetworkOptions, Poll, Stop, Token};
-use pserver_transport::verbs::{Device, Devices};
+use pserver_transport::network::{ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 
-/// Ends a listener and waits for its thread.
-struct Listening(Stop, Option<thread::JoinHandle<()>>);
+/// Stops a listener and joins its thread when dropped.
+struct ConformanceListener(Stop, Option<thread::JoinHandle<()>>);
 
-impl Drop for Listening {
+impl Drop for ConformanceListener {
     fn drop(&mut self) {
         self.0.stop();
         if let Some(thread) = self.1.take() {
@@ -21,30 +21,30 @@ impl Drop for Listening {
     }
 }
 
-fn tcp(host: &str, options: &NetworkOptions) -> Ends {
+fn tcp(host: &str, options: &NetworkOptions) -> TransportPair {
     ends(&format!("tcp://{host}:0"), options)
 }
 
-fn ends(address: &str, options: &NetworkOptions) -> Ends {
+fn ends(address: &str, options: &NetworkOptions) -> TransportPair {
     let address = Address::parse(address).expect("an address");
     let near = Network::new(options.clone()).expect("a transport");
     let far = Network::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
     let address = Address { port: listener.local_address().port, ..address };
-    let (stop, lanes) = (Stop::new(), vec![Some(far.adopter())]);
+    let (stop, lanes) = (Stop::new(), vec![Some(far.connection_sender())]);
     let run = {
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")
     };
-    let keep = Box::new(Listening(stop, Some(thread::spawn(run))));
-    Ends { keep, ..Ends::new(Box::new(near), Box::new(far), address) }
+    let keep = Box::new(ConformanceListener(stop, Some(thread::spawn(run))));
+    TransportPair { keep, ..TransportPair::new(Box::new(near), Box::new(far), address) }
 }
 
 #[test]
 fn loopback_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
+        TransportPair::new(Box::new(near), Box::new(far), address).landing(RECEIVES_MAX)
     });
 }
 
@@ -52,8 +52,8 @@ fn loopback_keeps_every_promise() {
 fn loopback_keeps_every_promise_without_checksums_and_without_sleep() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        let with = |end: LoopbackTransport| Box::new(end.with(Checks::BetweenHosts, Poll::Busy));
-        Ends::new(with(near), with(far), address)
+        let with = |end: LoopbackTransport| Box::new(end.with(ChecksumPolicy::BetweenHosts, PollPolicy::Busy));
+        TransportPair::new(with(near), with(far), address)
     });
 }
 
@@ -64,7 +64,7 @@ fn tcp_keeps_every_promise() {
 
 #[test]
 fn tcp_keeps_every_promise_by_name_and_with_checksums() {
-    let options = NetworkOptions { checks: Checks::Always, ..NetworkOptions::default() };
+    let options = NetworkOptions { checks: ChecksumPolicy::Always, ..NetworkOptions::default() };
     conformance::check(|| tcp("localhost", &options));
 }
 
@@ -74,7 +74,7 @@ fn tcp_keeps_every_promise_with_small_buffers() {
     let options = NetworkOptions {
         send_buffer_bytes: small,
         receive_buffer_bytes: small,
-        checks: Checks::Always,
+        checks: ChecksumPolicy::Always,
         ..NetworkOptions::default()
     };
     conformance::check(|| tcp("[::1]", &options));
@@ -87,26 +87,32 @@ fn shared_memory_keeps_every_promise() {
 
 #[test]
 fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
-    conformance::check(|| ends("localhost:0", &NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() }));
+    conformance::check(|| {
+        ends("localhost:0", &NetworkOptions { poll: PollPolicy::Block, ..NetworkOptions::default() })
+    });
 }
 
 #[test]
 fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
-    conformance::check(|| ends("shm://[::]:0", &NetworkOptions { poll: Poll::Busy, ..NetworkOptions::default() }));
+    conformance::check(|| {
+        ends("shm://[::]:0", &NetworkOptions { poll: PollPolicy::Busy, ..NetworkOptions::default() })
+    });
 }
 
 #[test]
 fn every_transport_keeps_its_promises_with_a_token() {
-    let token = Token::new(b"nobody can guess this").ok();
+    let token = JobToken::new(b"nobody can guess this").ok();
     let options = NetworkOptions { token, ..NetworkOptions::default() };
     conformance::check(|| tcp("127.0.0.1", &options));
     conformance::check(|| ends("shm://127.0.0.1:0", &options));
     conformance::check(|| verbs("verbs://127.0.0.1:0", options.clone()));
 }
 
-/// Verbs over a device in process.
-fn verbs(address: &str, options: NetworkOptions) -> Ends {
-    ends(address, &NetworkOptions { devices: Devices::This(Device::in_process()), ..options }).landing(2)
+/// Verbs over a software device.
+fn verbs(address: &str, options: NetworkOptions) -> TransportPair {
+    ends(address, &NetworkOptions { devices: VerbsDevices::This(VerbsDevice::in_process()), ..options })
+        .landing(2)
+        .blind()
 }
 
 #[test]
@@ -116,6 +122,7 @@ fn verbs_keep_every_promise() {
 
 #[test]
 fn verbs_keep_every_promise_with_checksums() {
-    let options = || NetworkOptions { checks: Checks::Always, poll: Poll::Block, ..NetworkOptions::default() };
+    let options =
+        || NetworkOptions { checks: ChecksumPolicy::Always, poll: PollPolicy::Block, ..NetworkOptions::default() };
     conformance::check(|| verbs("verbs://[::1]:0", options()));
 }

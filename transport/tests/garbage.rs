@@ -1,4 +1,4 @@
-//! What strangers and broken peers send: each is told what was wrong, and nobody else notices.
+//! Tests of hostile and broken clients: each is told its error, and other clients are not affected.
 
 mod server;
 
@@ -9,30 +9,30 @@ use std::time::Duration;
 use prost::Message;
 use pserver_core::checksum::checksum;
 use pserver_core::wire::{Address, ErrorMessage, Flags, Frame, HEADER_BYTES, Kind, Prefix};
-use pserver_transport::network::{Checks, Listener, NetworkOptions, Token};
+use pserver_transport::network::{ChecksumPolicy, JobToken, Listener, NetworkOptions};
 
-use server::{Server, hello, push};
+use server::{AnsweringServer, hello, push};
 
-fn start(options: NetworkOptions) -> Server {
-    Server::start("tcp://127.0.0.1:0", options)
+fn start(options: NetworkOptions) -> AnsweringServer {
+    AnsweringServer::start("tcp://127.0.0.1:0", options)
 }
 
-/// Strangers to a server.
-trait Guests {
-    fn connect(&self) -> Raw;
+/// Clients that write raw bytes.
+trait RawClients {
+    fn connect(&self) -> RawTcpClient;
 
     /// A connection whose hello was accepted.
-    fn greeted(&self) -> Raw;
+    fn greeted(&self) -> RawTcpClient;
 }
 
-impl Guests for Server {
-    fn connect(&self) -> Raw {
+impl RawClients for AnsweringServer {
+    fn connect(&self) -> RawTcpClient {
         let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
-        Raw(stream)
+        RawTcpClient(stream)
     }
 
-    fn greeted(&self) -> Raw {
+    fn greeted(&self) -> RawTcpClient {
         let mut raw = self.connect();
         raw.send(&hello(1).encode());
         raw.works();
@@ -40,12 +40,12 @@ impl Guests for Server {
     }
 }
 
-/// The other end, byte by byte.
-struct Raw(TcpStream);
+/// A client that writes raw bytes.
+struct RawTcpClient(TcpStream);
 
-impl Raw {
+impl RawTcpClient {
     fn send(&mut self, bytes: &[u8]) {
-        // A server that has refused already may have closed; what it said is looked at later.
+        // A server that has refused may have closed; the refusal is read later.
         let _ = self.0.write_all(bytes);
     }
 
@@ -76,7 +76,7 @@ impl Raw {
     }
 }
 
-/// The frame with some bytes changed, its checksums true again.
+/// The frame with changed bytes and correct checksums.
 fn changed(frame: &Frame, at: usize, change: &[u8]) -> Vec<u8> {
     let mut bytes = frame.encode();
     bytes[at..at + change.len()].copy_from_slice(change);
@@ -94,7 +94,7 @@ fn spoiled(frame: &Frame, at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
+fn a_stranger_is_told_its_error_and_other_clients_go_on() {
     let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
@@ -116,8 +116,8 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
 }
 
 #[test]
-fn who_shows_no_token_is_told_so_and_learns_nothing_of_lanes() {
-    let token = Token::new(b"nobody can guess this").ok();
+fn a_client_without_a_token_is_told_so_and_learns_nothing_of_lanes() {
+    let token = JobToken::new(b"nobody can guess this").ok();
     let server =
         start(NetworkOptions { token, hello_timeout: Duration::from_millis(200), ..NetworkOptions::default() });
     let check = |bytes: &[u8], expected: &str| {
@@ -126,8 +126,8 @@ fn who_shows_no_token_is_told_so_and_learns_nothing_of_lanes() {
         raw.must_be_refused(expected);
     };
     let card = [b"PSTOKEN1".as_slice(), &[3; 56]].concat();
-    check(&hello(1).encode(), "this job has a token, and who connects shows none");
-    check(&hello(7).encode(), "this job has a token, and who connects shows none");
+    check(&hello(1).encode(), "the client shows no token, and this job has one");
+    check(&hello(7).encode(), "the client shows no token, and this job has one");
     check(&[0; 64], "not a pserver frame: it begins with 0x00000000");
     check(&card[..63], "no hello within 200ms");
     let mut silent = server.connect();
@@ -137,12 +137,12 @@ fn who_shows_no_token_is_told_so_and_learns_nothing_of_lanes() {
     let open = start(NetworkOptions::default());
     let mut raw = open.connect();
     raw.send(&card);
-    raw.must_be_refused("this server has no token, and who connects shows one");
+    raw.must_be_refused("the client shows a token, and this server has none");
     open.greeted().works();
 }
 
 #[test]
-fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
+fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
     let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
@@ -169,7 +169,7 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
     frame.head.flags = Flags::UNCHECKED;
     frame.entries[0].checksum = 0;
     let bytes = [frame.encode(), vec![7; 1000]].concat();
-    let strict = start(NetworkOptions { checks: Checks::Always, ..NetworkOptions::default() });
+    let strict = start(NetworkOptions { checks: ChecksumPolicy::Always, ..NetworkOptions::default() });
     let mut raw = strict.greeted();
     raw.send(&bytes);
     raw.must_be_refused("payloads without checksums; this side checks always");
@@ -194,7 +194,7 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 }
 
 #[test]
-fn who_says_nothing_is_refused_in_time() {
+fn a_silent_client_is_refused_in_time() {
     let hello_timeout = Duration::from_millis(20);
     let server = start(NetworkOptions { hello_timeout, ..NetworkOptions::default() });
     server.connect().must_be_refused("no hello within 20ms");
@@ -208,7 +208,7 @@ fn who_says_nothing_is_refused_in_time() {
 }
 
 #[test]
-fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
+fn many_silent_strangers_do_not_keep_others_out() {
     let hello_timeout = Duration::from_secs(60);
     let server = start(NetworkOptions { hello_timeout, ..NetworkOptions::default() });
     let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();
@@ -217,7 +217,7 @@ fn a_crowd_of_silent_strangers_does_not_keep_others_out() {
 }
 
 #[test]
-fn a_port_in_use_is_named_with_who_to_look_for() {
+fn a_port_in_use_is_named_with_the_command_that_finds_its_owner() {
     let server = start(NetworkOptions::default());
     let error = Listener::bind(&server.address, NetworkOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");

@@ -1,5 +1,4 @@
-//! Shared memory between processes: what is read in place and for how long, who can be found, and what strangers and
-//! broken peers are told.
+//! Tests of shared memory: reading in place and its duration, discovery, and hostile or broken clients.
 
 mod server;
 
@@ -21,35 +20,35 @@ use pserver_core::memory::shared::{Board, Counters};
 use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
 use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
-use pserver_transport::network::{Listener, Network, NetworkOptions, Poll, Stop};
+use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use server::{Server, hello, push};
+use server::{AnsweringServer, hello, push};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A transport that is connected to, with its listener's thread.
-struct Far {
+/// A transport with a listener.
+struct ListeningTransport {
     transport: Network,
     address: Address,
     stop: Stop,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Far {
+impl ListeningTransport {
     fn listen(address: &str) -> Self {
         let transport = Network::new(NetworkOptions::default()).expect("a transport");
         let address = Address::parse(address).expect("an address");
         let listener = Listener::bind(&address, NetworkOptions::default()).expect("a free port");
-        let (address, lanes, stop) = (listener.local_address(), vec![Some(transport.adopter())], Stop::new());
+        let (address, lanes, stop) = (listener.local_address(), vec![Some(transport.connection_sender())], Stop::new());
         let ends = stop.clone();
         let thread = Some(thread::spawn(move || listener.run(lanes, ends).expect("the listener runs")));
         Self { transport, address, stop, thread }
     }
 }
 
-impl Drop for Far {
+impl Drop for ListeningTransport {
     fn drop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
@@ -58,7 +57,7 @@ impl Drop for Far {
     }
 }
 
-/// A transport that has said hello.
+/// A transport that has sent its hello.
 fn near(address: &Address) -> (Network, PeerId) {
     let mut transport = Network::new(NetworkOptions::default()).expect("a transport");
     let peer = transport.connect(address).expect("an address of this transport");
@@ -83,7 +82,7 @@ fn poll(transport: &mut Network) -> Vec<Event> {
     events
 }
 
-/// Polls both until `wanted` finds what it looks for in an event of the first.
+/// Polls both until `wanted` selects an event of the first.
 fn until<T>(one: &mut Network, other: &mut Network, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -122,8 +121,8 @@ fn place(arena: &Arena, frame: &Frame) -> Vec<Incoming> {
     frame.entries.iter().map(|entry| place(entry.bytes)).collect()
 }
 
-/// Lands one frame of `kind` with a payload of 100,000 bytes at `far`; its lease, and the sender.
-fn landed(far: &mut Far, kind: Kind) -> (Lease, Network) {
+/// Receives one frame of `kind` with 100,000 bytes at `far`; its lease, and the sender.
+fn landed(far: &mut ListeningTransport, kind: Kind) -> (Lease, Network) {
     let (mut near, peer) = near(&far.address);
     let own = Arena::new(&arena(128 * 1024, 2)).expect("a small arena");
     let payload = chunk(&own, 100_000, 7);
@@ -132,9 +131,9 @@ fn landed(far: &mut Far, kind: Kind) -> (Lease, Network) {
         Event::Head { peer, frame } => Some((peer, frame)),
         _ => None,
     });
-    submit(&mut far.transport, [Submit::Land { peer, into: place(&own, &frame) }]);
+    submit(&mut far.transport, [Submit::PostReceive { peer, into: place(&own, &frame) }]);
     let lease = until(&mut far.transport, &mut near, |event| match event {
-        Event::Landed { mut body, .. } => match body.pop() {
+        Event::Received { mut body, .. } => match body.pop() {
             Some(Incoming::Chunk { lease, .. }) => Some(lease),
             _ => None,
         },
@@ -145,7 +144,7 @@ fn landed(far: &mut Far, kind: Kind) -> (Lease, Network) {
 
 #[test]
 fn a_gradient_is_read_in_place_and_outlives_its_sender() {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (lease, near) = landed(&mut far, Kind::Push);
     assert!(lease.is_foreign(), "nothing was copied at this side");
     drop(near);
@@ -157,8 +156,8 @@ fn a_gradient_is_read_in_place_and_outlives_its_sender() {
 }
 
 #[test]
-fn what_becomes_a_value_is_copied() {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+fn a_payload_that_becomes_a_value_is_copied() {
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     for kind in [Kind::Set, Kind::Init] {
         let (lease, _near) = landed(&mut far, kind);
         assert!(!lease.is_foreign(), "{kind:?}");
@@ -168,10 +167,10 @@ fn what_becomes_a_value_is_copied() {
 
 #[test]
 fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let peer = until(&mut far.transport, &mut near, |event| match event {
-        Event::Landed { peer, .. } => Some(peer),
+        Event::Received { peer, .. } => Some(peer),
         _ => None,
     });
     let shared = Arena::shared(&arena(128 * 1024, 1)).expect("this system shares memory");
@@ -184,8 +183,8 @@ fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
             _ => None,
         });
         assert_eq!(Arc::strong_count(&value), 2, "it is lent as long as it may be read");
-        submit(&mut near, [Submit::Land { peer: from, into: vec![Incoming::Loan(book.write(&mut into))] }]);
-        until(&mut near, &mut far.transport, |event| matches!(event, Event::Landed { .. }).then_some(()));
+        submit(&mut near, [Submit::PostReceive { peer: from, into: vec![Incoming::Loan(book.write(&mut into))] }]);
+        until(&mut near, &mut far.transport, |event| matches!(event, Event::Received { .. }).then_some(()));
     });
     let deadline = Instant::now() + PATIENCE;
     while Arc::strong_count(&value) > 1 {
@@ -195,12 +194,12 @@ fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
     assert!(into == [9; 100_000]);
 }
 
-/// Two senders whose frames are held until their counterparts are there, which each sends last. One that could be
-/// kept from sending by what is held of it would wait for the other, and the other for it.
+/// Two senders whose frames are held until both have sent theirs, in opposite orders. If held frames could block a
+/// sender, the two would block each other.
 #[test]
 fn senders_in_different_orders_do_not_wait_for_each_other() {
     let check = |count: u64, bytes: u32| {
-        let mut far = Far::listen("shm://127.0.0.1:0");
+        let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
         let own = Arena::new(&arena(bytes, 2 * count + 2)).expect("address space");
         let payload = chunk(&own, bytes, 3);
         let mut senders =
@@ -220,9 +219,9 @@ fn senders_in_different_orders_do_not_wait_for_each_other() {
             for event in poll(&mut far.transport) {
                 match event {
                     Event::Head { peer, frame } => {
-                        landings.push_back(Submit::Land { peer, into: place(&own, &frame) });
+                        landings.push_back(Submit::PostReceive { peer, into: place(&own, &frame) });
                     }
-                    Event::Landed { frame, body, .. } if frame.head.kind == Kind::Push => {
+                    Event::Received { frame, body, .. } if frame.head.kind == Kind::Push => {
                         landed += 1;
                         let number = frame.entries[0].id.chunk.0;
                         let both = held.entry(number).or_default();
@@ -244,9 +243,9 @@ fn senders_in_different_orders_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn who_is_here_is_found_and_who_is_not_is_named() {
+fn a_server_of_this_machine_is_found_and_an_absent_one_is_named() {
     let check = |listening: &str, scheme: Scheme, expected: Option<&str>| {
-        let mut far = Far::listen(listening);
+        let mut far = ListeningTransport::listen(listening);
         let (mut near, _) = near(&Address { scheme, ..far.address.clone() });
         let reason = until(&mut near, &mut far.transport, |event| match event {
             Event::Gone { reason, .. } => Some(Some(reason)),
@@ -281,8 +280,8 @@ fn who_is_here_is_found_and_who_is_not_is_named() {
     }
 }
 
-/// The connecting side, byte by byte.
-struct Raw {
+/// A client that writes the board byte by byte.
+struct RawShmClient {
     socket: UnixStream,
     board: Board,
     counters: Counters,
@@ -295,13 +294,13 @@ const OURS: usize = 0;
 const THEIRS: usize = 1;
 const TAIL: usize = 0;
 const HEAD: usize = 2;
-const ASLEEP: usize = 4;
+const WAITING: usize = 4;
 const RETURNED: usize = 8;
-const LETTERS: usize = 10;
+const MESSAGES: usize = 10;
 
-const SETUP: [u8; 16] = *b"PSHM\x03\0\0\0\0\0\x04\0\0\x20\0\0";
+const SETUP: [u8; 16] = *b"PSHM\x04\0\0\0\0\0\x04\0\0\x20\0\0";
 
-impl Raw {
+impl RawShmClient {
     fn connect(address: &Address) -> UnixStream {
         let name = format!("pserver-127.0.0.1-{}", address.port);
         let socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).expect("a name"));
@@ -311,7 +310,7 @@ impl Raw {
     }
 
     /// A connection whose hello was accepted.
-    fn greeted(server: &Server) -> Self {
+    fn greeted(server: &AnsweringServer) -> Self {
         let socket = Self::connect(&server.address);
         let (board, descriptor) = Board::create(2 * RING).expect("this system shares memory");
         pass(&socket, &SETUP, &[descriptor.as_fd()]);
@@ -327,13 +326,13 @@ impl Raw {
     }
 
     fn wake(&self) {
-        // One that has refused already may have closed.
+        // A server that has refused may have closed.
         let _ = (&self.socket).write_all(b"w");
     }
 
-    /// Puts a letter on the socket, as it should be counted.
+    /// Sends a message on the socket, and counts it.
     fn post(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        self.counter(LETTERS, OURS).fetch_add(1, SeqCst);
+        self.counter(MESSAGES, OURS).fetch_add(1, SeqCst);
         pass(&self.socket, bytes, descriptors);
     }
 
@@ -381,7 +380,7 @@ impl Raw {
         assert_eq!(self.frame().head.kind, Kind::Done);
     }
 
-    /// Hands an arena over, and refers to it: 20,000 bytes.
+    /// Announces an arena, and sends a reference to 20,000 bytes of it.
     fn refer(&mut self, arena: Option<&OwnedFd>, number: u32, token: u32, offset: u64) {
         if let Some(arena) = arena {
             self.post(b"a", &[arena.as_fd()]);
@@ -397,7 +396,7 @@ impl Raw {
         let refused = self.frame();
         assert_eq!(refused.head.kind, Kind::Refused);
         assert_text(&refused, expected);
-        // Wake-ups that were not read make the end an abrupt one.
+        // Unread wake-ups turn the close into a reset.
         let end = self.socket.read(&mut [0]);
         let is_over = matches!(&end, Ok(0)) || end.as_ref().is_err_and(|end| end.kind() == ErrorKind::ConnectionReset);
         assert!(is_over, "nothing follows a refusal: {end:?}");
@@ -428,14 +427,14 @@ fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
-    let mut other = Raw::greeted(&server);
+fn a_stranger_is_told_its_error_and_other_clients_go_on() {
+    let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
+    let mut other = RawShmClient::greeted(&server);
     let mut check = |setup: &[u8], descriptor: Option<OwnedFd>, expected: &str| {
-        let mut socket = Raw::connect(&server.address);
+        let mut socket = RawShmClient::connect(&server.address);
         let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         pass(&socket, setup, &descriptors);
-        // One that was refused already may be closed.
+        // A server that has refused may have closed.
         let _ = socket.write_all(&hello(1).encode());
         let mut header = [0; HEADER_BYTES];
         socket.read_exact(&mut header).expect("the connection ends with a refusal");
@@ -457,11 +456,11 @@ fn a_stranger_is_told_what_was_wrong_and_nobody_else_notices() {
 }
 
 #[test]
-fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
-    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
-    let mut other = Raw::greeted(&server);
-    let mut check = |breaks: &dyn Fn(&mut Raw), expected: &str| {
-        let mut raw = Raw::greeted(&server);
+fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
+    let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
+    let mut other = RawShmClient::greeted(&server);
+    let mut check = |breaks: &dyn Fn(&mut RawShmClient), expected: &str| {
+        let mut raw = RawShmClient::greeted(&server);
         breaks(&mut raw);
         raw.must_be_refused(expected);
         other.works();
@@ -487,10 +486,10 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
             raw.counters.get(RETURNED * 8 + THEIRS * 8).store(4, SeqCst);
             raw.wake();
         },
-        "token 2 came back, which was not given",
+        "token 2 was returned, which was not in use",
     );
-    check(&|raw| raw.refer(None, 0, 0, 0), "a reference to an arena that was not handed over");
-    check(&|raw| raw.refer(Some(&good()), 1, 0, 0), "a reference to an arena that was not handed over");
+    check(&|raw| raw.refer(None, 0, 0, 0), "a reference to an arena that was not announced");
+    check(&|raw| raw.refer(Some(&good()), 1, 0, 0), "a reference to an arena that was not announced");
     check(&|raw| raw.refer(Some(&good()), 0, 512, 0), "token 512 of 512");
     check(&|raw| raw.refer(Some(&good()), 0, 0, (1 << 20) - 19_999), "20000 bytes at 1028577 of arena 0");
     check(&|raw| raw.refer(Some(&good()), 0, 0, u64::MAX), "20000 bytes at 18446744073709551615 of arena 0");
@@ -502,20 +501,20 @@ fn a_peer_that_breaks_is_told_what_was_wrong_and_nobody_else_notices() {
 
 #[test]
 fn wake_ups_that_are_left_on_the_socket_do_not_fill_it() {
-    let options = NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() };
-    let server = Server::start("shm://127.0.0.1:0", options);
-    let mut raw = Raw::greeted(&server);
+    let options = NetworkOptions { poll: PollPolicy::Block, ..NetworkOptions::default() };
+    let server = AnsweringServer::start("shm://127.0.0.1:0", options);
+    let mut raw = RawShmClient::greeted(&server);
     raw.socket.set_nonblocking(true).expect("a socket");
     let payload = [7; 1000];
     let whole = [push(&payload).encode(), payload.to_vec()].concat();
     for round in 0..1000 {
         let deadline = Instant::now() + PATIENCE;
-        while raw.counter(ASLEEP, THEIRS).load(SeqCst) == 0 {
+        while raw.counter(WAITING, THEIRS).load(SeqCst) == 0 {
             assert!(Instant::now() < deadline, "it sleeps when there is nothing to do");
             thread::yield_now();
         }
         raw.put(&whole);
-        if raw.counter(ASLEEP, THEIRS).swap(0, SeqCst) != 0 {
+        if raw.counter(WAITING, THEIRS).swap(0, SeqCst) != 0 {
             let woken = (&raw.socket).write(b"w");
             woken.unwrap_or_else(|error| panic!("round {round}: the socket takes no wake-up: {error}"));
         }
@@ -524,18 +523,18 @@ fn wake_ups_that_are_left_on_the_socket_do_not_fill_it() {
 }
 
 #[test]
-fn a_letter_behind_a_wake_up_is_read() {
-    let options = NetworkOptions { poll: Poll::Block, ..NetworkOptions::default() };
-    let server = Server::start("shm://127.0.0.1:0", options);
-    let mut raw = Raw::greeted(&server);
+fn a_message_behind_a_wake_up_is_read() {
+    let options = NetworkOptions { poll: PollPolicy::Block, ..NetworkOptions::default() };
+    let server = AnsweringServer::start("shm://127.0.0.1:0", options);
+    let mut raw = RawShmClient::greeted(&server);
     let arena = memory(1 << 20, SEALED);
     let number = fstat(&arena).expect("it is a file").st_ino;
     raw.refer(Some(&arena), 0, 0, 0);
     assert_eq!(raw.frame().head.kind, Kind::Done);
     assert!(is_mapped(number), "it is read where it is");
-    // It is awake for the one, and finds the other.
+    // The first byte is a wake-up; the message follows it.
     raw.works();
-    raw.counter(LETTERS, OURS).fetch_add(1, SeqCst);
+    raw.counter(MESSAGES, OURS).fetch_add(1, SeqCst);
     pass(&raw.socket, &[b'w', b'g', 0, 0, 0, 0], &[]);
     let deadline = Instant::now() + PATIENCE;
     while is_mapped(number) {
@@ -546,11 +545,11 @@ fn a_letter_behind_a_wake_up_is_read() {
 
 #[test]
 fn a_peer_that_goes_in_the_middle_harms_nobody() {
-    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
-    let mut other = Raw::greeted(&server);
+    let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
+    let mut other = RawShmClient::greeted(&server);
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
     for length in [1, 63, 64, 65, 95, 96, 97, 1000, whole.len() - 1] {
-        let mut raw = Raw::greeted(&server);
+        let mut raw = RawShmClient::greeted(&server);
         raw.write(&whole[..length]);
         drop(raw);
         other.works();
@@ -559,15 +558,15 @@ fn a_peer_that_goes_in_the_middle_harms_nobody() {
 
 #[test]
 fn a_name_in_use_is_refused() {
-    let server = Server::start("shm://127.0.0.1:0", NetworkOptions::default());
+    let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
     let error = Listener::bind(&server.address, NetworkOptions::default()).err().expect("in use").to_string();
     assert!(error.starts_with(&format!("listening on {}: ", server.address)), "{error}");
 }
 
-/// Lands one push of 8,192 floats that lie in a buffer at `offset`; what of it `near` knows before and after its reader
-/// is done.
+/// Receives one push of 8,192 floats from a buffer at `offset`; the sender's events before and after the reader is
+/// done.
 fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, peer) = near(&far.address);
     let own = Arena::new(&arena(32 * 1024, 1)).expect("a small arena");
     let mut buffer = Buffer::new(64 * 1024).expect("this system shares memory");
@@ -581,7 +580,7 @@ fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
         let mut seen = Vec::new();
         let mut note = |transport: &mut Network| {
             seen.extend(poll(transport).iter().filter_map(|event| match event {
-                Event::Left { .. } => Some("left"),
+                Event::Transmitted { .. } => Some("left"),
                 Event::Sent { body, .. } if !body.is_empty() => Some("sent"),
                 _ => None,
             }));
@@ -594,9 +593,9 @@ fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
             for event in poll(&mut far.transport) {
                 match event {
                     Event::Head { peer, frame } => {
-                        submit(&mut far.transport, [Submit::Land { peer, into: place(&own, &frame) }]);
+                        submit(&mut far.transport, [Submit::PostReceive { peer, into: place(&own, &frame) }]);
                     }
-                    Event::Landed { body, .. } if !body.is_empty() => landed = Some(body),
+                    Event::Received { body, .. } if !body.is_empty() => landed = Some(body),
                     _ => {}
                 }
             }
@@ -624,7 +623,7 @@ fn a_gradient_in_a_buffer_is_lent_where_it_is_if_its_answer_comes_after_its_use(
 #[test]
 fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_sent() {
     let check = |is_withdrawn: bool| {
-        let mut far = Far::listen("shm://127.0.0.1:0");
+        let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
         let (mut near, peer) = near(&far.address);
         let own = Arena::new(&arena(32 * 1024, 1)).expect("a small arena");
         let mut buffer = Buffer::new(32 * 1024).expect("this system shares memory");
@@ -638,15 +637,15 @@ fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_s
                 Event::Head { peer, frame } => Some((peer, frame)),
                 _ => None,
             });
-            submit(&mut far.transport, [Submit::Land { peer: from, into: place(&own, &frame) }]);
+            submit(&mut far.transport, [Submit::PostReceive { peer: from, into: place(&own, &frame) }]);
             let lease = until(&mut far.transport, &mut near, |event| match event {
-                Event::Landed { mut body, .. } => match body.pop() {
+                Event::Received { mut body, .. } => match body.pop() {
                     Some(Incoming::Chunk { lease, .. }) => Some(lease),
                     _ => None,
                 },
                 _ => None,
             });
-            // Whoever ends the connection, and however: the loan is back, and what it stood for is still read.
+            // However the connection ends, the loan is back, and its memory is still read.
             drop(near);
             lease
         });
@@ -661,7 +660,7 @@ fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_s
         assert_eq!(lease.bytes()[100], if is_withdrawn { 5 } else { 6 });
     };
     check(true);
-    // Without it the reader would see what is written: the check above can fail.
+    // Without the withdrawal the reader sees the writes, so the check above can fail.
     check(false);
 }
 
@@ -673,11 +672,11 @@ fn a_buffer_of_which_nothing_is_lent_stays_in_place() {
     assert_eq!(*buffer, [0]);
 }
 
-/// Sends values that fill a shared arena to a transport that keeps them; the number by which the system knows the
-/// arena's memory, and the leases that came.
-fn kept(far: &mut Far, near: &mut Network) -> (u64, Vec<Lease>) {
+/// Sends values that fill a shared arena to a transport that keeps them; the inode of the arena's memory, and the
+/// leases.
+fn kept(far: &mut ListeningTransport, near: &mut Network) -> (u64, Vec<Lease>) {
     let peer = until(&mut far.transport, near, |event| match event {
-        Event::Landed { peer, .. } => Some(peer),
+        Event::Received { peer, .. } => Some(peer),
         _ => None,
     });
     let shared = Arena::shared(&arena(32 * 1024, 4)).expect("this system shares memory");
@@ -692,9 +691,9 @@ fn kept(far: &mut Far, near: &mut Network) -> (u64, Vec<Lease>) {
             Event::Head { peer, frame } => Some((peer, frame)),
             _ => None,
         });
-        submit(near, [Submit::Land { peer: from, into: place(&own, &frame) }]);
+        submit(near, [Submit::PostReceive { peer: from, into: place(&own, &frame) }]);
         until(near, &mut far.transport, |event| match event {
-            Event::Landed { mut body, .. } => match body.pop() {
+            Event::Received { mut body, .. } => match body.pop() {
                 Some(Incoming::Chunk { lease, .. }) => Some(lease),
                 _ => None,
             },
@@ -713,7 +712,7 @@ fn is_mapped(number: u64) -> bool {
 
 #[test]
 fn values_are_kept_where_they_are_as_long_as_the_connection_is() {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let (_, leases) = kept(&mut far, &mut near);
     assert!(leases.iter().all(|lease| lease.is_foreign() && lease.is_kept()), "all of the arena, and not half of it");
@@ -724,7 +723,7 @@ fn values_are_kept_where_they_are_as_long_as_the_connection_is() {
 
 #[test]
 fn an_arena_that_is_gone_is_not_kept_mapped() {
-    let mut far = Far::listen("shm://127.0.0.1:0");
+    let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let (number, leases) = kept(&mut far, &mut near);
     assert!(is_mapped(number), "somebody reads it");

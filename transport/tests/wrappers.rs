@@ -1,13 +1,13 @@
-//! The wrappers: transports over any transport.
+//! Tests of the wrappers of transports.
 
 use std::collections::VecDeque;
 
 use pserver_core::ids::Ticket;
-use pserver_core::limits::LANDINGS_MAX;
+use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::port::{Event, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
-use pserver_transport::conformance::{self, Ends};
-use pserver_transport::fault::{Fault, FaultPlan};
+use pserver_transport::conformance::{self, TransportPair};
+use pserver_transport::fault::{FaultPlan, FaultyTransport};
 use pserver_transport::loopback;
 use pserver_transport::trace::Trace;
 
@@ -15,10 +15,10 @@ fn bare(kind: Kind) -> Frame {
     Frame::bare(Head::new(kind))
 }
 
-/// What happens, in letters, when 30 frames are sent through a plan: `s` sent, `g` gone, `c` connected.
+/// The events, as letters, of 30 frames sent through a plan: `s` sent, `g` gone, `c` connected.
 fn story(plan: FaultPlan, seed: u64) -> (String, usize) {
     let (near, mut far, address) = loopback::pair();
-    let mut near = Fault::new(Box::new(near), plan, seed);
+    let mut near = FaultyTransport::new(Box::new(near), plan, seed);
     let peer = near.connect(&address).expect("an address of this transport");
     let frames =
         (0..30).map(|ticket| Submit::Send { peer, ticket: Ticket(ticket), frame: bare(Kind::Leave), body: Vec::new() });
@@ -29,7 +29,7 @@ fn story(plan: FaultPlan, seed: u64) -> (String, usize) {
         near.submit(&mut queue).expect("the device works");
         near.poll(&mut events).expect("the device works");
         far.poll(&mut others).expect("the device works");
-        landed += others.iter().filter(|event| matches!(event, Event::Landed { .. })).count();
+        landed += others.iter().filter(|event| matches!(event, Event::Received { .. })).count();
         for event in &events {
             match event {
                 Event::Sent { .. } => story.push('s'),
@@ -47,8 +47,8 @@ fn story(plan: FaultPlan, seed: u64) -> (String, usize) {
 fn a_fault_without_a_plan_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        let near = Fault::new(Box::new(near), FaultPlan::default(), 1);
-        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
+        let near = FaultyTransport::new(Box::new(near), FaultPlan::default(), 1);
+        TransportPair::new(Box::new(near), Box::new(far), address).landing(RECEIVES_MAX)
     });
 }
 
@@ -57,7 +57,7 @@ fn a_trace_keeps_every_promise() {
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
         let (near, far) = (Trace::new(Box::new(near)), Trace::new(Box::new(far)));
-        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
+        TransportPair::new(Box::new(near), Box::new(far), address).landing(RECEIVES_MAX)
     });
 }
 
@@ -66,8 +66,8 @@ fn late_frames_keep_every_promise() {
     let plan = FaultPlan { delay_frame: 0.3, delay_polls: 3, ..FaultPlan::default() };
     conformance::check(|| {
         let (near, far, address) = loopback::pair();
-        let far = Fault::new(Box::new(far), plan, 3);
-        Ends::new(Box::new(near), Box::new(far), address).landing(LANDINGS_MAX)
+        let far = FaultyTransport::new(Box::new(far), plan, 3);
+        TransportPair::new(Box::new(near), Box::new(far), address).landing(RECEIVES_MAX)
     });
 }
 

@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::contest::Score;
-use crate::duel::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
+use crate::alternation::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
+use crate::baseline::Shape;
+use crate::baseline::link::Link;
+use crate::comparison::Score;
 use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
 use crate::statistics::median;
-use crate::straight::Shape;
-use crate::straight::link::Link;
 
 /// The options of `psbench ceiling`.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,17 +24,17 @@ pub(crate) struct Args {
     #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
         default_value = sizes::USUAL)]
     bytes: Vec<u64>,
-    /// Bytes of a write, of the straight servers and of the raw TCP link: the chunk of the run that this is the ceiling
+    /// Bytes of a write, of the baseline servers and of the raw TCP link: the chunk of the run that this is the ceiling
     /// for. Without it 256 KiB, 1 MiB and 4 MiB are tried, and the best counts.
     #[arg(long, value_parser = sizes::parse)]
     chunk: Option<u64>,
-    /// Trainers of the straight servers; several counts with commas between them.
+    /// Trainers of the baseline servers; several counts with commas between them.
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     trainers: Vec<u32>,
     /// How everybody waits; several ways with commas between them.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "block,busy")]
     poll: Vec<Poll>,
-    /// Seconds of each straight server.
+    /// Seconds of each baseline server.
     #[arg(short = 'D', long, default_value_t = 0.5)]
     duration: f64,
     /// Bytes of the arrays that measure memory: in memory, and in the cache.
@@ -67,7 +67,7 @@ const COLUMNS: &[Column] = &[
     plain("wrong", "#wrong"),
 ];
 
-/// What was measured so far of this machine alone.
+/// The measurements of this machine so far, without the parameter server.
 struct Raw<'a> {
     args: &'a Args,
     /// Bytes a second of a copy of the longest array.
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     for (shape, name) in [(Shape::Tcp, "tcp ping, 4 bytes"), (Shape::ShmInPlace, "shared memory ping, 4 bytes")] {
         for poll in &args.poll {
-            let (_, result) = straight(shape, &job(4, 1, *poll), args)?;
+            let (_, result) = baseline(shape, &job(4, 1, *poll), args)?;
             report.results.push(result.with("name", name));
         }
     }
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 impl Raw<'_> {
-    /// The straight servers over every path.
+    /// The baseline servers over every path.
     fn paths(&mut self, report: &mut Report) -> Result<()> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for shape in [Shape::Tcp, Shape::ShmCopy, Shape::ShmInPlace] {
@@ -121,7 +121,7 @@ impl Raw<'_> {
                     continue;
                 }
                 for bytes in &self.args.bytes {
-                    let (chunk, result) = straight(shape, &job(*bytes, trainers, poll), self.args)?;
+                    let (chunk, result) = baseline(shape, &job(*bytes, trainers, poll), self.args)?;
                     let raw = self.beneath(shape, trainers, chunk)?;
                     let rate = result.field("bytes_per_second").as_f64();
                     let ratio = rate.zip(raw).map(|(rate, raw)| rate / raw);
@@ -145,7 +145,7 @@ impl Raw<'_> {
         })
     }
 
-    /// What a raw TCP link carries, each direction counted alone.
+    /// The throughput of a raw TCP link, for each direction.
     fn link(&mut self, streams: u32, both_ways: bool, report: &mut Report) -> Result<()> {
         eprintln!("psbench: raw tcp, {streams} streams");
         let mut best: Option<(f64, u64)> = None;
@@ -202,17 +202,19 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
         poll,
         buffers: Buffers::Ordinary,
         pin: false,
+        serve: Vec::new(),
+        program: None,
     }
 }
 
-/// A straight server by itself, and the chunk that it worked with.
-fn straight(shape: Shape, job: &Job, args: &Args) -> Result<(u64, Outcome)> {
+/// A baseline server by itself, and the chunk that it worked with.
+fn baseline(shape: Shape, job: &Job, args: &Args) -> Result<(u64, Outcome)> {
     job.check()?;
     eprintln!("psbench: {} of {}", shape.name(), job.title());
     let pace = Pace { rate: None, spoil: false };
     let mut team = match args.chunk {
-        Some(chunk) => Team::straight(shape, job, chunk)?,
-        None => Team::best_straight(shape, job)?,
+        Some(chunk) => Team::baseline(shape, job, chunk)?,
+        None => Team::best_baseline(shape, job)?,
     };
     let rounds = rounds_for(&mut [&mut team], pace, args.duration)?;
     let blocks = alternate(&mut [&mut team], pace, rounds, BLOCKS_MIN)?.remove(0);

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use pserver_core::luck::Luck;
+use pserver_core::prng::Prng;
 use serde_json::{Value, json};
 
 use crate::report::{Column, Outcome, Report, SCHEMA_VERSION, plain, scaled};
@@ -130,7 +130,7 @@ fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static st
         "missed",
         "streams",
     ];
-    // What reports of the first version do not say may have been the same.
+    // A setting that reports of the first version do not have counts as equal.
     const SAME_WHERE_SAID: [&str; 1] = ["carried_by"];
     let differs = |field: &&str| said(old.0, old.1, field) != said(new.0, new.1, field);
     let is_said = |field: &&str| !said(old.0, old.1, field).is_null() && !said(new.0, new.1, field).is_null();
@@ -138,7 +138,7 @@ fn differing(old: (&Value, &Value), new: (&Value, &Value)) -> Option<&'static st
     SAME.into_iter().chain(known).find(differs)
 }
 
-/// What is said of a result: by itself, or of all results of its report.
+/// The settings of a result: its own, or those of its report.
 fn said<'a>(report: &'a Value, result: &'a Value, field: &str) -> &'a Value {
     let own = &result[field];
     if own.is_null() { &report["start"]["parameters"][field] } else { own }
@@ -177,9 +177,9 @@ fn compare(old: &Value, new: &Value) -> Result<Result<Outcome, &'static str>> {
 /// Where the quotient of the medians lies with a confidence of 95 %: blocks are drawn anew from those that were
 /// measured, again and again, and always the same ones, so that a comparison can be repeated.
 fn interval(before: &[f64], after: &[f64]) -> (f64, f64) {
-    let mut luck = Luck(1);
+    let mut prng = Prng(1);
     let mut draw = |samples: &[f64]| {
-        let chosen: Vec<f64> = samples.iter().map(|_| luck.choose(samples)).collect();
+        let chosen: Vec<f64> = samples.iter().map(|_| prng.choose(samples)).collect();
         median(&chosen)
     };
     let quotients: Vec<f64> = (0..DRAWS).map(|_| draw(after) / draw(before)).collect();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use pserver_transport::verbs::{Device, Devices};
+use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 use serde_json::json;
 
 use crate::environment::memory_bytes;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 const COLUMNS: &[Column] =
     &[plain("name", "what"), plain("verdict", "verdict"), plain("found", "found"), plain("fix", "fix")];
 
-/// What was looked at.
+/// The object of the finding.
 struct Finding {
     name: String,
     /// `ok`, `note` (slower than it could be) or `bad` (something will not work).
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Report {
     for one in findings {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);
         let result = result.without_ratio("a finding, which measures nothing");
-        // What is as it should be needs no fix.
+        // A good finding has no remedy.
         report.results.push(result.with("fix", if one.verdict == "ok" { "" } else { &*one.fix }));
     }
     report
@@ -170,10 +170,10 @@ fn rdma() -> Vec<Finding> {
     found
 }
 
-/// What connections over verbs would use, and what becomes of memory of accelerators.
+/// The device that connections over verbs would use, and the support for memory of accelerators.
 fn verbs() -> Vec<Finding> {
     let fix = "connections between machines go over TCP";
-    let device = match Device::find(&Devices::Best) {
+    let device = match VerbsDevice::find(&VerbsDevices::Best) {
         Ok(device) => device,
         Err(reason) => return vec![finding("verbs", "note", reason, fix)],
     };
@@ -207,7 +207,7 @@ fn read(path: impl Into<PathBuf>) -> Option<String> {
     fs::read_to_string(path.into()).ok().map(|text| text.trim().to_owned())
 }
 
-/// What a folder holds, in order; nothing when there is no such folder.
+/// The entries of a folder, sorted; none where there is no such folder.
 fn entries(path: impl Into<PathBuf>) -> Vec<PathBuf> {
     let Ok(all) = fs::read_dir(path.into()) else { return Vec::new() };
     let mut paths: Vec<_> = all.filter_map(|entry| Some(entry.ok()?.path())).collect();

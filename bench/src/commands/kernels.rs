@@ -12,10 +12,10 @@ use nix::time::{ClockId, clock_gettime};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Rule, Step};
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 use serde_json::json;
 
-use crate::duel::BLOCKS_MIN;
+use crate::alternation::BLOCKS_MIN;
 use crate::environment::memory_bytes;
 use crate::fused::Fused;
 use crate::report::{Column, Outcome, Report, plain, scaled};
@@ -23,7 +23,7 @@ use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
 use crate::tensors::Tensors;
 
-/// What is reckoned.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernel {
     /// The sum of gradients, and nothing else.
@@ -124,7 +124,7 @@ impl Kernel {
             Self::Adamw => "optimizer: Adam adam { decay: 0.01 }",
             Self::Lion => return Ok(Some(Fused::Lion.rule()?)),
             Self::AdamText => {
-                let algorithm = Algorithm::Written(Arc::new(Written::new(ADAM_TEXT, &Settings::new())?));
+                let algorithm = Algorithm::Custom(Arc::new(CheckedRule::new(ADAM_TEXT, &RuleSettings::new())?));
                 return Ok(Some(Rule { algorithm, ..Fused::Adam.rule()? }));
             }
         };

@@ -8,8 +8,8 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::pushpull::Work;
-use crate::contest::{Terms, measure};
-use crate::duel::Pace;
+use crate::alternation::Pace;
+use crate::comparison::{Terms, measure};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -40,7 +40,7 @@ const COLUMNS: &[Column] = &[
     scaled("latency_us_p99", "p99", 1.0, 1),
     scaled("latency_us_p999", "p99.9", 1.0, 1),
     scaled("latency_us_max", "max", 1.0, 1),
-    scaled("ceiling_latency_us_p50", "straight p50", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "baseline p50", 1.0, 1),
     scaled("ceiling_latency_us_p99", "p99", 1.0, 1),
     scaled("ceiling_latency_us_p999", "p99.9", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::pushpull::Work;
-use crate::duel::{Pace, Team};
+use crate::alternation::{Pace, Team};
 use crate::job::{Job, Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes;

@@ -10,14 +10,14 @@ use pserver_core::optim::Step;
 use serde_json::json;
 
 use super::kernels::Kernel;
-use crate::duel::{BLOCKS_MIN, Block, Pace, Team};
+use crate::alternation::{BLOCKS_MIN, Block, Pace, Team};
+use crate::baseline::Shape;
 use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, Transport, word};
 use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
-use crate::straight::Shape;
 use crate::tensors::Tensors;
 
 /// The options of `psbench peers`.
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     program: Option<PathBuf>,
 }
 
-/// What peers are measured at, besides themselves.
+/// The comparisons that peers take part in.
 struct Course<'a> {
     args: &'a Args,
     places: Places,
@@ -94,7 +94,7 @@ struct Blocks {
     ceiling: Vec<Block>,
 }
 
-/// What became of a contest.
+/// The outcome of a comparison with a peer.
 enum Ended {
     /// Everybody's blocks: of ours those of each side.
     Well { mine: Vec<Blocks>, theirs: Vec<Block> },
@@ -117,7 +117,7 @@ const COLUMNS: &[Column] = &[
     scaled("peer_over_ours", "theirs/ours", 1.0, 2),
     scaled("peer_over_ours_low", "low", 1.0, 2),
     scaled("peer_over_ours_high", "high", 1.0, 2),
-    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "baseline", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 2),
     scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
     scaled("peer_server_cpu_seconds_per_gigabyte", "theirs", 1.0, 3),
@@ -196,14 +196,14 @@ impl Course<'_> {
         let job = |transport| self.job(peer, bytes, trainers, transport);
         let jobs = self.args.transport.iter().filter(same).map(|one| job(*one)).collect::<Result<Vec<_>>>()?;
         let mut teams = jobs.iter().map(|job| Team::ours(job, None)).collect::<Result<Vec<_>>>()?;
-        let straight = |job| Team::best_straight(Shape::of(job), job);
-        let mut straight = jobs.iter().map(straight).collect::<Result<Vec<_>>>()?;
+        let baseline = |job| Team::best_baseline(Shape::of(job), job);
+        let mut baseline = jobs.iter().map(baseline).collect::<Result<Vec<_>>>()?;
         let pace = Pace { rate: None, spoil: false };
-        let sides = teams.iter_mut().zip(&mut straight).zip(&jobs).map(|((team, straight), job)| Side {
+        let sides = teams.iter_mut().zip(&mut baseline).zip(&jobs).map(|((team, baseline), job)| Side {
             transport: Some(job.transport),
             run: Box::new(move |count| team.block(count, pace)),
             ceiling_name: Shape::of(job).name(),
-            ceiling: Box::new(move |count| straight.block(count, pace)),
+            ceiling: Box::new(move |count| baseline.block(count, pace)),
         });
         let about = at(about(peer), bytes, trainers).with("rule", word(peer.rule));
         self.contest(about, &command, (bytes, Some(trainers)), sides.collect(), report)
@@ -261,6 +261,8 @@ impl Course<'_> {
             poll: self.args.poll,
             buffers: self.args.buffers,
             pin: false,
+            serve: Vec::new(),
+            program: None,
         };
         job.check()?;
         Ok(job)
@@ -434,10 +436,10 @@ fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours:
         }
     }
     let cpu = |blocks| cpu_seconds_per_gigabyte(&about, blocks);
-    let (cpu_ours, cpu_straight, cpu_theirs) = (cpu(mine), cpu(ceiling), cpu(theirs));
-    let (blocks, straight, others) = (medians(mine), medians(ceiling), medians(theirs));
+    let (cpu_ours, cpu_baseline, cpu_theirs) = (cpu(mine), cpu(ceiling), cpu(theirs));
+    let (blocks, baseline, others) = (medians(mine), medians(ceiling), medians(theirs));
     let ratios = |others: &[f64]| blocks.iter().zip(others).map(|(own, other)| other / own).collect::<Vec<_>>();
-    let ((low, high), (peer_low, peer_high)) = (median_interval(&ratios(&straight)), median_interval(&ratios(&others)));
+    let ((low, high), (peer_low, peer_high)) = (median_interval(&ratios(&baseline)), median_interval(&ratios(&others)));
     report.results.push(
         about
             .with("name", name)
@@ -449,12 +451,12 @@ fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours:
             .with("peer_over_ours", median(&others) / median(&blocks))
             .with("peer_over_ours_low", peer_low)
             .with("peer_over_ours_high", peer_high)
-            .with("ceiling_latency_us_p50", median(&straight))
-            .with("ratio_to_ceiling", median(&straight) / median(&blocks))
+            .with("ceiling_latency_us_p50", median(&baseline))
+            .with("ratio_to_ceiling", median(&baseline) / median(&blocks))
             .with("ratio_low", low)
             .with("ratio_high", high)
             .with("server_cpu_seconds_per_gigabyte", json!(cpu_ours))
-            .with("ceiling_server_cpu_seconds_per_gigabyte", json!(cpu_straight))
+            .with("ceiling_server_cpu_seconds_per_gigabyte", json!(cpu_baseline))
             .with("peer_server_cpu_seconds_per_gigabyte", json!(cpu_theirs))
             .with("peer_cpu_over_ours", json!(cpu_theirs.zip(cpu_ours).map(|(theirs, ours)| theirs / ours)))
             .with("block_latency_us", blocks)
@@ -463,7 +465,7 @@ fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours:
     );
 }
 
-/// What servers used for a thousand million bytes in either direction; nothing where there are none.
+/// Processor seconds of the servers for each 10^9 bytes in either direction; none without servers.
 fn cpu_seconds_per_gigabyte(about: &Outcome, blocks: &[Block]) -> Option<f64> {
     let used: f64 = blocks.iter().map(|block| block.server.map(|server| server.cpu_seconds)).sum::<Option<f64>>()?;
     let rounds = blocks.iter().map(|block| block.seconds.len()).sum::<usize>();

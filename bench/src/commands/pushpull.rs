@@ -1,15 +1,15 @@
-//! `psbench pushpull`: gradients to the servers and values back, beside the straight server of the same path.
+//! `psbench pushpull`: gradients to the servers and values back, beside the baseline server of the same path.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::contest::{Terms, measure};
-use crate::duel::Pace;
+use crate::alternation::Pace;
+use crate::comparison::{Terms, measure};
 use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
-/// What is moved, how, and by whom.
+/// The work of a run: payloads, transport, trainers and servers.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Work {
     /// How bytes travel.
@@ -36,7 +36,7 @@ pub(crate) struct Work {
     /// How many rounds one trainer may be ahead of the slowest, with --mode bounded.
     #[arg(long, default_value_t = 1)]
     pub(crate) staleness: u32,
-    /// Which payloads over TCP carry checksums, ours only: the straight server has none.
+    /// Which payloads over TCP carry checksums, ours only: the baseline server has none.
     #[arg(long, value_enum, default_value_t = Checks::BetweenHosts)]
     pub(crate) checks: Checks,
     /// The RDMA device of servers and trainers, as of `pserver serve --rdma-device`.
@@ -46,16 +46,16 @@ pub(crate) struct Work {
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
     /// The type that values come back as: theirs unless it is said, or f16 or bf16 for values of f32; with --alone, as
-    /// the straight servers send values whole.
+    /// the baseline servers send values whole.
     #[arg(long, value_enum, requires = "alone")]
     pub(crate) values: Option<Dtype>,
-    /// What the servers do with gradients.
+    /// The servers' update rule.
     #[arg(long, value_enum, default_value_t = RuleName::Sum)]
     pub(crate) rule: RuleName,
     /// How everybody waits.
     #[arg(long, value_enum, default_value_t = Poll::Block)]
     pub(crate) poll: Poll,
-    /// Whose memory gradients and values lie in; with registered ones the straight server over shared memory works in
+    /// The memory of gradients and values; with registered buffers the baseline server over shared memory works in
     /// place too.
     #[arg(long, value_enum, default_value_t = Buffers::Ordinary)]
     pub(crate) buffers: Buffers,
@@ -74,7 +74,16 @@ pub(crate) struct Work {
     /// The file with that job's token, if it has one.
     #[arg(long, value_name = "FILE", requires = "connect")]
     pub(crate) token_file: Option<String>,
-    /// Without the straight server beside it: less memory is needed, and there is no ratio.
+    /// One more setting of `pserver serve`, such as `nonfinite=accept`; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    pub(crate) serve: Vec<String>,
+    /// Beside it, instead of the baseline server, servers of ours with this setting too; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting, conflicts_with_all = ["connect", "alone"])]
+    pub(crate) beside: Vec<String>,
+    /// Beside it, instead of the baseline server, servers and trainers of another build of psbench.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["connect", "alone"])]
+    pub(crate) beside_program: Option<String>,
+    /// Without the baseline server beside it: less memory is needed, and there is no ratio.
     #[arg(long)]
     pub(crate) alone: bool,
     /// Spoil every value before it is checked: the run must fail.
@@ -108,7 +117,7 @@ const COLUMNS: &[Column] = &[
     scaled("latency_us_p99", "p99", 1.0, 1),
     scaled("latency_us_p999", "p99.9", 1.0, 1),
     scaled("latency_us_max", "max", 1.0, 1),
-    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "baseline", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
@@ -139,6 +148,8 @@ impl Work {
             poll: self.poll,
             buffers: self.buffers,
             pin: self.pin,
+            serve: self.serve.clone(),
+            program: None,
         };
         job.check()?;
         ensure!(
@@ -165,9 +176,16 @@ impl Work {
             iterations: self.iterations,
             connect: self.connect.as_deref(),
             alone: self.alone,
+            beside: &self.beside,
+            beside_program: self.beside_program.as_deref(),
             pace: Pace { rate: None, spoil: self.spoil },
         }
     }
+}
+
+fn setting(text: &str) -> Result<String, String> {
+    let is_setting = text.split_once('=').is_some_and(|(name, _)| !name.is_empty());
+    is_setting.then(|| text.to_owned()).ok_or_else(|| "expected a setting and its value, such as checks=always".into())
 }
 
 pub(crate) fn run(args: &Args) -> Result<Report> {

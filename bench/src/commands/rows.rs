@@ -1,4 +1,4 @@
-//! `psbench rows`: rows over the network, beside a straight server that moves the same bytes; with `--local` a row
+//! `psbench rows`: rows over the network, beside a baseline server that moves the same bytes; with `--local` a row
 //! table on one core, beside a plain array that is walked in the same order.
 
 use anyhow::{Result, ensure};
@@ -6,9 +6,9 @@ use clap::ValueEnum;
 use pserver_core::rows::CatchUp;
 use serde_json::json;
 
-use crate::carried::{self, Carried};
+use crate::alternation::BLOCKS_MIN;
 use crate::commands::kernels::Kernel;
-use crate::duel::BLOCKS_MIN;
+use crate::counters::{self, Carried};
 use crate::environment::memory_bytes;
 use crate::job::{Transport, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
@@ -17,7 +17,7 @@ use crate::rows::{Distribution, Local, Network, NetworkPlan, Plan, Times};
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval, percentile};
 
-/// What becomes of the updates that a row has missed.
+/// The treatment of updates that a row has missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Missed {
     /// Rows see them all before they are wanted again.
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// How steep Zipf's law is.
     #[arg(long, default_value_t = 1.05)]
     exponent: f64,
-    /// What becomes of the updates that a row has missed, with --local.
+    /// Treatment of updates that a row has missed, with --local.
     #[arg(long, value_enum, default_value = "exact", requires = "local")]
     missed: Missed,
     /// Batches that are looked up, and as many that are updated.
@@ -127,8 +127,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 fn outcomes(rule: &str, plan: &Plan, local: &Local, report: &mut Report) {
     let distribution = crate::job::word(plan.distribution);
     let outcome = |what: &str, times: &Times| {
-        let (own, straight) = (median(&times.own), median(&times.straight));
-        let ratios: Vec<f64> = times.own.iter().zip(&times.straight).map(|(own, straight)| straight / own).collect();
+        let (own, baseline) = (median(&times.own), median(&times.baseline));
+        let ratios: Vec<f64> = times.own.iter().zip(&times.baseline).map(|(own, baseline)| baseline / own).collect();
         let (low, high) = median_interval(&ratios);
         let slowest = times.own.iter().copied().fold(0.0, f64::max);
         let batch = plan.batch.min(length(plan.rows)) as f64;
@@ -137,8 +137,8 @@ fn outcomes(rule: &str, plan: &Plan, local: &Local, report: &mut Report) {
             .with("rule", rule)
             .with("distribution", distribution.as_str())
             .with("rows_per_second", batch / own)
-            .with("ceiling_rows_per_second", batch / straight)
-            .with("ratio_to_ceiling", straight / own)
+            .with("ceiling_rows_per_second", batch / baseline)
+            .with("ratio_to_ceiling", baseline / own)
             .with("ratio_low", low)
             .with("ratio_high", high)
             .with("latency_us_p50", own * 1e6)
@@ -162,7 +162,7 @@ fn over_network(args: &Args) -> Result<Report> {
     ensure!(args.trainers > 0 && args.servers > 0 && args.shards > 0, "expected at least one of everybody");
     ensure!(args.transport != Transport::Loopback, "--transport loopback: expected tcp, shm or verbs");
     let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
-    carried::listen();
+    counters::listen();
     for distribution in &args.distribution {
         eprintln!("psbench: rows over {}, {}", word(args.transport), word(*distribution));
         let plan = NetworkPlan {
@@ -179,7 +179,7 @@ fn over_network(args: &Args) -> Result<Report> {
             spoil: args.spoil,
         };
         let network = Network::measure(&plan)?;
-        let chosen = Carried::of(args.transport, &carried::heard());
+        let chosen = Carried::of(args.transport, &counters::heard());
         report.travelled(&Route::of(chosen, &network.coordinator, "auto"));
         network_outcomes(&plan, &network, &mut report);
     }
@@ -196,7 +196,7 @@ const NETWORK_COLUMNS: &[Column] = &[
     scaled("latency_us_p50", "p50", 1e3, 3),
     scaled("latency_us_p99", "p99", 1e3, 3),
     scaled("latency_us_max", "max", 1e3, 3),
-    scaled("ceiling_latency_us_p50", "straight", 1e3, 3),
+    scaled("ceiling_latency_us_p50", "baseline", 1e3, 3),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("ratio_low", "low", 1.0, 3),
     scaled("ratio_high", "high", 1.0, 3),
@@ -209,8 +209,8 @@ const NETWORK_COLUMNS: &[Column] = &[
 fn network_outcomes(plan: &NetworkPlan, network: &Network, report: &mut Report) {
     let dense = plan.rows as f64 * f64::from(plan.width) * 4.0;
     let outcome = |what: &str, times: &Times, bytes: f64| {
-        let (own, straight) = (median(&times.own), median(&times.straight));
-        let ratios: Vec<f64> = times.own.iter().zip(&times.straight).map(|(own, straight)| straight / own).collect();
+        let (own, baseline) = (median(&times.own), median(&times.baseline));
+        let ratios: Vec<f64> = times.own.iter().zip(&times.baseline).map(|(own, baseline)| baseline / own).collect();
         let (low, high) = median_interval(&ratios);
         let all_bytes = bytes * f64::from(plan.trainers);
         let least = times.own.iter().copied().fold(f64::INFINITY, f64::min);
@@ -227,12 +227,12 @@ fn network_outcomes(plan: &NetworkPlan, network: &Network, report: &mut Report) 
             .with("latency_us_p99", percentile(&times.own, 0.99) * 1e6)
             .with("latency_us_max", most * 1e6)
             .with("rows_per_second", plan.batch as f64 * f64::from(plan.trainers) / own)
-            .with("ratio_to_ceiling", straight / own)
+            .with("ratio_to_ceiling", baseline / own)
             .with("ratio_low", low)
             .with("ratio_high", high)
-            .with("ceiling_name", "straight tcp, the same bytes")
+            .with("ceiling_name", "baseline tcp, the same bytes")
             .with("latency_us_p50", own * 1e6)
-            .with("ceiling_latency_us_p50", straight * 1e6)
+            .with("ceiling_latency_us_p50", baseline * 1e6)
             .with("block_latency_us", times.own.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())
             .with("bytes_moved", bytes)
             .with("dense_bytes", dense)

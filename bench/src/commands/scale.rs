@@ -5,13 +5,13 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use super::pushpull::Work;
-use crate::contest::measure;
+use crate::comparison::measure;
 use crate::environment::memory_bytes;
 use crate::job::{Job, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
-/// What grows.
+/// The quantity that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Axis {
     /// The bytes of one parameter.
@@ -29,7 +29,7 @@ const COPIES: u64 = 4;
 /// The options of `psbench scale`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What grows; several with commas between them.
+    /// The axes that grow, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bytes,params,trainers")]
     axis: Vec<Axis>,
     /// The bytes that grow.
@@ -59,7 +59,7 @@ const COLUMNS: &[Column] = &[
     scaled("bytes_per_second_peak", "peak[GB/s]", 1e9, 3),
     scaled("bytes_per_second_average", "avg", 1e9, 3),
     scaled("rounds_per_second", "rounds/s", 1.0, 1),
-    scaled("ceiling_latency_us_p50", "straight", 1.0, 1),
+    scaled("ceiling_latency_us_p50", "baseline", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 3),
     scaled("server_cpu_percent", "cpu%", 1.0, 1),
     plain("wrong", "#wrong"),

@@ -34,6 +34,11 @@ impl Places {
         text(&self.folder.join(word(kit)).join(word(kit)))
     }
 
+    /// The launcher of a program that needs one.
+    pub(super) fn launcher(&self, kit: Kit) -> String {
+        text(&self.folder.join(word(kit)).join("mpirun"))
+    }
+
     pub(super) fn script(&self, name: &str) -> String {
         text(&self.scripts.join(name))
     }

@@ -1,4 +1,4 @@
-//! What a user would pick instead of this parameter server, and can be had from package registries.
+//! Other systems that do the same work and are in package registries.
 //!
 //! Each is a script in `bench/peers` that starts processes of its own and runs rounds when it is told to (`partner`);
 //! what it needs is put into a folder once (`install`). Nothing here is needed to build or to test.
@@ -13,7 +13,7 @@ use crate::job::{RuleName, Transport, word};
 pub(crate) use install::{Places, install};
 pub(crate) use partner::Partner;
 
-/// What is installed together.
+/// Packages that are installed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kit {
     /// MXNet's kvstore, which is ps-lite.
@@ -39,7 +39,7 @@ pub(crate) struct Peer {
     trainers: (u32, u32),
     /// Why not with others.
     pub(crate) bounds: &'static str,
-    /// What our servers do when they do the same work.
+    /// The settings with which our servers do the same work.
     pub(crate) rule: RuleName,
 }
 
@@ -102,14 +102,14 @@ impl Peer {
         (self.trainers.0..=self.trainers.1).contains(&trainers)
     }
 
-    /// What starts it, once its kit is there.
+    /// The command that starts the peer, once its kit is installed.
     pub(crate) fn command(&self, places: &Places, bytes: u64, trainers: u32) -> Vec<String> {
         let mut command = match self.program {
             Program::Script(script) => vec![places.python(self.kit), places.script(script)],
             Program::Mpirun(layers) => {
-                let mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"];
-                let mut all: Vec<_> = mpirun.map(str::to_owned).to_vec();
-                all.extend(["--mca", "btl", layers, "-n"].map(str::to_owned));
+                let mut all = vec![places.launcher(self.kit)];
+                all.extend(["--allow-run-as-root", "--oversubscribe"].map(str::to_owned));
+                all.extend(["--mca", "btl_tcp_if_include", "lo", "--mca", "btl", layers, "-n"].map(str::to_owned));
                 all.extend([trainers.to_string(), places.program(self.kit)]);
                 all
             }
@@ -120,7 +120,7 @@ impl Peer {
     }
 }
 
-/// What starts PyTorch's optimizers, once its kit is there.
+/// The command that starts PyTorch's optimizers, once its kit is installed.
 pub(crate) fn optimizers(places: &Places, rule: &str, elements: u64) -> Vec<String> {
     let script = places.script("torch_optimizers.py");
     let words = ["--rule", rule, "--elements", &elements.to_string()].map(str::to_owned);

@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
+use crate::alternation::Block;
 use crate::child::Usage;
-use crate::duel::Block;
 
 /// Lines that wait to be read; one is the rule.
 const LINES_MAX: usize = 64;
@@ -46,7 +46,7 @@ struct Hello {
     version: String,
 }
 
-/// What a peer says of its rounds.
+/// A peer's report of its rounds.
 #[derive(Deserialize)]
 struct Ran {
     bytes: u64,

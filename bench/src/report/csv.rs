@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::table::bare;
 use super::{Outcome, Report};
 
-/// What stands first, in this order.
+/// The first columns, in this order.
 const FIRST: [&str; 3] = ["name", "ratio_to_ceiling", "wrong"];
 
 pub(super) fn write(report: &Report) -> String {

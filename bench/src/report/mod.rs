@@ -20,7 +20,7 @@ use crate::route::Route;
 /// The version of the JSON's shape. It grows when a field goes or changes its meaning.
 pub(crate) const SCHEMA_VERSION: u32 = 2;
 
-/// What stands first above a table.
+/// The first lines above a table.
 const ORDER: [&str; 15] = [
     "program",
     "version",
@@ -141,7 +141,7 @@ impl Report {
         }
     }
 
-    /// What people see: the columns that some result has something for.
+    /// The columns of a printed table: those for which some result has a value.
     fn shown(&self) -> Vec<&'static Column> {
         let has = |field| self.results.iter().any(|result| !result.field(field).is_null());
         self.columns.iter().filter(|column| has(column.field)).collect()

@@ -38,7 +38,7 @@ pub(super) fn all(report: &Report) -> Result<Vec<String>> {
     // Beside peers there are several transports and numbers of trainers, which are lines of their own.
     let has_peers = report.results.iter().any(|result| !result.field("peer").is_null());
     if sizes.len() > 1 && !ceiling.is_empty() && !has_peers {
-        let lines = [("pserver", OURS, ours), ("straight server", CEILING, ceiling)];
+        let lines = [("pserver", OURS, ours), ("baseline server", CEILING, ceiling)];
         let lines = lines.map(|(name, color, points)| (name.to_owned(), color, points));
         plots.push(draw(|area| latencies(area, "a round's median, over bytes", &lines))?);
     }

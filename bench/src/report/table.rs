@@ -46,7 +46,7 @@ pub(super) fn bare(value: &Value) -> String {
     }
 }
 
-/// What stands above a column.
+/// The heading of a column.
 pub(super) fn head(report: &Report, column: &Column) -> String {
     if report.in_gigabits { column.head.replace("GB/s", "Gb/s") } else { column.head.to_owned() }
 }

@@ -1,7 +1,7 @@
 //! Which rows a batch asks for.
 
 use clap::ValueEnum;
-use pserver_core::luck::Luck;
+use pserver_core::prng::Prng;
 
 /// How often rows are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -17,7 +17,7 @@ pub(crate) struct Draw {
     rows: u64,
     /// The share of all draws up to a rank; empty when all are alike.
     shares: Vec<f64>,
-    luck: Luck,
+    prng: Prng,
 }
 
 impl Draw {
@@ -31,7 +31,7 @@ impl Draw {
             }));
             shares.iter_mut().for_each(|share| *share /= sum);
         }
-        Self { rows, shares, luck: Luck(seed) }
+        Self { rows, shares, prng: Prng(seed) }
     }
 
     /// Some rows.
@@ -42,7 +42,7 @@ impl Draw {
     fn row(&mut self) -> u64 {
         let share = self.fraction();
         if self.shares.is_empty() {
-            return self.luck.below(self.rows);
+            return self.prng.below(self.rows);
         }
         let rank = self.shares.partition_point(|bound| *bound <= share) as u64;
         // Rows that are wanted alike often do not lie beside each other: the factor is a prime, and no divisor of any
@@ -52,12 +52,12 @@ impl Draw {
 
     /// From zero up to, but without, one.
     fn fraction(&mut self) -> f64 {
-        (self.luck.next() >> 11) as f64 / 2.0_f64.powi(53)
+        (self.prng.next() >> 11) as f64 / 2.0_f64.powi(53)
     }
 
     /// As [`fraction`](Self::fraction), coarser.
     pub(crate) fn single(&mut self) -> f32 {
-        f32::from(u16::try_from(self.luck.next() >> 48).expect("16 bits")) / 65_536.0
+        f32::from(u16::try_from(self.prng.next() >> 48).expect("16 bits")) / 65_536.0
     }
 }
 

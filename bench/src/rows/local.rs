@@ -12,19 +12,20 @@ use pserver_core::memory::{Arena, Budget};
 use pserver_core::optim::{Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rows::{
-    CatchUp, Height, Ids, Initializer, Merge, Pieces, RowLayout, RowTable, RowsView, TableSettings, Workspace,
+    CatchUp, Height, Ids, Initializer, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView, TablePieces,
+    TableSettings,
 };
 use pserver_kernels::cpu::Cpu;
 
+use super::baseline::Array;
 use super::draw::{Distribution, Draw};
-use super::straight::Array;
 
 /// Bytes of a piece of memory.
 const PIECE_BYTES: u32 = 1 << 20;
 /// Every so many rows one is followed by hand.
 const FOLLOWED: usize = 509;
 
-/// What is measured.
+/// The settings of the measurement.
 pub(crate) struct Plan {
     pub(crate) rows: u64,
     pub(crate) width: u32,
@@ -40,10 +41,10 @@ pub(crate) struct Plan {
 #[derive(Default)]
 pub(crate) struct Times {
     pub(crate) own: Vec<f64>,
-    pub(crate) straight: Vec<f64>,
+    pub(crate) baseline: Vec<f64>,
 }
 
-/// What came of it.
+/// The times of the measurement.
 pub(crate) struct Local {
     pub(crate) touch: Times,
     pub(crate) lookup: Times,
@@ -60,8 +61,8 @@ struct Bench<'a> {
     plan: &'a Plan,
     kernels: Cpu,
     table: RowTable,
-    work: Workspace,
-    merge: Merge,
+    work: RowWorkspace,
+    merge: RowMerge,
     array: Array,
     followed: Vec<Followed>,
     gradients: Vec<f32>,
@@ -85,15 +86,15 @@ impl Local {
         let (mut lookup, mut update, mut unique, mut wrong) = (Times::default(), Times::default(), 0, 0);
         for count in 0..=plan.iterations {
             let (looked, updated) = (draw.batch(plan.batch), draw.batch(plan.batch));
-            let [own, straight] = bench.look_up(&looked)?;
+            let [own, baseline] = bench.look_up(&looked)?;
             wrong += bench.wrong(&looked, count == 0);
-            let [own_update, straight_update] = bench.update(&updated, &mut unique)?;
+            let [own_update, baseline_update] = bench.update(&updated, &mut unique)?;
             // The first of each touches memory that nobody has touched.
             if count > 0 {
                 lookup.own.push(own);
-                lookup.straight.push(straight);
+                lookup.baseline.push(baseline);
                 update.own.push(own_update);
-                update.straight.push(straight_update);
+                update.baseline.push(baseline_update);
             }
         }
         let usage = bench.table.usage();
@@ -129,15 +130,15 @@ impl<'a> Bench<'a> {
         let record = (layout.row_bytes() * parts + 64) as u64;
         let mut budget = Budget::new();
         budget.line("rows", PIECE_BYTES, plan.rows * (record + 64) / u64::from(PIECE_BYTES) + plan.rows / 1024 + 4);
-        let table = RowTable::new(settings, Pieces::new(Arena::of_large_pages(&budget)?, PIECE_BYTES))?;
+        let table = RowTable::new(settings, TablePieces::new(Arena::of_large_pages(&budget)?, PIECE_BYTES))?;
         let width = plan.width as usize;
         let rows = usize::try_from(plan.rows).context("--rows")?;
         let mut bench = Self {
             plan,
             kernels: Cpu::new(),
             table,
-            work: Workspace::default(),
-            merge: Merge::with_capacity(plan.batch),
+            work: RowWorkspace::default(),
+            merge: RowMerge::with_capacity(plan.batch),
             array: Array::new(rows, width * parts)?,
             followed: Vec::new(),
             gradients: (0..plan.batch * width).map(|_| draw.single() - 0.5).collect(),
@@ -171,7 +172,7 @@ impl<'a> Bench<'a> {
             let start = processor_seconds();
             self.table.reserve(&mut self.work, checked)?;
             let own = since(start);
-            let straight = timed(|| {
+            let baseline = timed(|| {
                 for (id, row) in ids.iter().zip(into.chunks_exact_mut(layout.row_bytes())) {
                     settings.begin(*id, row);
                 }
@@ -179,7 +180,7 @@ impl<'a> Bench<'a> {
             // The last batch may be a short one.
             if ids.len() == self.plan.batch || times.own.is_empty() {
                 times.own.push(own);
-                times.straight.push(straight);
+                times.baseline.push(baseline);
             }
         }
         Ok(times)
@@ -195,8 +196,8 @@ impl<'a> Bench<'a> {
         let own =
             timed(|| self.table.pull(&mut self.work, &mut self.kernels, checked, black_box(&mut self.values[..bytes])));
         let places = places(ids);
-        let straight = timed(|| self.array.gather(&places, black_box(&mut self.flat), width));
-        Ok([own, straight])
+        let baseline = timed(|| self.array.gather(&places, black_box(&mut self.flat), width));
+        Ok([own, baseline])
     }
 
     /// Seconds of an update by the table and by the array.
@@ -213,8 +214,8 @@ impl<'a> Bench<'a> {
         *unique += merged.len();
         self.follow(ids, &step);
         let places = places(ids);
-        let straight = timed(|| self.array.add(&places, black_box(&self.gradients), width));
-        Ok([own, straight])
+        let baseline = timed(|| self.array.add(&places, black_box(&self.gradients), width));
+        Ok([own, baseline])
     }
 
     /// One update of the rows that are followed, as a dense parameter has it: what a batch says of a row is summed in

@@ -1,4 +1,4 @@
-//! Rows over the network: servers and trainers as they ship, in turns with a straight server that moves the same bytes
+//! Rows over the network: servers and trainers as they ship, in turns with a baseline server that moves the same bytes
 //! for the same trainers and keeps nothing.
 
 use std::io::{Read, Write};
@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Args, FromArgMatches};
-use paddle_pserver::client::{Client, ClientOptions, GivenRows, Moved, WantedRows};
-use paddle_pserver::node::Server;
-use paddle_pserver::settings::{ServeArgs, Settings};
+use pserver_client::{Client, ClientOptions, DestinationRows, GradientRows, TransferredBytes};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
 
 use super::Times;
 use super::draw::{Distribution, Draw};
@@ -22,7 +22,7 @@ use crate::sizes::length;
 
 const NAME: &str = "rows";
 
-/// What is measured.
+/// The settings of the measurement.
 pub(crate) struct NetworkPlan {
     pub(crate) transport: Transport,
     pub(crate) trainers: u32,
@@ -37,7 +37,7 @@ pub(crate) struct NetworkPlan {
     pub(crate) spoil: bool,
 }
 
-/// What came of it. The times are those of the slowest trainer.
+/// The times of the measurement, each of the slowest trainer.
 #[derive(Default)]
 pub(crate) struct Network {
     pub(crate) push: Times,
@@ -55,8 +55,8 @@ pub(crate) struct Network {
 struct Turn {
     push: f64,
     pull: f64,
-    straight_push: f64,
-    straight_pull: f64,
+    baseline_push: f64,
+    baseline_pull: f64,
     push_bytes: u64,
     pull_bytes: u64,
     wrong: u64,
@@ -65,13 +65,13 @@ struct Turn {
 impl Network {
     pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
         let servers = serve(plan)?;
-        let straight = TcpListener::bind("127.0.0.1:0").context("the straight server")?;
-        let address = straight.local_addr()?;
+        let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
+        let address = baseline.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;
         let echo = thread::spawn(move || {
             let serve = |_| {
                 thread::spawn({
-                    let accepted = straight.accept();
+                    let accepted = baseline.accept();
                     move || accepted.map(|(stream, _)| keep_nothing(stream))
                 })
             };
@@ -101,7 +101,7 @@ impl Network {
                 |one: thread::ScopedJoinHandle<'_, Vec<Turn>>| one.join().map_err(|_| anyhow!("a trainer panicked"));
             all.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
-        echo.join().map_err(|_| anyhow!("the straight server panicked"))?;
+        echo.join().map_err(|_| anyhow!("the baseline server panicked"))?;
         for server in servers {
             server.stop()?;
         }
@@ -116,8 +116,8 @@ impl Network {
             let slowest = |time: fn(&Turn) -> f64| turns.iter().map(|one| time(&one[batch])).fold(0.0, f64::max);
             network.push.own.push(slowest(|turn| turn.push));
             network.pull.own.push(slowest(|turn| turn.pull));
-            network.push.straight.push(slowest(|turn| turn.straight_push));
-            network.pull.straight.push(slowest(|turn| turn.straight_pull));
+            network.push.baseline.push(slowest(|turn| turn.baseline_push));
+            network.pull.baseline.push(slowest(|turn| turn.baseline_pull));
         }
         let all = || turns.iter().flatten();
         let count = all().count() as f64;
@@ -128,19 +128,19 @@ impl Network {
     }
 }
 
-/// One trainer: its client, its straight connection, and what the rows must come to.
+/// One trainer: its client, its baseline connection, and what the rows must come to.
 struct Trainer {
     client: Client,
-    straight: TcpStream,
+    baseline: TcpStream,
     /// The draws of every trainer, so that each knows what all push.
     draws: Vec<Draw>,
-    /// What every row has lost.
+    /// The sum of the gradients of every row.
     lost: Vec<f32>,
 }
 
 impl Trainer {
-    fn new(plan: &NetworkPlan, client: Client, straight: TcpStream) -> Result<Self> {
-        straight.set_nodelay(true)?;
+    fn new(plan: &NetworkPlan, client: Client, baseline: TcpStream) -> Result<Self> {
+        baseline.set_nodelay(true)?;
         let settings = format!(
             "optimizer: SGD const_lr {{ learning_rate: 1 }} sparse {{ height: {} width: {} }}",
             plan.rows, plan.width
@@ -151,7 +151,7 @@ impl Trainer {
         }
         let draw = |seed| Draw::new(plan.distribution, plan.exponent, plan.rows, seed);
         let draws = (0..u64::from(plan.trainers)).map(draw).collect();
-        Ok(Self { client, straight, draws, lost: vec![0.0; usize::try_from(plan.rows)?] })
+        Ok(Self { client, baseline, draws, lost: vec![0.0; usize::try_from(plan.rows)?] })
     }
 
     fn run(mut self, plan: &NetworkPlan, trainer: u32, barrier: &Barrier) -> Result<Vec<Turn>> {
@@ -168,13 +168,15 @@ impl Trainer {
             let before = self.client.moved();
             barrier.wait();
             let begun = Instant::now();
-            self.client
-                .push_rows(&[GivenRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }], None)?;
+            self.client.push_rows(
+                &[GradientRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }],
+                None,
+            )?;
             turn.push = begun.elapsed().as_secs_f64();
             let pushed = self.client.moved();
             barrier.wait();
             let begun = Instant::now();
-            self.client.pull_rows(&mut [WantedRows { name: NAME, ids: &all[own], values: &mut values }])?;
+            self.client.pull_rows(&mut [DestinationRows { name: NAME, ids: &all[own], values: &mut values }])?;
             turn.pull = begun.elapsed().as_secs_f64();
             turn.note_bytes(before, pushed, self.client.moved());
             if plan.spoil {
@@ -182,11 +184,11 @@ impl Trainer {
             }
             turn.wrong = self.wrong(&all[own], &values, width);
             barrier.wait();
-            turn.straight_push = exchange(&mut self.straight, turn.push_bytes, 0)?;
+            turn.baseline_push = exchange(&mut self.baseline, turn.push_bytes, 0)?;
             barrier.wait();
             // Ids go, rows come.
             let asked = self.client.moved().sent - pushed.sent;
-            turn.straight_pull = exchange(&mut self.straight, asked, turn.pull_bytes - asked)?;
+            turn.baseline_pull = exchange(&mut self.baseline, asked, turn.pull_bytes - asked)?;
             if batch > 0 {
                 turns.push(turn);
             }
@@ -207,7 +209,7 @@ impl Trainer {
 }
 
 impl Turn {
-    fn note_bytes(&mut self, before: Moved, pushed: Moved, after: Moved) {
+    fn note_bytes(&mut self, before: TransferredBytes, pushed: TransferredBytes, after: TransferredBytes) {
         self.push_bytes = pushed.sent - before.sent;
         self.pull_bytes = (after.sent - pushed.sent) + (after.received - pushed.received);
     }

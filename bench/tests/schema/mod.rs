@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What of a value a schema refuses, with where; nothing when all is well.
+/// The first violation of a schema in a value and its place; none where the value is valid.
 ///
 /// # Panics
 /// When the schema has a keyword that is not understood: a rule that is not checked would be no rule.

@@ -19,7 +19,7 @@ pub(super) struct Allocation {
     bytes: usize,
 }
 
-/// What callers hold, by address.
+/// Allocations that callers hold, by address.
 static GIVEN: Mutex<BTreeMap<usize, Vec<Line>>> = Mutex::new(BTreeMap::new());
 
 impl Allocation {

@@ -1,4 +1,4 @@
-//! What editions 2 and 3 share: configuration at the beginning, and fetching several parameters at once.
+//! Calls that editions 2 and 3 share: initialisation with a configuration, and a fetch of several parameters.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -13,7 +13,7 @@ use super::handles::Handle;
 use super::places::{Asked, Places};
 use super::staged::Staged;
 use super::sys::{ClientHandle, Gradient, Parameter};
-use crate::client::Given;
+use pserver_client::GradientSlice;
 
 /// @brief Begins to initialise the parameters on the servers. Every trainer calls it; one is chosen, the others wait
 /// until the parameters are there and fetch them with paddle_get_params. When the chosen one dies, another is.
@@ -149,7 +149,7 @@ pub(super) fn begin(client: *mut ClientHandle, settings: &OptimizerSettings) -> 
 /// Initialises one parameter; an empty shape means that nobody said.
 pub(super) fn init(
     client: *mut ClientHandle,
-    given: &Given<'_>,
+    given: &GradientSlice<'_>,
     shape: &[u64],
     settings: &OptimizerSettings,
 ) -> Result<c_int, Failure> {
@@ -171,7 +171,7 @@ pub(super) fn init_claimed(
     init(client, &call.parameter(&sent[0], "params")?, shape, settings)
 }
 
-/// What the caller wants of each parameter, and the room that it has for it.
+/// The destination of each parameter that the caller fetches.
 pub(super) fn asked<'call>(claims: &[Parameter], names: &[&'call str]) -> Result<Vec<Asked<'call>>, Failure> {
     names.iter().zip(claims).map(|(name, claim)| Asked::of(name, claim)).collect()
 }

@@ -15,10 +15,10 @@ use pserver_core::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_CONFIG_BYTE
 use pserver_core::partition::Name;
 
 use super::sys::Parameter;
-use crate::client::Given;
-use crate::rule_file;
+use pserver_client::GradientSlice;
+use pserver_client::rule_file;
 
-/// A configuration's text: base64 makes four bytes of three.
+/// Where a configuration's text is looked for its end; base64 makes four bytes of three.
 const CONFIG_TEXT_BYTES_MAX: usize = 2 * PARAMETER_CONFIG_BYTES_MAX;
 /// A path in bytes: Linux's own bound.
 const PATH_BYTES_MAX: usize = 4096;
@@ -27,7 +27,7 @@ const OPTIONS_BYTES_MAX: usize = 4096;
 /// The bytes of an array: no object of a program is larger.
 const ARRAY_BYTES_MAX: usize = usize::MAX >> 1;
 
-/// One call from C. What it borrows from the caller lives as long as it does, and it ends before the call returns.
+/// One call from C. Slices of the caller's memory live as long as this value, which is dropped before the call returns.
 pub(super) struct Call(());
 
 /// A call that is waited for later. The caller promises that contents stay until then; Rust cannot know how long
@@ -75,13 +75,13 @@ impl Call {
         self.utf8(pointer, what, OPTIONS_BYTES_MAX)
     }
 
-    /// A configuration as text; NULL says nothing.
+    /// A configuration as text, or in protobuf's binary form where that has no zero; NULL says nothing.
     pub(super) fn settings(&self, pointer: *const c_char) -> Result<OptimizerSettings, Failure> {
         if pointer.is_null() {
             return Ok(OptimizerSettings::default());
         }
-        let text = self.utf8(pointer, "configuration", CONFIG_TEXT_BYTES_MAX)?;
-        OptimizerSettings::from_text_with(text, &rule_file::open)
+        let text = self.text(pointer, "configuration", CONFIG_TEXT_BYTES_MAX)?;
+        OptimizerSettings::from_c_text(text, &rule_file::open)
     }
 
     /// A configuration in protobuf's binary form; zero bytes say nothing, wherever the pointer points.
@@ -107,20 +107,20 @@ impl Call {
     }
 
     /// One parameter with its content.
-    pub(super) fn parameter(&self, claim: &Parameter, what: &str) -> Result<Given<'_>, Failure> {
+    pub(super) fn parameter(&self, claim: &Parameter, what: &str) -> Result<GradientSlice<'_>, Failure> {
         let name = self.name(claim.name, &format!("{what}.name"))?;
         let element_type = element_type(claim.element_type, name)?;
         let content = self.content(claim.content, claim.content_len, name, element_type)?;
-        Ok(Given { name, element_type, content })
+        Ok(GradientSlice { name, element_type, content })
     }
 
-    /// What the caller says of gradients or values, at least one.
+    /// The caller's array of gradients or values, at least one.
     pub(super) fn claims(&self, pointer: *const Parameter, len: c_int, what: &str) -> Result<&[Parameter], Failure> {
         self.array(pointer, at_least_one(len, what)?, what)
     }
 
     /// Gradients or values.
-    pub(super) fn all(&self, claims: &[Parameter], what: &str) -> Result<Vec<Given<'_>>, Failure> {
+    pub(super) fn all(&self, claims: &[Parameter], what: &str) -> Result<Vec<GradientSlice<'_>>, Failure> {
         let claims = claims.iter().enumerate();
         claims.map(|(index, claim)| self.parameter(claim, &format!("{what}[{index}]"))).collect()
     }

@@ -14,7 +14,7 @@ use super::places::{Asked, Places};
 use super::session::Session;
 use super::staged::{As, Staged};
 use super::sys::ClientHandle;
-use crate::client::Given;
+use pserver_client::GradientSlice;
 
 /// @brief Says how long a parameter is, as no other call of this edition does. It is a matter of this client alone:
 /// nothing is sent. The calls below that take content need it first; calling it again replaces the length.
@@ -143,7 +143,7 @@ fn given<'call>(
     number: c_int,
     content: *const c_void,
     read: As,
-) -> Result<(Arc<Session>, Given<'call>, Staged), Failure> {
+) -> Result<(Arc<Session>, GradientSlice<'call>, Staged), Failure> {
     let session = Handle::of_pointer(client).find()?;
     let name = call.name(name, "name")?;
     let element_type = element_type(number, name)?;
@@ -151,5 +151,5 @@ fn given<'call>(
     let (len, mut staged) = (c_int::try_from(len).expect("it was an int"), Staged::default());
     let content = staged.sent_from(&session.client, content.cast_mut(), len, read)?;
     let content = call.content(content, len, name, element_type)?;
-    Ok((session, Given { name, element_type, content }, staged))
+    Ok((session, GradientSlice { name, element_type, content }, staged))
 }

@@ -36,7 +36,7 @@ pub struct GoParameter {
 /// A gradient looks like its parameter.
 pub type GoGradient = GoParameter;
 
-/// @brief Makes a client of the parameter servers. What addrs does not say comes from the environment
+/// @brief Makes a client of the parameter servers. Settings that addrs leaves out come from the environment
 /// (docs/CAPI.md).
 ///
 /// @param addrs "host:port,host:port"; the first is server 0, which knows the others.
@@ -168,6 +168,17 @@ pub extern "C" fn paddle_get_params_go(client: GoClient, dst: *mut *mut GoParame
     })
 }
 
+/// @brief Ends every call of this client that is under way in any thread: each returns -1 within 100 ms, and
+/// paddle_last_error says that it was cancelled. It may be called from a signal handler and from any thread, and
+/// returns at once. A cancelled call may be made again; one that begins later is not affected.
+///
+/// @return PSERVER_OK; PSERVER_ERROR when there is no such client, and paddle_last_error is as it was.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_cancel_go(client: GoClient) -> c_int {
+    // Not in `guard`, which allocates: a signal handler may not.
+    if Handle::Number(client).cancel() { 0 } else { -1 }
+}
+
 /// @brief Saves all parameters as one model, on the machine of server 0.
 ///
 /// @param path where, below the server's model directory.
@@ -177,7 +188,7 @@ pub extern "C" fn paddle_save_model_go(client: GoClient, path: *mut c_char) -> c
     guard("paddle_save_model", -1, |call| Handle::Number(client).find()?.client.save_model(call.path(path)?).map(|_| 0))
 }
 
-/// What an array of pointers points to.
+/// The elements of an array of pointers.
 fn claims(call: &Call, array: *mut *mut GoParameter, total: c_int, what: &str) -> Result<Vec<Parameter>, Failure> {
     let pointers = call.array(array.cast_const(), total, what)?.iter().enumerate();
     let claim = |(index, pointer): (usize, &*mut GoParameter)| {

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pserver_core::error::Failure;
 
 use super::checked::Call;
-use crate::client::reason;
+use pserver_client::{CallScope, reason};
 
 thread_local! {
     /// The text of this thread's last failure.
@@ -16,6 +16,7 @@ thread_local! {
 
 /// Runs the body of the C function `called`. When it fails or panics, keeps the text and returns `on_failure`.
 pub(super) fn guard<T>(called: &str, on_failure: T, body: impl FnOnce(&Call) -> Result<T, Failure>) -> T {
+    let _call = CallScope::begin();
     // A client whose call panicked is still whole: every lock under it is taken again whatever happened before.
     let text = match catch_unwind(AssertUnwindSafe(|| body(&Call::begin()))) {
         Ok(Ok(value)) => return value,
@@ -38,7 +39,7 @@ fn note(text: &str) {
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-/// What a status means, without the reason.
+/// The meaning of a status, without the reason.
 pub(super) fn meaning(status: i32) -> &'static CStr {
     match status {
         0 => c"success",

@@ -16,15 +16,17 @@ use pserver_core::error::Failure;
 
 use super::session::Session;
 use super::sys::{CallHandle, ClientHandle, ViewHandle};
-use crate::client::{CallNumber, View};
+use pserver_client::{CallNumber, View};
 
 const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
 
 /// The bit that no address of a program has.
 const POINTER_BIT: u64 = 1 << 63;
+/// The bit that tells numbers from addresses and from pointer handles.
+const NUMBER_BIT: u64 = 1 << 62;
 /// Any odd number: its products with different 63-bit numbers differ in their low 63 bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// What tells the handle of a call from that of a client: other bits, without the highest.
+/// Bits that tell the handle of a call from the handle of a client; the highest bit stays clear.
 const CALL_BITS: u64 = 0x2545_f491_4f6c_dd1d;
 /// The same for a view.
 const VIEW_BITS: u64 = 0x1b87_3593_cc9e_2d51;
@@ -82,7 +84,24 @@ impl Handle {
     pub(super) fn remove(self) -> Result<Arc<Session>, Failure> {
         let registry = Registry::current();
         let mut list = registry.list(self).write().unwrap_or_else(PoisonError::into_inner);
-        list.remove(&self.key()).ok_or_else(|| registry.unknown(self))
+        let session = list.remove(&self.key()).ok_or_else(|| registry.unknown(self))?;
+        session.client.named(None);
+        Ok(session)
+    }
+
+    /// Ends the calls of the client that are under way; true if there is such a client in this process. A signal
+    /// handler may call it, so it does not look into the lists, which have locks.
+    pub(super) fn cancel(self) -> bool {
+        pserver_client::cancel(self.name())
+    }
+
+    /// The handle as a name that no other client has, of either kind; zero for one that is never given.
+    fn name(self) -> u64 {
+        match self {
+            Self::Pointer(bits) if bits & POINTER_BIT != 0 => bits,
+            Self::Pointer(_) => 0,
+            Self::Number(number) => u64::try_from(number).map_or(0, |number| number | NUMBER_BIT),
+        }
     }
 
     /// Takes the client out, and gives up what was started with it and not waited for. The rest of it goes with the
@@ -219,6 +238,7 @@ impl Registry {
     }
 
     fn insert(&self, handle: Handle, session: Session) {
+        session.client.named(Some(handle.name()));
         let mut list = self.list(handle).write().unwrap_or_else(PoisonError::into_inner);
         list.insert(handle.key(), Arc::new(session));
     }
@@ -238,7 +258,7 @@ impl Registry {
         bits & POINTER_BIT != 0 && count < self.pointers.load(Ordering::Relaxed)
     }
 
-    /// What is wrong with a handle that is not in its list.
+    /// The error of a handle that is not in the table of clients.
     fn unknown(&self, handle: Handle) -> Failure {
         let released = "client was released already; expected one that is alive";
         let forked = "client was made before a fork; the child process makes a client of its own";
@@ -258,7 +278,7 @@ impl Registry {
         bits & POINTER_BIT != 0 && count < self.calls_given.load(Ordering::Relaxed)
     }
 
-    /// What is wrong with a call that is not in its list.
+    /// The error of a handle that is not in the table of calls.
     fn unknown_call(&self, bits: u64) -> Failure {
         match bits {
             0 => Failure::call("call is NULL; expected what a function that starts one gave"),
@@ -275,7 +295,7 @@ impl Registry {
         bits & POINTER_BIT != 0 && count < self.views_given.load(Ordering::Relaxed)
     }
 
-    /// What is wrong with a view that is not in its list.
+    /// The error of a view that is not in the table of views.
     fn unknown_view(&self, bits: u64) -> Failure {
         match bits {
             0 => Failure::call("view is NULL; expected what a function that makes one gave"),
@@ -307,7 +327,7 @@ const fn inverse(odd: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Client, ClientOptions};
+    use pserver_client::{Client, ClientOptions};
     use pserver_core::wire::Address;
 
     fn session() -> Session {

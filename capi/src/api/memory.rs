@@ -6,16 +6,16 @@ use std::ptr;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
-use super::checked::element_type;
+use super::checked::{Call, at_least_one, element_type};
 use super::guard::guard;
 use super::handles::{Handle, find_view, give_view, take_view};
 use super::staged::Staged;
 use super::sys::{ClientHandle, ElementTypeNumber, Gradient, ViewHandle};
-use crate::client::{Client, Path, View, check_half};
+use pserver_client::{Client, TransferPath, View, check_half};
 
-/// @brief Allocates memory for gradients, all zero, at a page. What lies in it at a multiple of 64 bytes, and is sent
-/// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view, servers of this machine that are reached
-/// through shared memory read where it is. Everywhere else it is like any other memory.
+/// @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent
+/// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view is read in place by servers of this machine
+/// that are reached through shared memory. Everywhere else it is ordinary memory.
 ///
 /// One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
 ///
@@ -60,10 +60,10 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
     })
 }
 
-/// @brief Says that the caller will send from this memory, or fetch into it, again and again. What a transport can do
-/// with that it does. Over verbs the network card reads gradients and writes values where they lie, with no copy; what
-/// it refuses, because too little may be locked or some of it cannot be written, is copied, and so is memory that CUDA
-/// manages. Over shared memory ordinary memory is copied as ever, since no other process can be given it, and over TCP
+/// @brief Says that the caller will send from this memory, or fetch into it, again and again. Each transport uses that
+/// as it can. Over verbs the network card reads gradients and writes values in place, without a copy; memory that the
+/// card refuses (the limit of locked memory, pages that cannot be written) is copied, and so is memory that CUDA
+/// manages. Over shared memory ordinary memory is still copied, since no other process can map it, and over TCP
 /// nothing changes. So the call is always allowed.
 ///
 /// The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
@@ -74,8 +74,8 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
 ///
 /// Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
 /// call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
-/// of the host. What the device's default stream was told before the call has happened by then; other streams the
-/// caller waits for. Such memory is in one call at a time. Without this call it is no content: reading it ends the
+/// of the host. Work queued on the device's default stream before the call is complete by then; the caller waits
+/// for other streams. Such memory is in one call at a time. Without this call it is no content: reading it ends the
 /// program.
 ///
 /// @param memory the caller's memory, which stays until paddle_unregister_buffer or the release of the client.
@@ -98,8 +98,8 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
 /// memory is written to all replicas too; a value that is sent (paddle_init_param) is the memory's own.
 ///
 /// The first sum takes 4 MiB of the first device for each replica, and 12 MiB more, 64 MiB at most, which all memory of
-/// that device shares. What the devices' default streams were told before a call has happened by then, and nothing of
-/// the call is on its way when it returns. Gradients of rows cannot be summed so: which rows there are is not said.
+/// that device shares. Work queued on the devices' default streams before a call is complete by then, and no copy
+/// of the call is in flight when it returns. Gradients of rows cannot be summed so: the ids are not given.
 ///
 /// @param memory where memory of a device begins that was registered.
 /// @param replica memory of another device, as a rule, and as long. It stays until paddle_unregister_buffer(memory).
@@ -141,8 +141,8 @@ pub extern "C" fn paddle_unregister_buffer(client: *mut ClientHandle, memory: *m
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_buffer_path(client: *mut ClientHandle, memory: *const c_void) -> c_int {
     guard("paddle_buffer_path", -1, |_| match Handle::of_pointer(client).find()?.client.path(memory.addr()) {
-        Some(Path::InPlace) => Ok(1),
-        Some(Path::Copied) => Ok(0),
+        Some(TransferPath::InPlace) => Ok(1),
+        Some(TransferPath::Copied) => Ok(0),
         None => Err(Failure::call(format!("{memory:p} lies in no buffer and no registered memory of this client"))),
     })
 }
@@ -164,14 +164,7 @@ pub extern "C" fn paddle_get_params_view(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_get_params_view", -1, |call| {
-        let session = Handle::of_pointer(client).find()?;
-        call.aligned(out.cast_const(), "out")?;
-        let names = call.names(names, super::checked::at_least_one(len, "names")?)?;
-        let view = session.client.pull_view(&names)?;
-        call.write(out, give_view(&session, view));
-        Ok(0)
-    })
+    guard("paddle_get_params_view", -1, |call| pull_view(call, client, names, len, None, out))
 }
 
 /// @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
@@ -188,16 +181,7 @@ pub extern "C" fn paddle_get_params_view_as(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_get_params_view_as", -1, |call| {
-        let session = Handle::of_pointer(client).find()?;
-        call.aligned(out.cast_const(), "out")?;
-        let names = call.names(names, super::checked::at_least_one(len, "names")?)?;
-        let halves = halves(&session.client, &names, call.array(element_types, len, "element_types")?)?;
-        let wanted: Vec<_> = names.into_iter().zip(halves).collect();
-        let view = session.client.pull_view_as(&wanted)?;
-        call.write(out, give_view(&session, view));
-        Ok(0)
-    })
+    guard("paddle_get_params_view_as", -1, |call| pull_view(call, client, names, len, Some(element_types), out))
 }
 
 /// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
@@ -214,15 +198,7 @@ pub extern "C" fn paddle_push_pull_view(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_push_pull_view", -1, |call| {
-        let session = Handle::of_pointer(client).find()?;
-        call.aligned(out.cast_const(), "out")?;
-        let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
-        let view = session.client.push_pull_view(&call.all(&sent, "grads")?, None)?;
-        call.write(out, give_view(&session, view));
-        Ok(0)
-    })
+    guard("paddle_push_pull_view", -1, |call| push_pull_view(call, client, grads, len, None, out))
 }
 
 /// @brief paddle_push_pull_view of values that come as halves.
@@ -237,18 +213,7 @@ pub extern "C" fn paddle_push_pull_view_as(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_push_pull_view_as", -1, |call| {
-        let session = Handle::of_pointer(client).find()?;
-        call.aligned(out.cast_const(), "out")?;
-        let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
-        let given = call.all(&sent, "grads")?;
-        let names: Vec<&str> = given.iter().map(|one| one.name).collect();
-        let halves = halves(&session.client, &names, call.array(element_types, len, "element_types")?)?;
-        let view = session.client.push_pull_view_as(&given, None, &halves)?;
-        call.write(out, give_view(&session, view));
-        Ok(0)
-    })
+    guard("paddle_push_pull_view_as", -1, |call| push_pull_view(call, client, grads, len, Some(element_types), out))
 }
 
 /// @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.
@@ -303,7 +268,56 @@ pub extern "C" fn paddle_view_release(view: *mut ViewHandle) -> c_int {
     guard("paddle_view_release", -1, |_| take_view(view)?.release().map(|()| 0))
 }
 
-/// What parameters come as, where that is not their own type.
+/// Gives a view of parameters, which come as these types, if some are named.
+fn pull_view(
+    call: &Call,
+    client: *mut ClientHandle,
+    names: *mut *const c_char,
+    len: c_int,
+    element_types: Option<*const ElementTypeNumber>,
+    out: *mut *mut ViewHandle,
+) -> Result<c_int, Failure> {
+    let session = Handle::of_pointer(client).find()?;
+    call.aligned(out.cast_const(), "out")?;
+    let names = call.names(names, at_least_one(len, "names")?)?;
+    let view = match element_types {
+        None => session.client.pull_view(&names)?,
+        Some(numbers) => {
+            let halves = halves(&session.client, &names, call.array(numbers, len, "element_types")?)?;
+            session.client.pull_view_as(&names.into_iter().zip(halves).collect::<Vec<_>>())?
+        }
+    };
+    call.write(out, give_view(&session, view));
+    Ok(0)
+}
+
+/// Sends gradients, and gives a view of their parameters as [`pull_view`] does.
+fn push_pull_view(
+    call: &Call,
+    client: *mut ClientHandle,
+    grads: *const Gradient,
+    len: c_int,
+    element_types: Option<*const ElementTypeNumber>,
+    out: *mut *mut ViewHandle,
+) -> Result<c_int, Failure> {
+    let session = Handle::of_pointer(client).find()?;
+    call.aligned(out.cast_const(), "out")?;
+    let mut staged = Staged::default();
+    let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
+    let given = call.all(&sent, "grads")?;
+    let view = match element_types {
+        None => session.client.push_pull_view(&given, None)?,
+        Some(numbers) => {
+            let names: Vec<&str> = given.iter().map(|one| one.name).collect();
+            let halves = halves(&session.client, &names, call.array(numbers, len, "element_types")?)?;
+            session.client.push_pull_view_as(&given, None, &halves)?
+        }
+    };
+    call.write(out, give_view(&session, view));
+    Ok(0)
+}
+
+/// The half-precision type in which values are returned, if it is not the parameter's own type.
 fn halves(client: &Client, names: &[&str], numbers: &[ElementTypeNumber]) -> Result<Vec<Option<Half>>, Failure> {
     let half = |((name, number), (declared, _)): ((&&str, &ElementTypeNumber), (ElementType, u64))| {
         let wanted = element_type(*number, name)?;

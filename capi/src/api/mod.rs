@@ -1,9 +1,9 @@
 //! The C boundary: four editions of one interface, as thin faces over one checked client.
 //!
-//! A face checks every pointer, calls one function of [`crate::client`], and writes outputs only when that
+//! A face checks every pointer, calls one function of [`pserver_client`], and writes outputs only when that
 //! succeeded. Panics and failures stop in `guard`, which keeps the text that `paddle_last_error` gives.
 //!
-//! Not here: what a call does ([`crate::client`]), where a job is found ([`crate::environment`]), the headers
+//! Not here: what a call does ([`pserver_client`]), where a job is found ([`pserver_client::environment`]), the headers
 //! (`capi/include`, made from these files by `capi/tests/header.rs`).
 //!
 //! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can

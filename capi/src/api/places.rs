@@ -8,13 +8,13 @@ use pserver_core::error::Failure;
 use super::allocation::Allocation;
 use super::checked::Room;
 use super::sys::Parameter;
-use crate::client::{Client, Extent, Given, Held, Wanted, check_half};
+use pserver_client::{Client, DestinationSlice, Extent, GradientSlice, HeldBuffers, check_half};
 
 /// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
 pub(super) struct Places<'call> {
     places: Vec<Place<'call>>,
     /// The buffers that they, and what the call sends, lie in.
-    _memory: Held,
+    _memory: HeldBuffers,
 }
 
 /// A parameter that is fetched: the room that the caller has for it, if it has some, and what it comes as, where that
@@ -39,7 +39,7 @@ enum Memory {
     Ours(Allocation),
 }
 
-/// What one parameter's outputs become when the call has succeeded.
+/// The outputs of one parameter, written when the call succeeds.
 pub(super) struct Filled {
     pub(super) element_type: c_int,
     pub(super) content: *mut c_void,
@@ -48,7 +48,11 @@ pub(super) struct Filled {
 
 impl<'call> Places<'call> {
     /// Measures a place for each name. Where there is no room, memory is allocated.
-    pub(super) fn measure(client: &Client, wanted: &[Asked<'call>], given: &[Given<'_>]) -> Result<Self, Failure> {
+    pub(super) fn measure(
+        client: &Client,
+        wanted: &[Asked<'call>],
+        given: &[GradientSlice<'_>],
+    ) -> Result<Self, Failure> {
         let rooms = wanted.iter().filter_map(|asked| asked.room.as_ref());
         let rooms = rooms.map(|room| Extent::new(room.start.addr().get(), room.bytes));
         let memory = client.hold(rooms.chain(given.iter().map(|one| Extent::of(one.content))));
@@ -60,11 +64,11 @@ impl<'call> Places<'call> {
     }
 
     /// The places as the client takes them.
-    pub(super) fn wanted(&mut self) -> Vec<Wanted<'_>> {
+    pub(super) fn wanted(&mut self) -> Vec<DestinationSlice<'_>> {
         self.places.iter_mut().map(Place::wanted).collect()
     }
 
-    /// What the caller gets, in order. Memory of the library's is the caller's from now on.
+    /// The outputs, in order. Memory that the library allocated belongs to the caller from now on.
     pub(super) fn hand_over(self) -> impl Iterator<Item = Filled> {
         self.places.into_iter().map(|place| Filled {
             element_type: place.element_type,
@@ -106,7 +110,7 @@ impl<'call> Asked<'call> {
 
 impl Places<'static> {
     /// The places as the client takes them for a call that is waited for later; each is in the caller's memory.
-    pub(super) fn lent(&self) -> Result<Vec<Wanted<'static>>, Failure> {
+    pub(super) fn lent(&self) -> Result<Vec<DestinationSlice<'static>>, Failure> {
         self.places.iter().map(Place::lent).collect()
     }
 }
@@ -115,7 +119,7 @@ impl<'call> Place<'call> {
     /// The place for a parameter of this type and so many bytes.
     fn new(asked: Asked<'call>, (declared, bytes): (ElementType, u64)) -> Result<Self, Failure> {
         let Asked { name, room, half } = asked;
-        // Who says nothing of types may have left anything there, and has room for the whole.
+        // A caller that gives no type may have left the field unset, and has room for the whole value.
         let halves = bytes / declared.bytes() * ElementType::Float16.bytes();
         let half = half.filter(|_| room.is_some_and(|room| room.bytes as u64 == halves));
         check_half(name, declared, half)?;
@@ -141,19 +145,21 @@ impl<'call> Place<'call> {
         Ok(Self { name, half, element_type: c_int::from(element_type.number()), bytes, memory })
     }
 
-    fn wanted(&mut self) -> Wanted<'_> {
+    fn wanted(&mut self) -> DestinationSlice<'_> {
         let content = match &mut self.memory {
             Memory::Theirs(room) => room.bytes_mut(self.bytes),
             Memory::Ours(allocation) => allocation.bytes_mut(),
         };
-        Wanted { name: self.name, content, half: self.half }
+        DestinationSlice { name: self.name, content, half: self.half }
     }
 }
 
 impl Place<'static> {
-    fn lent(&self) -> Result<Wanted<'static>, Failure> {
+    fn lent(&self) -> Result<DestinationSlice<'static>, Failure> {
         match self.memory {
-            Memory::Theirs(room) => Ok(Wanted { name: self.name, content: room.lent(self.bytes), half: self.half }),
+            Memory::Theirs(room) => {
+                Ok(DestinationSlice { name: self.name, content: room.lent(self.bytes), half: self.half })
+            }
             Memory::Ours(_) => Err(Failure::call(format!(
                 "parameter \"{}\": content is NULL; expected the caller's memory, as this call is waited for later",
                 self.name
@@ -163,7 +169,7 @@ impl Place<'static> {
 }
 
 /// Refuses rooms that overlap another room or something that is sent.
-fn refuse_overlaps(places: &[Place<'_>], given: &[Given<'_>]) -> Result<(), Failure> {
+fn refuse_overlaps(places: &[Place<'_>], given: &[GradientSlice<'_>]) -> Result<(), Failure> {
     let rooms = places.iter().filter_map(|place| match &place.memory {
         Memory::Theirs(room) => Some(Span::new(room.start.addr().get(), place.bytes, place.name, true)),
         Memory::Ours(_) => None,

@@ -11,7 +11,7 @@ use super::handles::Handle;
 use super::places::refuse_overlapping_rows;
 use super::staged::{As, Staged};
 use super::sys::{ClientHandle, ElementTypeNumber, Rows};
-use crate::client::{Given, GivenRows, WantedRows};
+use pserver_client::{DestinationRows, GradientRows, GradientSlice};
 
 /// @brief Declares a sparse parameter: a table of rows that is sent and fetched by rows, with paddle_send_rows and
 /// paddle_get_rows. A row is there once somebody has sent a gradient for it; before that it reads as it was declared to
@@ -39,7 +39,7 @@ pub extern "C" fn paddle_init_rows(
                 "parameter \"{name}\": its configuration does not say what its rows are; expected sparse {{ ... }}"
             )));
         }
-        init(client, &Given { name, element_type, content: &[] }, &[], &settings)
+        init(client, &GradientSlice { name, element_type, content: &[] }, &[], &settings)
     })
 }
 
@@ -93,23 +93,23 @@ pub extern "C" fn paddle_get_rows(client: *mut ClientHandle, dst: *const Rows, l
         refuse_overlapping_rows(rooms.iter().map(|(name, _, ids, room)| (*name, *ids, room.as_ref())))?;
         let wanted = rooms.iter_mut().map(|(name, _, ids, room)| {
             let values = room.as_mut().map_or(&mut [][..], |room| room.bytes_mut(room.bytes));
-            WantedRows { name, ids, values }
+            DestinationRows { name, ids, values }
         });
         session.client.pull_rows(&mut wanted.collect::<Vec<_>>())?;
         staged.store().map(|()| 0)
     })
 }
 
-fn given<'call>(call: &'call Call, claim: &Rows, what: &str) -> Result<GivenRows<'call>, Failure> {
+fn given<'call>(call: &'call Call, claim: &Rows, what: &str) -> Result<GradientRows<'call>, Failure> {
     let name = call.name(claim.name, &format!("{what}.name"))?;
     let element_type = element_type(claim.element_type, name)?;
     let ids = call.array(claim.ids, claim.ids_len, &format!("parameter \"{name}\": ids"))?;
     let what = format!("parameter \"{name}\": content");
     let values = call.array(claim.content.cast::<u8>().cast_const(), claim.content_len, &what)?;
-    Ok(GivenRows { name, element_type, ids, values })
+    Ok(GradientRows { name, element_type, ids, values })
 }
 
-/// What a fetch is told of one parameter.
+/// The caller's request for rows of one parameter.
 type Claimed<'call> = (&'call str, &'call Rows, &'call [u64], Option<Room>);
 
 fn wanted<'call>(

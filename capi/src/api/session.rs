@@ -1,4 +1,4 @@
-//! What a handle stands for: one client, and what an edition's calls leave unsaid.
+//! Session behind a handle: one client, and the settings that an edition's calls do not carry.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,8 +8,9 @@ use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
 use super::staged::Staged;
-use crate::client::{CallNumber, Client, View};
-use crate::environment::{Surroundings, find};
+use pserver_client::environment::unknown_variables;
+use pserver_client::environment::{Environment, find, of_process};
+use pserver_client::{CallNumber, Client, View};
 
 /// A client behind a handle.
 pub(super) struct Session {
@@ -49,11 +50,12 @@ impl Session {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let file = |path: &str| {
             let read = std::fs::read_to_string(path);
-            read.map_err(|error| Failure::call(format!("the file {path} (from PSERVER_CONFIG): {error}")))
+            read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
         };
-        let found = find(options, &Surroundings { variable: &variable, file: &file })?;
+        let found = find(options, &Environment { variable: &variable, file: &file })?;
         if found.is_verbose {
-            found.choices.iter().for_each(|choice| eprintln!("libpaddle_pserver: {choice}"));
+            let warnings = unknown_variables(&of_process());
+            found.choices.iter().chain(&warnings).for_each(|line| eprintln!("libpaddle_pserver: {line}"));
         }
         Ok(Self::new(Client::new(found.options)?, offers))
     }
@@ -63,7 +65,7 @@ impl Session {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What lies on a device, of calls that were started and not waited for.
+    /// Device contents of calls that were started and not yet waited for.
     pub(super) fn staged(&self) -> MutexGuard<'_, BTreeMap<CallNumber, Staged>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }

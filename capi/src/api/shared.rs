@@ -1,4 +1,4 @@
-//! What every edition of `paddle_pserver.h` has.
+//! Functions that all editions of `paddle_pserver.h` share.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -42,6 +42,20 @@ pub extern "C" fn paddle_pserver_client_release(client: *mut ClientHandle) {
         return;
     }
     guard("paddle_pserver_client_release", (), |_| Handle::of_pointer(client).release());
+}
+
+/// @brief Ends every call of this client that is under way in any thread, also those that were started alone: each
+/// returns -1 (a started one from paddle_wait) within 100 ms, and paddle_last_error says that it was cancelled.
+///
+/// It may be called from a signal handler and from any thread. It returns at once and does not wait for the calls to
+/// end. A cancelled call leaves what one leaves whose deadline has passed: its memory is the caller's again, and it may
+/// be made again, as no gradient is applied twice. A call that begins after this one has begun is not affected.
+///
+/// @return 0; -1 when there is no such client, and paddle_last_error is as it was.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_cancel(client: *mut ClientHandle) -> c_int {
+    // Not in `guard`, which allocates: a signal handler may not.
+    if Handle::of_pointer(client).cancel() { 0 } else { -1 }
 }
 
 /// @brief Saves all parameters as one model, on the machine of server 0.

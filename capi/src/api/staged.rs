@@ -1,7 +1,7 @@
-//! Contents of a call that lie on a device: pages of the host stand for them while the call goes on.
+//! Staging of contents on a device: pinned pages of the host hold them during the call.
 //!
-//! What is sent is read from the device before anybody looks at it; what is fetched is written to the device when the
-//! call was successful. To everything else the pages are memory of the caller's like any other. Where memory has
+//! A gradient is copied from the device before it is checked; a value is copied to the device after the call succeeds.
+//! The rest of the library treats the pages as memory of the caller. Where memory has
 //! replicas, a gradient is the sum of all, a value that is sent is the first one's, and one that is fetched goes to
 //! all.
 
@@ -10,10 +10,10 @@ use std::ffi::{c_int, c_void};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_kernels::cuda::Claim;
+use pserver_kernels::cuda::ForeignClaim;
 
 use super::sys::Parameter;
-use crate::client::Client;
+use pserver_client::Client;
 
 /// The pages of one call. They are kept until nobody reads or writes them any more: until the function that C called
 /// returns, or until a call that was started has been waited for.
@@ -24,12 +24,12 @@ pub(super) struct Staged {
 }
 
 struct Page {
-    claim: Claim,
+    claim: ForeignClaim,
     /// Where the caller has it, as a number.
     theirs: usize,
 }
 
-/// What content is read as.
+/// The elements of a content.
 #[derive(Clone, Copy)]
 pub(super) enum As {
     /// A gradient of elements of this number.
@@ -124,7 +124,7 @@ impl Staged {
     }
 }
 
-/// What the caller says, with other contents where that is needed.
+/// The caller's request, with staged contents where they lie on a device.
 fn swap(
     claims: &[Parameter],
     mut content: impl FnMut(&Parameter) -> Result<*mut c_void, Failure>,
@@ -140,7 +140,7 @@ fn swap(
 }
 
 /// The pages for content on a device; nothing for all other memory, and for what will be refused.
-fn claim(client: &Client, content: *mut c_void, len: c_int) -> Result<Option<Claim>, Failure> {
+fn claim(client: &Client, content: *mut c_void, len: c_int) -> Result<Option<ForeignClaim>, Failure> {
     match usize::try_from(len) {
         Ok(bytes) if 0 < bytes => client.claim(content.addr(), bytes),
         _ => Ok(None),

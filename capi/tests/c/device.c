@@ -85,7 +85,7 @@ static void replicas(paddle_pserver_client *client) {
   CHECK(paddle_register_buffer(client, AT(gradients[0]), BYTES) == 0);
   CHECK(paddle_register_buffer(client, AT(places[0]), BYTES) == 0);
   REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(places[0]), BYTES), "knows already");
-  REFUSED(paddle_register_replica(client, AT(gradients[0]), numbers, BYTES), "expected that of a CUDA device");
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), numbers, BYTES), "expected memory of a CUDA device");
   REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES - 4), "expected 400000");
   for (device = 1; device < DEVICES; device++) {
     CHECK(paddle_register_replica(client, AT(gradients[0]), AT(gradients[device]), BYTES) == 0);

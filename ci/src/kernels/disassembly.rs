@@ -1,4 +1,4 @@
-//! What the compiler and the disassembler say of the kernels.
+//! Checks on the output of the compiler and of the disassembler.
 
 /// Kernels that put registers into memory, from the report of `ptxas -v`.
 pub(super) fn spills(report: &str) -> Vec<String> {
@@ -133,7 +133,7 @@ mod tests {
         check("", &["the compiler reports no kernel"]);
     }
 
-    /// What the loops of an update load: in its own type, then as halves, for binary32 and for binary64.
+    /// The loads in the loops of an update: in its own type, then in half precision, for binary32 and for binary64.
     const LOOPS: [&str; 5] = ["LDG.E.128 ", "LDG.E.64 ", "LDG.E.64 ", "LDG.E ", "LDG.E "];
 
     /// A loop that asks for so many before it adds the first, and for four in all.

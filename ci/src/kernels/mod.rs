@@ -18,10 +18,10 @@ const CUBIN: &str = "pserver.sm_90.cubin";
 const PTX: &str = "pserver.compute_80.ptx";
 const MANIFEST: &str = "manifest.txt";
 
-/// A kernel takes so many bytes of an artifact on average, at most: 15,803 of the PTX and 13,660 of the cubin as it is.
-/// More rules make an artifact longer and leave this as it is; code that is unrolled where it was not shows.
+/// The most bytes of an artifact per kernel: 15,803 in the committed PTX and 13,660 in the cubin. A new rule leaves the
+/// ratio as it is; an unrolled loop raises it.
 const KERNEL_BYTES_MAX: u64 = 20_000;
-/// Either artifact is at most so long; the crate carries both, and a package may have ten MiB.
+/// The most bytes of either artifact: the crate carries both, and crates.io takes ten MiB.
 const ARTIFACT_BYTES_MAX: u64 = 4 << 20;
 
 /// A compiler, and what pip calls it.
@@ -37,7 +37,7 @@ const CUBIN_TOOLCHAIN: Toolchain = Toolchain {
 const PTX_TOOLCHAIN: Toolchain =
     Toolchain { folder: "target/cuda-12.4", packages: &["nvidia-cuda-nvrtc-cu12==12.4.127"] };
 
-/// Makes the artifacts anew and puts them where they are committed.
+/// Makes the artifacts anew, in place of the committed ones.
 pub(crate) fn make(workspace: &Workspace) -> Result<Tally> {
     let made = compile(workspace)?;
     for name in [CUBIN, PTX, MANIFEST] {
@@ -71,18 +71,18 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.root().join("target/cuda-kernels");
     fs::create_dir_all(&folder).context("make the folder for artifacts")?;
     let source = folder.join("pserver.cu");
-    fs::write(&source, ours(workspace, &["source"])?)?;
+    fs::write(&source, module_program(workspace, &["source"])?)?;
     for (toolchain, architecture, name) in [(CUBIN_TOOLCHAIN, "sm_90", CUBIN), (PTX_TOOLCHAIN, "compute_80", PTX)] {
         toolchain.install(workspace)?;
         toolchain.nvrtc(workspace, architecture, &source, &folder.join(name))?;
     }
     let paths = [CUBIN, PTX].map(|name| folder.join(name).display().to_string());
-    fs::write(folder.join(MANIFEST), ours(workspace, &["manifest", &paths[0], &paths[1]])?)?;
+    fs::write(folder.join(MANIFEST), module_program(workspace, &["manifest", &paths[0], &paths[1]])?)?;
     Ok(folder)
 }
 
-/// What the kernels' own program prints.
-pub(crate) fn ours(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
+/// The output of the example program `cuda_module` of the kernels.
+pub(crate) fn module_program(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
     let mut command = workspace.cargo();
     command.args(["run", "--quiet", "--package", "pserver-kernels", "--example", "cuda_module", "--"]).args(arguments);
     let output = command.stderr(Stdio::inherit()).output().context("run the example cuda_module")?;
@@ -113,7 +113,7 @@ fn inspect(workspace: &Workspace, made: &Path) -> Result<Tally> {
 }
 
 impl Toolchain {
-    /// Installs it once; what is there is used.
+    /// Installs the toolchain, unless it is installed.
     fn install(&self, workspace: &Workspace) -> Result<()> {
         let folder = workspace.root().join(self.folder);
         let mark = folder.join("installed");

@@ -1,4 +1,4 @@
-//! What the programs of a guest measured, as one table: ours beside perftest's, in the same machine.
+//! The measurements of a guest as one table: psbench beside perftest, in the same machine.
 //!
 //! Not here: a verdict. The processors of a guest are made of software and both ends share them, so a figure says
 //! nothing about a network card, and a ratio only what our own code adds to the verbs that it uses.
@@ -11,9 +11,9 @@ use crate::soft_roce::report::{Report, Run};
 struct Row {
     name: &'static str,
     figure: fn(&Run) -> Option<f64>,
-    /// What it is divided by.
+    /// The divisor of the ratio.
     beside: &'static str,
-    /// What the ratio should be.
+    /// The goal of the ratio.
     goal: &'static str,
 }
 

@@ -15,8 +15,8 @@ use crate::soft_roce::image::Image;
 use crate::soft_roce::plan;
 use crate::workspace::Workspace;
 
-/// What is installed nowhere and found under `target/debian/soft-roce`, besides the kernel. A library that is missing
-/// here is named by an error.
+/// Debian packages of the guest, unpacked under `target/debian/soft-roce`, besides the kernel. An error names
+/// a library that is missing here.
 const NAMES: &[&str] = &[
     "busybox-static",
     "ibverbs-providers",
@@ -66,7 +66,7 @@ const OPENED: &[(&str, &str)] = &[
 const PROVIDER: (&str, &str) = ("etc/libibverbs.d/rxe.driver", "driver rxe\n");
 const HOSTS: (&str, &str) = ("etc/hosts", "127.0.0.1 localhost\n10.9.0.1 server\n10.9.0.2 trainer\n");
 
-/// What machines are made of.
+/// The files of a machine.
 pub(super) struct Furnishing {
     pub(super) kernel: PathBuf,
     /// The program `pserver` of this machine, as guests have it.
@@ -221,12 +221,12 @@ fn find_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<
     Ok(())
 }
 
-/// What the kernel calls the module in this file: it writes `_` for `-`.
+/// The kernel's name of the module in this file, with `_` for `-`.
 fn module_name(path: &Path) -> Option<String> {
     Some(path.file_name()?.to_str()?.strip_suffix(".ko")?.replace('-', "_"))
 }
 
-/// What a module says it needs: `depends=ib_core,udp_tunnel`, as text that ends with a zero.
+/// The dependencies of a module: `depends=ib_core,udp_tunnel`, as text that ends with a zero.
 fn needed_modules(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {

@@ -1,7 +1,7 @@
 //! Inside of the guest: this program is its first process. It makes a network, adds the device, runs what it is told,
 //! says how each ended, and switches the machine off.
 //!
-//! Not here: what is run, see [`super::plan`]; how the machine came to be, see [`super::furnish`].
+//! Not here: what is run, see [`super::plan`]; how the machine came to be, see [`mod@super::furnish`].
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::workspace::SKIP_REPORT;
 pub(super) const SCENARIO: &str = "scenario";
 /// The modules to load, in this order, one a line.
 pub(super) const MODULES: &str = "modules/order";
-/// What a person wants to have run, in the scenario that runs nothing else.
+/// The line of `cargo ci guest`, in the scenario that runs nothing else.
 pub(super) const BY_HAND: &str = "by-hand";
 
 const SKIPS: &str = "/tmp/skips";
@@ -57,7 +57,7 @@ fn run() -> Result<()> {
         let status = attempt(program).unwrap_or_else(|error| format!("{error:#}"));
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         if status != "0" {
-            // What the kernel thinks of it.
+            // The kernel's log often has the cause.
             let _ = shell("busybox dmesg | busybox tail -n 20");
         }
         say(&Line::End { name: program.name.to_owned(), status, millis });
@@ -70,10 +70,12 @@ fn run() -> Result<()> {
     Ok(())
 }
 
+/// File systems of the kernel. The image's own file system is memory: `/tmp` and all else stay what the image
+/// says, because a checkout may lie there, and test programs look for `pserver` at the path of its build.
+const MOUNTS: [(&str, &str); 3] = [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")];
+
 fn mount() -> Result<()> {
-    for (kind, place) in
-        [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"), ("tmpfs", "/run")]
-    {
+    for (kind, place) in MOUNTS {
         busybox(&["mount", "-t", kind, kind, place])?;
     }
     fs::create_dir_all("/dev/shm").context("cannot make /dev/shm")?;
@@ -154,4 +156,17 @@ fn shell(line: &str) -> Result<()> {
 /// Writes a line of the report at the beginning of a line, whatever a program left.
 fn say(line: &Line) {
     println!("\n{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_mounted_over_a_folder_that_a_checkout_may_lie_in() {
+        for place in ["/", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/work"] {
+            let checkout = Path::new(place).join("pserver/target/debug/pserver");
+            assert!(MOUNTS.iter().all(|(_, mounted)| !checkout.starts_with(mounted)), "{place} is hidden");
+        }
+    }
 }

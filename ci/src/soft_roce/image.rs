@@ -1,6 +1,6 @@
-//! What a guest starts from: files in the archive format that the kernel unpacks (cpio, "newc").
+//! The initial file system of a guest, in the archive format that the kernel unpacks (cpio, "newc").
 //!
-//! Not here: which files, see [`super::furnish`].
+//! Not here: which files, see [`mod@super::furnish`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ impl Image {
         self.insert(path, Entry::Link(target.to_owned()));
     }
 
-    /// What a first process needs before it has mounted anything: where it writes to, and nothing to read from.
+    /// The devices of the first process before it has mounted a file system: a console and an empty input.
     pub(super) fn devices(&mut self) {
         self.insert("dev/console", Entry::Device(5, 1));
         self.insert("dev/null", Entry::Device(1, 3));

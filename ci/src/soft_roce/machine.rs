@@ -104,7 +104,7 @@ impl Wire<'_> {
     }
 }
 
-/// What a process has spent of processors, also when it has ended and nobody has waited for it: the fourteenth and
+/// The processor time of a process, also when it has ended and nobody has waited for it: the fourteenth and
 /// fifteenth field of what the kernel says, in hundredths of a second. The second is a name, which may have spaces.
 fn processor(process: u32) -> Duration {
     let said = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();

@@ -3,7 +3,7 @@
 //!
 //! Not here: the tests, which are the packages' own. Read [`plan`] (what is run), [`guest`] (who runs it), [`report`]
 //! (what is believed), [`verdicts`] (what must be equal) and [`figures`] (what was measured), then [`programs`],
-//! [`furnish`], [`image`] and [`machine`] (how a machine comes to be).
+//! [`mod@furnish`], [`image`] and [`machine`] (how a machine comes to be).
 
 mod figures;
 mod furnish;
@@ -16,52 +16,90 @@ mod report;
 mod verdicts;
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 
 use crate::soft_roce::furnish::{Downloads, Furnishing};
 use crate::soft_roce::machine::{Machine, Wire};
 use crate::soft_roce::plan::Scenario;
+use crate::soft_roce::programs::Build;
 use crate::soft_roce::report::Report;
+use crate::tasks::Ending;
 use crate::workspace::{Tally, Workspace};
 
-/// What all machines together may take of two processors that have nothing else to do.
+/// The time that all machines together may take on two idle processors.
 const GOAL: Duration = Duration::from_secs(360);
 /// A machine that runs longer hangs, also where much else runs.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// A person's machine.
 const LIMIT_BY_HAND: Duration = Duration::from_secs(660);
 
-/// The task.
-pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
+/// The reports of the machines and their time.
+struct Said {
+    alone: Report,
+    server: Report,
+    trainer: Report,
+    took: Duration,
+}
+
+/// The task of `cargo ci test`: machines that run the programs as tests are built.
+pub(crate) fn begin(workspace: &Workspace) -> Result<Ending> {
+    begin_with(workspace, Build::OfTests)
+}
+
+/// The task of `cargo ci long`: programs are built for speed, and their figures are those of docs/reports/rdma.md.
+pub(crate) fn long(workspace: &Workspace) -> Result<Tally> {
+    begin_with(workspace, Build::ForSpeed)?(workspace)
+}
+
+/// Builds the images and runs the machines one after the other on a thread. The console of a machine is shown line by
+/// line, between the output of other tasks.
+fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
     let downloads = match possible(workspace) {
         Ok(downloads) => downloads,
-        Err(error) => return skip(workspace, &format!("{error:#}")),
+        Err(error) => return Ok(Box::new(move |workspace| skip(workspace, &format!("{error:#}")))),
     };
-    let (mut furnishing, _lock) = furnish(workspace, &downloads)?;
-    let began = Instant::now();
-    let end = machine::deadline(LIMIT);
-    let report = alone(workspace, &mut furnishing, &plan::ALONE, end)?;
-    let (server, trainer) = two(workspace, &mut furnishing, end)?;
-    let mut total = judged(workspace, &[(plan::ALONE, &report), (plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
-    println!("{}", figures::table(&report));
-    total += verdicts::nothing_is_copied(&report);
-    total += verdicts::models_agree(&server);
-    total += verdicts::digits_agree(workspace, &furnishing.pserver, &report)?;
+    let (mut furnishing, lock) = furnish(workspace, &downloads, build)?;
+    let (pserver, workspace) = (furnishing.pserver.clone(), workspace.clone());
+    let machines = thread::spawn(move || -> Result<Said> {
+        // Held until the machines are off.
+        let _lock = lock;
+        let began = Instant::now();
+        let end = machine::deadline(LIMIT);
+        let alone = alone(&workspace, &mut furnishing, &plan::ALONE, end)?;
+        let (server, trainer) = two(&workspace, &mut furnishing, end)?;
+        Ok(Said { alone, server, trainer, took: began.elapsed() })
+    });
+    Ok(Box::new(move |workspace| {
+        let said = machines.join().map_err(|_| anyhow!("the thread that runs machines panicked"))?;
+        judge(workspace, &pserver, &said?)
+    }))
+}
+
+/// The verdict on the machines. The tests of this machine are over: a test that they skipped and a guest passed is
+/// not counted as skipped.
+fn judge(workspace: &Workspace, pserver: &Path, said: &Said) -> Result<Tally> {
+    let Said { alone: report, server, trainer, took } = said;
+    let mut total = judged(workspace, &[(plan::ALONE, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
+    println!("{}", figures::table(report));
+    total += verdicts::nothing_is_copied(report);
+    total += verdicts::models_agree(server);
+    total += verdicts::digits_agree(workspace, pserver, report)?;
     let passed = report.tests_passed().collect();
     let count = workspace.make_up_for("rdma", &passed)?;
     println!("soft-roce: {count} tests that skipped for want of a device have passed in the guest");
-    let spent = [&report, &server, &trainer].iter().map(|report| report.processor.as_secs()).sum::<u64>();
-    let (took, goal) = (began.elapsed().as_secs(), GOAL.as_secs());
+    let spent = [report, server, trainer].iter().map(|report| report.processor.as_secs()).sum::<u64>();
+    let (took, goal) = (took.as_secs(), GOAL.as_secs());
     println!("soft-roce: machines took {took} s, and {spent} s of processors; on two idle ones the goal is {goal} s");
     Ok(total)
 }
 
 /// The tool `guest`: one line of a person's, in a machine of its own.
 pub(crate) fn by_hand(workspace: &Workspace, line: &str) -> Result<Tally> {
-    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?)?;
+    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?, Build::ForSpeed)?;
     furnishing.by_hand(line);
     let report = alone(workspace, &mut furnishing, &plan::BY_HAND, machine::deadline(LIMIT_BY_HAND))?;
     Ok(report.tally(&["by-hand"]))
@@ -69,14 +107,14 @@ pub(crate) fn by_hand(workspace: &Workspace, line: &str) -> Result<Tally> {
 
 /// The tool `wire`: only the two machines.
 pub(crate) fn wire(workspace: &Workspace) -> Result<Tally> {
-    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?)?;
+    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?, Build::ForSpeed)?;
     let (server, trainer) = two(workspace, &mut furnishing, machine::deadline(LIMIT))?;
     let mut total = judged(workspace, &[(plan::SERVER, &server), (plan::TRAINER, &trainer)])?;
     total += verdicts::models_agree(&server);
     Ok(total)
 }
 
-/// What came of each machine's programs.
+/// The results of each machine's programs.
 fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tally> {
     let mut total = Tally::default();
     for (scenario, report) in reports {
@@ -112,7 +150,7 @@ fn two(workspace: &Workspace, furnishing: &mut Furnishing, end: Instant) -> Resu
     Ok((server?, trainer?))
 }
 
-/// What this machine must have; an error says what it lacks.
+/// The requirements of the task; the error names the one that this machine lacks.
 fn possible(workspace: &Workspace) -> Result<Downloads> {
     ensure!(cfg!(target_arch = "x86_64"), "the guest is an x86-64 machine, and so must be the programs in it");
     ensure!(Machine::is_possible(), "there is no qemu-system-x86_64");
@@ -129,11 +167,11 @@ fn skip(workspace: &Workspace, why: &str) -> Result<Tally> {
     Ok(Tally::default())
 }
 
-/// Puts machines together. Whoever does the same in the same folder waits until they are off.
-fn furnish(workspace: &Workspace, downloads: &Downloads) -> Result<(Furnishing, fs::File)> {
+/// Collects the files of the machines. A second run in the same folder waits until the machines of the first are off.
+fn furnish(workspace: &Workspace, downloads: &Downloads, build: Build) -> Result<(Furnishing, fs::File)> {
     let lock = programs::lock(workspace)?;
     let mut furnishing = Furnishing::collect(downloads)?;
-    programs::add(workspace, &mut furnishing)?;
+    programs::add(workspace, &mut furnishing, build)?;
     Ok((furnishing, lock))
 }
 

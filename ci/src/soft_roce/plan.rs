@@ -1,21 +1,21 @@
-//! What guests run: a table that the host and the guest both read, because both are this program.
+//! The programs of the guests: a table that host and guest both read, because both are this program.
 //!
 //! Not here: how a line is run ([`super::guest`]) and what is made of what it writes ([`super::figures`]).
 
 /// One program of a guest.
 pub(super) struct Program {
-    /// What the report calls it; a single word.
+    /// The name in the report; a single word.
     pub(super) name: &'static str,
     /// It is ended after so long: it hangs. A busy machine takes ten times what an idle one does.
     pub(super) seconds: u64,
-    /// What is started before it, and must end well too.
+    /// A program that is started before this one and must succeed too.
     pub(super) beside: Option<&'static str>,
     /// The program begins when somebody listens here.
     pub(super) port: Option<u16>,
     pub(super) line: &'static str,
 }
 
-/// What one machine does.
+/// The programs of one machine.
 pub(super) struct Scenario {
     pub(super) name: &'static str,
     /// Makes the network and the device. A line that fails ends the guest.
@@ -57,13 +57,13 @@ const PUSHPULL_TCP: &str = "psbench pushpull --transport tcp --bytes 16MiB --chu
 
 /// Servers are killed while three trainers train, and the digest is that of a job over TCP that nobody disturbed.
 const KILLS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_KILLS=1 \
-                     capi-kill --show-output --test-threads=1 a_disturbed_job twice_when_servers_are";
+                     cli-kill --show-output --test-threads=1 a_disturbed_job twice_when_servers_are";
 /// Layouts of servers, shards and chunks over verbs and over TCP, which take too long for more than one optimizer.
-const DIGESTS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 capi-digest --show-output --test-threads=1 adam_has";
+const DIGESTS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 cli-digest --show-output --test-threads=1 adam_has";
 /// All of them but those that look at the library, not at what it sends, the one that first compiles a driver, and the
 /// one that is about sockets and waits for deadlines.
 const C_PROGRAMS: &str = "PSERVER_TEST_BIND=verbs://127.0.0.1:0 PSERVER_C_PROGRAMS=/c \
-                          capi-c_programs --test-threads=1 \
+                          cli-c_programs --test-threads=1 \
                           --skip static_library --skip exports --skip may_lie_on_a_device --skip is_killed";
 
 /// The machine in which a person tries something.

@@ -1,6 +1,6 @@
 //! The programs of this workspace that guests run, and how they are built.
 //!
-//! Not here: what they need besides ([`super::furnish`]).
+//! Not here: what they need besides ([`mod@super::furnish`]).
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use crate::soft_roce::furnish::{Furnishing, folder};
 use crate::workspace::Workspace;
 
 /// Test programs: their names in the guest, and the targets that they are the tests of. The first are the tests within
-/// `pserver-transport`, the others are files of `capi/tests`.
+/// `pserver-transport`, the others are files of `cli/tests`.
 const TESTS: &[(&str, &str)] = &[
     ("transport-unit", "pserver_transport"),
-    ("capi-kill", "kill"),
-    ("capi-digest", "digest"),
-    ("capi-c_programs", "c_programs"),
+    ("cli-kill", "kill"),
+    ("cli-digest", "digest"),
+    ("cli-c_programs", "c_programs"),
 ];
-/// What is measured.
+/// Programs that guests run under the same names.
 const PROGRAMS: &[&str] = &["pserver", "psbench"];
 const LIBRARY: &str = "libpaddle_pserver.so";
 /// Where C programs are, and one that is no test.
 const C_SOURCES: &str = "capi/tests/c";
 const EXAMPLE: &str = "capi/examples/trainer.c";
-/// What tests read from their sources, where they expect it.
+/// Source files that tests read.
 const READ: &[&str] = &["core/rules/lion.rule"];
 
 /// Held while machines are made and run: two at once would write to the same files.
@@ -41,27 +41,42 @@ pub(super) fn lock(workspace: &Workspace) -> Result<File> {
     Ok(file)
 }
 
-/// Builds everything, and puts it beside Debian's. Tests are built as `rust-tests` builds the whole workspace, so that
-/// after them nothing is left to do; what is measured is built for speed.
-pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing) -> Result<()> {
+/// The build of the programs and of the C library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Build {
+    /// As `rust-tests` builds them: after it, or before it, nothing is built twice.
+    OfTests,
+    /// With `--release`, so that the figures are those of the programs that ship.
+    ForSpeed,
+}
+
+const FOR_SPEED: &[&str] =
+    &["build", "--release", "--package", "pserver", "--package", "pserver-capi", "--package", "pserver-bench"];
+
+/// Builds the tests and the programs, and adds them to Debian's.
+pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing, build: Build) -> Result<()> {
     let tests = Built::tests(workspace)?;
     for (name, target) in TESTS {
         furnishing.add(workspace, name, Path::new(&tests.program(target, true)?))?;
     }
-    let fast = Built::by(workspace, &["build", "--release", "--package", "pserver", "--package", "pserver-bench"])?;
+    let fast = match build {
+        Build::OfTests => None,
+        Build::ForSpeed => Some(Built::by(workspace, FOR_SPEED)?),
+    };
+    let programs = fast.as_ref().unwrap_or(&tests);
     for name in PROGRAMS {
-        furnishing.add(workspace, name, Path::new(&fast.program(name, false)?))?;
+        furnishing.add(workspace, name, Path::new(&programs.program(name, false)?))?;
     }
-    furnishing.pserver = PathBuf::from(fast.program("pserver", false)?);
+    furnishing.pserver = PathBuf::from(programs.program("pserver", false)?);
     // The tests of a package know where its programs are.
     furnishing.link(&tests.program("pserver", false)?, "/bin/pserver");
-    add_c_programs(workspace, furnishing, Path::new(&fast.file(LIBRARY)?))?;
+    add_c_programs(workspace, furnishing, Path::new(&programs.file(LIBRARY)?))?;
     // Tests go there from their package's folder.
-    furnishing.folder(&workspace.root().join("capi"));
+    furnishing.folder(&workspace.root().join("cli"));
     READ.iter().try_for_each(|path| furnishing.same(&workspace.root().join(path)))
 }
 
-/// C programs are compiled here, and linked with the library that is measured.
+/// C programs are compiled here, and linked with the C library.
 fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &Path) -> Result<()> {
     let (root, folder) = (workspace.root(), folder(workspace)?);
     succeed(Command::new("strip").arg("-o").arg(folder.join(LIBRARY)).arg(library))?;

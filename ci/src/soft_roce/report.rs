@@ -1,4 +1,4 @@
-//! What a guest says about its programs, in lines that nothing else writes; read by the host as they come.
+//! The protocol between guest and host: lines about programs that no program writes itself.
 //!
 //! Not here: what the programs write, but for the counts of Rust's test harness.
 
@@ -12,7 +12,7 @@ const MARK: &str = "@@ pserver-guest ";
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// What follows is written by this program.
+    /// The following lines are written by this program.
     Begin(String),
     /// It ended: its exit status (`signal 9`, `out of time`, …) and how long it took.
     End { name: String, status: String, millis: u64 },
@@ -22,13 +22,13 @@ pub(super) enum Line {
     Done,
 }
 
-/// What is known of a guest that has ended.
+/// The results of a guest that has ended.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) programs: Vec<Run>,
     pub(super) skipped: Vec<String>,
     pub(super) is_done: bool,
-    /// What the machine spent of this one's processors.
+    /// The processor time that QEMU used on the host.
     pub(super) processor: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Report {
         lines.filter_map(|line| Some(line.strip_prefix("test ")?.strip_suffix(" ... ok")?.to_owned()))
     }
 
-    /// What a program of this name said, if it ran.
+    /// The results of the program of this name, if it ran.
     pub(super) fn run(&self, name: &str) -> Option<&Run> {
         self.programs.iter().find(|run| run.name == name)
     }
@@ -91,7 +91,7 @@ impl Report {
 }
 
 impl Run {
-    /// What stands after `word` at the beginning of its lines.
+    /// The rest of each line that begins with `word`.
     pub(super) fn said<'a>(&'a self, word: &'a str) -> impl Iterator<Item = &'a str> {
         self.output.iter().filter_map(move |line| line.strip_prefix(word)?.strip_prefix(' '))
     }

@@ -1,4 +1,4 @@
-//! What must be equal to the bit: the same training over verbs, over TCP, while it is disturbed, and on this machine.
+//! Models that must be equal to the bit: trained over verbs, over TCP, with a disturbed wire, and on this machine.
 //! And what must not happen at all: a copy of what the card can read and write where it lies.
 //!
 //! Not here: what each program says of itself ([`super::report`]).
@@ -42,7 +42,7 @@ fn model(report: &Report, program: &str) -> Option<String> {
     report.run(program)?.said("model").last().map(str::to_owned)
 }
 
-/// What the line of a guest does (`bin/digits`), on this machine and over TCP.
+/// The training of the guest (`bin/digits`), on this machine and over TCP.
 fn learned_here(workspace: &Workspace, pserver: &Path) -> Result<String> {
     let models = folder(workspace)?.join("digits");
     let mut quickstart = Command::new(pserver);

@@ -1,4 +1,4 @@
-//! What `Cargo.toml` must say: the workspace's lints, the workspace's versions, and only floors beneath.
+//! Rules for `Cargo.toml`: the workspace's lints, the workspace's versions, and dependencies on lower floors only.
 
 use crate::tidy::source::SourceFile;
 use crate::tidy::{Report, floors};

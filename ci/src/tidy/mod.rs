@@ -1,12 +1,16 @@
 //! The rules of `STYLE.md` that a program can check, as a table of functions over one file.
 //!
-//! Not here: what rustc and clippy already refuse. Read [`source`] (what a rule sees), then the rules: [`floors`] (who
-//! imports whom), [`reach`] (what the floors may touch), [`shape`] (how code looks) and [`manifest`] (`Cargo.toml`).
+//! Not here: the findings of rustc and clippy. Read [`source`] (the file that a rule sees), then the rules: [`floors`]
+//! (imports), [`reach`] (what the floors may touch), [`shape`] (how code looks), [`sentences`] (how comments and pages
+//! are worded), [`census`] (counts that may only fall), [`manifest`] (`Cargo.toml`) and [`mentions`] (names in pages).
 
+mod census;
 mod floors;
 mod lexer;
 mod manifest;
+mod mentions;
 mod reach;
+mod sentences;
 mod shape;
 mod source;
 #[cfg(test)]
@@ -29,9 +33,22 @@ struct Finding {
     line: usize,
     rule: &'static str,
     text: String,
-    /// A comment in the source says why it stays. Counted, not refused.
-    excused: bool,
+    standing: Standing,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Fails the task.
+    Refused,
+    /// A comment in the source gives the reason. Counted.
+    Excused,
+    /// Fails the task when the rule has more of them than its ceiling.
+    Counted,
+}
+
+/// How many findings of a counted rule there may be. A ceiling is only ever lowered.
+const CEILINGS: &[(&str, usize)] =
+    &[("sentences", 0), ("old-names", 0), ("type-names", 51), ("fields", 22), ("parameters", 20)];
 
 /// A rule looks at one file of any kind and passes over those that are not its own.
 struct Rule {
@@ -52,6 +69,10 @@ const RULES: &[Rule] = &[
     Rule { name: "unfinished", look: shape::unfinished },
     Rule { name: "sleeping-test", look: shape::sleeping_tests },
     Rule { name: "manifest", look: manifest::manifest },
+    Rule { name: "sentences", look: sentences::sentences },
+    Rule { name: "old-names", look: census::old_names },
+    Rule { name: "fields", look: census::fields },
+    Rule { name: "parameters", look: census::parameters },
 ];
 
 /// Where a rule writes what it found in one file.
@@ -63,15 +84,19 @@ struct Report<'a> {
 
 impl Report<'_> {
     fn refuse(&mut self, line: usize, text: impl Into<String>) {
-        self.push(line, text.into(), false);
+        self.push(line, text.into(), Standing::Refused);
+    }
+
+    fn count(&mut self, line: usize, text: impl Into<String>) {
+        self.push(line, text.into(), Standing::Counted);
     }
 
     fn excuse(&mut self, line: usize, text: impl Into<String>) {
-        self.push(line, text.into(), true);
+        self.push(line, text.into(), Standing::Excused);
     }
 
-    fn push(&mut self, line: usize, text: String, excused: bool) {
-        self.findings.push(Finding { path: self.path.to_owned(), line, rule: self.rule, text, excused });
+    fn push(&mut self, line: usize, text: String, standing: Standing) {
+        self.findings.push(Finding { path: self.path.to_owned(), line, rule: self.rule, text, standing });
     }
 }
 
@@ -81,15 +106,55 @@ impl Display for Finding {
     }
 }
 
-/// The task: prints every finding, and holds if there is none.
+/// Where the counted findings are listed.
+const COUNTED_LIST: &str = "target/tidy.txt";
+
+/// The task: prints every finding that is refused, and every count beside its ceiling. The findings that are only
+/// counted are in `target/tidy.txt`.
 pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let files = read(workspace.root())?;
-    let (excused, refused): (Vec<_>, Vec<_>) = inspect(&files, RULES).into_iter().partition(|finding| finding.excused);
-    for finding in &refused {
-        println!("{finding}");
+    let findings = look(workspace.root(), &files)?;
+    let of = |standing| findings.iter().filter(move |finding| finding.standing == standing);
+    let excess = excess(&findings);
+    for line in of(Standing::Refused).map(ToString::to_string).chain(excess.iter().cloned()) {
+        println!("{line}");
     }
-    println!("tidy: {} files, {} findings, {} excused sleeps", files.len(), refused.len(), excused.len());
-    Ok(Tally::of_step(refused.is_empty()))
+    let list: String = of(Standing::Counted).map(|finding| format!("{finding}\n")).collect();
+    fs::write(workspace.root().join(COUNTED_LIST), list).with_context(|| format!("cannot write {COUNTED_LIST}"))?;
+    for (rule, ceiling) in CEILINGS {
+        println!("tidy: {} of at most {ceiling} findings of `{rule}`", counted(&findings, rule));
+    }
+    let (refused, excused) = (of(Standing::Refused).count(), of(Standing::Excused).count());
+    println!("tidy: {} files, {refused} findings, {excused} excused sleeps", files.len());
+    Ok(Tally::of_step(refused == 0 && excess.is_empty()))
+}
+
+fn counted(findings: &[Finding], rule: &str) -> usize {
+    findings.iter().filter(|finding| finding.standing == Standing::Counted && finding.rule == rule).count()
+}
+
+/// A line for each rule that has more findings than its ceiling.
+fn excess(findings: &[Finding]) -> Vec<String> {
+    let above = CEILINGS.iter().filter(|(rule, ceiling)| counted(findings, rule) > *ceiling);
+    let line = |(rule, ceiling): &(&str, usize)| {
+        let found = counted(findings, rule);
+        format!("{rule}: {found} findings, at most {ceiling} may be; {COUNTED_LIST} lists them")
+    };
+    above.map(line).collect()
+}
+
+/// The findings of all rules in these files, and the names in pages that the repository at `root` does not have.
+fn look(root: &Path, files: &[SourceFile]) -> Result<Vec<Finding>> {
+    let repository = mentions::Repository::read(root)?;
+    let mut findings = inspect(files, RULES);
+    findings.extend(census::type_names(files));
+    let is_page = |file: &&SourceFile| {
+        let is_at_root = matches!(file.path.as_str(), "README.md" | "CONTRIBUTING.md");
+        file.is_prose() && (is_at_root || file.path.starts_with("docs/"))
+    };
+    let pages = files.iter().filter(is_page);
+    findings.extend(pages.flat_map(|page| mentions::look(&page.path, &page.text, &repository)));
+    Ok(findings)
 }
 
 fn inspect(files: &[SourceFile], rules: &[Rule]) -> Vec<Finding> {

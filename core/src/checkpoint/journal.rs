@@ -1,68 +1,86 @@
-//! The journal of a shard: every accepted frame, in order, before it is applied.
+//! Write-ahead journal of a shard: every accepted frame, in order, before it is applied.
 //!
-//! A record's position counts the bytes of all records before it, over all segments; it is never given twice. A
-//! segment's name is the position of its first record, and that is also where the segment before it ends: bytes
-//! that segment holds beyond are the torn tail of a failed write, and were never acknowledged. So a journal never
-//! appends to a file that an earlier life wrote, and nothing is ever cut off.
+//! A record's position counts the bytes of all records before it, over all segments; no position is ever used twice. A
+//! segment's name has the owner that writes it and the position of its first record. A segment ends at the position
+//! where the next one begins: bytes beyond were left by a failed write or a replaced owner, and were never
+//! acknowledged. So a journal never appends to a file that an earlier owner wrote, and never truncates one.
+//!
+//! Beside the segments lies the *mark*: the end of the acknowledged journal. It is overwritten after each append, and
+//! distinguishes a complete journal from one that lost its tail.
+//!
+//! Not here: reading it back (`replay`).
 
-use std::sync::Arc;
+mod mark;
+mod replay;
 
-use super::source::Source;
-use super::storage::{Storage, Writer, join};
+use std::fmt;
+
+use self::mark::{JournalMark, MarkWriter};
+use super::owner::{Folder, IDENTITY_BYTES, OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
+use super::storage::{Storage, StorageWriter, join};
 use crate::checksum::{append, checksum};
 use crate::error::Failure;
 use crate::limits::JOURNAL_RECORD_BYTES_MAX;
 
+pub use replay::{Dropped, Missing, RecordVisitor, ReplayOptions, Replayed, replay};
+
 const PREFIX: &str = "journal-";
-/// The first bytes of a segment. The position that its name says follows, in eight bytes.
-const MAGIC: [u8; 8] = *b"PSJOURN1";
-const SEGMENT_HEADER_BYTES: u64 = 16;
-const RECORD_HEADER_BYTES: u64 = 8;
+/// The first bytes of a segment.
+const MAGIC: [u8; 8] = *b"PSJOURN2";
+const SEGMENT_HEADER: usize = 64;
+const SEGMENT_HEADER_BYTES: u64 = SEGMENT_HEADER as u64;
+/// The first bytes of a record, which a reader searches for behind damage.
+const RECORD_MAGIC: [u8; 4] = *b"PSRC";
+const RECORD_HEADER: usize = 24;
+const RECORD_HEADER_BYTES: u64 = RECORD_HEADER as u64;
 
 /// A journal, open for appending.
 pub struct Journal {
-    storage: Arc<dyn Storage>,
-    directory: String,
+    folder: Folder,
     sync: bool,
     position: u64,
-    /// None until the first append, and after one that failed: what is on disk then is not to be added to.
+    /// How many records the journal has got in all its life.
+    records: u64,
+    /// Where this owner's records begin, and where those of earlier owners end.
+    first: First,
+    /// None after a failed append: nothing may be added to the file then.
     segment: Option<Segment>,
+    mark: MarkWriter,
+}
+
+#[derive(Clone, Copy)]
+struct First {
+    start: u64,
+    follows: u64,
 }
 
 struct Segment {
     start: u64,
-    writer: Box<dyn Writer>,
-}
-
-/// Takes a record's position and payload. A failure ends the replay and is its outcome.
-pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Failure> + 'a;
-
-/// What a replay found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
-    /// How many records were visited.
-    pub records: u64,
-    /// The bytes of their payloads.
-    pub bytes: u64,
-    /// Whether the journal ended in an unfinished record, or before the position where replay should begin.
-    pub torn_tail: bool,
+    writer: Box<dyn StorageWriter>,
 }
 
 impl Journal {
-    /// Opens the journal in `directory` at the end of its last whole record, after [`replay`]; nothing is written
-    /// until the first append. With `sync`, an append returns only when its record survives the loss of the host.
-    pub fn open(storage: Arc<dyn Storage>, directory: &str, sync: bool) -> Result<Self, Failure> {
-        let mut position = 0;
-        if let Some(start) = segments(&*storage, directory)?.last() {
-            let mut scan = Scan::open(&*storage, directory, *start, None)?;
-            while scan.next()? {}
-            position = scan.position;
-        }
-        Ok(Self { storage, directory: directory.to_owned(), sync, position, segment: None })
+    /// Begins the journal of a new owner behind the end that [`replay()`] found, at `least` or later. Bytes beyond are
+    /// invalid from here on. With `sync`, an append returns only when its record survives the loss of the host.
+    ///
+    /// # Errors
+    /// When the storage refuses, or the owner was replaced already.
+    pub fn begin(folder: &Folder, sync: bool, found: &Replayed, least: u64) -> Result<Self, Failure> {
+        let first = First { start: found.end.max(found.marked).max(least), follows: found.end };
+        let start = JournalMark { position: first.start, records: found.ordinal };
+        let segment = begin_segment(folder, sync, first, start)?;
+        let mark = MarkWriter::begin(folder, sync, start)?;
+        let folder = folder.clone();
+        let (position, records) = (start.position, start.records);
+        Ok(Self { folder, sync, position, records, first, segment: Some(segment), mark })
     }
 
-    /// Appends a record of all the parts, in one write, and returns its position. After a failure the journal is as
-    /// before: the record is not in it, and the next append may well succeed.
+    /// Appends a record of all the parts, in one write, and returns its position. The record may be acknowledged: this
+    /// process still owned the directory after it was written. After a failure the journal is unchanged: the record is
+    /// not in it, and the next append may succeed.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when the owner was replaced: nothing may be written any more. Else the storage's error.
     pub fn append(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
         let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let length = u32::try_from(bytes).ok().filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX);
@@ -73,18 +91,29 @@ impl Journal {
         if self.segment.is_none() {
             self.begin_segment()?;
         }
-        let checksum = parts.iter().fold(seed(self.position, length), |sum, part| append(sum, part));
-        let (length, checksum) = (length.to_le_bytes(), checksum.to_le_bytes());
-        let record: Vec<&[u8]> = [&length[..], &checksum[..]].into_iter().chain(parts.iter().copied()).collect();
-        let writer = &mut self.segment.as_mut().expect("a segment has begun").writer;
-        let written = writer.write(&record).and_then(|()| if self.sync { writer.sync() } else { Ok(()) });
-        if let Err(failure) = written {
+        let payload = parts.iter().fold(0, |sum, part| append(sum, part));
+        let header = RecordHeader { length, payload, ordinal: self.records };
+        let header = header.encode(self.folder.owner.number(), self.position);
+        let record: Vec<&[u8]> = [&header[..]].into_iter().chain(parts.iter().copied()).collect();
+        let next = JournalMark { position: self.position + RECORD_HEADER_BYTES + bytes, records: self.records + 1 };
+        if let Err(failure) = self.write(&record, next) {
             self.segment = None;
             return Err(failure);
         }
         let position = self.position;
-        self.position += RECORD_HEADER_BYTES + bytes;
+        (self.position, self.records) = (next.position, next.records);
         Ok(position)
+    }
+
+    /// Writes a record, and then the mark that allows its acknowledgement.
+    fn write(&mut self, record: &[&[u8]], next: JournalMark) -> Result<(), Failure> {
+        let writer = &mut self.segment.as_mut().expect("a segment has begun").writer;
+        writer.write(record)?;
+        if self.sync {
+            writer.sync()?;
+        }
+        self.folder.owner.check()?;
+        self.mark.write(next)
     }
 
     /// The position that the next record will have.
@@ -103,10 +132,12 @@ impl Journal {
 
     /// Removes the segments that hold nothing at or after `position`. The last segment stays.
     pub fn retain_from(&mut self, position: u64) -> Result<(), Failure> {
-        let starts = segments(&*self.storage, &self.directory)?;
-        let ends = starts.iter().skip(1);
-        for (start, _) in starts.iter().zip(ends).filter(|(_, end)| **end <= position) {
-            self.storage.remove(&segment_path(&self.directory, *start))?;
+        self.folder.owner.check()?;
+        let names = segments(&*self.folder.storage, &self.folder.directory)?;
+        let behind = names.iter().skip(1).map(|next| next.start);
+        // A later segment that begins at or before the position holds everything from there on, or those after it do.
+        for (name, _) in names.iter().zip(behind).filter(|(_, next)| *next <= position) {
+            self.folder.storage.remove(&self.folder.path(&name.to_string()))?;
         }
         Ok(())
     }
@@ -114,219 +145,153 @@ impl Journal {
     fn begin_segment(&mut self) -> Result<(), Failure> {
         // From here on the old segment must not grow: a new one, even a torn one, says where it ends.
         self.segment = None;
-        let last = segments(&*self.storage, &self.directory)?.pop();
-        if let Some(last) = last.filter(|last| *last < self.position) {
-            // A host that lost the end of a segment with another behind it would not know it from damage.
-            self.storage.sync(&segment_path(&self.directory, last))?;
-        }
-        if let Some(last) = last.filter(|last| *last > self.position) {
-            let (directory, position) = (&self.directory, self.position);
-            return Err(Failure::Node(format!(
-                "the journal in {directory:?} goes on at {last}, and was opened at {position} before it was replayed"
-            )));
-        }
-        let mut writer = self.storage.create(&segment_path(&self.directory, self.position))?;
-        writer.write(&[&MAGIC, &self.position.to_le_bytes()])?;
-        if self.sync {
-            writer.sync()?;
-            self.storage.sync_directory(&self.directory)?;
-        }
-        self.segment = Some(Segment { start: self.position, writer });
+        let first = if self.position == self.first.start {
+            self.first
+        } else {
+            First { start: self.position, follows: self.position }
+        };
+        let start = JournalMark { position: self.position, records: self.records };
+        self.segment = Some(begin_segment(&self.folder, self.sync, first, start)?);
         Ok(())
     }
 }
 
-/// Visits every record at or after `from`, in order, with its position.
-///
-/// An unfinished record at the journal's very end was never acknowledged; it ends the replay. Anything else that is
-/// not as it was written is a failure that names file and offset. A journal that ends before `from` lost its tail
-/// with the host; the checkpoint that says `from` contains what was there, so the journal begins anew at `from`.
-pub fn replay(storage: &dyn Storage, directory: &str, from: u64, visit: &mut Visit<'_>) -> Result<Replayed, Failure> {
-    let starts = segments(storage, directory)?;
-    let mut replayed = Replayed::default();
-    let mut end = 0;
-    let first = starts.iter().rposition(|start| *start <= from).unwrap_or(0);
-    if let Some(start) = starts.get(first).filter(|start| **start > from) {
-        let path = segment_path(directory, *start);
-        return Err(Failure::Node(format!("the journal begins with {path:?}, and records from {from} on are needed")));
+fn begin_segment(folder: &Folder, sync: bool, first: First, start: JournalMark) -> Result<Segment, Failure> {
+    folder.owner.check()?;
+    let name = SegmentName { owner: folder.owner.number(), start: first.start };
+    let before = segments(&*folder.storage, &folder.directory)?.into_iter().rfind(|other| *other < name);
+    if let Some(before) = before {
+        // A host that lost the end of a segment with another behind it would not know it from damage.
+        folder.storage.sync(&folder.path(&before.to_string()))?;
     }
-    for (index, start) in starts.iter().enumerate().skip(first) {
-        let mut scan = Scan::open(storage, directory, *start, starts.get(index + 1).copied())?;
-        loop {
-            let position = scan.position;
-            if !scan.next()? {
-                break;
-            }
-            if position < from && from < scan.position {
-                return Err(scan.damaged(&format!("a record spans position {from}, where replay should begin")));
-            }
-            if position >= from {
-                replayed.records += 1;
-                replayed.bytes += scan.payload.len() as u64;
-                visit(position, &scan.payload)?;
-            }
-        }
-        replayed.torn_tail = scan.torn;
-        end = scan.position;
+    let header = SegmentHeader { name, follows: first.follows, records: start.records, identity: folder.identity };
+    let mut writer = folder.storage.create_anew(&folder.path(&name.to_string()))?;
+    writer.write(&[&header.encode()])?;
+    if sync {
+        writer.sync()?;
+        folder.storage.sync_directory(&folder.directory)?;
     }
-    if end < from {
-        begin_anew(storage, directory, from)?;
-        replayed.torn_tail = true;
-    }
-    Ok(replayed)
+    Ok(Segment { start: first.start, writer })
 }
 
 /// Makes every record at or after `position` that was written so far survive the loss of the host.
 pub(super) fn sync_from(storage: &dyn Storage, directory: &str, position: u64) -> Result<(), Failure> {
-    let starts = segments(storage, directory)?;
-    let first = starts.iter().rposition(|start| *start <= position).unwrap_or(0);
-    starts[first..].iter().try_for_each(|start| storage.sync(&segment_path(directory, *start)))
+    let names = segments(storage, directory)?;
+    let first = names.iter().rposition(|name| name.start <= position).unwrap_or(0);
+    names[first..].iter().try_for_each(|name| storage.sync(&join(directory, &name.to_string())))
 }
 
-/// Reads a segment to its end.
-pub(super) struct Scan {
-    path: String,
-    source: Source,
-    /// Where the next record is.
-    pub(super) position: u64,
-    start: u64,
-    /// Where the next segment begins, when there is one.
-    end: Option<u64>,
-    /// The record that was read last.
-    pub(super) payload: Vec<u8>,
-    /// Whether the segment, the last one, ends in an unfinished record.
-    pub(super) torn: bool,
+/// The shard that the newest whole segment says that it is of.
+pub(super) fn identity_of(storage: &dyn Storage, directory: &str) -> Option<ShardIdentity> {
+    let of = |name: &SegmentName| {
+        let mut bytes = [0; SEGMENT_HEADER];
+        storage.open(&join(directory, &name.to_string())).ok()?.read_at(0, &mut bytes).ok()?;
+        Some(SegmentHeader::decode(&bytes, *name)?.identity)
+    };
+    segments(storage, directory).ok()?.iter().rev().find_map(of)
 }
 
-/// What stands at a place where a record may begin.
-enum Found {
-    Record,
-    Nothing,
-    /// Something else. When its length can be right, the next record would be at `after`.
-    Bad {
-        what: &'static str,
-        after: Option<u64>,
-    },
+/// The name of a segment: ordered by owner, then by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SegmentName {
+    pub(super) owner: OwnerNumber,
+    pub(super) start: u64,
 }
 
-impl Scan {
-    pub(super) fn open(storage: &dyn Storage, directory: &str, start: u64, end: Option<u64>) -> Result<Self, Failure> {
-        let path = segment_path(directory, start);
-        let source = Source::new(storage.open(&path)?);
-        let mut scan = Self { path, source, position: start, start, end, payload: Vec::new(), torn: false };
-        if !scan.header_is_whole()? {
-            scan.bad("the segment's header is not as it was written", Some(start))?;
-        }
-        Ok(scan)
-    }
-
-    /// Reads the next record into `payload`; false at the segment's end.
-    pub(super) fn next(&mut self) -> Result<bool, Failure> {
-        if self.torn || self.end == Some(self.position) {
-            return Ok(false);
-        }
-        match self.read(self.position)? {
-            Found::Record => {
-                self.position += RECORD_HEADER_BYTES + self.payload.len() as u64;
-                if self.end.is_some_and(|end| end < self.position) {
-                    return Err(self.damaged("a record reaches into the next segment"));
-                }
-                Ok(true)
-            }
-            Found::Nothing if self.end.is_none() => Ok(false),
-            Found::Nothing => self.bad("the segment ends before the next one begins", None),
-            Found::Bad { what, after } => self.bad(what, after),
-        }
-    }
-
-    /// Where a record should be there is something else. In the last segment, with nothing whole behind it, that is
-    /// a write that was cut off: a record is whole before the next one is written.
-    fn bad(&mut self, what: &str, after: Option<u64>) -> Result<bool, Failure> {
-        if self.end.is_some() {
-            return Err(self.damaged(what));
-        }
-        if let Some(after) = after
-            && matches!(self.read(after)?, Found::Record)
-        {
-            return Err(self.damaged(&format!("{what}, and a whole record follows")));
-        }
-        self.torn = true;
-        Ok(false)
-    }
-
-    fn header_is_whole(&mut self) -> Result<bool, Failure> {
-        if self.source.remaining() < SEGMENT_HEADER_BYTES {
-            return Ok(false);
-        }
-        let magic: [u8; 8] = self.source.array()?;
-        let start = u64::from_le_bytes(self.source.array()?);
-        Ok(magic == MAGIC && start == self.start)
-    }
-
-    fn read(&mut self, position: u64) -> Result<Found, Failure> {
-        let cut = |what| Ok(Found::Bad { what, after: None });
-        self.payload.clear();
-        let left = self.source.remaining();
-        if left == 0 {
-            return Ok(Found::Nothing);
-        }
-        if left < RECORD_HEADER_BYTES {
-            return cut("a record's header is cut off");
-        }
-        let length = u32::from_le_bytes(self.source.array()?);
-        let checksum = u32::from_le_bytes(self.source.array()?);
-        if length > JOURNAL_RECORD_BYTES_MAX {
-            return cut("a record claims to be longer than any may be");
-        }
-        if u64::from(length) > left - RECORD_HEADER_BYTES {
-            return cut("a record is cut off");
-        }
-        self.payload.resize(usize::try_from(length).expect("an address has 64 bits"), 0);
-        self.source.take(&mut self.payload)?;
-        if append(seed(position, length), &self.payload) == checksum {
-            return Ok(Found::Record);
-        }
-        let after = Some(position + RECORD_HEADER_BYTES + u64::from(length));
-        Ok(Found::Bad { what: "a record does not agree with its checksum", after })
-    }
-
-    fn damaged(&self, what: &str) -> Failure {
-        let offset = SEGMENT_HEADER_BYTES + (self.position - self.start);
-        Failure::Node(format!("journal {:?} is damaged at offset {offset}: {what}", self.path))
+impl fmt::Display for SegmentName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{PREFIX}{}-{:020}", self.owner, self.start)
     }
 }
 
-/// The positions at which segments begin, rising.
-pub(super) fn segments(storage: &dyn Storage, directory: &str) -> Result<Vec<u64>, Failure> {
-    let mut starts: Vec<u64> = storage
-        .list(directory)?
-        .iter()
-        .filter_map(|name| {
-            let start = name.strip_prefix(PREFIX)?.parse().ok()?;
-            (*name == segment_name(start)).then_some(start)
-        })
-        .collect();
-    starts.sort_unstable();
-    Ok(starts)
+impl SegmentName {
+    fn parse(name: &str) -> Option<Self> {
+        let (owner, rest) = OwnerNumber::split(name.strip_prefix(PREFIX)?)?;
+        let parsed = Self { owner, start: rest.strip_prefix('-')?.parse().ok()? };
+        (parsed.to_string() == name).then_some(parsed)
+    }
 }
 
-fn begin_anew(storage: &dyn Storage, directory: &str, position: u64) -> Result<(), Failure> {
-    let mut writer = storage.create(&segment_path(directory, position))?;
-    writer.write(&[&MAGIC, &position.to_le_bytes()])
+/// The segments in a directory, rising.
+///
+/// # Errors
+/// When the storage refuses, or a segment is of the format before owners, which this program does not read.
+pub(super) fn segments(storage: &dyn Storage, directory: &str) -> Result<Vec<SegmentName>, Failure> {
+    let names = storage.list(directory)?;
+    if let Some(name) = names.iter().find(|name| is_numbered_as_format_1(name.strip_prefix(PREFIX))) {
+        return Err(of_format_1(&join(directory, name), "a journal"));
+    }
+    let mut found: Vec<SegmentName> = names.iter().filter_map(|name| SegmentName::parse(name)).collect();
+    found.sort_unstable();
+    Ok(found)
 }
 
-/// The checksum covers position and length too, so that neither a page of zeros nor a record of another place is
-/// taken for one.
-fn seed(position: u64, length: u32) -> u32 {
-    append(checksum(&position.to_le_bytes()), &length.to_le_bytes())
+/// The header of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SegmentHeader {
+    name: SegmentName,
+    /// Where the journal before it ends.
+    follows: u64,
+    /// How many records all segments before it hold.
+    records: u64,
+    identity: ShardIdentity,
 }
 
-fn segment_name(start: u64) -> String {
-    format!("{PREFIX}{start:020}")
+impl SegmentHeader {
+    fn encode(&self) -> [u8; SEGMENT_HEADER] {
+        let mut bytes = [0; SEGMENT_HEADER];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let numbers = [self.name.owner.0, self.name.start, self.follows, self.records];
+        for (into, number) in bytes[8..40].chunks_exact_mut(8).zip(numbers) {
+            into.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes[40..40 + IDENTITY_BYTES].copy_from_slice(&self.identity.encode());
+        let sum = checksum(&bytes[..60]);
+        bytes[60..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the output of [`SegmentHeader::encode`], for the file of this name; none for anything else.
+    fn decode(bytes: &[u8; SEGMENT_HEADER], name: SegmentName) -> Option<Self> {
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let identity = ShardIdentity::decode(bytes[40..40 + IDENTITY_BYTES].try_into().expect("an identity's bytes"));
+        let header = Self { name, follows: number(24), records: number(32), identity };
+        // Byte for byte what would be written, so that every bit of it is looked at.
+        (header.encode() == *bytes).then_some(header)
+    }
 }
 
-pub(super) fn segment_path(directory: &str, start: u64) -> String {
-    join(directory, &segment_name(start))
+/// The header of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RecordHeader {
+    length: u32,
+    /// The checksum of the payload.
+    payload: u32,
+    /// How many records came before, over all segments.
+    ordinal: u64,
+}
+
+impl RecordHeader {
+    /// The header's own checksum covers the owner and the position too, so that no record of another place or of a
+    /// replaced owner is taken for one of this.
+    fn encode(&self, owner: OwnerNumber, position: u64) -> [u8; RECORD_HEADER] {
+        let mut bytes = [0; RECORD_HEADER];
+        bytes[..4].copy_from_slice(&RECORD_MAGIC);
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.ordinal.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.payload.to_le_bytes());
+        let sum = append(append(checksum(&bytes[..20]), &owner.0.to_le_bytes()), &position.to_le_bytes());
+        bytes[20..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; RECORD_HEADER], owner: OwnerNumber, position: u64) -> Option<Self> {
+        let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let ordinal = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+        let header = Self { length: number(4), payload: number(16), ordinal };
+        let is_whole = header.length <= JOURNAL_RECORD_BYTES_MAX && header.encode(owner, position) == *bytes;
+        is_whole.then_some(header)
+    }
 }
 
 #[cfg(test)]

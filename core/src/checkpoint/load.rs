@@ -1,47 +1,49 @@
 //! Reading checkpoints back: the newest whole one, or the one before it, or a refusal; never a part of one.
 
-use super::manifest::{self, FileEntry, Manifest};
+use super::cursor::{FileCursor, digest};
+use super::manifest::{self, CheckpointName, FileEntry, Manifest, manifest_name};
+use super::owner::ShardIdentity;
 use super::shard::{CHUNKS_MAGIC, ChunkRecord, STATE_PREFIX, value_name};
-use super::source::{Source, digest};
-use super::storage::{Reader, Storage, join};
-use super::tensors::{Tensor, read_header};
+use super::storage::{Storage, StorageReader, join};
+use super::tensors::{FileTensor, read_header};
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Version};
 
 /// A checkpoint that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its number. The next checkpoint takes the number after it.
-    pub number: u64,
+    /// Its name.
+    pub name: CheckpointName,
     /// Where replay of the journal begins.
     pub journal_from: u64,
     /// The bytes of values and states.
     pub bytes: u64,
-    /// Why each newer checkpoint was not loaded, newest first. An operator wants to know.
+    /// The reason why each newer checkpoint was not loaded, newest first, for the operator.
     pub fell_back: Vec<String>,
 }
 
-/// Loads the newest whole checkpoint in `directory`, one visit for every chunk, in the order of writing.
+/// Loads the newest valid checkpoint in `directory`, one visit for every chunk, in the order of writing.
 ///
-/// Every file is read and compared with its digest before the first visit. `None` means that there is no
-/// checkpoint. Checkpoints none of which is whole, or of `catalogue_digest`, are a failure: to go on as if there had
-/// been none would lose what they hold.
+/// Every file is read and compared with its digest before the first visit. `None` means that there is no checkpoint. If
+/// checkpoints exist and none is valid, the load fails: a start without them would lose their content. It also fails
+/// for a checkpoint of another shard than `identity`, if that is given.
 pub fn load_latest(
     storage: &dyn Storage,
     directory: &str,
-    catalogue_digest: Option<[u8; 32]>,
+    identity: Option<&ShardIdentity>,
     visit: &mut dyn FnMut(ChunkRecord<'_>) -> Result<(), Failure>,
 ) -> Result<Option<Loaded>, Failure> {
     let mut fell_back = Vec::new();
-    for number in manifest::numbers(storage, directory)?.into_iter().rev() {
-        let verified = verify(storage, directory, number)
-            .and_then(|manifest| check_catalogue(&manifest, catalogue_digest).map(|()| manifest));
-        match verified {
+    for name in manifest::names(storage, directory)?.into_iter().rev() {
+        match verify(storage, directory, name) {
             Ok(manifest) => {
+                if let Some(identity) = identity {
+                    manifest.of.check(identity, &join(directory, &manifest_name(name)))?;
+                }
                 let bytes = load(storage, directory, &manifest, visit)?;
-                return Ok(Some(Loaded { number, journal_from: manifest.journal_from, bytes, fell_back }));
+                return Ok(Some(Loaded { name, journal_from: manifest.journal_from, bytes, fell_back }));
             }
-            Err(failure) => fell_back.push(format!("checkpoint {number}: {failure}")),
+            Err(failure) => fell_back.push(format!("checkpoint {name}: {failure}")),
         }
     }
     if fell_back.is_empty() {
@@ -50,26 +52,26 @@ pub fn load_latest(
     Err(Failure::Node(format!("no checkpoint in {directory:?} can be loaded: {}", fell_back.join("; "))))
 }
 
-/// The journal position that the oldest kept checkpoint needs: what the journal must retain, so that falling back
-/// stays possible. `None` without a checkpoint, when the journal must keep everything.
+/// The journal position that the oldest kept checkpoint needs: the journal must retain records from there on, so that
+/// falling back stays possible. `None` without a checkpoint, when the journal must keep everything.
 pub fn journal_needed_from(storage: &dyn Storage, directory: &str) -> Result<Option<u64>, Failure> {
     let mut needed: Option<u64> = None;
-    for number in manifest::numbers(storage, directory)? {
+    for name in manifest::names(storage, directory)? {
         // A manifest that cannot be trusted can never be loaded, so it needs nothing.
-        if let Ok(manifest) = Manifest::read(storage, directory, number) {
+        if let Ok(manifest) = Manifest::read(storage, directory, name) {
             needed = Some(needed.map_or(manifest.journal_from, |least| least.min(manifest.journal_from)));
         }
     }
     Ok(needed)
 }
 
-/// Reads all of a checkpoint, and says what is wrong with it if anything is.
-pub(super) fn verify(storage: &dyn Storage, directory: &str, number: u64) -> Result<Manifest, Failure> {
-    let manifest = Manifest::read(storage, directory, number)?;
+/// Reads all of a checkpoint, and returns the first fault.
+pub(super) fn verify(storage: &dyn Storage, directory: &str, name: CheckpointName) -> Result<Manifest, Failure> {
+    let manifest = Manifest::read(storage, directory, name)?;
     for file in &manifest.files {
         verify_file(storage, directory, file)?;
     }
-    // The digests say that nobody changed the files; this says that they are what a checkpoint should be.
+    // The digests show that the files are unchanged; this checks their content.
     walk(storage, directory, &manifest, &mut |_| Ok(()))?;
     Ok(manifest)
 }
@@ -95,9 +97,9 @@ pub(super) struct Located<'a> {
     pub(super) id: ChunkId,
     pub(super) version: Version,
     pub(super) marks: &'a [u8],
-    pub(super) reader: &'a mut dyn Reader,
+    pub(super) reader: &'a mut dyn StorageReader,
     /// The value, then the states.
-    pub(super) tensors: &'a [Tensor],
+    pub(super) tensors: &'a [FileTensor],
 }
 
 /// Goes through a checkpoint's chunks in order, reading the chunk table and the headers but not the tensors.
@@ -108,7 +110,7 @@ pub(super) fn walk(
     each: &mut dyn FnMut(Located<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (table, data) = manifest.files.split_last().expect("the manifest was checked to list the chunk table");
-    let mut table = Table::open(storage, join(directory, &table.name), manifest.chunks)?;
+    let mut table = ChunkTableReader::open(storage, join(directory, &table.name), manifest.chunks)?;
     let mut left = manifest.chunks;
     for file in data {
         let path = join(directory, &file.name);
@@ -130,17 +132,6 @@ pub(super) fn walk(
         }
     }
     table.end(left)
-}
-
-fn check_catalogue(manifest: &Manifest, expected: Option<[u8; 32]>) -> Result<(), Failure> {
-    let Some(expected) = expected.map(|digest| blake3::Hash::from(digest).to_hex()) else {
-        return Ok(());
-    };
-    if manifest.catalogue == expected.as_str() {
-        return Ok(());
-    }
-    let found = &manifest.catalogue;
-    Err(Failure::Call(format!("it is of the catalogue {found}, and this job's is {expected}")))
 }
 
 /// Reads every chunk of a verified checkpoint, one in memory at a time.
@@ -167,27 +158,27 @@ fn load(
 }
 
 /// How many of the tensors belong to the chunk that must come next, if it does.
-fn chunk_tensors(tensors: &[Tensor], id: ChunkId) -> Option<usize> {
+fn chunk_tensors(tensors: &[FileTensor], id: ChunkId) -> Option<usize> {
     if tensors.first()?.name != value_name(id) {
         return None;
     }
     let suffix = format!("/{}/{}", id.parameter, id.chunk);
-    let is_state = |tensor: &&Tensor| tensor.name.starts_with(STATE_PREFIX) && tensor.name.ends_with(&suffix);
+    let is_state = |tensor: &&FileTensor| tensor.name.starts_with(STATE_PREFIX) && tensor.name.ends_with(&suffix);
     let states = tensors[1..].iter().take_while(is_state);
     Some(1 + states.count())
 }
 
 /// The chunk table, read in order.
-struct Table {
+struct ChunkTableReader {
     path: String,
-    source: Source,
-    /// Those of the chunk that was read last.
+    source: FileCursor,
+    /// The marks of the last chunk that was read.
     marks: Vec<u8>,
 }
 
-impl Table {
+impl ChunkTableReader {
     fn open(storage: &dyn Storage, path: String, chunks: u64) -> Result<Self, Failure> {
-        let mut table = Self { source: Source::new(storage.open(&path)?), path, marks: Vec::new() };
+        let mut table = Self { source: FileCursor::new(storage.open(&path)?), path, marks: Vec::new() };
         let magic: [u8; 8] = table.array()?;
         if magic != CHUNKS_MAGIC {
             return Err(table.wrong(format!("begins with {magic:?}, expected {CHUNKS_MAGIC:?}")));

@@ -1,25 +1,43 @@
 //! The list of a checkpoint's files, written last: a checkpoint is whole when its manifest is.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
+use super::owner::{OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
 use super::storage::{Storage, join};
 use crate::error::Failure;
 
 /// The format of everything in a checkpoint. A change that an older program would misread adds one.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// Far above any manifest: a part of a checkpoint costs it about 150 bytes.
 const MANIFEST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const PREFIX: &str = "checkpoint-";
 const SUFFIX: &str = ".json";
 
+/// The name of a checkpoint: ordered by owner, then by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CheckpointName {
+    /// The owner that wrote it.
+    pub owner: OwnerNumber,
+    /// Its number. The next checkpoint takes the following number, whichever process writes it.
+    pub number: u64,
+}
+
+impl fmt::Display for CheckpointName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} of owner {}", self.number, self.owner.0)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     pub(super) format: u32,
-    pub(super) number: u64,
-    /// Hexadecimal.
-    pub(super) catalogue: String,
+    #[serde(flatten)]
+    pub(super) name: CheckpointName,
+    /// The shard of the chunks.
+    pub(super) of: ShardIdentity,
     pub(super) journal_from: u64,
     pub(super) chunks: u64,
     /// The data files in order, then the chunk table.
@@ -37,7 +55,7 @@ pub(super) struct FileEntry {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct SealedManifest {
     manifest: Manifest,
     /// Of the manifest's compact JSON, hexadecimal.
     blake3: String,
@@ -57,25 +75,25 @@ struct Format {
 impl Manifest {
     pub(super) fn encode(&self) -> Vec<u8> {
         let compact = serde_json::to_vec(self).expect("a manifest is plain data");
-        let sealed = Sealed { manifest: self.clone(), blake3: blake3::hash(&compact).to_hex().to_string() };
+        let sealed = SealedManifest { manifest: self.clone(), blake3: blake3::hash(&compact).to_hex().to_string() };
         let mut text = serde_json::to_vec_pretty(&sealed).expect("a manifest is plain data");
         text.push(b'\n');
         text
     }
 
-    /// Reads the manifest of checkpoint `number`, or says why it cannot be trusted.
-    pub(super) fn read(storage: &dyn Storage, directory: &str, number: u64) -> Result<Self, Failure> {
-        let path = join(directory, &manifest_name(number));
+    /// Reads the manifest of a checkpoint, or says why it cannot be trusted.
+    pub(super) fn read(storage: &dyn Storage, directory: &str, name: CheckpointName) -> Result<Self, Failure> {
+        let path = join(directory, &manifest_name(name));
         let mut reader = storage.open(&path)?;
         if reader.len() > MANIFEST_BYTES_MAX {
             return Err(Failure::Call(format!("{path:?} has {} bytes; a manifest is shorter", reader.len())));
         }
         let mut text = vec![0; usize::try_from(reader.len()).expect("bounded above")];
         reader.read_at(0, &mut text)?;
-        Self::decode(&text, number).map_err(|what| Failure::Call(format!("{path:?} {what}")))
+        Self::decode(&text, name).map_err(|what| Failure::Call(format!("{path:?} {what}")))
     }
 
-    fn decode(text: &[u8], number: u64) -> Result<Self, String> {
+    fn decode(text: &[u8], name: CheckpointName) -> Result<Self, String> {
         let format = serde_json::from_slice::<Versioned>(text)
             .map_err(|error| format!("is not a manifest: {error}"))?
             .manifest
@@ -83,22 +101,23 @@ impl Manifest {
         if format != FORMAT {
             return Err(format!("is of format {format}; this program reads format {FORMAT}"));
         }
-        let sealed: Sealed = serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
+        let sealed: SealedManifest =
+            serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
         // Byte for byte what would be written today, so that no flipped bit goes unseen, be it in a space.
         if sealed.manifest.encode() != text {
             return Err("does not agree with its own digest".to_owned());
         }
-        sealed.manifest.check_names(number)?;
+        sealed.manifest.check_names(name)?;
         Ok(sealed.manifest)
     }
 
-    /// The names are claims too: they may only be those of this checkpoint's own files.
-    fn check_names(&self, number: u64) -> Result<(), String> {
-        if self.number != number {
-            return Err(format!("is the manifest of checkpoint {}", self.number));
+    /// File names are unchecked input: only this checkpoint's own files are accepted.
+    fn check_names(&self, name: CheckpointName) -> Result<(), String> {
+        if self.name != name {
+            return Err(format!("is the manifest of checkpoint {}", self.name));
         }
         let parts = self.files.len().saturating_sub(1);
-        let expected = (0..parts).map(|part| data_name(number, part)).chain([chunks_name(number)]);
+        let expected = (0..parts).map(|part| data_name(name, part)).chain([chunks_name(name)]);
         if self.files.iter().map(|file| file.name.as_str()).eq(expected.collect::<Vec<_>>().iter().map(String::as_str))
         {
             return Ok(());
@@ -107,31 +126,45 @@ impl Manifest {
     }
 }
 
-/// The numbers of the checkpoints in a directory that have a manifest, rising.
-pub(super) fn numbers(storage: &dyn Storage, directory: &str) -> Result<Vec<u64>, Failure> {
-    let mut numbers: Vec<u64> = storage
-        .list(directory)?
-        .iter()
-        .filter_map(|name| number_of(name).filter(|number| *name == manifest_name(*number)))
-        .collect();
-    numbers.sort_unstable();
-    Ok(numbers)
+/// The checkpoints in a directory that have a manifest, rising.
+///
+/// # Errors
+/// When the storage refuses, or a checkpoint is of the format before owners, which this program does not read.
+pub(super) fn names(storage: &dyn Storage, directory: &str) -> Result<Vec<CheckpointName>, Failure> {
+    let listed = storage.list(directory)?;
+    let is_old =
+        |name: &&String| is_numbered_as_format_1(name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)));
+    if let Some(name) = listed.iter().find(is_old) {
+        return Err(of_format_1(&join(directory, name), "a checkpoint"));
+    }
+    let mut names: Vec<CheckpointName> =
+        listed.iter().filter_map(|file| name_of(file).filter(|name| *file == manifest_name(*name))).collect();
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// The checkpoint that a file of this name belongs to, whole or not.
-pub(super) fn number_of(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix(PREFIX)?.get(..20)?;
-    if digits.bytes().all(|digit| digit.is_ascii_digit()) { digits.parse().ok() } else { None }
+pub(super) fn name_of(file: &str) -> Option<CheckpointName> {
+    let (owner, rest) = OwnerNumber::split(file.strip_prefix(PREFIX)?)?;
+    let digits = rest.strip_prefix('-')?.get(..20)?;
+    if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    Some(CheckpointName { owner, number: digits.parse().ok()? })
 }
 
-pub(super) fn manifest_name(number: u64) -> String {
-    format!("{PREFIX}{number:020}{SUFFIX}")
+pub(super) fn manifest_name(name: CheckpointName) -> String {
+    format!("{}{SUFFIX}", stem(name))
 }
 
-pub(super) fn chunks_name(number: u64) -> String {
-    format!("{PREFIX}{number:020}.chunks")
+pub(super) fn chunks_name(name: CheckpointName) -> String {
+    format!("{}.chunks", stem(name))
 }
 
-pub(super) fn data_name(number: u64, part: usize) -> String {
-    format!("{PREFIX}{number:020}-{part:05}.safetensors")
+pub(super) fn data_name(name: CheckpointName, part: usize) -> String {
+    format!("{}-{part:05}.safetensors", stem(name))
+}
+
+fn stem(name: CheckpointName) -> String {
+    format!("{PREFIX}{}-{:020}", name.owner, name.number)
 }

@@ -1,33 +1,38 @@
-//! What outlives a process: checkpoints of a shard, its journal, and the models that users take away.
+//! Persistent state: checkpoints of a shard, its journal, and exported models.
 //!
-//! Not here: threads, clocks, or the decision when to write. The shard decides; this module turns chunks into
-//! files and files into chunks, through one door to the disk, [`storage::Storage`]. The bytes are drawn in
-//! `docs/CHECKPOINT.md`.
+//! Not here: threads, clocks, or the decision when to write. The shard decides; this module converts between chunks and
+//! files, through one interface to the disk, [`storage::Storage`]. `docs/CHECKPOINT.md` specifies the bytes.
 //!
-//! A shard's state after a restart is its newest whole checkpoint ([`load_latest`]) and every journal record
-//! from that checkpoint's `journal_from` on ([`journal::replay`]), put through the shard's ordinary door. Records
-//! that the checkpoint already contains are known by the marks that were saved with the chunks.
+//! After a restart a shard restores its newest valid checkpoint ([`load_latest`]) and applies every journal record from
+//! that checkpoint's `journal_from` on ([`journal::replay`]), by the same code as a live frame. The marks that were
+//! saved with the chunks identify records that the checkpoint already contains.
 //!
-//! Read in this order: [`storage`] (the door), [`path`] (what a trainer may name), `tensors` (the header that
-//! checkpoints and models share), [`shard`] and [`load`] (checkpoints), [`journal`], [`model`], [`inspect`].
+//! Read in this order: [`storage`], [`path`] (the check of a trainer's path), `tensors` (the header that checkpoints
+//! and models share), [`shard`] and [`load`] (checkpoints), [`journal`], [`model`], [`mod@inspect`].
 
+pub mod coordinator;
 pub mod inspect;
 pub mod journal;
 pub mod load;
 pub mod model;
+pub mod owner;
 pub mod path;
 pub mod shard;
 pub mod storage;
 
+mod cursor;
 mod manifest;
 mod partial;
-mod source;
 mod tensors;
 
-pub use inspect::inspect;
-pub use journal::{Journal, Replayed, replay};
+pub use coordinator::{CoordinatorFile, CoordinatorState};
+pub use inspect::{identity_of, inspect};
+pub use journal::{Journal, ReplayOptions, Replayed, replay};
 pub use load::{Loaded, journal_needed_from, load_latest};
-pub use model::{ModelTensor, ModelWriter, OutputTensor, plan_model};
+pub use manifest::CheckpointName;
+pub use model::{ModelTensor, ModelWriter, OutputTensor, RowsForm, check_savable, is_always_matrix, plan_model};
+pub use owner::{DirectoryOwner, Folder, OwnerRecord, ShardIdentity};
+pub use partial::sweep_models;
 pub use path::ModelPath;
 pub use shard::{ChunkLayout, ChunkRecord, ShardCheckpoint, StateLayout};
 pub use storage::Storage;

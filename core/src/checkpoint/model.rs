@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use super::partial::Partial;
 use super::path::ModelPath;
-use super::storage::{Storage, parent};
+use super::storage::Storage;
 use super::tensors::{HEADER_BYTES_MAX, HeaderBuilder, tensor_bytes};
 use crate::dtype::ElementType;
 use crate::error::Failure;
+use crate::partition::Declaration;
 
 const SHARD_MARK: &str = ":sparse-";
+/// A parameter of rows with a height is saved as a dense matrix up to this many bytes, however few of its rows exist.
+pub const MATRIX_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
 /// A parameter that is to be saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,15 +35,15 @@ pub struct OutputTensor {
     pub element_type: ElementType,
     /// Its shape, slowest dimension first.
     pub shape: Vec<u64>,
-    /// The parameters whose bytes make it up, one after the other, as indices into the list that was planned.
+    /// The parameters that it consists of, in order, as indices into the planned list.
     pub parts: Vec<usize>,
 }
 
-/// Decides what a file of these parameters holds: `name:sparse-0` to `name:sparse-n-1` become `name`, row after row.
+/// Plans the content of a file of these parameters: `name:sparse-0` to `name:sparse-n-1` become `name`, row after row.
 ///
-/// The tensors come in the order in which their bytes must be written: larger elements first, so that each is
-/// aligned in a mapped file, and otherwise as they were given. A gap, an overlap, unlike widths or types, an
-/// index with a leading zero and a name that occurs twice are failures that name the shard.
+/// The tensors come in the order in which their bytes must be written: larger elements first, so that each is aligned
+/// in a mapped file, and otherwise in input order. A gap, an overlap, unequal widths or types, an index with a leading
+/// zero and a repeated name are failures that name the shard.
 pub fn plan_model(tensors: &[ModelTensor]) -> Result<Vec<OutputTensor>, Failure> {
     let names = distinct_names(tensors)?;
     let mut groups: BTreeMap<&str, BTreeMap<u64, usize>> = BTreeMap::new();
@@ -72,20 +75,81 @@ pub fn plan_model(tensors: &[ModelTensor]) -> Result<Vec<OutputTensor>, Failure>
     Ok(outputs)
 }
 
-/// A model file being written. It appears under its name only when it is whole.
+/// The form in which a parameter of rows is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowsForm {
+    /// One matrix of this many rows.
+    Matrix(u64),
+    /// The ids of this many rows, and these rows.
+    Listed(u64),
+}
+
+impl RowsForm {
+    /// The tensors of `name`, whose rows have `width` elements.
+    #[must_use]
+    pub fn tensors(self, name: &str, element_type: ElementType, width: u64) -> Vec<ModelTensor> {
+        let tensor = |name, element_type, shape| ModelTensor { name, element_type, shape };
+        match self {
+            Self::Matrix(height) => vec![tensor(name.to_owned(), element_type, vec![height, width])],
+            // Ids are below 2^63, and other libraries expect a signed index.
+            Self::Listed(rows) => vec![
+                tensor(format!("{name}:ids"), ElementType::Int64, vec![rows]),
+                tensor(format!("{name}:rows"), element_type, vec![rows, width]),
+            ],
+        }
+    }
+}
+
+/// Whether a parameter of rows is saved as a matrix, whichever of its rows exist.
+#[must_use]
+pub fn is_always_matrix(height: u64, row_bytes: u64) -> bool {
+    height > 0 && height.checked_mul(row_bytes).is_some_and(|bytes| bytes <= MATRIX_BYTES_MAX)
+}
+
+/// Refuses a catalogue that no model file can hold, as [`plan_model`] would: `shapes` are the parameters' own. The form
+/// of a parameter of rows depends on its rows, so all names that it may get must be free.
+pub fn check_savable<'a>(parameters: impl Iterator<Item = &'a Declaration>) -> Result<(), Failure> {
+    let mut tensors = Vec::new();
+    for Declaration { name, element_type, bytes, shape, buckets, .. } in parameters {
+        let (name, element_type) = (name.as_str(), *element_type);
+        match (buckets, shape.as_slice()) {
+            (Some(buckets), &[height, width]) => {
+                let mut forms = vec![RowsForm::Matrix(height)];
+                if height == 0 {
+                    forms.clear();
+                }
+                if !is_always_matrix(height, width.saturating_mul(element_type.bytes())) {
+                    forms.push(RowsForm::Listed(buckets.rows));
+                }
+                tensors.extend(forms.into_iter().flat_map(|form| form.tensors(name, element_type, width)));
+            }
+            (_, []) => {
+                let shape = vec![bytes / element_type.bytes()];
+                tensors.push(ModelTensor { name: name.to_owned(), element_type, shape });
+            }
+            (_, shape) => tensors.push(ModelTensor { name: name.to_owned(), element_type, shape: shape.to_vec() }),
+        }
+    }
+    plan_model(&tensors).map(drop)
+}
+
+/// A model file being written. It is renamed to its final name when it is complete, and removed when it is dropped
+/// before.
 pub struct ModelWriter {
     storage: Arc<dyn Storage>,
     file: Partial,
     path: ModelPath,
-    /// What the file will have.
+    /// The final length of the file.
     bytes: u64,
+    is_placed: bool,
 }
 
 impl ModelWriter {
-    /// Begins a file of these tensors. `metadata` is for whoever opens it, such as the step and the job's name.
+    /// Begins a file of these tensors. `number` is one that no other save has, in this process or another, so any
+    /// number of saves may write one path at once. `metadata` is for readers, such as the step and the job's name.
     pub fn create(
         storage: Arc<dyn Storage>,
-        path: &ModelPath,
+        (path, number): (&ModelPath, u64),
         tensors: &[OutputTensor],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, Failure> {
@@ -102,43 +166,41 @@ impl ModelWriter {
                 "the header of {path} would have {found} bytes for {tensors} tensors; readers accept {HEADER_BYTES_MAX}"
             )));
         }
-        let file = Partial::create(&storage, path.as_str().to_owned())?;
+        let file = Partial::create_among_others(&storage, path.as_str().to_owned(), number)?;
         let bytes = header.len() as u64 + data_bytes;
-        let mut writer = Self { storage, file, path: path.clone(), bytes };
+        let mut writer = Self { storage, file, path: path.clone(), bytes, is_placed: false };
         writer.write(&header)?;
         Ok(writer)
     }
 
-    /// Appends the next bytes of the tensors. After a failure the writer is to be dropped: its file is gone.
+    /// Appends the next bytes of the tensors.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let left = self.bytes - self.file.position();
-        let written = if bytes.len() as u64 > left {
+        if bytes.len() as u64 > left {
             let (path, found) = (&self.path, bytes.len());
-            Err(Failure::Call(format!("{found} more bytes for {path}, whose tensors have {left} left")))
-        } else {
-            self.file.write(&[bytes])
-        };
-        self.abandon_on_failure(written)
+            return Err(Failure::Call(format!("{found} more bytes for {path}, whose tensors have {left} left")));
+        }
+        self.file.write(&[bytes])
     }
 
     /// Gives the file its name. Every byte of every tensor must have been written. Returns the file's bytes.
     pub fn finish(mut self) -> Result<u64, Failure> {
-        let placed = self.place();
-        self.abandon_on_failure(placed)?;
-        Ok(self.bytes)
-    }
-
-    fn place(&mut self) -> Result<(), Failure> {
         let (path, found, expected) = (&self.path, self.file.position(), self.bytes);
         if found != expected {
             return Err(Failure::Call(format!("{path} got {found} of its {expected} bytes, header included")));
         }
         self.file.place()?;
-        self.storage.sync_directory(parent(self.path.as_str()))
+        self.is_placed = true;
+        self.storage.sync_directory(self.path.directory())?;
+        Ok(expected)
     }
+}
 
-    fn abandon_on_failure(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
-        outcome.inspect_err(|_| self.file.abandon())
+impl Drop for ModelWriter {
+    fn drop(&mut self) {
+        if !self.is_placed {
+            self.file.abandon();
+        }
     }
 }
 

@@ -1,17 +1,19 @@
-//! Where a trainer asks for a model to be saved: a claim, until checked.
+//! Path of a model that a trainer asks to save: unchecked input, until validated.
 
 use std::fmt;
 
+use super::storage::parent;
 use crate::error::Failure;
 
 /// The longest path a trainer may name.
 pub const PATH_BYTES_MAX: usize = 1024;
 /// The longest name between two slashes, which is what Linux file systems take, less room for [`PARTIAL`].
 pub const COMPONENT_BYTES_MAX: usize = 255 - PARTIAL.len();
-/// What a file's name ends in until the file is whole.
+/// The suffix of a file's name until the file is complete.
 pub const PARTIAL: &str = ".partial";
 
-const EXPECTED: &str = "expected a path inside the model directory, such as \"run-7/model.safetensors\"";
+const EXPECTED: &str = "expected a path below the model directory, such as \"run-7/model.safetensors\"; the setting \
+     --model-dir (PSERVER_MODEL_DIR) of server 0 chooses that directory";
 
 /// A path that stays inside the model directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +36,12 @@ impl ModelPath {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The directory that it is in; empty for the model directory itself.
+    #[must_use]
+    pub fn directory(&self) -> &str {
+        parent(&self.0)
     }
 }
 
@@ -111,6 +119,7 @@ mod tests {
         check("a\nb", Some("control character '\\n'"));
         check("a\u{7f}", Some("control character"));
         check("model.partial", Some("ends in \".partial\""));
+        check("run/saving-0123456789abcdef.partial", Some("ends in \".partial\""));
         check(&"x".repeat(256), Some("a name of 256 bytes"));
         check(&vec!["dd"; 400].join("/"), Some("is 1199 bytes long"));
     }

@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::journal;
-use super::manifest::{self, FORMAT, FileEntry, Manifest, chunks_name, data_name, manifest_name};
+use super::manifest::{self, CheckpointName, FORMAT, FileEntry, Manifest, chunks_name, data_name, manifest_name};
+use super::owner::Folder;
 use super::partial::Partial;
 use super::path::PARTIAL;
-use super::storage::{Storage, join};
 use super::tensors::HeaderBuilder;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -19,7 +19,7 @@ use crate::ids::{ChunkId, Version};
 
 /// The first bytes of a chunk table.
 pub(super) const CHUNKS_MAGIC: [u8; 8] = *b"PSCHUNK1";
-/// What the name of every state tensor begins with.
+/// The prefix of the name of every state tensor.
 pub(super) const STATE_PREFIX: &str = "state/";
 
 /// A data file is closed when its header has grown to this: one header in memory stays small, and readers of the
@@ -28,7 +28,7 @@ const PART_HEADER_BYTES: u64 = 16 * 1024 * 1024;
 /// The chunk table is written in pieces of about this size.
 const TABLE_BUFFER_BYTES: usize = 64 * 1024;
 
-/// What a chunk will bring to a checkpoint.
+/// The lengths of a chunk in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkLayout {
     /// The chunk.
@@ -39,19 +39,19 @@ pub struct ChunkLayout {
     pub value_bytes: u64,
     /// Its optimizer's state, in the order in which [`ChunkRecord::states`] will hold it.
     pub states: Vec<StateLayout>,
-    /// Whether its lengths are those that it has when it is pushed, because it grows meanwhile. It then has a data file
-    /// of its own.
+    /// Whether its lengths are known only when it is pushed, because it grows meanwhile. It then has a data file of its
+    /// own.
     grows: bool,
 }
 
 impl ChunkLayout {
-    /// A chunk whose lengths are known.
+    /// A chunk of known lengths.
     #[must_use]
     pub fn fixed(id: ChunkId, element_type: ElementType, value_bytes: u64, states: Vec<StateLayout>) -> Self {
         Self { id, element_type, value_bytes, states, grows: false }
     }
 
-    /// A chunk whose lengths are known when it is pushed; those of `states` are not looked at.
+    /// A chunk whose lengths are known when it is pushed; those of `states` are ignored.
     #[must_use]
     pub fn growing(id: ChunkId, element_type: ElementType, states: Vec<StateLayout>) -> Self {
         Self { id, element_type, value_bytes: 0, states, grows: true }
@@ -84,7 +84,7 @@ pub struct ChunkRecord<'a> {
     pub id: ChunkId,
     /// How many updates it has seen.
     pub version: Version,
-    /// What the server needs to know a gradient that the value already contains; opaque here.
+    /// The server's marks of gradients that the value already contains; opaque here.
     pub marks: &'a [u8],
     /// Its value.
     pub value: &'a [u8],
@@ -119,10 +119,8 @@ impl ChunkRecord<'_> {
 
 /// A checkpoint being written. It can be sent to another thread, where [`Self::finish`] may wait for the disk.
 pub struct ShardCheckpoint {
-    storage: Arc<dyn Storage>,
-    directory: String,
-    number: u64,
-    catalogue_digest: [u8; 32],
+    folder: Folder,
+    name: CheckpointName,
     journal_from: u64,
     layout: Vec<ChunkLayout>,
     /// How many chunks of the layout were pushed.
@@ -136,29 +134,22 @@ pub struct ShardCheckpoint {
 }
 
 impl ShardCheckpoint {
-    /// Begins checkpoint `number` of the shard whose files are in `directory`, and sweeps up what an unfinished
-    /// checkpoint left there. `journal_from` is the journal's position now; `layout` is every chunk of the shard,
-    /// in the order in which they will be pushed. A number that a whole checkpoint already has is refused.
-    pub fn begin(
-        storage: Arc<dyn Storage>,
-        directory: &str,
-        number: u64,
-        catalogue_digest: [u8; 32],
-        journal_from: u64,
-        layout: Vec<ChunkLayout>,
-    ) -> Result<Self, Failure> {
-        clear(&*storage, directory, number)?;
-        let mut chunks = Hashed::create(&storage, directory, chunks_name(number))?;
+    /// Begins checkpoint `number` of the shard whose files are in `folder`, and removes the remains of an unfinished
+    /// checkpoint. `journal_from` is the journal's position now; `layout` lists every chunk of the shard, in the order
+    /// in which they will be pushed. A number that a valid checkpoint already has is refused.
+    pub fn begin(folder: &Folder, number: u64, journal_from: u64, layout: Vec<ChunkLayout>) -> Result<Self, Failure> {
+        folder.owner.check()?;
+        let name = CheckpointName { owner: folder.owner.number(), number };
+        clear(folder, name)?;
+        let mut chunks = Hashed::create(folder, chunks_name(name))?;
         let count = (layout.len() as u64).to_le_bytes();
         if let Err(failure) = chunks.write(&[&CHUNKS_MAGIC, &count]) {
             chunks.file.abandon();
             return Err(failure);
         }
         Ok(Self {
-            storage,
-            directory: directory.to_owned(),
-            number,
-            catalogue_digest,
+            folder: folder.clone(),
+            name,
             journal_from,
             layout,
             pushed: 0,
@@ -183,9 +174,9 @@ impl ShardCheckpoint {
         Ok(())
     }
 
-    /// As [`push`](Self::push), but no more than `bytes` of the chunk's tensors, `from` on, which is where it ends the
-    /// next time. True when the chunk is whole; until then the same one is pushed again. Beginning a chunk is free, so
-    /// it is begun whatever `bytes` is.
+    /// As [`push`](Self::push), but at most `bytes` of the chunk's tensors, from offset `from` on, which is advanced.
+    /// True when the chunk is complete; until then the caller pushes the same one again. Beginning a chunk costs
+    /// nothing, so it is begun whatever `bytes` is.
     pub fn push_some(&mut self, chunk: ChunkRecord<'_>, from: &mut u64, bytes: u64) -> Result<bool, Failure> {
         if *from == 0 {
             self.check(&chunk);
@@ -204,9 +195,9 @@ impl ShardCheckpoint {
         assert_eq!(self.pushed, self.layout.len(), "every chunk of the layout is pushed before the checkpoint ends");
         let sealed = self.seal();
         let bytes = self.abandon_on_failure(sealed)?;
-        if let Err(failure) = remove_superseded(&*self.storage, &self.directory, self.number) {
+        if let Err(failure) = remove_superseded(&self.folder, self.name) {
             // The checkpoint is whole all the same, and the next one tries again.
-            tracing::warn!(directory = self.directory, %failure, "an old checkpoint could not be removed");
+            tracing::warn!(directory = self.folder.directory, %failure, "an old checkpoint could not be removed");
         }
         Ok(bytes)
     }
@@ -222,7 +213,7 @@ impl ShardCheckpoint {
         assert!(states.eq(layout.states.iter().map(|state| state.bytes)), "states are as the layout says");
     }
 
-    /// Writes a part of a chunk's tensors, and after the last what is known of the chunk.
+    /// Writes a part of a chunk's tensors, and after the last the chunk's record.
     fn write(&mut self, chunk: &ChunkRecord<'_>, part: Range<u64>) -> Result<(), Failure> {
         if self.pushed == self.placed {
             self.begin_part()?;
@@ -253,8 +244,8 @@ impl ShardCheckpoint {
                 break;
             }
         }
-        let name = data_name(self.number, self.data.len());
-        self.data.push(Hashed::create(&self.storage, &self.directory, name)?);
+        let name = data_name(self.name, self.data.len());
+        self.data.push(Hashed::create(&self.folder, name)?);
         self.data.last_mut().expect("just pushed").write(&[&header.finish()])
     }
 
@@ -271,25 +262,28 @@ impl ShardCheckpoint {
             file.file.place()?;
             files.push(file.entry());
         }
-        // What is not in a value is in the journal, and the checkpoint says that it is.
-        journal::sync_from(&*self.storage, &self.directory, self.journal_from)?;
-        self.storage.sync_directory(&self.directory)?;
+        // Gradients that are not in a value are in the journal, and `journal_from` covers them.
+        let Folder { storage, directory, identity, owner } = &self.folder;
+        journal::sync_from(&**storage, directory, self.journal_from)?;
+        storage.sync_directory(directory)?;
+        // A process that was replaced meanwhile leaves files without a manifest, which the new owner removes.
+        owner.check()?;
         let manifest = Manifest {
             format: FORMAT,
-            number: self.number,
-            catalogue: blake3::Hash::from(self.catalogue_digest).to_hex().to_string(),
+            name: self.name,
+            of: *identity,
             journal_from: self.journal_from,
             chunks: self.layout.len() as u64,
             files,
         };
         let text = manifest.encode();
-        let mut file = Partial::create(&self.storage, join(&self.directory, &manifest_name(self.number)))?;
+        let mut file = Partial::create(storage, self.folder.path(&manifest_name(self.name)))?;
         let placed = file.write(&[&text]).and_then(|()| file.place());
         if let Err(failure) = placed {
             file.abandon();
             return Err(failure);
         }
-        self.storage.sync_directory(&self.directory)?;
+        storage.sync_directory(directory)?;
         Ok(text.len() as u64 + manifest.files.iter().map(|file| file.bytes).sum::<u64>())
     }
 
@@ -319,34 +313,37 @@ fn add_chunk(header: &mut HeaderBuilder, chunk: &ChunkLayout) {
     }
 }
 
-/// Makes room for checkpoint `number`.
-fn clear(storage: &dyn Storage, directory: &str, number: u64) -> Result<(), Failure> {
-    if manifest::numbers(storage, directory)?.contains(&number) {
-        if super::load::verify(storage, directory, number).is_ok() {
-            return Err(Failure::Call(format!("checkpoint {number} in {directory:?} is already there, and whole")));
+/// Removes the remains of unfinished checkpoints. Files of a later owner are skipped: this process does not own them.
+fn clear(folder: &Folder, name: CheckpointName) -> Result<(), Failure> {
+    let Folder { storage, directory, .. } = folder;
+    if manifest::names(&**storage, directory)?.contains(&name) {
+        if super::load::verify(&**storage, directory, name).is_ok() {
+            return Err(Failure::Call(format!("checkpoint {name} in {directory:?} is already there, and whole")));
         }
         // Its manifest must not come to stand beside data that is not its own.
-        storage.remove(&join(directory, &manifest_name(number)))?;
+        storage.remove(&folder.path(&manifest_name(name)))?;
         storage.sync_directory(directory)?;
     }
-    for name in storage.list(directory)? {
-        if manifest::number_of(&name).is_some() && name.ends_with(PARTIAL) {
-            storage.remove(&join(directory, &name))?;
+    for file in storage.list(directory)? {
+        if manifest::name_of(&file).is_some_and(|other| other.owner <= name.owner) && file.ends_with(PARTIAL) {
+            storage.remove(&folder.path(&file))?;
         }
     }
     Ok(())
 }
 
-/// Removes every checkpoint but `number` and the newest before it. One with a higher number was refused when this
-/// life of the shard began, or it would have been loaded and counted on from.
-fn remove_superseded(storage: &dyn Storage, directory: &str, number: u64) -> Result<(), Failure> {
-    let numbers = manifest::numbers(storage, directory)?;
-    let previous = numbers.iter().rev().find(|other| **other < number).copied();
-    let mut names = storage.list(directory)?;
-    names.retain(|name| manifest::number_of(name).is_some_and(|other| other != number && Some(other) != previous));
+/// Removes every checkpoint but this one and the newest before it. A lower owner's checkpoint with a higher number was
+/// refused when this owner began; otherwise it would have been loaded, and numbers would continue from it.
+fn remove_superseded(folder: &Folder, name: CheckpointName) -> Result<(), Failure> {
+    let Folder { storage, directory, owner, .. } = folder;
+    owner.check()?;
+    let names = manifest::names(&**storage, directory)?;
+    let previous = names.iter().rev().find(|other| **other < name).copied();
+    let mut files = storage.list(directory)?;
+    files.retain(|file| manifest::name_of(file).is_some_and(|other| other < name && Some(other) != previous));
     // Manifests first: a checkpoint without one is no checkpoint, while one without data would be a broken one.
-    names.sort_by_key(|name| !name.ends_with(".json"));
-    names.iter().try_for_each(|name| storage.remove(&join(directory, name)))
+    files.sort_by_key(|file| !file.ends_with(".json"));
+    files.iter().try_for_each(|file| storage.remove(&folder.path(file)))
 }
 
 /// A file of the checkpoint, digested as it is written.
@@ -357,8 +354,8 @@ struct Hashed {
 }
 
 impl Hashed {
-    fn create(storage: &Arc<dyn Storage>, directory: &str, name: String) -> Result<Self, Failure> {
-        let file = Partial::create(storage, join(directory, &name))?;
+    fn create(folder: &Folder, name: String) -> Result<Self, Failure> {
+        let file = Partial::create(&folder.storage, folder.path(&name))?;
         Ok(Self { name, file, hasher: blake3::Hasher::new() })
     }
 

@@ -1,27 +1,34 @@
-//! The one door to the disk. Every path is relative to a root that was chosen once.
+//! Interface to the disk, the only one in `core`. Every path is relative to a root that is chosen once.
 
 mod directory;
 mod failing;
 mod in_memory;
 
-pub use directory::Directory;
-pub use failing::{Failing, Fault};
+pub use directory::{Directory, Lock, LockOutcome};
+pub use failing::{Failing, StorageFault};
 pub use in_memory::InMemory;
 
 use crate::error::Failure;
 
-/// A place that keeps files.
+/// A file store.
 ///
-/// A write that returned survives the process; what survives the host is only what was synced: a file's bytes by
-/// [`Writer::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created, renamed or
-/// removed.
-/// Every failure names the operation, the path and what the system said.
+/// Written bytes survive the process when the call returns. They survive the host only after a sync: a file's bytes by
+/// [`StorageWriter::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created,
+/// renamed or removed. Every failure names the operation, the path and the system's error.
 pub trait Storage: Send + Sync {
-    /// Opens an empty file for writing, in place of any that was there, and creates the directories above it.
-    fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure>;
+    /// Creates an empty file for writing, and the directories above it. A file of that name is a failure: of several
+    /// processes that create it, on any host, one succeeds.
+    fn create(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure>;
 
-    /// Opens a file for reading.
-    fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure>;
+    /// Opens a new file that is its writer's own until the writer is dropped:
+    /// [`remove_abandoned`](Self::remove_abandoned) leaves it alone. A name that is taken is a failure.
+    fn create_owned(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure>;
+
+    /// Removes a file unless a writer owns it, in this process or another. Returns whether it did.
+    fn remove_abandoned(&self, path: &str) -> Result<bool, Failure>;
+
+    /// Opens a file for reading; none when it does not exist.
+    fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure>;
 
     /// Gives a file another name, in place of any that was there.
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure>;
@@ -32,17 +39,35 @@ pub trait Storage: Send + Sync {
     /// The names in a directory, sorted. A directory that does not exist is empty; `""` is the root.
     fn list(&self, directory: &str) -> Result<Vec<String>, Failure>;
 
-    /// Makes every byte of a file that was written so far survive the loss of the host, whoever writes it.
+    /// Makes every byte of a file that was written so far survive the loss of the host, whichever process wrote it.
     fn sync(&self, path: &str) -> Result<(), Failure>;
 
     /// Makes the names in a directory last, and the directory's own name and those above it.
     fn sync_directory(&self, directory: &str) -> Result<(), Failure>;
 }
 
+impl dyn Storage + '_ {
+    /// Opens a file for reading, and fails when it does not exist.
+    pub fn open(&self, path: &str) -> Result<Box<dyn StorageReader>, Failure> {
+        self.find(path)?.ok_or_else(|| Failure::Call(format!("open {path:?}: there is no such file")))
+    }
+
+    /// Creates an empty file for writing, replacing an existing one.
+    pub(super) fn create_anew(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
+        if self.find(path)?.is_some() {
+            self.remove(path)?;
+        }
+        self.create(path)
+    }
+}
+
 /// A file that grows at its end.
-pub trait Writer: Send {
+pub trait StorageWriter: Send {
     /// Appends all the parts, in order, in as few system calls as they fit.
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure>;
+
+    /// Writes over bytes that were written before, at this offset.
+    fn overwrite(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
 
     /// Makes every byte written so far survive the loss of the host.
     fn sync(&mut self) -> Result<(), Failure>;
@@ -52,7 +77,7 @@ pub trait Writer: Send {
 }
 
 /// A file that is read. Its length is the one it had when it was opened.
-pub trait Reader: Send {
+pub trait StorageReader: Send {
     /// The file's length in bytes.
     fn len(&self) -> u64;
 

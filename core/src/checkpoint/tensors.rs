@@ -8,7 +8,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
-use super::storage::Reader;
+use super::storage::StorageReader;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 
@@ -29,12 +29,12 @@ pub(super) struct HeaderBuilder {
 pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, String>,
     /// In the order of their bytes.
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<FileTensor>,
 }
 
 /// A tensor in a file. `start` and `end` count from the file's first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tensor {
+pub(super) struct FileTensor {
     pub(super) name: String,
     pub(super) dtype: String,
     pub(super) shape: Vec<u64>,
@@ -88,8 +88,8 @@ impl HeaderBuilder {
     }
 }
 
-/// Reads and checks a header: every tensor is as long as its shape says, none overlap, no byte is left over.
-pub(super) fn read_header(reader: &mut dyn Reader, path: &str) -> Result<Header, Failure> {
+/// Reads and checks a header: every tensor's length fits its shape, none overlap, and every byte belongs to one.
+pub(super) fn read_header(reader: &mut dyn StorageReader, path: &str) -> Result<Header, Failure> {
     let wrong = |what: String| Failure::Call(format!("{path:?} is not a whole safetensors file: {what}"));
     let length = reader.len();
     if length < 8 {
@@ -100,11 +100,15 @@ pub(super) fn read_header(reader: &mut dyn Reader, path: &str) -> Result<Header,
     let json_bytes = u64::from_le_bytes(prefix);
     let bound = HEADER_BYTES_MAX.min(length - 8);
     if json_bytes > bound {
-        return Err(wrong(format!("it claims a header of {json_bytes} bytes where at most {bound} can be")));
+        let text = prefix.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+        return Err(wrong(match text {
+            true => format!("it begins with the text \"{}\"; expected the length of a header", prefix.escape_ascii()),
+            false => format!("it claims a header of {json_bytes} bytes where at most {bound} can be"),
+        }));
     }
     let mut json = vec![0; usize::try_from(json_bytes).expect("bounded above")];
     reader.read_at(8, &mut json)?;
-    let raw: RawHeader = serde_json::from_slice(&json).map_err(|error| wrong(format!("its header: {error}")))?;
+    let raw: RawTensorHeader = serde_json::from_slice(&json).map_err(|error| wrong(format!("its header: {error}")))?;
     let tensors = place(raw.tensors, 8 + json_bytes, length).map_err(wrong)?;
     Ok(Header { metadata: raw.metadata, tensors })
 }
@@ -128,7 +132,7 @@ pub(super) fn dtype(element_type: ElementType) -> &'static str {
     }
 }
 
-fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Result<Vec<Tensor>, String> {
+fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Result<Vec<FileTensor>, String> {
     let mut raw = raw;
     // Stable: tensors without bytes stay where the header named them.
     raw.sort_by_key(|(_, tensor)| tensor.data_offsets);
@@ -141,7 +145,7 @@ fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Res
             return Err(format!("tensor {name:?} does not begin where the one before it ends, at {at}"));
         };
         check_shape(&name, &dtype, &shape, end - start)?;
-        tensors.push(Tensor { name, dtype, shape, start, end });
+        tensors.push(FileTensor { name, dtype, shape, start, end });
         at = end;
     }
     if at != file_bytes {
@@ -162,7 +166,7 @@ fn check_shape(name: &str, found: &str, shape: &[u64], bytes: u64) -> Result<(),
 }
 
 #[derive(Default)]
-struct RawHeader {
+struct RawTensorHeader {
     metadata: BTreeMap<String, String>,
     tensors: Vec<(String, RawTensor)>,
 }
@@ -175,19 +179,19 @@ struct RawTensor {
 }
 
 /// Keeps the order of the members, which a map would lose.
-impl<'de> Deserialize<'de> for RawHeader {
+impl<'de> Deserialize<'de> for RawTensorHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Members;
 
         impl<'de> Visitor<'de> for Members {
-            type Value = RawHeader;
+            type Value = RawTensorHeader;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("an object of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<RawHeader, A::Error> {
-                let mut header = RawHeader::default();
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<RawTensorHeader, A::Error> {
+                let mut header = RawTensorHeader::default();
                 while let Some(name) = members.next_key::<String>()? {
                     if name == METADATA {
                         header.metadata = members.next_value()?;

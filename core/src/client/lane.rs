@@ -1,23 +1,22 @@
-//! One connection, as its requests see it.
+//! A lane: the connection to one shard or the coordinator, with its requests.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::request::{Finished, Refused, Request};
-use super::{Output, PAUSE_FIRST, PAUSE_LONGEST};
+use super::{ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
 use crate::port::{Incoming, Outgoing};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
 
-/// Payload bytes that a transport is given of one lane before it has sent the first of them: enough that it always has
-/// more to send, and little enough that what is more urgent soon leaves.
-const FLYING_BYTES_MAX: u64 = 2 * 1024 * 1024;
-/// The same for frames, of which a transport queues 64.
-const FLYING_FRAMES_MAX: usize = 32;
+/// Payload bytes in flight per lane: enough to keep the transport busy, few enough for urgent requests to leave soon.
+const IN_FLIGHT_BYTES_MAX: u64 = 2 * 1024 * 1024;
+/// Frames in flight per lane; a transport queues 64.
+const IN_FLIGHT_FRAMES_MAX: usize = 32;
 
-/// After so many attempts to connect that failed, the server may be somewhere else.
+/// After this many failed attempts the server may have moved.
 const ASTRAY_ATTEMPTS: u32 = 3;
 
 /// A lane, named.
@@ -25,11 +24,11 @@ const ASTRAY_ATTEMPTS: u32 = 3;
 pub struct LaneId(pub(super) usize);
 
 pub(super) enum LaneState {
-    /// Not connected; not before `again`.
+    /// Disconnected; reconnects at `again`.
     Down { again: Now },
     /// The transport is asked to connect.
     Opening,
-    /// The hello is on its way.
+    /// The hello is sent.
     Greeting { peer: PeerId },
     /// Requests go out.
     Up { peer: PeerId },
@@ -49,36 +48,44 @@ pub(super) struct Lane {
     pub(super) address: Address,
     pub(super) number: u64,
     pub(super) state: LaneState,
-    /// The last connection, which may still bring back what was handed over when it had ended already.
+    /// The previous connection, which may still return buffers.
     former: Option<PeerId>,
     /// Why the last connection ended.
     pub(super) reason: Option<String>,
     pub(super) refused_at: Option<Now>,
-    /// Attempts to connect since a server last said welcome.
+    /// Whether it reconnects without waiting requests.
+    pub(super) is_kept: bool,
+    /// Whether the transport has established the current connection.
+    pub(super) is_made: bool,
+    /// First and last failed attempt since the last established connection.
+    unmade: Option<(Now, Now)>,
+    /// The server's description of what requests wait for.
+    pub(super) awaited: Option<String>,
+    /// Attempts since the last welcome.
     attempts: u32,
-    /// What is not answered, in the order of asking and so of tickets.
+    /// Unanswered requests, in ticket order.
     requests: VecDeque<Request>,
-    /// What may leave, the most urgent first.
+    /// Requests ready to send, most urgent first.
     waiting: BinaryHeap<Reverse<(u32, Ticket)>>,
-    /// What the server had no room for, and when it is sent again.
+    /// Requests that the server refused as busy, and when each is resent.
     paused: Vec<(Now, Ticket)>,
-    /// Frames that the transport has and has not sent, and the bytes of their payloads.
-    flying: usize,
-    flying_bytes: u64,
+    /// Frames and payload bytes in flight.
+    in_flight: usize,
+    bytes_in_flight: u64,
     name: String,
     pause: Duration,
-    /// The answers that are landing, in the order of their heads.
-    landings: VecDeque<Landing>,
+    /// Answers being received, in the order of their heads.
+    receives: VecDeque<PendingReceive>,
 }
 
-/// An answer that is landing.
-struct Landing {
-    /// Over which connection.
+/// An answer being received.
+struct PendingReceive {
+    /// Its connection.
     peer: PeerId,
     /// Its request.
     ticket: Ticket,
-    /// The entry of that request for each payload that is wanted.
-    wanted: Vec<Option<usize>>,
+    /// The request's entry for each payload; `None` for a discarded one.
+    destinations: Vec<Option<usize>>,
 }
 
 impl Lane {
@@ -90,20 +97,27 @@ impl Lane {
             former: None,
             reason: None,
             refused_at: None,
+            is_kept: false,
+            is_made: false,
+            unmade: None,
+            awaited: None,
             attempts: 0,
             requests: VecDeque::new(),
             waiting: BinaryHeap::new(),
             paused: Vec::new(),
-            flying: 0,
-            flying_bytes: 0,
+            in_flight: 0,
+            bytes_in_flight: 0,
             name,
             pause: PAUSE_FIRST,
-            landings: VecDeque::new(),
+            receives: VecDeque::new(),
         }
     }
 
-    /// Who does not answer how many requests, in words.
+    /// Describes the lane's unanswered requests.
     pub(super) fn describe(&self, requests: usize) -> String {
+        if let (LaneState::Up { .. }, Some(awaited)) = (&self.state, &self.awaited) {
+            return format!("{} at {}: {awaited}", self.name, self.address);
+        }
         let state = match self.state {
             LaneState::Down { .. } | LaneState::Opening => "not connected",
             LaneState::Greeting { .. } => "connecting",
@@ -113,8 +127,30 @@ impl Lane {
         format!("{} at {}: {requests} requests without an answer ({state}{reason})", self.name, self.address)
     }
 
+    /// Whether no connection could be made for `limit`.
+    pub(super) fn is_absent(&self, now: Now, limit: Duration) -> bool {
+        self.unmade.is_some_and(|(first, _)| first + limit <= now)
+    }
+
+    /// Whether the last attempt was made after `begun`, and failed.
+    pub(super) fn has_failed_since(&self, begun: Now) -> bool {
+        self.unmade.is_some_and(|(_, last)| begun < last)
+    }
+
+    /// Since when no connection could be made, and why, in words.
+    pub(super) fn describe_absence(&self, now: Now) -> String {
+        let seconds = self.unmade.map_or(0.0, |(first, _)| first.until(now).as_secs_f64());
+        let reason = self.reason.as_deref().unwrap_or("no reason is known");
+        format!("{} at {} has refused connections for {seconds:.1} s ({reason})", self.name, self.address)
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         !self.requests.is_empty()
+    }
+
+    /// Whether it is to be connected.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_kept || self.is_busy()
     }
 
     /// Whether something waits for a server that does not answer at this address.
@@ -128,7 +164,7 @@ impl Lane {
             return;
         }
         self.address = address;
-        (self.attempts, self.pause) = (0, PAUSE_FIRST);
+        (self.attempts, self.pause, self.unmade) = (0, PAUSE_FIRST, None);
         if let LaneState::Down { again } = &mut self.state {
             *again = Now(0);
         }
@@ -140,34 +176,35 @@ impl Lane {
     }
 
     /// Adds a request, whose ticket is larger than those before.
-    pub(super) fn ask(&mut self, request: Request, out: &mut Vec<Output>) {
+    pub(super) fn ask(&mut self, request: Request, out: &mut Vec<ClientOutput>) {
         self.waiting.push(Reverse((request.priority, request.ticket())));
         self.requests.push_back(request);
         self.dispatch(out);
     }
 
     /// Sends what may leave, as far as the transport has not enough to do.
-    pub(super) fn dispatch(&mut self, out: &mut Vec<Output>) {
+    pub(super) fn dispatch(&mut self, out: &mut Vec<ClientOutput>) {
         let LaneState::Up { peer } = self.state else { return };
-        while self.flying == 0 || self.flying < FLYING_FRAMES_MAX && self.flying_bytes < FLYING_BYTES_MAX {
+        while self.in_flight == 0 || self.in_flight < IN_FLIGHT_FRAMES_MAX && self.bytes_in_flight < IN_FLIGHT_BYTES_MAX
+        {
             let Some(Reverse((_, ticket))) = self.waiting.pop() else { return };
             let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
-            out.push(Output::Submit(request.send(peer)));
+            out.push(ClientOutput::Submit(request.send(peer)));
             let bytes = request.bytes;
-            self.flying += 1;
-            self.flying_bytes += bytes;
+            self.in_flight += 1;
+            self.bytes_in_flight += bytes;
         }
     }
 
     /// Sends what was paused until now.
-    pub(super) fn resume(&mut self, now: Now, out: &mut Vec<Output>) {
+    pub(super) fn resume(&mut self, now: Now, out: &mut Vec<ClientOutput>) {
         if self.paused.is_empty() {
             return;
         }
         let due: Vec<_> = self.paused.extract_if(.., |(again, _)| *again <= now).collect();
         for (_, ticket) in due {
             match self.request(ticket).map(|request| request.may_leave()) {
-                Some(true) => self.put_in_line(ticket),
+                Some(true) => self.enqueue(ticket),
                 // The refusal was faster than the rest of the payload.
                 Some(false) => self.paused.push((now + PAUSE_FIRST, ticket)),
                 None => {}
@@ -176,99 +213,104 @@ impl Lane {
         self.dispatch(out);
     }
 
-    /// When something that was paused is sent again.
+    /// The next time at which a paused request is resent.
     pub(super) fn resumes(&self) -> Option<Now> {
         self.paused.iter().map(|(again, _)| *again).min()
     }
 
-    /// The server has no room for a request now.
+    /// Pauses a request that the server refused as busy.
     pub(super) fn pause(&mut self, ticket: Ticket, again: Now) {
         if self.request(ticket).is_some() {
             self.paused.push((again, ticket));
         }
     }
 
-    /// A frame has left.
-    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut Vec<Output>) {
+    /// Handles a completed send.
+    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut Vec<ClientOutput>) {
         if let Some(request) = self.request(ticket) {
-            request.came_home(body);
+            request.return_payload(body);
         }
-        self.left(ticket, out);
+        self.transmitted(ticket, out);
     }
 
-    /// A frame has left, and may still be read where it is: the next one may follow.
-    pub(super) fn left(&mut self, ticket: Ticket, out: &mut Vec<Output>) {
+    /// Handles a transmitted frame whose payload may still be read: the next frame may follow.
+    pub(super) fn transmitted(&mut self, ticket: Ticket, out: &mut Vec<ClientOutput>) {
         if let Some(request) = self.request(ticket)
-            && request.has_left()
+            && request.note_transmitted()
         {
             let bytes = request.bytes;
-            self.flying -= 1;
-            self.flying_bytes -= bytes;
+            self.in_flight -= 1;
+            self.bytes_in_flight -= bytes;
         }
         self.dispatch(out);
     }
 
-    /// The connection is accepted: everything that is not answered goes out, in order.
-    pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<Output>) {
+    /// Handles an accepted connection: every unanswered request is resent in order.
+    pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<ClientOutput>) {
         self.state = LaneState::Up { peer };
         self.attempts = 0;
         self.pause = PAUSE_FIRST;
+        (self.is_made, self.unmade) = (true, None);
         self.waiting = self.requests.iter().map(|request| Reverse((request.priority, request.ticket()))).collect();
         self.dispatch(out);
     }
 
     /// Whether `peer` is the connection before this one.
-    pub(super) fn was(&self, peer: PeerId) -> bool {
+    pub(super) fn had_peer(&self, peer: PeerId) -> bool {
         self.former == Some(peer)
     }
 
-    /// The connection is over; the next one is tried after a pause.
+    /// Handles a lost connection; the next attempt follows after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
         self.former = self.state.peer();
+        // A server that is slow or refuses the hello is present.
+        let first = self.unmade.map_or(now, |(first, _)| first);
+        self.unmade = (!self.is_made).then_some((first, now));
+        self.is_made = false;
         self.attempts = self.attempts.saturating_add(u32::from(!matches!(self.state, LaneState::Up { .. })));
         self.state = LaneState::Down { again: now + self.pause };
-        // All that is not answered goes out again with the next connection anyway.
+        // Every unanswered request is resent on the next connection.
         self.waiting.clear();
         self.paused.clear();
-        (self.flying, self.flying_bytes) = (0, 0);
+        (self.in_flight, self.bytes_in_flight) = (0, 0);
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
-        // A refusal says more than the end of the connection that followed it.
+        // The refusal explains more than the close that follows it.
         if self.refused_at.take().is_none() {
             self.reason = Some(reason);
         }
     }
 
-    /// Ends a request without an answer, if it is here.
+    /// Fails a request, if it is here.
     pub(super) fn refuse(&mut self, ticket: Ticket, refused: Refused) {
         if let Some(request) = self.request(ticket) {
             request.refuse(refused);
         }
     }
 
-    /// Ends every request without an answer.
+    /// Fails every request.
     pub(super) fn refuse_all(&mut self, refused: &Refused) {
         self.requests.iter_mut().for_each(|request| request.refuse(refused.clone()));
     }
 
-    /// Ends requests without an answer; true when the transport has something of one.
+    /// Fails requests; true when the transport holds buffers of one.
     pub(super) fn cancel(&mut self, tickets: &[Ticket], refused: &Refused) -> bool {
         let mut is_away = false;
         for request in &mut self.requests {
             if tickets.binary_search(&request.ticket()).is_ok() {
                 request.refuse(refused.clone());
-                is_away |= !request.is_home();
+                is_away |= !request.is_returned();
             }
         }
         is_away
     }
 
-    /// Takes a request out if it is over.
+    /// Removes a request if it is finished.
     pub(super) fn take_over(&mut self, ticket: Ticket) -> Option<Request> {
         let at = self.position(ticket)?;
         if self.requests[at].is_over() { self.requests.remove(at) } else { None }
     }
 
-    /// Takes out every request that is over, with its end.
+    /// Removes every finished request, with its result.
     pub(super) fn take_all_over(&mut self) -> Vec<(Ticket, Result<Finished, Refused>)> {
         let is_over = |request: &Request| request.is_over();
         if !self.requests.iter().any(is_over) {
@@ -279,26 +321,26 @@ impl Lane {
         over.into_iter().map(|request| (request.ticket(), request.finish())).collect()
     }
 
-    /// Where the payloads of an answer go.
-    pub(super) fn land(&mut self, peer: PeerId, frame: &Frame) -> Vec<Incoming> {
+    /// Chooses the receive buffers of an answer.
+    pub(super) fn post_receive(&mut self, peer: PeerId, frame: &Frame) -> Vec<Incoming> {
         let ticket = frame.head.request;
         let mut request = self.request(ticket);
-        let mut wanted = Vec::new();
+        let mut destinations = Vec::new();
         let mut into = Vec::new();
         for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
-            let place = request.as_mut().and_then(|request| request.take_place(entry));
+            let place = request.as_mut().and_then(|request| request.borrow_buffer(entry));
             let (index, incoming) = match place {
                 Some((index, place)) => (Some(index), place),
                 None => (None, Incoming::Discard { bytes: entry.bytes }),
             };
-            wanted.push(index);
+            destinations.push(index);
             into.push(incoming);
         }
-        self.landings.push_back(Landing { peer, ticket, wanted });
+        self.receives.push_back(PendingReceive { peer, ticket, destinations });
         into
     }
 
-    /// An answer is here. `kept` says for each payload which entry's place it is in.
+    /// Handles a received answer; `kept` has for each payload the entry whose buffer holds it.
     pub(super) fn answered(&mut self, frame: &Frame, kept: Vec<Option<usize>>) {
         let ticket = frame.head.request;
         let mut kept = kept.into_iter();
@@ -315,47 +357,51 @@ impl Lane {
         }
     }
 
-    /// Takes back a payload that did not leave, if its request is here.
-    pub(super) fn came_home(&mut self, ticket: Ticket, body: Vec<Outgoing>) -> Option<Vec<Outgoing>> {
+    /// Takes back an unsent payload, if its request is here.
+    pub(super) fn return_payload(&mut self, ticket: Ticket, body: Vec<Outgoing>) -> Option<Vec<Outgoing>> {
         match self.request(ticket) {
-            Some(request) => request.came_home(body),
+            Some(request) => request.return_payload(body),
             None => return Some(body),
         }
-        self.put_in_line(ticket);
+        self.enqueue(ticket);
         None
     }
 
-    /// Gives the places of the first landing of a connection back to their request; says for each payload which
-    /// entry's place it had.
-    pub(super) fn put_back(&mut self, peer: PeerId, places: &mut dyn Iterator<Item = Incoming>) -> Vec<Option<usize>> {
-        let Some(at) = self.landings.iter().position(|landing| landing.peer == peer) else { return Vec::new() };
-        let Landing { ticket, wanted, .. } = self.landings.remove(at).expect("it was just found");
+    /// Returns the buffers of the connection's first receive to their request; gives for each payload the entry of its
+    /// buffer.
+    pub(super) fn return_buffers(
+        &mut self,
+        peer: PeerId,
+        places: &mut dyn Iterator<Item = Incoming>,
+    ) -> Vec<Option<usize>> {
+        let Some(at) = self.receives.iter().position(|landing| landing.peer == peer) else { return Vec::new() };
+        let PendingReceive { ticket, destinations, .. } = self.receives.remove(at).expect("it was just found");
         let mut request = self.request(ticket);
-        for (index, place) in wanted.iter().zip(places) {
+        for (index, place) in destinations.iter().zip(places) {
             if let (Some(index), Some(request)) = (*index, &mut request) {
-                request.return_place(index, place);
+                request.return_buffer(index, place);
             }
         }
-        wanted
+        destinations
     }
 
-    /// A connection ended with places that were not filled, of some landings and in their order.
-    pub(super) fn put_all_back(&mut self, peer: PeerId, unfilled: Vec<Incoming>) {
+    /// Returns unfilled receive buffers of a closed connection, in order.
+    pub(super) fn return_all_buffers(&mut self, peer: PeerId, unfilled: Vec<Incoming>) {
         let mut places = unfilled.into_iter().peekable();
         while places.peek().is_some() {
-            if self.put_back(peer, &mut places).is_empty() {
+            if self.return_buffers(peer, &mut places).is_empty() {
                 return;
             }
         }
     }
 
-    /// Drops every request, wherever its parcels are.
+    /// Fails every request after the loss of the transport.
     pub(super) fn drop_all(&mut self, refused: &Refused) -> Vec<(Ticket, Result<Finished, Refused>)> {
-        self.landings.clear();
+        self.receives.clear();
         self.requests.drain(..).map(|request| (request.ticket(), Err(refused.clone()))).collect()
     }
 
-    fn put_in_line(&mut self, ticket: Ticket) {
+    fn enqueue(&mut self, ticket: Ticket) {
         if let Some(at) = self.position(ticket) {
             self.waiting.push(Reverse((self.requests[at].priority, ticket)));
         }

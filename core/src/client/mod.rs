@@ -1,11 +1,10 @@
-//! The trainer's side: requests over lanes, kept until they are answered.
+//! Client side of the protocol: requests over lanes, kept until they are answered.
 //!
-//! A lane is the connection to one shard, or to the coordinator. A request is a frame with its payload's parcels
-//! and the places for its answer. When a connection is lost the lane connects again and sends every request that
-//! is not answered once more, in order; servers recognise what they have applied already.
+//! A lane is the connection to one shard or to the coordinator. A request is a frame with its payloads and the receive
+//! buffers of its answer. After a lost connection the lane reconnects and resends every unanswered request in order;
+//! servers recognise duplicates.
 //!
-//! Not here: sockets, threads, clocks, and what a call means: whoever owns a [`Client`] puts calls together from
-//! requests.
+//! Not here: sockets, threads, clocks, and calls: the owner of a [`Client`] composes them from requests.
 
 mod lane;
 mod request;
@@ -28,31 +27,33 @@ use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, K
 use lane::{Lane, LaneState};
 use request::Request;
 
-/// The first pause before a lost connection is tried again; it doubles up to the longest.
+/// First delay before a reconnect; it doubles up to the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_LONGEST: Duration = Duration::from_millis(1000);
 
-/// Who this client is.
+/// Identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// What kind of process.
+    /// Kind of process.
     pub role: Role,
-    /// The rank, or [`NO_TRAINER`] before it has joined.
+    /// The rank; [`NO_TRAINER`] before it has joined.
     pub trainer: TrainerId,
-    /// Which life of that rank.
+    /// Incarnation of that rank.
     pub incarnation: Incarnation,
-    /// The job's life; zero before it is known.
+    /// Epoch of the job; zero before it is known.
     pub epoch: Epoch,
-    /// The initialisation it believes in.
+    /// Generation of the initialisation it knows.
     pub generation: Generation,
     /// The host's name, for the other side's error texts.
     pub host: String,
     /// The process number, for the same.
     pub process: u32,
+    /// Longest wait of a call for an absent server; `None` means its deadline.
+    pub absence: Option<Duration>,
 }
 
 impl Identity {
-    /// Somebody whom the coordinator does not know yet.
+    /// The identity of a process before it has joined.
     #[must_use]
     pub fn stranger(role: Role, host: String, process: u32) -> Self {
         Self {
@@ -63,12 +64,13 @@ impl Identity {
             generation: Generation(0),
             host,
             process,
+            absence: None,
         }
     }
 }
 
-/// What a client wants done.
-pub enum Output {
+/// An action that a client asks of its owner.
+pub enum ClientOutput {
     /// Hand this to the transport.
     Submit(Submit),
     /// Begin to connect this lane, then call [`Client::connecting`] or [`Client::unreachable`].
@@ -86,7 +88,7 @@ pub enum Output {
 pub struct Client {
     identity: Identity,
     lanes: Vec<Lane>,
-    /// Requests that are over, in the order in which that happened.
+    /// Finished requests, in order of completion.
     finished: Vec<(Ticket, Result<Finished, Refused>)>,
     next_ticket: u64,
 }
@@ -98,13 +100,13 @@ impl Client {
         Self { identity, lanes: Vec::new(), finished: Vec::new(), next_ticket: 1 }
     }
 
-    /// Who this client is.
+    /// Identity of a client.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Changes who this client is; connections that are open keep what they were told.
+    /// Changes the identity; open connections keep the old one.
     pub fn identify(&mut self, change: impl FnOnce(&mut Identity)) {
         change(&mut self.identity);
     }
@@ -115,20 +117,53 @@ impl Client {
         LaneId(self.lanes.len() - 1)
     }
 
-    /// Whether something waits for a shard that did not answer several attempts to connect: it may be at another
-    /// address now, which the coordinator knows.
+    /// Whether a request waits for a shard that failed several attempts to connect: the coordinator may know a newer
+    /// address.
     #[must_use]
     pub fn is_astray(&self) -> bool {
         self.lanes.iter().any(|lane| lane.number > 0 && lane.is_astray())
     }
 
-    /// Changes where a lane connects to next. What is connected stays.
+    /// Whether a lane's connection is accepted.
+    #[must_use]
+    pub fn is_connected(&self, lane: LaneId) -> bool {
+        matches!(self.lanes[lane.0].state, LaneState::Up { .. })
+    }
+
+    /// The lanes that are connected and have not answered some of these requests, whose tickets are in order.
+    pub fn connected_lanes<'a>(&'a self, tickets: &'a [Ticket]) -> impl Iterator<Item = LaneId> + 'a {
+        let lanes = self.lanes.iter().enumerate();
+        let is_it = |lane: &Lane| matches!(lane.state, LaneState::Up { .. }) && lane.count(tickets) > 0;
+        lanes.filter(move |(_, lane)| is_it(lane)).map(|(index, _)| LaneId(index))
+    }
+
+    /// Records the server's description of what a lane's requests wait for.
+    pub fn note_awaited(&mut self, lane: LaneId, awaited: Option<String>) {
+        self.lanes[lane.0].awaited = awaited;
+    }
+
+    /// Describes a server that has refused connections for `limit`, and since `begun`, among the lanes of these
+    /// requests, whose tickets are sorted.
+    #[must_use]
+    pub fn absent(&self, now: Now, limit: Duration, begun: Now, tickets: &[Ticket]) -> Option<String> {
+        let is_it =
+            |lane: &&Lane| lane.is_absent(now, limit) && lane.has_failed_since(begun) && lane.count(tickets) > 0;
+        self.lanes.iter().find(is_it).map(|lane| lane.describe_absence(now))
+    }
+
+    /// Whether some server refuses connections for `limit`.
+    #[must_use]
+    pub fn has_absent(&self, now: Now, limit: Duration) -> bool {
+        self.lanes.iter().any(|lane| lane.is_absent(now, limit))
+    }
+
+    /// Changes the address of a lane's next connection; an open one stays.
     pub fn move_lane(&mut self, lane: LaneId, address: Address) {
         self.lanes[lane.0].move_to(address);
     }
 
     /// Sends a request over a lane as soon as its connection allows. The head's identity is filled in here.
-    pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut Vec<Output>) -> Ticket {
+    pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut Vec<ClientOutput>) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         let identity = &self.identity;
@@ -148,7 +183,7 @@ impl Client {
         ticket
     }
 
-    /// Takes the end of a request, if it has come.
+    /// Takes the result of a request, if it is finished.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<Finished, Refused>> {
         let at = self.finished.iter().position(|(one, _)| *one == ticket)?;
         Some(self.finished.remove(at).1)
@@ -173,22 +208,22 @@ impl Client {
 
     /// Opens the lanes that have something to send and whose pause is over. Call after [`Client::ask`] and when
     /// [`Client::deadline`] has passed.
-    pub fn drive(&mut self, now: Now, out: &mut Vec<Output>) {
+    pub fn drive(&mut self, now: Now, out: &mut Vec<ClientOutput>) {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             lane.resume(now, out);
-            if !lane.is_busy() {
+            if !lane.is_wanted() {
                 continue;
             }
             if let LaneState::Down { again } = lane.state
                 && again <= now
             {
                 lane.state = LaneState::Opening;
-                out.push(Output::Connect { lane: LaneId(index), address: lane.address.of_lane(lane.number) });
+                out.push(ClientOutput::Connect { lane: LaneId(index), address: lane.address.of_lane(lane.number) });
             }
         }
     }
 
-    /// When [`Client::drive`] has something to do.
+    /// The next time at which [`Client::drive`] has work.
     #[must_use]
     pub fn deadline(&self) -> Option<Now> {
         let next = |lane: &Lane| match lane.state {
@@ -196,14 +231,14 @@ impl Client {
             LaneState::Opening | LaneState::Greeting { .. } => None,
             LaneState::Up { .. } => lane.resumes(),
         };
-        self.lanes.iter().filter(|lane| lane.is_busy()).filter_map(next).min()
+        self.lanes.iter().filter(|lane| lane.is_wanted()).filter_map(next).min()
     }
 
-    /// The transport began to connect a lane: the hello goes first.
-    pub fn connecting(&mut self, lane: LaneId, peer: PeerId, out: &mut Vec<Output>) {
+    /// Records that a lane is connecting, and sends the hello first.
+    pub fn connecting(&mut self, lane: LaneId, peer: PeerId, out: &mut Vec<ClientOutput>) {
         let identity = &self.identity;
         let lane = &mut self.lanes[lane.0];
-        lane.state = LaneState::Greeting { peer };
+        (lane.state, lane.is_made) = (LaneState::Greeting { peer }, false);
         let head = Head {
             epoch: identity.epoch,
             trainer: identity.trainer,
@@ -213,55 +248,62 @@ impl Client {
             ..Head::new(Kind::Hello)
         };
         let role = identity.role.into();
-        let message = HelloMessage { role, host: identity.host.clone(), process: identity.process };
+        let absence_millis = identity.absence.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let (host, process) = (identity.host.clone(), identity.process);
+        let message = HelloMessage { role, host, process, absence_millis };
         let frame = Frame::with_control(head, &message);
-        out.push(Output::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() }));
+        out.push(ClientOutput::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() }));
     }
 
-    /// The transport cannot even begin to connect a lane.
+    /// Records that a lane cannot be connected.
     pub fn unreachable(&mut self, now: Now, lane: LaneId, failure: &Failure) {
         self.lanes[lane.0].lost(now, failure.to_string());
     }
 
-    /// Takes an event in, and gives everything out that follows from it.
-    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
+    /// Handles one event and appends the resulting actions to `out`.
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ClientOutput>) {
         match event {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
-                    Some(lane) => lane.land(peer, &frame),
-                    None => Incoming::nowhere(&frame),
+                    Some(lane) => lane.post_receive(peer, &frame),
+                    None => Incoming::discard_all(&frame),
                 };
-                out.push(Output::Submit(Submit::Land { peer, into }));
+                out.push(ClientOutput::Submit(Submit::PostReceive { peer, into }));
             }
-            Event::Landed { peer, frame, body } => self.landed(now, peer, &frame, body, out),
+            Event::Received { peer, frame, body } => self.received(now, peer, &frame, body, out),
             Event::Sent { peer, ticket, body } => {
                 let Some(lane) = self.lane_of(peer) else { return };
                 lane.sent(ticket, body, out);
                 self.settle(peer, ticket);
             }
             Event::Gone { peer, reason, unsent, unfilled } => self.gone(now, peer, reason, unsent, unfilled, out),
-            Event::Left { peer, ticket } => {
+            Event::Transmitted { peer, ticket } => {
                 if let Some(lane) = self.lane_of(peer) {
-                    lane.left(ticket, out);
+                    lane.transmitted(ticket, out);
                 }
             }
-            Event::Accepted { .. } | Event::Connected { .. } => {}
+            Event::Connected { peer } => {
+                if let Some(lane) = self.lane_of(peer) {
+                    lane.is_made = true;
+                }
+            }
+            Event::Accepted { .. } => {}
         }
     }
 
-    /// Ends requests, whose tickets are in order, without an answer. Where the transport has something of one, its
-    /// connection is ended, which brings it back; requests of others are sent again. Each is finished, and what it
-    /// was given is dropped, once everything of it is back.
-    pub fn cancel(&mut self, tickets: &[Ticket], refused: &Refused, out: &mut Vec<Output>) {
+    /// Cancels requests, whose tickets are sorted. A connection whose transport holds buffers of one is closed, which
+    /// returns them; other requests on it are resent. A request finishes, and drops its buffers, when all of them are
+    /// returned.
+    pub fn cancel(&mut self, tickets: &[Ticket], refused: &Refused, out: &mut Vec<ClientOutput>) {
         for lane in &mut self.lanes {
             if lane.cancel(tickets, refused) {
-                out.extend(lane.state.peer().map(Output::Close));
+                out.extend(lane.state.peer().map(ClientOutput::Close));
             }
             self.finished.extend(lane.take_all_over());
         }
     }
 
-    /// The transport is broken and gone, and with it everything it had: every request ends without an answer.
+    /// Ends every request after the transport failed, with all buffers it held.
     pub fn break_off(&mut self, now: Now, refused: &Refused) {
         for lane in &mut self.lanes {
             lane.lost(now, refused.text.clone());
@@ -269,7 +311,7 @@ impl Client {
         }
     }
 
-    /// Who does not answer these requests, whose tickets are in order, and why, for the text of a deadline.
+    /// Describes the lanes with unanswered requests, and why, for the text of a deadline.
     #[must_use]
     pub fn outstanding(&self, tickets: &[Ticket]) -> String {
         let counts = self.lanes.iter().map(|lane| (lane, lane.count(tickets)));
@@ -282,13 +324,18 @@ impl Client {
         self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer))
     }
 
-    fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
+    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<ClientOutput>) {
+        let is_trainer = self.identity.role == Role::Trainer;
         let Some(lane) = self.lane_of(peer) else { return };
-        // What has no payload has no places, and lands between those that have.
-        let kept = if body.is_empty() { Vec::new() } else { lane.put_back(peer, &mut body.into_iter()) };
+        // An answer without payload has no posted receive.
+        let kept = if body.is_empty() { Vec::new() } else { lane.return_buffers(peer, &mut body.into_iter()) };
         match frame.head.kind {
-            // The wire refuses payloads of these kinds; what lands with one all the same is nobody's value.
-            Kind::Welcome => lane.welcome(peer, out),
+            // The wire format refuses payloads of these kinds.
+            Kind::Welcome => {
+                // The server treats the open connection as a sign of life.
+                lane.is_kept = is_trainer;
+                lane.welcome(peer, out);
+            }
             Kind::Refused => self.refused(now, peer, frame, out),
             Kind::Error => self.error(now, peer, frame),
             _ => lane.answered(frame, kept),
@@ -296,13 +343,14 @@ impl Client {
         self.settle(peer, frame.head.request);
     }
 
-    /// A connection was refused. Who was superseded is so for good; anything else may pass.
-    fn refused(&mut self, now: Now, peer: PeerId, frame: &Frame, out: &mut Vec<Output>) {
+    /// Handles a refused connection. `Fenced` and `Unauthenticated` are permanent; other errors are retried.
+    fn refused(&mut self, now: Now, peer: PeerId, frame: &Frame, out: &mut Vec<ClientOutput>) {
         let refused = Refused::of(frame);
         let Some(lane) = self.lane_of(peer) else { return };
-        out.push(Output::Close(peer));
+        out.push(ClientOutput::Close(peer));
         if matches!(refused.code, ErrorCode::Fenced | ErrorCode::Unauthenticated) {
             lane.refuse_all(&refused);
+            lane.is_kept = false;
         }
         lane.reason = Some(refused.text);
         lane.refused_at = Some(now);
@@ -319,7 +367,7 @@ impl Client {
         }
     }
 
-    /// A connection is over: everything of it that the transport had is back.
+    /// Handles a closed connection: every buffer is returned.
     fn gone(
         &mut self,
         now: Now,
@@ -327,16 +375,16 @@ impl Client {
         reason: String,
         unsent: Vec<(Ticket, Vec<Outgoing>)>,
         unfilled: Vec<Incoming>,
-        out: &mut Vec<Output>,
+        out: &mut Vec<ClientOutput>,
     ) {
         for (ticket, body) in unsent {
-            // The transport says so once more when it finds work for a connection that it has said goodbye to.
-            self.lanes.iter_mut().try_fold(body, |body, lane| lane.came_home(ticket, body));
+            // The transport repeats this event for work on a closed connection.
+            self.lanes.iter_mut().try_fold(body, |body, lane| lane.return_payload(ticket, body));
         }
-        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.was(peer)) {
-            // Places that were named in the moment in which the connection ended come back later.
-            lane.put_all_back(peer, unfilled);
-            if !lane.was(peer) {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.had_peer(peer)) {
+            // Buffers posted while the connection closed are returned later.
+            lane.return_all_buffers(peer, unfilled);
+            if !lane.had_peer(peer) {
                 lane.lost(now, reason);
             }
         }
@@ -346,7 +394,7 @@ impl Client {
         }
     }
 
-    /// Moves a request that is over from its lane to the finished.
+    /// Moves a finished request from its lane to `finished`.
     fn settle(&mut self, peer: PeerId, ticket: Ticket) {
         if let Some(request) = self.lane_of(peer).and_then(|lane| lane.take_over(ticket)) {
             self.finished.push((ticket, request.finish()));

@@ -1,4 +1,4 @@
-//! A request: what is sent, where its answer goes, and how far it is.
+//! A request: its frame, its receive buffers and its progress.
 
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket, Version};
@@ -6,16 +6,15 @@ use crate::memory::Lease;
 use crate::port::{Incoming, Outgoing, Submit};
 use crate::wire::{Entry, ErrorCode, Frame};
 
-/// The parcels of a request.
+/// The buffers of a request.
 #[derive(Default)]
 pub struct RequestBody {
     /// The payloads of the frame's entries, in their order.
     pub payload: Vec<Outgoing>,
-    /// Where the values of the frame's entries go, one for each entry, or none at all.
-    /// A lease may come back as another one, which is a view of the server's memory.
+    /// Receive buffers of the entries' values, one each, or none at all. A lease may be returned as another one, which
+    /// is a view of the server's memory.
     pub into: Vec<Incoming>,
-    /// When it leaves: of the requests that wait for one lane the least number goes first, and of equal ones the
-    /// one that was asked first.
+    /// Priority within the lane: the least number goes first, equal ones in order of arrival.
     pub priority: u32,
 }
 
@@ -24,20 +23,20 @@ pub struct RequestBody {
 pub struct Finished {
     /// The control message of an answer without entries.
     pub control: Vec<u8>,
-    /// What was asked.
+    /// The requested entries.
     pub entries: Vec<Entry>,
     /// The round or version of each entry.
     pub versions: Vec<Version>,
-    /// The leases that values went into, in the order of the entries.
+    /// The leases that hold values, in the order of the entries.
     pub kept: Vec<Lease>,
 }
 
 /// A request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What a program should do.
+    /// Error code, for programs.
     pub code: ErrorCode,
-    /// What a person should read.
+    /// Error text, for people.
     pub text: String,
 }
 
@@ -52,17 +51,17 @@ pub(super) struct Request {
     pub(super) priority: u32,
     /// Bytes of its payloads together.
     pub(super) bytes: u64,
-    /// The parcels, or nothing while the transport has them.
+    /// The payloads; `None` while the transport has them.
     payload: Option<Vec<Outgoing>>,
     into: Vec<Option<Incoming>>,
-    /// How many of the places the transport has.
-    landing: usize,
-    /// Whether the transport has it and has not sent it; what has left may still be read.
-    is_flying: bool,
+    /// Receive buffers that the transport has.
+    borrowed: usize,
+    /// Whether it is in flight; a transmitted payload may still be read.
+    is_in_flight: bool,
     versions: Vec<Option<Version>>,
     /// Entries without an answer; one for a request without entries.
     missing: usize,
-    /// Where the next answer probably belongs: answers mostly come in order.
+    /// Expected entry of the next answer: answers mostly come in order.
     cursor: usize,
     control: Vec<u8>,
     refused: Option<Refused>,
@@ -81,8 +80,8 @@ impl Request {
             bytes: frame.payload_bytes(),
             payload: Some(body.payload),
             into: body.into.into_iter().map(Some).collect(),
-            landing: 0,
-            is_flying: false,
+            borrowed: 0,
+            is_in_flight: false,
             frame,
             cursor: 0,
             control: Vec::new(),
@@ -94,9 +93,9 @@ impl Request {
         self.frame.head.request
     }
 
-    /// Whether the transport has neither payloads nor places of it.
-    pub(super) fn is_home(&self) -> bool {
-        self.payload.is_some() && self.landing == 0
+    /// Whether the transport holds no buffer of it.
+    pub(super) fn is_returned(&self) -> bool {
+        self.payload.is_some() && self.borrowed == 0
     }
 
     /// Whether it may be sent.
@@ -104,47 +103,47 @@ impl Request {
         self.payload.is_some() && !self.is_over()
     }
 
-    /// Whether nothing more will come of it.
+    /// Whether it is finished.
     pub(super) fn is_over(&self) -> bool {
-        self.is_home() && (self.missing == 0 || self.refused.is_some())
+        self.is_returned() && (self.missing == 0 || self.refused.is_some())
     }
 
     /// The frame with its payload, for the transport.
     pub(super) fn send(&mut self, peer: PeerId) -> Submit {
         let body = self.payload.take().expect("a request that is away is not sent again");
-        self.is_flying = true;
+        self.is_in_flight = true;
         Submit::Send { peer, ticket: self.ticket(), frame: self.frame.clone(), body }
     }
 
-    pub(super) fn came_home(&mut self, body: Vec<Outgoing>) {
+    pub(super) fn return_payload(&mut self, body: Vec<Outgoing>) {
         self.payload = Some(body);
     }
 
-    /// It has left; true when that was not known.
-    pub(super) fn has_left(&mut self) -> bool {
-        std::mem::replace(&mut self.is_flying, false)
+    /// Records the transmission; true the first time.
+    pub(super) fn note_transmitted(&mut self) -> bool {
+        std::mem::replace(&mut self.is_in_flight, false)
     }
 
     pub(super) fn refuse(&mut self, refused: Refused) {
         self.refused.get_or_insert(refused);
     }
 
-    /// The place for an entry's value, if it is still wanted and fits.
-    pub(super) fn take_place(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
+    /// Borrows the receive buffer of an entry's value, if it is expected and fits.
+    pub(super) fn borrow_buffer(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
         let index = self.find(entry)?;
         let place = self.into.get_mut(index)?;
-        // Halves of two types are of one length.
+        // Both half-precision types have the same length.
         let is_other = self.frame.entries[index].half.is_some_and(|half| half.element_type() != entry.element_type);
         if is_other || place.as_ref().is_none_or(|place| place.len() != entry.bytes) {
             return None;
         }
-        self.landing += 1;
+        self.borrowed += 1;
         place.take().map(|place| (index, place))
     }
 
-    pub(super) fn return_place(&mut self, index: usize, place: Incoming) {
+    pub(super) fn return_buffer(&mut self, index: usize, place: Incoming) {
         self.into[index] = Some(place);
-        self.landing -= 1;
+        self.borrowed -= 1;
     }
 
     pub(super) fn answer_whole(&mut self, frame: &Frame) {
@@ -152,8 +151,7 @@ impl Request {
         self.missing = 0;
     }
 
-    /// An acknowledgement is here, or a value that was kept nowhere. Neither stands for a value that is wanted: that
-    /// entry stays open.
+    /// Handles an acknowledgement, or a discarded value. An entry whose value is expected stays open.
     pub(super) fn answer_entry(&mut self, entry: &Entry) {
         if self.into.is_empty()
             && let Some(index) = self.find(entry)
@@ -162,7 +160,7 @@ impl Request {
         }
     }
 
-    /// The value of an entry is in its place.
+    /// Handles a received value.
     pub(super) fn answer_at(&mut self, index: usize, entry: &Entry) {
         if self.versions[index].is_none() {
             self.versions[index] = Some(Version(entry.round.0));
@@ -184,7 +182,7 @@ impl Request {
         }
     }
 
-    /// The entry that an answer belongs to: one of that chunk without an answer, and with its place at home.
+    /// The unanswered entry of that chunk whose receive buffer is not borrowed.
     fn find(&mut self, entry: &Entry) -> Option<usize> {
         let count = self.frame.entries.len();
         let is_open = |at: &usize| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{Client, Identity, LaneId, Output, Refused, RequestBody};
+use super::{Client, ClientOutput, Identity, LaneId, Refused, RequestBody};
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
 use crate::ids::{
@@ -77,15 +77,15 @@ impl Line {
         }
     }
 
-    fn outputs(&mut self, out: Vec<Output>) {
+    fn outputs(&mut self, out: Vec<ClientOutput>) {
         for output in out {
             match output {
-                Output::Submit(Submit::Send { ticket, frame, body, .. }) => {
+                ClientOutput::Submit(Submit::Send { ticket, frame, body, .. }) => {
                     self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
                     self.sending.push((ticket, frame, body));
                 }
-                Output::Submit(Submit::Land { .. }) => panic!("nothing has begun to arrive"),
-                Output::Connect { lane, address } => {
+                ClientOutput::Submit(Submit::PostReceive { .. }) => panic!("nothing has begun to arrive"),
+                ClientOutput::Connect { lane, address } => {
                     self.dialled = address.to_string();
                     self.peers += 1;
                     let peer = PeerId(self.peers);
@@ -94,7 +94,7 @@ impl Line {
                     self.client.connecting(lane, peer, &mut out);
                     self.outputs(out);
                 }
-                Output::Close(_) => self.log.push("close".into()),
+                ClientOutput::Close(_) => self.log.push("close".into()),
             }
         }
     }
@@ -111,7 +111,7 @@ impl Line {
 
     fn welcome(&mut self) {
         let frame = Frame::with_control(Head::new(Kind::Welcome), &WelcomeMessage::default());
-        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
     }
 
     /// The transport has sent everything.
@@ -122,9 +122,9 @@ impl Line {
     }
 
     /// The transport has sent everything, and some of it is still read where it is.
-    fn left(&mut self) {
+    fn transmitted(&mut self) {
         for ticket in self.sending.iter().map(|(ticket, ..)| *ticket).collect::<Vec<_>>() {
-            self.event(Event::Left { peer: self.peer(), ticket });
+            self.event(Event::Transmitted { peer: self.peer(), ticket });
         }
     }
 
@@ -166,13 +166,13 @@ impl Line {
         let head = Head { request: ticket, ..Head::new(Kind::Done) };
         let entries = chunks.iter().map(|(chunk, round)| Entry::bare(id(*chunk), Round(*round), Float32)).collect();
         let frame = Frame { entries, ..Frame::bare(head) };
-        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
     }
 
     fn error(&mut self, ticket: Ticket, kind: Kind, code: ErrorCode) {
         let message = ErrorMessage { code: code.into(), text: format!("{code:?}") };
         let frame = Frame::with_control(Head { request: ticket, ..Head::new(kind) }, &message);
-        self.event(Event::Landed { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
     }
 
     /// Values begin to arrive; gives the frame and the places, filled with the chunk's number.
@@ -186,7 +186,9 @@ impl Line {
         let frame = Frame { entries: values.iter().map(entry).collect(), ..Frame::bare(head) };
         let mut out = Vec::new();
         self.client.handle(self.now, Event::Head { peer: self.peer(), frame: frame.clone() }, &mut out);
-        let Some(Output::Submit(Submit::Land { mut into, .. })) = out.pop() else { panic!("a head has places") };
+        let Some(ClientOutput::Submit(Submit::PostReceive { mut into, .. })) = out.pop() else {
+            panic!("a head has places")
+        };
         assert_eq!(into.len(), values.iter().filter(|(_, bytes)| *bytes > 0).count());
         for (place, (chunk, _)) in into.iter_mut().zip(values.iter().filter(|(_, bytes)| *bytes > 0)) {
             place.bytes_mut().fill(u8::try_from(*chunk).expect("small"));
@@ -196,7 +198,7 @@ impl Line {
 
     fn values(&mut self, ticket: Ticket, values: &[(u64, u32)]) {
         let (frame, body) = self.begin_values(ticket, values);
-        self.event(Event::Landed { peer: self.peer(), frame, body });
+        self.event(Event::Received { peer: self.peer(), frame, body });
     }
 
     fn log(&mut self) -> String {
@@ -296,7 +298,7 @@ fn several_answers_land_at_once() {
         line.done(pair, &[(9, 9)]);
         for (at, (frame, body)) in landing.into_iter().enumerate() {
             assert!(line.client.is_busy(), "before answer {at}");
-            line.event(Event::Landed { peer: line.peer(), frame, body });
+            line.event(Event::Received { peer: line.peer(), frame, body });
         }
         assert_eq!((line.versions(pair), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
@@ -340,11 +342,11 @@ fn a_value_of_another_half_is_not_the_one_that_was_asked_for() {
             for of in [wrong, Float32] {
                 let (frame, body) = line.begin_values_of(of, ticket, &[(1, 4)]);
                 assert!(matches!(body[..], [Incoming::Discard { .. }]), "{of} for {half}");
-                line.event(Event::Landed { peer: line.peer(), frame, body });
+                line.event(Event::Received { peer: line.peer(), frame, body });
                 assert_eq!(line.versions(ticket), None, "{of} for {half}: it stays open");
             }
             let (frame, body) = line.begin_values_of(right, ticket, &[(1, 4)]);
-            line.event(Event::Landed { peer: line.peer(), frame, body });
+            line.event(Event::Received { peer: line.peer(), frame, body });
             assert_eq!(line.versions(ticket), Some(vec![5]));
         });
         assert_eq!(value, [1; 4]);
@@ -393,7 +395,7 @@ fn a_refusal_with_a_payload_gives_the_place_back() {
             let message = ErrorMessage { code: ErrorCode::Invalid.into(), text: "no".into() };
             let head = Head { kind, ..frame.head };
             let frame = Frame { head, control: message.encode_to_vec(), ..frame };
-            line.event(Event::Landed { peer: line.peer(), frame, body });
+            line.event(Event::Received { peer: line.peer(), frame, body });
             if kind != Kind::Error {
                 line.cancel(ticket);
                 line.gone(Vec::new());
@@ -550,9 +552,9 @@ fn what_is_lent_keeps_nothing_from_leaving_and_is_waited_for() {
         let tickets = [(); 5].map(|()| ask(&mut line));
         line.welcome();
         assert_eq!(line.log(), "hello 0, push 1, push 2");
-        line.left();
+        line.transmitted();
         assert_eq!(line.log(), "push 3, push 4", "though nothing of the first two is back");
-        line.left();
+        line.transmitted();
         assert_eq!(line.log(), "push 5", "and each has left once");
         for ticket in tickets {
             line.done(ticket, &[(0, 1)]);
@@ -569,7 +571,7 @@ fn an_address_that_cannot_be_reached_is_named() {
     let mut out = Vec::new();
     let ticket = line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
     line.client.drive(line.now, &mut out);
-    assert!(matches!(out[..], [Output::Connect { .. }]));
+    assert!(matches!(out[..], [ClientOutput::Connect { .. }]));
     line.client.unreachable(line.now, line.lane, &crate::error::Failure::call("no such host"));
     assert!(line.client.outstanding(&[ticket]).ends_with("(not connected, no such host)"));
     assert_eq!(line.client.deadline(), Some(Now(20)));
@@ -612,7 +614,7 @@ fn an_answer_without_entries_brings_its_message() {
     line.sent();
     let message = ErrorMessage { code: 0, text: "hello".into() };
     let frame = Frame::with_control(Head { request: ticket, ..Head::new(Kind::Answer) }, &message);
-    line.event(Event::Landed { peer: line.peer(), frame, body: Vec::new() });
+    line.event(Event::Received { peer: line.peer(), frame, body: Vec::new() });
     let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
     assert_eq!(ErrorMessage::decode(finished.control.as_slice()).expect("it parses"), message);
 }

@@ -3,10 +3,10 @@
 //! Numbers below 1000 are Paddle's and never change. [`super::schema`] says the same once more, with the names; a test
 //! holds the two together.
 
-/// All an optimizer can be told.
+/// All settings of an optimizer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct OptimizerConfig {
-    #[prost(enumeration = "Optimizer", optional, tag = "1")]
+    #[prost(enumeration = "OptimizerKind", optional, tag = "1")]
     pub(super) optimizer: Option<i32>,
     #[prost(message, optional, tag = "3")]
     pub(super) sgd: Option<SgdConfig>,
@@ -35,8 +35,8 @@ pub(super) struct OptimizerConfig {
     pub(super) regularizer: Option<i32>,
     #[prost(double, optional, tag = "1004", default = "1.0")]
     pub(super) rate_scale: Option<f64>,
-    /// One of those Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`, `sum`, or a rule of ours by its
-    /// name.
+    /// An algorithm that Paddle's enumeration lacks: `rmsprop`, `adamw`, `ftrl`, `add`, `sum`, or the name of a shipped
+    /// rule.
     #[prost(string, optional, tag = "1005")]
     pub(super) algorithm: Option<String>,
     #[prost(message, optional, tag = "1006")]
@@ -60,14 +60,14 @@ pub(super) struct OptimizerConfig {
     /// A rule's text.
     #[prost(string, optional, tag = "1015")]
     pub(super) rule: Option<String>,
-    /// Where a rule's text lies, on the trainer's side.
+    /// The path of a file with a rule's text, on the trainer's host.
     #[prost(string, optional, tag = "1016")]
     pub(super) rule_file: Option<String>,
     #[prost(message, repeated, tag = "1017")]
     pub(super) rule_set: Vec<RuleSetting>,
-    /// The server that keeps the parameter.
+    /// The server that holds the whole parameter.
     #[prost(uint32, optional, tag = "1018")]
-    pub(super) home: Option<u32>,
+    pub(super) owner: Option<u32>,
     #[prost(message, optional, tag = "1100")]
     pub(super) sparse: Option<SparseConfig>,
 }
@@ -81,7 +81,7 @@ pub(super) struct RuleSetting {
     pub(super) value: Option<f64>,
 }
 
-/// What makes a parameter sparse.
+/// The settings of a sparse parameter.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct SparseConfig {
     #[prost(uint64, optional, tag = "1")]
@@ -156,8 +156,8 @@ pub(super) struct AdagradConfig {
     pub(super) decay: Option<f64>,
 }
 
-/// Adam's, and AdamW's. Paddle gave the first three no defaults, so they were zero and Adam divided by zero; ours are
-/// the usual ones.
+/// Settings of Adam and AdamW. Paddle gave the first three no defaults, so they were zero and Adam divided by zero;
+/// ours are the usual ones.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct AdamConfig {
     #[prost(double, optional, tag = "41", default = "0.9")]
@@ -207,7 +207,7 @@ pub(super) struct DecayingLrConfig {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum Optimizer {
+pub(super) enum OptimizerKind {
     Sgd = 1,
     Adadelta = 2,
     Adagrad = 3,

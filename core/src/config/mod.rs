@@ -14,20 +14,20 @@
 //! # Ok::<(), pserver_core::error::Failure>(())
 //! ```
 //!
-//! What it means where Paddle's own reading was silent, unsafe or wrong:
+//! Differences from Paddle, where its reading was undefined, unsafe or wrong:
 //!
 //! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
 //!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
 //! - `algorithm` names what Paddle's enumeration lacks: `add`, `sum`, `rmsprop`, `adamw`, `ftrl`, or one of the rules
 //!   that are only texts, such as `lion`. Momentum is `sgd { momentum }`.
-//! - `rule` is a rule's own text ([`crate::rule`]), `rule_file` the file it lies in, and each
-//!   `rule_set { key: "b1" value: 0.9 }` a value of one of its parameters. What travels is the text.
+//! - `rule` is a rule's own text ([`crate::rule`]), `rule_file` the file it lies in, and each `rule_set { key: "b1"
+//!   value: 0.9 }` a value of one of its parameters. The text itself is sent over the wire.
 //! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
-//! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, which are there once somebody pushed to them;
-//!   `rows` bounds how many may come to be, and must be given where there is no `height`.
+//! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, each of which exists after the first push to
+//!   it; `rows` bounds how many may come to be, and must be given where there is no `height`.
 //!
 //! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
 
@@ -48,6 +48,7 @@ use prost::Message;
 
 use crate::error::Failure;
 use crate::ids::ServerIndex;
+use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
 use crate::optim::Rule;
 
 pub use sparse::{SparseSettings, row_layout};
@@ -55,7 +56,7 @@ pub use sparse::{SparseSettings, row_layout};
 use message::OptimizerConfig;
 use schema::OPTIMIZER_CONFIG;
 
-/// What the text starts with when the binary form follows.
+/// The prefix of the binary form in base64.
 const BASE64_PREFIX: &str = "base64:";
 /// The standard alphabet; the `=` at the end may be left out.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -90,7 +91,7 @@ pub enum Merge {
     Sum,
 }
 
-/// What a caller says about optimizing: checked, and told apart from what it leaves unsaid.
+/// Optimizer settings, checked. Unspecified settings are none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizerSettings {
     /// The update rule, or nothing when no field that makes one was given.
@@ -99,10 +100,10 @@ pub struct OptimizerSettings {
     pub mode: Option<Mode>,
     /// How the gradients of one round become one.
     pub merge: Option<Merge>,
-    /// What makes the parameter sparse, if it is.
+    /// The settings of a sparse parameter.
     pub sparse: Option<SparseSettings>,
-    /// The server that keeps all of the parameter, if somebody wishes for one.
-    pub home: Option<ServerIndex>,
+    /// The server that holds the whole parameter, if one is specified.
+    pub owner: Option<ServerIndex>,
 }
 
 impl OptimizerSettings {
@@ -117,16 +118,45 @@ impl OptimizerSettings {
     /// As [`from_text`](Self::from_text), where `rule_file` is opened by `open`.
     pub fn from_text_with(text: &str, open: OpenRule<'_>) -> Result<Self, Failure> {
         let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
-            Some(encoded) => BASE64.decode(encoded.trim()).map_err(|error| {
-                Failure::call(format!("after {BASE64_PREFIX}: {error}; expected base64 of the binary form"))
-            })?,
+            Some(encoded) => binary_of(encoded.trim())?,
             None => text::to_binary(&OPTIMIZER_CONFIG, text)?,
         };
         Self::from_bytes_with(&binary, open)
     }
 
-    /// Reads the binary form, up to the first zero tag: what follows one is padding. A field that is not known, is cut
-    /// short or is out of its range is refused by name. No bytes say nothing.
+    /// Reads configuration from a C string, without the terminating zero: the text form, `base64:`, or the binary form.
+    ///
+    /// The input is in the binary form when it contains a byte that no text has (a control character that is no blank,
+    /// or invalid UTF-8) and is a complete message. A binary form with an embedded zero was cut off there, within a
+    /// field, and is never complete. At most [`PARAMETER_CONFIG_BYTES_MAX`] bytes, comments and blanks included; after
+    /// `base64:` the decoded length counts.
+    pub fn from_c_text(bytes: &[u8], open: OpenRule<'_>) -> Result<Self, Failure> {
+        let is_base64 = bytes.trim_ascii_start().starts_with(BASE64_PREFIX.as_bytes());
+        let most = if is_base64 { 2 * PARAMETER_CONFIG_BYTES_MAX } else { PARAMETER_CONFIG_BYTES_MAX };
+        if bytes.len() > most {
+            let found = bytes.len();
+            return Err(Failure::call(format!("configuration of {found} bytes; expected at most {most}")));
+        }
+        let text = str::from_utf8(bytes)
+            .map_err(|error| Failure::call(format!("configuration: not UTF-8 at byte {}", error.valid_up_to())));
+        let no_text = match text.and_then(|text| Self::from_text_with(text, open)) {
+            Ok(settings) => return Ok(settings),
+            Err(failure) if bytes.iter().all(|byte| is_of_text(*byte)) && str::from_utf8(bytes).is_ok() => {
+                return Err(failure);
+            }
+            Err(failure) => failure,
+        };
+        Self::from_bytes_with(bytes, open).map_err(|failure| {
+            Failure::call(format!(
+                "{no_text}; as the binary form, which ends at its first zero byte here: {failure}; expected the text \
+                 form, \"base64:\" and the binary form in base64, or the binary form and its length in the function \
+                 whose name ends in _n"
+            ))
+        })
+    }
+
+    /// Reads the binary form, up to the first zero tag: the rest is padding. An unknown, truncated or out-of-range
+    /// field is refused by name, and so is padding without a field. No bytes mean no settings.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Failure> {
         Self::from_bytes_with(bytes, &no_files)
     }
@@ -140,10 +170,29 @@ impl OptimizerSettings {
     }
 }
 
-/// Who opens a rule's file gives its text.
+/// Decodes base64.
+fn binary_of(encoded: &str) -> Result<Vec<u8>, Failure> {
+    let binary = BASE64.decode(encoded).map_err(|error| {
+        Failure::call(format!("after {BASE64_PREFIX}: {error}; expected base64 of the binary form"))
+    })?;
+    if binary.len() > PARAMETER_CONFIG_BYTES_MAX {
+        let found = binary.len();
+        return Err(Failure::call(format!(
+            "after {BASE64_PREFIX}: configuration of {found} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"
+        )));
+    }
+    Ok(binary)
+}
+
+/// Whether a text may contain the byte outside of its strings.
+fn is_of_text(byte: u8) -> bool {
+    !byte.is_ascii_control() || matches!(byte, b'\t' | b'\n' | b'\r')
+}
+
+/// Opens a rule's file and returns its text.
 pub type OpenRule<'a> = &'a dyn Fn(&str) -> Result<String, Failure>;
 
-/// What a server does: a trainer's path means nothing to it.
+/// The opener of a server, which refuses: a trainer's path is not valid on the server's host.
 fn no_files(path: &str) -> Result<String, Failure> {
     Err(Failure::call(format!("rule_file is {path:?}, and only a trainer opens it; expected the text itself as rule")))
 }
@@ -153,7 +202,7 @@ fn no_files(path: &str) -> Result<String, Failure> {
 pub struct ParameterConfig {
     /// The update rule; it has passed [`Rule::validate`] when this came from [`decode`](Self::decode).
     pub rule: Rule,
-    /// What makes it sparse, if it is.
+    /// The settings of a sparse parameter.
     pub sparse: Option<SparseSettings>,
 }
 
@@ -172,7 +221,7 @@ impl ParameterConfig {
         written::text(&rule::message(&self.rule))
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, and refuses a rule that is missing or not valid.
+    /// Reads the output of [`encode`](Self::encode), and refuses a missing or invalid rule.
     pub fn decode(bytes: &[u8]) -> Result<Self, Failure> {
         let settings = OptimizerSettings::from_bytes(bytes)?;
         let rule = settings.rule.ok_or_else(|| {

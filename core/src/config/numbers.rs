@@ -1,4 +1,4 @@
-//! The numbers by which modes and merges travel and are kept.
+//! Numbers of modes and merges on the wire and on disk.
 
 use super::{Merge, Mode};
 

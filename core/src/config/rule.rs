@@ -1,4 +1,4 @@
-//! Between the message and the rule it means.
+//! Conversion between the message and a rule.
 
 use std::sync::Arc;
 
@@ -6,11 +6,12 @@ use crate::error::Failure;
 use crate::ids::ServerIndex;
 use crate::limits::SERVERS_MAX;
 use crate::optim::{Algorithm, Prepared, Range, Regularizer, Rule, Schedule, library};
-use crate::rule::{Settings, Written};
+use crate::rule::{CheckedRule, RuleSettings};
+use crate::text::suggestion;
 
 use super::message::{
     AdadeltaConfig, AdagradConfig, AdamConfig, ConstLrConfig, DecayingLrConfig, FtrlConfig, LrPolicy, MergeKind,
-    ModeKind, Optimizer, OptimizerConfig, RegularizerKind, RmsPropConfig, RuleSetting, SgdConfig,
+    ModeKind, OptimizerConfig, OptimizerKind, RegularizerKind, RmsPropConfig, RuleSetting, SgdConfig,
 };
 use super::{Merge, Mode, OpenRule, OptimizerSettings, sparse};
 
@@ -21,7 +22,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         staleness_bound: message.staleness_bound,
         merge: message.merge,
         sparse: message.sparse,
-        home: message.home,
+        owner: message.owner,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
@@ -30,12 +31,12 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         MergeKind::Sum => Merge::Sum,
     });
     let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
-    let home = message.home.map(home).transpose()?;
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, home })
+    let owner = message.owner.map(owner).transpose()?;
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner })
 }
 
-/// A server's number; whether there is such a server, the catalogue says.
-fn home(number: u32) -> Result<ServerIndex, Failure> {
+/// A server's index. The catalogue checks whether the job has such a server.
+fn owner(number: u32) -> Result<ServerIndex, Failure> {
     let narrow = u16::try_from(number).ok().filter(|number| *number < SERVERS_MAX);
     narrow
         .map(ServerIndex)
@@ -65,9 +66,9 @@ pub(super) fn message(rule: &Rule) -> OptimizerConfig {
 fn mode(message: &OptimizerConfig) -> Result<Option<Mode>, Failure> {
     let mode = message.mode.map(|_| message.mode());
     match (mode, message.staleness_bound) {
-        (Some(ModeKind::Staleness), Some(0)) => {
-            Err(Failure::call("staleness_bound is 0, which lets nobody begin; expected 1 or more, or mode: Sync"))
-        }
+        (Some(ModeKind::Staleness), Some(0)) => Err(Failure::call(
+            "staleness_bound is 0, with which no trainer can begin; expected 1 or more, or mode: Sync",
+        )),
         (Some(ModeKind::Staleness), Some(bound)) => Ok(Some(Mode::Staleness { bound })),
         (Some(ModeKind::Staleness), None) => {
             Err(Failure::call("mode is Staleness and staleness_bound is not given; expected the bound in steps"))
@@ -127,7 +128,7 @@ fn algorithm(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<(Algorithm
         ("ftrl", message.ftrl.is_some()),
     ];
     refuse_unused("algorithm", message_name(&algorithm), &given)?;
-    if let (false, Some(set)) = (matches!(algorithm, Algorithm::Written(_)), message.rule_set.first()) {
+    if let (false, Some(set)) = (matches!(algorithm, Algorithm::Custom(_)), message.rule_set.first()) {
         let key = set.key();
         return Err(Failure::call(format!("rule_set names {key:?} and there is no rule; expected rule or rule_file")));
     }
@@ -150,9 +151,9 @@ fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, F
     named(message.rule_file.as_deref().unwrap_or("rule"), &text, message)
 }
 
-/// A rule from its text, with the values that the message sets; `who` is what errors call it.
+/// A rule from its text, with the parameter values of the message; `who` names the rule in errors.
 fn named(who: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, Failure> {
-    let mut settings = Settings::new();
+    let mut settings = RuleSettings::new();
     for set in &message.rule_set {
         let RuleSetting { key: Some(key), value: Some(value) } = set else {
             return Err(Failure::call(
@@ -163,13 +164,13 @@ fn named(who: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, 
             return Err(Failure::call(format!("rule_set gives {key:?} twice; expected it once")));
         }
     }
-    let written = Written::new(text, &settings).map_err(|failure| Failure::call(format!("{who}: {failure}")))?;
-    Ok(Algorithm::Written(Arc::new(written)))
+    let written = CheckedRule::new(text, &settings).map_err(|failure| Failure::call(format!("{who}: {failure}")))?;
+    Ok(Algorithm::Custom(Arc::new(written)))
 }
 
 fn paddle_algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failure> {
     match message.optimizer() {
-        Optimizer::Sgd => {
+        OptimizerKind::Sgd => {
             let sgd = message.sgd.unwrap_or_default();
             let algorithm = match sgd.momentum() {
                 0.0 => Algorithm::Sgd,
@@ -177,21 +178,24 @@ fn paddle_algorithm(message: &OptimizerConfig) -> Result<(Algorithm, f64), Failu
             };
             Ok((algorithm, sgd.decay()))
         }
-        Optimizer::Adadelta => {
+        OptimizerKind::Adadelta => {
             let config = needed("optimizer: Adadelta", "adadelta", message.adadelta)?;
             Ok((Algorithm::Adadelta { rho: config.rho(), epsilon: config.epsilon() }, config.decay()))
         }
-        Optimizer::Adagrad => {
+        OptimizerKind::Adagrad => {
             let config = needed("optimizer: Adagrad", "adagrad", message.adagrad)?;
             Ok((Algorithm::Adagrad { epsilon: config.epsilon() }, config.decay()))
         }
-        Optimizer::Adam => {
+        OptimizerKind::Adam => {
             let config = needed("optimizer: Adam", "adam", message.adam)?;
             let (beta1, beta2, epsilon) = (config.beta_1(), config.beta_2(), config.epsilon());
             Ok((Algorithm::Adam { beta1, beta2, epsilon }, config.decay()))
         }
     }
 }
+
+/// The algorithms that have no number in Paddle's enumeration and are no texts.
+const OURS: [&str; 5] = ["add", "sum", "rmsprop", "adamw", "ftrl"];
 
 fn our_algorithm(message: &OptimizerConfig, name: &str) -> Result<(Algorithm, f64), Failure> {
     match name {
@@ -215,12 +219,32 @@ fn our_algorithm(message: &OptimizerConfig, name: &str) -> Result<(Algorithm, f6
         _ => match library::text(name) {
             Some(text) => Ok((named(name, text, message)?, 0.0)),
             None => Err(Failure::call(format!(
-                "algorithm {name:?} is not known; expected one of add, sum, rmsprop, adamw, ftrl, {}, or instead of it \
-                 optimizer: SGD, Adadelta, Adagrad or Adam, or rule with a rule's text",
-                library::names()
+                "algorithm {name:?} is not known; expected one of {}, {}, or instead of it \
+                 optimizer: SGD, Adadelta, Adagrad or Adam, or rule with a rule's text{}",
+                OURS.join(", "),
+                library::names(),
+                remedy(name).unwrap_or_else(|| suggestion(name, OURS.into_iter().chain(library::names().split(", "))))
             ))),
         },
     }
+}
+
+/// A hint for names that other frameworks use for an optimizer, as the end of an error.
+pub(super) fn remedy(name: &str) -> Option<String> {
+    let asked = match name.to_ascii_lowercase().as_str() {
+        "nesterov" | "nag" => "optimizer: SGD sgd { momentum: 0.9 nesterov: true }",
+        "momentum" => "optimizer: SGD sgd { momentum: 0.9 }",
+        "sgd" => "optimizer: SGD",
+        "adam" => "optimizer: Adam adam { }",
+        "adagrad" => "optimizer: Adagrad adagrad { }",
+        "adadelta" => "optimizer: Adadelta adadelta { }",
+        "adamw" => "algorithm: 'adamw' adamw { }",
+        "rmsprop" => "algorithm: 'rmsprop' rmsprop { }",
+        "ftrl" => "algorithm: 'ftrl' ftrl { }",
+        "lion" => "algorithm: 'lion'",
+        _ => return None,
+    };
+    Some(format!("; {name} is {asked}"))
 }
 
 fn schedule(message: &OptimizerConfig) -> Result<Schedule, Failure> {
@@ -263,14 +287,15 @@ fn decaying(who: &str, name: &str, config: Option<DecayingLrConfig>) -> Result<(
     Ok((config.learning_rate(), config.lr_decay_a(), config.lr_decay_b()))
 }
 
-/// A message that was chosen by name must be there, even if empty: Paddle's defaults have surprised people.
+/// Requires the message of the chosen algorithm or schedule, even if empty: Paddle's implicit defaults are easily
+/// overlooked.
 fn needed<T>(who: &str, name: &str, config: Option<T>) -> Result<T, Failure> {
     config.ok_or_else(|| {
         Failure::call(format!("{who} is given without {name}; expected {name} {{ ... }}, which may be empty"))
     })
 }
 
-/// A message that the choice leaves without effect is a mistake that would train something else.
+/// Refuses a message that the choice leaves without effect: it would train with other settings than written.
 fn refuse_unused(choice: &str, chosen: &str, given: &[(&str, bool)]) -> Result<(), Failure> {
     match given.iter().find(|(name, given)| *given && *name != chosen) {
         Some((name, _)) => Err(Failure::call(format!(
@@ -280,34 +305,34 @@ fn refuse_unused(choice: &str, chosen: &str, given: &[(&str, bool)]) -> Result<(
     }
 }
 
-/// The field whose message configures the algorithm.
+/// The field with the settings of the algorithm.
 fn message_name(algorithm: &Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Momentum { .. } => "sgd",
-        Algorithm::Written(_) => "rule",
+        Algorithm::Custom(_) => "rule",
         other => other.name(),
     }
 }
 
 fn write_algorithm(message: &mut OptimizerConfig, algorithm: &Algorithm) {
     match *algorithm {
-        Algorithm::Written(ref written) => {
+        Algorithm::Custom(ref written) => {
             message.rule = Some(written.text().to_owned());
             let set = |(key, value): (&String, &f64)| RuleSetting { key: Some(key.clone()), value: Some(*value) };
             message.rule_set = written.settings().iter().map(set).collect();
         }
         Algorithm::Add | Algorithm::Sum => message.algorithm = Some(algorithm.name().to_owned()),
-        Algorithm::Sgd => message.set_optimizer(Optimizer::Sgd),
+        Algorithm::Sgd => message.set_optimizer(OptimizerKind::Sgd),
         Algorithm::Momentum { momentum, nesterov } => {
-            message.set_optimizer(Optimizer::Sgd);
+            message.set_optimizer(OptimizerKind::Sgd);
             message.sgd = Some(SgdConfig { momentum: Some(momentum), nesterov: Some(nesterov), decay: None });
         }
         Algorithm::Adagrad { epsilon } => {
-            message.set_optimizer(Optimizer::Adagrad);
+            message.set_optimizer(OptimizerKind::Adagrad);
             message.adagrad = Some(AdagradConfig { epsilon: Some(epsilon), decay: None });
         }
         Algorithm::Adadelta { rho, epsilon } => {
-            message.set_optimizer(Optimizer::Adadelta);
+            message.set_optimizer(OptimizerKind::Adadelta);
             message.adadelta = Some(AdadeltaConfig { rho: Some(rho), epsilon: Some(epsilon), decay: None });
         }
         Algorithm::RmsProp { rho, epsilon, momentum } => {
@@ -315,7 +340,7 @@ fn write_algorithm(message: &mut OptimizerConfig, algorithm: &Algorithm) {
             message.rmsprop = Some(RmsPropConfig { rho: Some(rho), epsilon: Some(epsilon), momentum: Some(momentum) });
         }
         Algorithm::Adam { beta1, beta2, epsilon } => {
-            message.set_optimizer(Optimizer::Adam);
+            message.set_optimizer(OptimizerKind::Adam);
             message.adam = Some(adam_config(beta1, beta2, epsilon));
         }
         Algorithm::AdamW { beta1, beta2, epsilon } => {

@@ -1,4 +1,4 @@
-//! The message's fields by name, number and kind: what the text form is read with and the binary form is checked with.
+//! Schema of the message: fields by name, number and kind. The text parser and the check of the binary form use it.
 
 use crate::error::Failure;
 
@@ -13,13 +13,13 @@ pub(super) struct Schema {
 pub(super) struct Field {
     pub(super) name: &'static str,
     pub(super) number: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: FieldKind,
     /// Whether it may be given more than once.
     pub(super) is_repeated: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum FieldKind {
     Double,
     Bool,
     Uint32,
@@ -29,7 +29,7 @@ pub(super) enum Kind {
     Message(&'static Schema),
 }
 
-/// How a field's value lies in the binary form.
+/// The encoding of a field's value in the binary form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum WireType {
@@ -38,46 +38,46 @@ pub(super) enum WireType {
     Delimited = 2,
 }
 
-const fn field(name: &'static str, number: u32, kind: Kind) -> Field {
+const fn field(name: &'static str, number: u32, kind: FieldKind) -> Field {
     Field { name, number, kind, is_repeated: false }
 }
 
-const fn repeated(name: &'static str, number: u32, kind: Kind) -> Field {
+const fn repeated(name: &'static str, number: u32, kind: FieldKind) -> Field {
     Field { name, number, kind, is_repeated: true }
 }
 
 pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
     name: "OptimizerConfig",
     fields: &[
-        field("optimizer", 1, Kind::Enumeration(&[("SGD", 1), ("Adadelta", 2), ("Adagrad", 3), ("Adam", 4)])),
-        field("sgd", 3, Kind::Message(&SGD)),
-        field("adadelta", 4, Kind::Message(&ADADELTA)),
-        field("adagrad", 5, Kind::Message(&ADAGRAD)),
-        field("adam", 6, Kind::Message(&ADAM)),
-        field("lr_policy", 11, Kind::Enumeration(&LR_POLICIES)),
-        field("const_lr", 12, Kind::Message(&CONST_LR)),
-        field("linear_lr", 13, Kind::Message(&DECAYING_LR)),
-        field("clip_norm", 101, Kind::Double),
-        field("clip_value", 102, Kind::Double),
-        field("l1", 1001, Kind::Double),
-        field("l2", 1002, Kind::Double),
-        field("regularizer", 1003, Kind::Enumeration(&[("Proximal", 0), ("Coupled", 1), ("Decoupled", 2)])),
-        field("rate_scale", 1004, Kind::Double),
-        field("algorithm", 1005, Kind::Text),
-        field("rmsprop", 1006, Kind::Message(&RMSPROP)),
-        field("adamw", 1007, Kind::Message(&ADAM)),
-        field("ftrl", 1008, Kind::Message(&FTRL)),
-        field("poly_lr", 1009, Kind::Message(&DECAYING_LR)),
-        field("exp_lr", 1010, Kind::Message(&DECAYING_LR)),
-        field("disc_exp_lr", 1011, Kind::Message(&DECAYING_LR)),
-        field("mode", 1012, Kind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
-        field("staleness_bound", 1013, Kind::Uint32),
-        field("merge", 1014, Kind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
-        field("rule", 1015, Kind::Text),
-        field("rule_file", 1016, Kind::Text),
-        repeated("rule_set", 1017, Kind::Message(&RULE_SETTING)),
-        field("home", 1018, Kind::Uint32),
-        field("sparse", 1100, Kind::Message(&SPARSE)),
+        field("optimizer", 1, FieldKind::Enumeration(&[("SGD", 1), ("Adadelta", 2), ("Adagrad", 3), ("Adam", 4)])),
+        field("sgd", 3, FieldKind::Message(&SGD)),
+        field("adadelta", 4, FieldKind::Message(&ADADELTA)),
+        field("adagrad", 5, FieldKind::Message(&ADAGRAD)),
+        field("adam", 6, FieldKind::Message(&ADAM)),
+        field("lr_policy", 11, FieldKind::Enumeration(&LR_POLICIES)),
+        field("const_lr", 12, FieldKind::Message(&CONST_LR)),
+        field("linear_lr", 13, FieldKind::Message(&DECAYING_LR)),
+        field("clip_norm", 101, FieldKind::Double),
+        field("clip_value", 102, FieldKind::Double),
+        field("l1", 1001, FieldKind::Double),
+        field("l2", 1002, FieldKind::Double),
+        field("regularizer", 1003, FieldKind::Enumeration(&[("Proximal", 0), ("Coupled", 1), ("Decoupled", 2)])),
+        field("rate_scale", 1004, FieldKind::Double),
+        field("algorithm", 1005, FieldKind::Text),
+        field("rmsprop", 1006, FieldKind::Message(&RMSPROP)),
+        field("adamw", 1007, FieldKind::Message(&ADAM)),
+        field("ftrl", 1008, FieldKind::Message(&FTRL)),
+        field("poly_lr", 1009, FieldKind::Message(&DECAYING_LR)),
+        field("exp_lr", 1010, FieldKind::Message(&DECAYING_LR)),
+        field("disc_exp_lr", 1011, FieldKind::Message(&DECAYING_LR)),
+        field("mode", 1012, FieldKind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
+        field("staleness_bound", 1013, FieldKind::Uint32),
+        field("merge", 1014, FieldKind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
+        field("rule", 1015, FieldKind::Text),
+        field("rule_file", 1016, FieldKind::Text),
+        repeated("rule_set", 1017, FieldKind::Message(&RULE_SETTING)),
+        field("home", 1018, FieldKind::Uint32),
+        field("sparse", 1100, FieldKind::Message(&SPARSE)),
     ],
 };
 
@@ -85,76 +85,94 @@ static LR_POLICIES: [(&str, u32); 5] = [("Const", 0), ("Linear", 1), ("Poly", 10
 
 static SGD: Schema = Schema {
     name: "SGDConfig",
-    fields: &[field("momentum", 21, Kind::Double), field("decay", 23, Kind::Double), field("nesterov", 24, Kind::Bool)],
+    fields: &[
+        field("momentum", 21, FieldKind::Double),
+        field("decay", 23, FieldKind::Double),
+        field("nesterov", 24, FieldKind::Bool),
+    ],
 };
 
 static ADADELTA: Schema = Schema {
     name: "AdadeltaConfig",
-    fields: &[field("epsilon", 31, Kind::Double), field("decay", 32, Kind::Double), field("rho", 33, Kind::Double)],
+    fields: &[
+        field("epsilon", 31, FieldKind::Double),
+        field("decay", 32, FieldKind::Double),
+        field("rho", 33, FieldKind::Double),
+    ],
 };
 
-static ADAGRAD: Schema =
-    Schema { name: "AdagradConfig", fields: &[field("epsilon", 41, Kind::Double), field("decay", 42, Kind::Double)] };
+static ADAGRAD: Schema = Schema {
+    name: "AdagradConfig",
+    fields: &[field("epsilon", 41, FieldKind::Double), field("decay", 42, FieldKind::Double)],
+};
 
 static ADAM: Schema = Schema {
     name: "AdamConfig",
     fields: &[
-        field("beta_1", 41, Kind::Double),
-        field("beta_2", 42, Kind::Double),
-        field("epsilon", 43, Kind::Double),
-        field("decay", 44, Kind::Double),
+        field("beta_1", 41, FieldKind::Double),
+        field("beta_2", 42, FieldKind::Double),
+        field("epsilon", 43, FieldKind::Double),
+        field("decay", 44, FieldKind::Double),
     ],
 };
 
 static RMSPROP: Schema = Schema {
     name: "RmsPropConfig",
-    fields: &[field("rho", 1, Kind::Double), field("epsilon", 2, Kind::Double), field("momentum", 3, Kind::Double)],
+    fields: &[
+        field("rho", 1, FieldKind::Double),
+        field("epsilon", 2, FieldKind::Double),
+        field("momentum", 3, FieldKind::Double),
+    ],
 };
 
 static FTRL: Schema = Schema {
     name: "FtrlConfig",
-    fields: &[field("learning_rate_power", 1, Kind::Double), field("beta", 2, Kind::Double)],
+    fields: &[field("learning_rate_power", 1, FieldKind::Double), field("beta", 2, FieldKind::Double)],
 };
 
 static RULE_SETTING: Schema =
-    Schema { name: "RuleSetting", fields: &[field("key", 1, Kind::Text), field("value", 2, Kind::Double)] };
+    Schema { name: "RuleSetting", fields: &[field("key", 1, FieldKind::Text), field("value", 2, FieldKind::Double)] };
 
-static CONST_LR: Schema = Schema { name: "ConstLrConfig", fields: &[field("learning_rate", 1, Kind::Double)] };
+static CONST_LR: Schema = Schema { name: "ConstLrConfig", fields: &[field("learning_rate", 1, FieldKind::Double)] };
 
 static DECAYING_LR: Schema = Schema {
     name: "LinearLrConfig",
     fields: &[
-        field("learning_rate", 1, Kind::Double),
-        field("lr_decay_a", 2, Kind::Double),
-        field("lr_decay_b", 3, Kind::Double),
+        field("learning_rate", 1, FieldKind::Double),
+        field("lr_decay_a", 2, FieldKind::Double),
+        field("lr_decay_b", 3, FieldKind::Double),
     ],
 };
 
 static SPARSE: Schema = Schema {
     name: "SparseConfig",
     fields: &[
-        field("height", 1, Kind::Uint64),
-        field("width", 2, Kind::Uint32),
-        field("rows", 3, Kind::Uint64),
-        field("buckets", 4, Kind::Uint32),
-        field("lazy", 5, Kind::Bool),
-        field("seed", 6, Kind::Uint64),
-        field("constant", 7, Kind::Message(&CONSTANT)),
-        field("uniform", 8, Kind::Message(&UNIFORM)),
-        field("gaussian", 9, Kind::Message(&GAUSSIAN)),
-        field("first", 10, Kind::Uint64),
+        field("height", 1, FieldKind::Uint64),
+        field("width", 2, FieldKind::Uint32),
+        field("rows", 3, FieldKind::Uint64),
+        field("buckets", 4, FieldKind::Uint32),
+        field("lazy", 5, FieldKind::Bool),
+        field("seed", 6, FieldKind::Uint64),
+        field("constant", 7, FieldKind::Message(&CONSTANT)),
+        field("uniform", 8, FieldKind::Message(&UNIFORM)),
+        field("gaussian", 9, FieldKind::Message(&GAUSSIAN)),
+        field("first", 10, FieldKind::Uint64),
     ],
 };
 
-static CONSTANT: Schema = Schema { name: "ConstantConfig", fields: &[field("value", 1, Kind::Double)] };
+static CONSTANT: Schema = Schema { name: "ConstantConfig", fields: &[field("value", 1, FieldKind::Double)] };
 
-static UNIFORM: Schema =
-    Schema { name: "UniformConfig", fields: &[field("low", 1, Kind::Double), field("high", 2, Kind::Double)] };
+static UNIFORM: Schema = Schema {
+    name: "UniformConfig",
+    fields: &[field("low", 1, FieldKind::Double), field("high", 2, FieldKind::Double)],
+};
 
-static GAUSSIAN: Schema =
-    Schema { name: "GaussianConfig", fields: &[field("mean", 1, Kind::Double), field("deviation", 2, Kind::Double)] };
+static GAUSSIAN: Schema = Schema {
+    name: "GaussianConfig",
+    fields: &[field("mean", 1, FieldKind::Double), field("deviation", 2, FieldKind::Double)],
+};
 
-impl Kind {
+impl FieldKind {
     pub(super) const fn wire_type(self) -> WireType {
         match self {
             Self::Double => WireType::EightBytes,
@@ -165,29 +183,35 @@ impl Kind {
 }
 
 impl Field {
-    /// The number and wire type, as they stand before the value.
+    /// The number and wire type, which precede the value.
     pub(super) const fn key(&self) -> u64 {
         (self.number as u64) << 3 | self.kind.wire_type() as u64
     }
 }
 
 impl Schema {
-    /// Its fields' names, for the error that has another one.
+    /// The names of its fields, for errors about an unknown one.
     pub(super) fn names(&self) -> String {
         self.fields.iter().map(|field| field.name).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// An enumeration's names, for the error that has another one.
+/// The names of an enumeration, for errors about an unknown one.
 pub(super) fn enumerators(values: &[(&str, u32)]) -> String {
     values.iter().map(|(name, number)| format!("{name} ({number})")).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks the binary form of `schema`: every field known, of its wire type, whole, and within its enumeration.
+/// Checks the binary form of `schema`: every field known, of its wire type, complete, and within its enumeration.
 ///
-/// Gives back the part before the first zero tag. Protobuf has no tag of zero, so what follows is padding: the one
-/// real C client passes its buffer's capacity as the length.
+/// Returns the part before the first zero tag. Protobuf has no tag of zero, so the rest is padding: Paddle's C client
+/// passes its buffer's capacity as the length.
 pub(super) fn checked<'a>(schema: &'static Schema, bytes: &'a [u8]) -> Result<&'a [u8], Failure> {
+    if let [0, ..] = bytes {
+        let (name, found) = (schema.name, bytes.len());
+        return Err(Failure::call(format!(
+            "{name}: {found} bytes that begin with a zero, and no field does; expected a field, or a length of 0"
+        )));
+    }
     let mut rest = bytes;
     while rest.first().is_some_and(|byte| *byte != 0) {
         check_field(schema, schema.name, &mut rest)?;
@@ -215,27 +239,27 @@ fn check_field(schema: &'static Schema, path: &str, rest: &mut &[u8]) -> Result<
     check_value(field.kind, &format!("{path}.{}", field.name), rest)
 }
 
-fn check_value(kind: Kind, path: &str, rest: &mut &[u8]) -> Result<(), Failure> {
+fn check_value(kind: FieldKind, path: &str, rest: &mut &[u8]) -> Result<(), Failure> {
     match kind {
-        Kind::Double => take(rest, 8, path).map(drop),
-        Kind::Bool | Kind::Uint64 => take_varint(rest, path).map(drop),
-        Kind::Uint32 => {
+        FieldKind::Double => take(rest, 8, path).map(drop),
+        FieldKind::Bool | FieldKind::Uint64 => take_varint(rest, path).map(drop),
+        FieldKind::Uint32 => {
             let value = take_varint(rest, path)?;
             u32::try_from(value)
                 .map(drop)
                 .map_err(|_| Failure::call(format!("{path} is {value}; expected at most {}", u32::MAX)))
         }
-        Kind::Enumeration(values) => {
+        FieldKind::Enumeration(values) => {
             let value = take_varint(rest, path)?;
             match values.iter().any(|(_, number)| u64::from(*number) == value) {
                 true => Ok(()),
                 false => Err(Failure::call(format!("{path} is {value}; expected one of {}", enumerators(values)))),
             }
         }
-        Kind::Text | Kind::Message(_) => {
+        FieldKind::Text | FieldKind::Message(_) => {
             let length = take_varint(rest, path)?;
             let mut inner = take(rest, length, path)?;
-            while let (Kind::Message(schema), false) = (kind, inner.is_empty()) {
+            while let (FieldKind::Message(schema), false) = (kind, inner.is_empty()) {
                 check_field(schema, path, &mut inner)?;
             }
             Ok(())
@@ -252,7 +276,7 @@ fn take<'a>(rest: &mut &'a [u8], length: u64, path: &str) -> Result<&'a [u8], Fa
     Ok(taken)
 }
 
-/// A number in groups of seven bits, the lowest first, each but the last with its top bit set.
+/// Takes a varint: groups of seven bits, the lowest first, each but the last with its top bit set.
 fn take_varint(rest: &mut &[u8], path: &str) -> Result<u64, Failure> {
     let mut value = 0_u64;
     for shift in (0..u64::BITS).step_by(7) {

@@ -1,4 +1,4 @@
-//! What makes a parameter sparse: how many rows it may have, how they begin, and how they are spread.
+//! Settings of sparse parameters: the number of rows, their initial values and their distribution.
 
 use crate::error::Failure;
 use crate::limits::BUCKETS_MAX;
@@ -8,29 +8,28 @@ use crate::rows::{Height, Initializer, ROW_IDS_MAX, RowLayout};
 
 use super::message::{ConstantConfig, GaussianConfig, SparseConfig, UniformConfig};
 
-/// A parameter that is updated by rows: a table from ids to rows of one width, in which a row is there once somebody
-/// pushed to it.
+/// A parameter that is updated by rows: a table from ids to rows of one width. A row exists after the first push to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SparseSettings {
-    /// Ids are below this; nothing when every id up to [`ROW_IDS_MAX`] is one.
+    /// The exclusive bound of ids; none allows every id up to [`ROW_IDS_MAX`].
     pub height: Option<u64>,
-    /// Elements of a row; nothing when only the shape says it.
+    /// Elements of a row; none takes it from the shape.
     pub width: Option<u32>,
-    /// The rows that may come to be; nothing means `height`.
+    /// The most rows that may exist; none means `height`.
     pub rows: Option<u64>,
-    /// The pieces that the rows are dealt to; nothing means as many as suit the servers.
+    /// The number of buckets; none derives it from the number of servers.
     pub buckets: Option<u32>,
-    /// Whether an update leaves rows alone that it has no gradient for, for good: they do not catch up.
+    /// Whether rows without a gradient skip the update for good instead of catching up.
     pub lazy: bool,
-    /// What the rows' beginnings are drawn from.
+    /// The seed of the rows' initial values.
     pub seed: u64,
-    /// The number that row 0 is drawn as, so that a parameter of some rows begins as they would in the whole.
+    /// The number of row 0 in the initializer, so that a parameter of some rows begins as they would in the whole.
     pub first: u64,
-    /// How a row begins.
+    /// The initializer of a row.
     pub initializer: Initializer,
 }
 
-/// What the rows of a declared parameter have in common; nothing where it is not one of rows.
+/// The common properties of the rows of a declared parameter; none where it is dense.
 ///
 /// # Errors
 /// When its shape is not that of rows.
@@ -68,13 +67,13 @@ pub(super) fn settings(message: &SparseConfig) -> Result<SparseSettings, Failure
     };
     if settings.height.is_none() && settings.rows.is_none() {
         return Err(Failure::call(
-            "sparse: neither height nor rows is given; expected one of them, so that there is an end to the memory",
+            "sparse: neither height nor rows is given; expected one of them, to bound the memory",
         ));
     }
     Ok(settings)
 }
 
-/// The message that [`settings`] reads as these.
+/// The message that [`settings`] reads as these settings.
 pub(super) fn message(settings: &SparseSettings) -> SparseConfig {
     let mut message = SparseConfig {
         height: settings.height,

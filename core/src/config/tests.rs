@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::schema::{Field, Kind, Schema};
+use super::schema::{Field, FieldKind, Schema};
 use super::*;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::ids::ServerIndex;
 use crate::limits::{PARAMETER_CONFIG_BYTES_MAX, RULE_TEXT_BYTES_MAX};
 use crate::optim::{Algorithm, Regularizer, Schedule};
 use crate::rows::Initializer;
-use crate::rule::Written;
+use crate::rule::CheckedRule;
 
 /// The one configuration file Paddle shipped (`optimizer.pb`): SGD, a constant rate of .1, `clip_norm` .1.
 const OPTIMIZER_PB: [u8; 50] = [
@@ -44,7 +44,7 @@ fn paddles_own_file_is_read_with_and_without_padding() {
         assert_eq!(OptimizerSettings::from_bytes(&bytes).unwrap().rule, Some(optimizer_pb_rule()));
     };
     check_bytes(&[]);
-    // What getline leaves: the string's end, then whatever the heap held, up to its capacity of 120.
+    // The buffer of getline: the string's end, then stale heap bytes, up to its capacity of 120.
     check_bytes(&[0; 70]);
     check_bytes(&[&[0][..], &[0xff; 69]].concat());
     // The text form of the same file, as protoc prints it.
@@ -74,6 +74,86 @@ fn bytes_that_are_neither_fields_nor_padding_are_refused() {
 }
 
 #[test]
+fn padding_without_a_field_is_refused() {
+    assert_eq!(OptimizerSettings::from_bytes(&[]).unwrap(), OptimizerSettings::default());
+    for bytes in [&[0][..], &[0; 120], &[&[0], &OPTIMIZER_PB[..]].concat()] {
+        let failure = OptimizerSettings::from_bytes(bytes).unwrap_err().to_string();
+        assert!(failure.contains(&format!("{} bytes that begin with a zero", bytes.len())), "{failure}");
+    }
+}
+
+/// SGD with momentum 0.9 at a rate of 0.1: no byte of it is zero.
+const WITHOUT_ZEROS: &[u8] = &[
+    0x08, 0x01, 0x1a, 0x0a, 0xa9, 0x01, 0xcd, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xec, 0x3f, 0x62, 0x09, 0x09, 0x9a, 0x99,
+    0x99, 0x99, 0x99, 0x99, 0xb9, 0x3f,
+];
+
+fn from_c_text(bytes: &[u8]) -> Result<OptimizerSettings, Failure> {
+    OptimizerSettings::from_c_text(bytes, &no_files)
+}
+
+#[test]
+fn a_binary_form_without_zeros_may_come_as_a_text_does() {
+    let expected = rule_of("optimizer: SGD sgd { momentum: 0.9 } const_lr { learning_rate: 0.1 }");
+    assert_eq!(from_c_text(WITHOUT_ZEROS).unwrap().rule, Some(expected.clone()));
+    assert_eq!(from_c_text(&[0x08, 0x01]).unwrap().rule, Some(Rule::default()));
+    // The text form and base64 as ever, and nothing.
+    assert_eq!(
+        from_c_text(b"sgd { momentum: 0.9 } const_lr { learning_rate: 0.1 }").unwrap().rule,
+        Some(expected.clone())
+    );
+    let encoded = format!("base64:{}", BASE64.encode(WITHOUT_ZEROS));
+    assert_eq!(from_c_text(encoded.as_bytes()).unwrap().rule, Some(expected));
+    assert_eq!(from_c_text(b" \n").unwrap(), OptimizerSettings::default());
+}
+
+#[test]
+fn a_binary_form_that_was_cut_at_a_zero_is_refused_with_both_remedies() {
+    // A message without a schedule's message has zeros wherever a number is round.
+    let whole = ParameterConfig { rule: Rule::default(), sparse: None }.encode();
+    for message in [&OPTIMIZER_PB[..], &whole] {
+        let zeros = message.iter().enumerate().filter(|(_, byte)| **byte == 0);
+        for (zero, _) in zeros {
+            let seen = message[..zero].split(|byte| *byte == 0).next().unwrap();
+            let failure = from_c_text(seen).unwrap_err().to_string();
+            assert!(failure.contains("base64:") && failure.contains("_n"), "{failure}");
+        }
+    }
+    // A mistake in a text is reported as such.
+    let failure = from_c_text(b"optimiser: SGD").unwrap_err().to_string();
+    assert!(failure.contains("\"optimiser\" is not known") && !failure.contains("binary"), "{failure}");
+}
+
+#[test]
+fn comments_and_blanks_count_towards_the_limit() {
+    let most = PARAMETER_CONFIG_BYTES_MAX;
+    let text = |bytes: usize| format!("sgd {{ }} #{}", "x".repeat(bytes - 9));
+    assert!(from_c_text(text(most).as_bytes()).is_ok());
+    let failure = from_c_text(text(most + 1).as_bytes()).unwrap_err().to_string();
+    assert!(failure.contains("of 65537 bytes; expected at most 65536"), "{failure}");
+    assert!(from_c_text(text(70_000).as_bytes()).is_err());
+    assert!(from_c_text(" ".repeat(70_000).as_bytes()).is_err());
+    // Base64 of a message that is too long, though its text is not.
+    let encoded = format!("base64:{}", BASE64.encode(vec![8; most + 1]));
+    let failure = from_c_text(encoded.as_bytes()).unwrap_err().to_string();
+    assert!(failure.contains("after base64:: configuration of 65537 bytes"), "{failure}");
+}
+
+#[test]
+fn names_that_other_libraries_use_are_answered_with_ours() {
+    for text in ["algorithm: 'nesterov'", "optimizer: Nesterov", "optimizer: nesterov"] {
+        check_refused(text, &["optimizer: SGD sgd { momentum: 0.9 nesterov: true }"]);
+    }
+    for text in ["algorithm: 'momentum'", "optimizer: Momentum"] {
+        check_refused(text, &["optimizer: SGD sgd { momentum: 0.9 }"]);
+    }
+    check_refused("algorithm: 'adam'", &["optimizer: Adam adam { }"]);
+    check_refused("optimizer: AdamW", &["algorithm: 'adamw' adamw { }"]);
+    check_refused("optimizer: RMSProp", &["algorithm: 'rmsprop' rmsprop { }"]);
+    check_refused("nesterov: true", &["sgd { momentum: 0.9 nesterov: true }"]);
+}
+
+#[test]
 fn nothing_said_is_told_apart_from_a_rule() {
     let check = |text: &str, expected: OptimizerSettings| {
         assert_eq!(OptimizerSettings::from_text(text).unwrap(), expected, "{text}");
@@ -93,10 +173,9 @@ fn nothing_said_is_told_apart_from_a_rule() {
     );
     let staleness = Some(Mode::Staleness { bound: 3 });
     check("mode: Staleness; staleness_bound: 3;", OptimizerSettings { mode: staleness, ..nothing.clone() });
-    check("home: 4095", OptimizerSettings { home: Some(ServerIndex(4095)), ..nothing.clone() });
+    check("home: 4095", OptimizerSettings { owner: Some(ServerIndex(4095)), ..nothing.clone() });
     check("optimizer: SGD", OptimizerSettings { rule: Some(Rule::default()), ..nothing });
     assert_eq!(OptimizerSettings::from_bytes(&[]).unwrap(), OptimizerSettings::default());
-    assert_eq!(OptimizerSettings::from_bytes(&[0; 8]).unwrap(), OptimizerSettings::default());
 }
 
 #[test]
@@ -129,7 +208,7 @@ const LION: &str = include_str!("../../rules/lion.rule");
 /// The algorithm of a rule's text.
 fn written(text: &str, set: &[(&str, f64)]) -> Algorithm {
     let settings = set.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    Algorithm::Written(Arc::new(Written::new(text, &settings).unwrap()))
+    Algorithm::Custom(Arc::new(CheckedRule::new(text, &settings).unwrap()))
 }
 
 #[test]
@@ -277,7 +356,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     check_refused("algorithm: \"ftrl\"", &["algorithm: \"ftrl\" is given without ftrl"]);
     check_refused("lr_policy: Linear", &["lr_policy: Linear is given without linear_lr"]);
     check_refused("adam {}", &["adam is given and the algorithm is that of sgd"]);
-    // What Paddle's own trainer sent for Adadelta.
+    // The message of Paddle's own trainer for Adadelta.
     check_refused(
         "optimizer: Adagrad adagrad {} adadelta {}",
         &["adadelta is given and the algorithm is that of adagrad"],
@@ -322,8 +401,14 @@ fn a_mistake_in_the_text_is_named_with_its_place() {
     check_refused("optimizer: 7", &["column 12", "\"7\""]);
     check_refused("optimizer SGD", &["column 11", "found \"SGD\"; expected ':' after \"optimizer\""]);
     check_refused("optimizer:", &["column 11", "the end"]);
-    check_refused("adam", &["\"adam\" has the end; expected '{'"]);
-    check_refused("adam: 3", &["column 7", "\"adam\" has \"3\"; expected '{'"]);
+    check_refused(
+        "adam",
+        &["column 5: found the end after \"adam\", which is a message; expected its fields in braces", "adam { }"],
+    );
+    check_refused(
+        "adam: 3",
+        &["column 7: found \"3\" after \"adam\", which is a message; expected its fields in braces"],
+    );
     check_refused("sgd { momentum: 0.5", &["found the end; expected a field's name or '}'"]);
     check_refused("sgd { momentum: 0.5 >", &["found '>'; expected a field's name or '}'"]);
     check_refused("}", &["column 1", "found '}'; expected a field's name"]);
@@ -363,13 +448,13 @@ fn schema_and_message_agree() {
 
 fn text_of_every_field(schema: &Schema) -> String {
     let value = |field: &Field| match field.kind {
-        Kind::Double => ": 1.5".to_owned(),
-        Kind::Bool => ": true".to_owned(),
-        Kind::Uint32 => ": 4000000000".to_owned(),
-        Kind::Uint64 => ": 18000000000000000000".to_owned(),
-        Kind::Text => ": 'text'".to_owned(),
-        Kind::Enumeration(values) => format!(": {}", values.last().unwrap().0),
-        Kind::Message(inner) => format!(" {{ {} }}", text_of_every_field(inner)),
+        FieldKind::Double => ": 1.5".to_owned(),
+        FieldKind::Bool => ": true".to_owned(),
+        FieldKind::Uint32 => ": 4000000000".to_owned(),
+        FieldKind::Uint64 => ": 18000000000000000000".to_owned(),
+        FieldKind::Text => ": 'text'".to_owned(),
+        FieldKind::Enumeration(values) => format!(": {}", values.last().unwrap().0),
+        FieldKind::Message(inner) => format!(" {{ {} }}", text_of_every_field(inner)),
     };
     schema.fields.iter().map(|field| format!("{}{} ", field.name, value(field))).collect()
 }
@@ -405,7 +490,7 @@ fn a_catalogue_entry_without_a_rule_is_refused() {
         assert!(failure.contains(part), "{failure}");
     };
     check(&[], "found no rule in 0 bytes");
-    check(&[0; 9], "found no rule in 9 bytes");
+    check(&[0; 9], "9 bytes that begin with a zero");
     let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() }, sparse: None };
     check(&invalid.encode(), "l1 is -1");
 }
@@ -548,24 +633,24 @@ fn print(schema: &Schema, mut binary: &[u8]) -> String {
         let key = prost::encoding::decode_varint(&mut binary).unwrap();
         let field = schema.fields.iter().find(|field| field.key() == key).unwrap();
         let value = match field.kind {
-            Kind::Double => {
+            FieldKind::Double => {
                 let (value, rest) = binary.split_first_chunk().unwrap();
                 binary = rest;
                 format!(": {:?}", f64::from_le_bytes(*value))
             }
-            Kind::Text | Kind::Message(_) => {
+            FieldKind::Text | FieldKind::Message(_) => {
                 let length = prost::decode_length_delimiter(&mut binary).unwrap();
                 let (value, rest) = binary.split_at(length);
                 binary = rest;
                 match field.kind {
-                    Kind::Message(schema) => format!(" {{ {} }}", print(schema, value)),
+                    FieldKind::Message(schema) => format!(" {{ {} }}", print(schema, value)),
                     _ => format!(": \"{}\"", value.escape_ascii()),
                 }
             }
-            Kind::Bool | Kind::Uint32 | Kind::Uint64 => {
+            FieldKind::Bool | FieldKind::Uint32 | FieldKind::Uint64 => {
                 format!(": {}", prost::encoding::decode_varint(&mut binary).unwrap())
             }
-            Kind::Enumeration(values) => {
+            FieldKind::Enumeration(values) => {
                 let number = prost::encoding::decode_varint(&mut binary).unwrap();
                 format!(": {}", values.iter().find(|(_, value)| u64::from(*value) == number).unwrap().0)
             }

@@ -6,18 +6,19 @@
 use std::fmt::{self, Display};
 
 use crate::error::Failure;
-use crate::text::{Cursor, Position};
+use crate::text::{Cursor, Position, suggestion};
 
-use super::schema::{Field, Kind, Schema, enumerators};
+use super::rule::remedy;
+use super::schema::{Field, FieldKind, Schema, enumerators};
 
 /// Reads a whole message and gives its binary form.
 pub(super) fn to_binary(schema: &'static Schema, text: &str) -> Result<Vec<u8>, Failure> {
-    let mut parser = Parser { text: Cursor::new(text) };
+    let mut parser = ConfigParser { text: Cursor::new(text) };
     parser.message(schema, None)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum ConfigToken<'a> {
     /// A name or a number: letters, digits, `_`, `.`, and the sign of an exponent.
     Plain(&'a str),
     /// A string, its escapes resolved.
@@ -26,11 +27,11 @@ enum Token<'a> {
     End,
 }
 
-struct Parser<'a> {
+struct ConfigParser<'a> {
     text: Cursor<'a>,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> ConfigParser<'a> {
     /// Fields up to `close`, or up to the end when there is none.
     fn message(&mut self, schema: &'static Schema, close: Option<char>) -> Result<Vec<u8>, Failure> {
         let mut binary = Vec::new();
@@ -38,9 +39,9 @@ impl<'a> Parser<'a> {
         loop {
             let (position, token) = self.token()?;
             match (token, close) {
-                (Token::End, None) => return Ok(binary),
-                (Token::Symbol(symbol), Some(close)) if symbol == close => return Ok(binary),
-                (Token::Plain(name), _) => {
+                (ConfigToken::End, None) => return Ok(binary),
+                (ConfigToken::Symbol(symbol), Some(close)) if symbol == close => return Ok(binary),
+                (ConfigToken::Plain(name), _) => {
                     let field = known(schema, name).map_err(|reason| position.refuse(reason))?;
                     if seen.contains(&field.number) && !field.is_repeated {
                         return Err(position.refuse(format!("field {name:?} is given twice")));
@@ -59,59 +60,74 @@ impl<'a> Parser<'a> {
 
     fn field(&mut self, field: &Field, binary: &mut Vec<u8>) -> Result<(), Failure> {
         let colon = self.take_symbol(':');
-        if !colon && !matches!(field.kind, Kind::Message(_)) {
+        if !colon && !matches!(field.kind, FieldKind::Message(_)) {
             let (position, token) = self.token()?;
             return Err(position.refuse(format!("found {token}; expected ':' after {:?}", field.name)));
         }
         push_varint(binary, field.key());
         match field.kind {
-            Kind::Double => binary.extend(self.double(field.name)?.to_le_bytes()),
-            Kind::Bool => binary.push(self.plain(field.name, "true or false", to_bool)?.into()),
-            Kind::Uint32 => {
-                let value = self.plain(field.name, "a whole number below 4294967296", to_uint32)?;
+            FieldKind::Double => binary.extend(self.double(field.name)?.to_le_bytes()),
+            FieldKind::Bool => binary.push(self.plain(field.name, always("true or false"), to_bool)?.into()),
+            FieldKind::Uint32 => {
+                let value = self.plain(field.name, always("a whole number below 4294967296"), to_uint32)?;
                 push_varint(binary, value.into());
             }
-            Kind::Uint64 => {
-                let value = self.plain(field.name, "a whole number below 2^64", to_uint64)?;
+            FieldKind::Uint64 => {
+                let value = self.plain(field.name, always("a whole number below 2^64"), to_uint64)?;
                 push_varint(binary, value);
             }
-            Kind::Enumeration(values) => {
-                let expected = format!("one of {}", enumerators(values));
-                let number = self.plain(field.name, &expected, |text| {
+            FieldKind::Enumeration(values) => {
+                let names = || values.iter().map(|(name, _)| *name);
+                // A word that differs only in case has the correctly written word as its nearest.
+                let is_own = |word: &str| names().any(|name| name.eq_ignore_ascii_case(word));
+                let is_elsewhere = |word: &str| field.name == "optimizer" && !is_own(word);
+                let of_optimizers = |word: &str| remedy(word).filter(|_| is_elsewhere(word));
+                let near = |word: &str| of_optimizers(word).unwrap_or_else(|| suggestion(word, names()));
+                let expected = |word: &str| format!("one of {}{}", enumerators(values), near(word));
+                let number = self.plain(field.name, expected, |text| {
                     values.iter().find(|(name, number)| *name == text || to_uint32(text) == Some(*number))
                 })?;
                 push_varint(binary, number.1.into());
             }
-            Kind::Text => push_delimited(binary, &self.quoted(field.name)?),
-            Kind::Message(schema) => push_delimited(binary, &self.nested(field.name, schema)?),
+            FieldKind::Text => push_delimited(binary, &self.quoted(field.name)?),
+            FieldKind::Message(schema) => push_delimited(binary, &self.nested(field.name, schema)?),
         }
         Ok(())
     }
 
     fn nested(&mut self, name: &str, schema: &'static Schema) -> Result<Vec<u8>, Failure> {
         match self.token()? {
-            (_, Token::Symbol('{')) => self.message(schema, Some('}')),
-            (_, Token::Symbol('<')) => self.message(schema, Some('>')),
-            (position, token) => Err(position.refuse(format!("{name:?} has {token}; expected '{{'"))),
+            (_, ConfigToken::Symbol('{')) => self.message(schema, Some('}')),
+            (_, ConfigToken::Symbol('<')) => self.message(schema, Some('>')),
+            (position, token) => {
+                let expected = format!("its fields in braces, which may be empty: {name} {{ }}");
+                Err(position.refuse(format!("found {token} after {name:?}, which is a message; expected {expected}")))
+            }
         }
     }
 
     fn double(&mut self, name: &str) -> Result<f64, Failure> {
         let sign = if self.take_symbol('-') { -1.0 } else { 1.0 };
-        self.plain(name, "a number", to_double).map(|value| sign * value)
+        self.plain(name, always("a number"), to_double).map(|value| sign * value)
     }
 
-    /// Takes a name or a number and turns it into a value.
-    fn plain<T>(&mut self, name: &str, expected: &str, convert: impl Fn(&'a str) -> Option<T>) -> Result<T, Failure> {
+    /// Takes a name or a number and converts it. `expected` gets the word that does not convert.
+    fn plain<T>(
+        &mut self,
+        name: &str,
+        expected: impl Fn(&str) -> String,
+        convert: impl Fn(&'a str) -> Option<T>,
+    ) -> Result<T, Failure> {
         let (position, token) = self.token()?;
-        let value = if let Token::Plain(text) = token { convert(text) } else { None };
-        value.ok_or_else(|| position.refuse(format!("{name:?} has {token}; expected {expected}")))
+        let word = if let ConfigToken::Plain(text) = token { text } else { "" };
+        let value = if word.is_empty() { None } else { convert(word) };
+        value.ok_or_else(|| position.refuse(format!("{name:?} has {token}; expected {}", expected(word))))
     }
 
-    /// Takes one or more strings, which are one.
+    /// Takes one or more adjacent strings, and joins them.
     fn quoted(&mut self, name: &str) -> Result<Vec<u8>, Failure> {
         let (position, token) = self.token()?;
-        let Token::Quoted(mut bytes) = token else {
+        let ConfigToken::Quoted(mut bytes) = token else {
             return Err(position.refuse(format!("{name:?} has {token}; expected a string in quotes")));
         };
         while let Some(quote) = self.take_quote() {
@@ -123,7 +139,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Takes the next character that is not blank when it is this one.
+    /// Takes the next non-blank character if it is this one.
     fn take_symbol(&mut self, symbol: char) -> bool {
         self.text.skip_blank();
         self.text.accept(symbol)
@@ -133,19 +149,19 @@ impl<'a> Parser<'a> {
         ['"', '\''].into_iter().find(|quote| self.take_symbol(*quote))
     }
 
-    fn token(&mut self) -> Result<(Position, Token<'a>), Failure> {
+    fn token(&mut self) -> Result<(Position, ConfigToken<'a>), Failure> {
         self.text.skip_blank();
         let position = self.text.position();
         if let Some(quote) = self.take_quote() {
             let mut bytes = Vec::new();
             self.string(quote, position, &mut bytes)?;
-            return Ok((position, Token::Quoted(bytes)));
+            return Ok((position, ConfigToken::Quoted(bytes)));
         }
         let plain = self.text.take(plain_length(self.text.rest()));
         if plain.is_empty() {
-            return Ok((position, self.text.advance().map_or(Token::End, Token::Symbol)));
+            return Ok((position, self.text.advance().map_or(ConfigToken::End, ConfigToken::Symbol)));
         }
-        Ok((position, Token::Plain(plain)))
+        Ok((position, ConfigToken::Plain(plain)))
     }
 
     /// The inside of a string whose quote has been taken, and the closing quote.
@@ -160,7 +176,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What stands after a backslash: a letter, up to three octal digits, or `x` and up to two hexadecimal ones.
+    /// The escape after a backslash: a letter, up to three octal digits, or `x` and up to two hexadecimal ones.
     fn escape(&mut self) -> Result<Vec<u8>, Failure> {
         let position = self.text.position();
         let digits = |length: usize, radix: u32, rest: &str| -> String {
@@ -195,7 +211,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-impl Display for Token<'_> {
+impl Display for ConfigToken<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain(text) => write!(formatter, "{text:?}"),
@@ -206,15 +222,20 @@ impl Display for Token<'_> {
     }
 }
 
-fn known(schema: &'static Schema, name: &str) -> Result<&'static Field, String> {
-    schema
-        .fields
-        .iter()
-        .find(|field| field.name == name)
-        .ok_or_else(|| format!("field {name:?} is not known in {}; expected one of {}", schema.name, schema.names()))
+/// An expectation that does not depend on the found word.
+fn always(expected: &'static str) -> impl Fn(&str) -> String {
+    move |_| expected.to_owned()
 }
 
-/// How many bytes of the text are one name or number. A sign belongs to a number's exponent.
+fn known(schema: &'static Schema, name: &str) -> Result<&'static Field, String> {
+    schema.fields.iter().find(|field| field.name == name).ok_or_else(|| {
+        let near = || suggestion(name, schema.fields.iter().map(|field| field.name));
+        let near = remedy(name).unwrap_or_else(near);
+        format!("field {name:?} is not known in {}; expected one of {}{near}", schema.name, schema.names())
+    })
+}
+
+/// Bytes of the next name or number. A sign belongs to a number's exponent.
 fn plain_length(text: &str) -> usize {
     let is_number = text.starts_with(|first: char| first.is_ascii_digit() || first == '.');
     let mut before = ' ';
@@ -265,7 +286,7 @@ fn push_delimited(binary: &mut Vec<u8>, value: &[u8]) {
     binary.extend_from_slice(value);
 }
 
-/// Groups of seven bits, the lowest first, each but the last with its top bit set.
+/// Appends a varint.
 fn push_varint(binary: &mut Vec<u8>, mut value: u64) {
     loop {
         let [low, ..] = value.to_le_bytes();

@@ -1,10 +1,10 @@
-//! The message in its text form again, for people.
+//! Printer of the message in its text form.
 
 use prost::Message;
 use prost::encoding::{decode_key, decode_varint};
 
 use super::message::OptimizerConfig;
-use super::schema::{Field, Kind, OPTIMIZER_CONFIG, Schema};
+use super::schema::{Field, FieldKind, OPTIMIZER_CONFIG, Schema};
 
 /// The text that [`OptimizerSettings::from_text`](super::OptimizerSettings::from_text) reads as this message.
 pub(super) fn text(message: &OptimizerConfig) -> String {
@@ -26,28 +26,28 @@ fn word(field: &Field, rest: &mut &[u8]) -> String {
     let name = field.name;
     let mut varint = || decode_varint(rest).expect("the message was just encoded");
     match field.kind {
-        Kind::Bool => format!("{name}: {}", varint() != 0),
-        Kind::Uint32 | Kind::Uint64 => format!("{name}: {}", varint()),
-        Kind::Enumeration(values) => {
+        FieldKind::Bool => format!("{name}: {}", varint() != 0),
+        FieldKind::Uint32 | FieldKind::Uint64 => format!("{name}: {}", varint()),
+        FieldKind::Enumeration(values) => {
             let value = varint();
             let known = values.iter().find(|(_, number)| u64::from(*number) == value);
             format!("{name}: {}", known.expect("the schema has every enumerator").0)
         }
-        Kind::Double => {
+        FieldKind::Double => {
             let (bytes, after) = rest.split_first_chunk().expect("the message was just encoded");
             *rest = after;
             format!("{name}: {:?}", f64::from_le_bytes(*bytes))
         }
-        Kind::Text => format!("{name}: {}", quoted(take(rest))),
-        Kind::Message(schema) => {
+        FieldKind::Text => format!("{name}: {}", quoted(take(rest))),
+        FieldKind::Message(schema) => {
             let inner = words(schema, &mut take(rest)).join(" ");
             if inner.is_empty() { format!("{name} {{}}") } else { format!("{name} {{ {inner} }}") }
         }
     }
 }
 
-/// A string in quotes. Only what could not stand there as it is has an escape, so that a text becomes at most twice as
-/// long: the longest rule is still within [`PARAMETER_CONFIG_BYTES_MAX`](crate::limits::PARAMETER_CONFIG_BYTES_MAX).
+/// A quoted string. Only characters that need an escape get one, so that a text grows at most twofold: the longest rule
+/// stays within [`PARAMETER_CONFIG_BYTES_MAX`](crate::limits::PARAMETER_CONFIG_BYTES_MAX).
 fn quoted(bytes: &[u8]) -> String {
     let text = str::from_utf8(bytes).expect("the message's strings are text");
     let mut quoted = String::from("\"");

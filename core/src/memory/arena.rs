@@ -1,4 +1,4 @@
-//! Where the memory is: one mapping cut into slots, each reached through one lease.
+//! An arena: one mapping cut into slots, each reached through one lease.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,11 +11,11 @@ use memmap2::{MmapOptions, MmapRaw};
 use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
 use super::free::{FreeSlots, SLOTS_MAX};
 use super::mapped::Mapped;
-use super::shared::{File, GiveBack, ReadOnly};
+use super::shared::{File, ForeignBytes, GiveBack, ReadOnly};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
-/// All the memory for chunks that there will be. Clones are handles to the same slots; any thread may take.
+/// All memory for chunks. Clones are handles to the same slots, for any thread.
 #[derive(Clone)]
 pub struct Arena {
     slab: Arc<Slab>,
@@ -31,13 +31,13 @@ pub struct Arena {
 /// A lease may also be a view of memory that another process shares with us, until it is dropped. Such a lease is
 /// foreign: it is read like any other and never written.
 pub struct Lease {
-    place: Place,
+    backing: Backing,
     /// The bytes asked for, at least one and at most the slot's.
     bytes: u32,
 }
 
-/// Where the bytes of a lease are. A shard has several leases for each chunk, and views are few.
-enum Place {
+/// Backing of a lease. A shard has several leases for each chunk, and few views.
+enum Backing {
     Slot { slab: Arc<Slab>, slot: u32, class: u8 },
     View(Box<View>),
 }
@@ -53,16 +53,16 @@ struct View {
     token: u32,
 }
 
-/// A lease as another process finds it.
+/// A lease's range in a file that another process maps.
 #[derive(Clone, Copy, Debug)]
-pub struct SharedPlace<'a> {
+pub struct SharedRange<'a> {
     /// The arena's memory, or the buffer's.
     pub file: &'a Arc<File>,
     /// Where in it the lease's bytes begin.
     pub offset: u64,
 }
 
-/// How much of an arena is out on lease. Other threads take and return meanwhile, so it is a picture, not a promise.
+/// Leased slots of an arena: a snapshot, because other threads take and return meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Slots out on lease.
@@ -78,7 +78,7 @@ pub struct Usage {
 /// The mapping and the free slots of each class.
 pub(super) struct Slab {
     map: MmapRaw,
-    /// What other processes map, when the arena is shared.
+    /// The file that other processes map, when the arena is shared.
     file: Option<Arc<File>>,
     /// By class, smallest slots first. In the mapping the largest come first, so that each slot lies at a multiple
     /// of its own size.
@@ -104,11 +104,11 @@ impl Arena {
     }
 
     /// As [`Arena::new`], with pages as large as the system has them, where it has: for memory that is walked in no
-    /// order, whose addresses the processor would otherwise have to look up again and again. What is touched takes
+    /// order, whose addresses the processor would otherwise have to look up again and again. A touched part takes
     /// memory a large page at a time.
     ///
     /// # Errors
-    /// Those of [`Arena::new`].
+    /// The errors of [`Arena::new`].
     pub fn of_large_pages(budget: &Budget) -> Result<Self, Failure> {
         let counts = slots_by_class(budget)?;
         let map = map(budget.bytes())?;
@@ -123,7 +123,7 @@ impl Arena {
     /// write it.
     ///
     /// # Errors
-    /// Those of [`Arena::new`], and when the system has no such memory: sealed files in memory came with Linux 5.1.
+    /// The errors of [`Arena::new`], and a system without such memory: sealed files in memory came with Linux 5.1.
     pub fn shared(budget: &Budget) -> Result<Self, Failure> {
         let counts = slots_by_class(budget)?;
         let (file, map) = File::for_readers(budget.bytes().max(u64::from(SLOT_BYTES_MIN)))?;
@@ -155,14 +155,13 @@ impl Arena {
             || Err(self.exhausted(bytes, smallest)),
             |(class, slot)| {
                 let class = u8::try_from(class).expect("there are few classes");
-                Ok(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), slot, class }, bytes })
+                Ok(Lease { backing: Backing::Slot { slab: Arc::clone(&self.slab), slot, class }, bytes })
             },
         )
     }
 
-    /// Takes up to `count` slots of the smallest class that holds `bytes`, as many as are free of it, and hands each to
-    /// `give`; says how many. What came back together goes out in the order of addresses, so that what is read
-    /// into neighbours is read as one piece.
+    /// Takes up to `count` free slots of the smallest class that holds `bytes`, passes each to `give`, and returns
+    /// their number. Slots returned together are given in address order, so that receives into neighbours merge.
     ///
     /// # Errors
     /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`].
@@ -185,7 +184,7 @@ impl Arena {
             // Mostly they are one run already, in this order or the other.
             slots.sort_unstable();
             for slot in slots.iter() {
-                give(Lease { place: Place::Slot { slab: Arc::clone(&self.slab), slot: *slot, class }, bytes });
+                give(Lease { backing: Backing::Slot { slab: Arc::clone(&self.slab), slot: *slot, class }, bytes });
             }
             left -= found;
         }
@@ -195,14 +194,14 @@ impl Arena {
     /// As [`Arena::take`], with every byte zero.
     ///
     /// # Errors
-    /// Those of [`Arena::take`].
+    /// The errors of [`Arena::take`].
     pub fn take_zeroed(&self, bytes: u32) -> Result<Lease, Failure> {
         let mut lease = self.take(bytes)?;
         lease.bytes_mut().fill(0);
         Ok(lease)
     }
 
-    /// What is out on lease, and what there is.
+    /// Usage of the arena.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
@@ -251,66 +250,84 @@ impl Lease {
         memory.bytes(offset, bytes)?;
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(SLOT_BYTES_MIN as usize))?;
         let view = View { memory: Arc::clone(memory), offset, owner, token };
-        Some(Self { place: Place::View(Box::new(view)), bytes })
+        Some(Self { backing: Backing::View(Box::new(view)), bytes })
     }
 
     /// Whether it is a view of another process's memory, which can be read and not written: what is to be written
     /// is copied first.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
-        matches!(self.place, Place::View(_))
+        matches!(self.backing, Backing::View(_))
     }
 
     /// Whether its bytes, as far as they were read by now, are those that it was made for: always, unless it is a view
     /// and its owner has meanwhile stopped to keep it.
     #[must_use]
     pub fn is_kept(&self) -> bool {
-        match &self.place {
-            Place::Slot { .. } => true,
-            Place::View(view) => view.owner.is_kept(),
+        match &self.backing {
+            Backing::Slot { .. } => true,
+            Backing::View(view) => view.owner.is_kept(),
         }
     }
 
-    /// Where another process finds it, when its arena is shared.
+    /// Its range in shared memory, when its arena is shared.
     #[must_use]
-    pub fn shared(&self) -> Option<SharedPlace<'_>> {
-        match &self.place {
-            Place::Slot { slab, slot, class } => {
-                slab.file.as_ref().map(|file| SharedPlace { file, offset: slab.offset(*class, *slot) as u64 })
+    pub fn shared(&self) -> Option<SharedRange<'_>> {
+        match &self.backing {
+            Backing::Slot { slab, slot, class } => {
+                slab.file.as_ref().map(|file| SharedRange { file, offset: slab.offset(*class, *slot) as u64 })
             }
-            Place::View(_) => None,
+            Backing::View(_) => None,
         }
     }
 
     /// The mapping that it is a slot of, to register with a device; nothing for a view of another process's memory.
     #[must_use]
     pub fn mapped(&self) -> Option<Mapped> {
-        match &self.place {
-            Place::Slot { slab, .. } => Some(Mapped::slab(slab)),
-            Place::View(_) => None,
+        match &self.backing {
+            Backing::Slot { slab, .. } => Some(Mapped::slab(slab)),
+            Backing::View(_) => None,
         }
     }
 
     /// Where that mapping begins, and where in it the slot does. No slot lies across a multiple of [`CHUNK_BYTES_MAX`].
     #[must_use]
     pub fn position(&self) -> Option<(usize, usize)> {
-        match &self.place {
-            Place::Slot { slab, slot, class } => Some((slab.map.as_mut_ptr().addr(), slab.offset(*class, *slot))),
-            Place::View(_) => None,
+        match &self.backing {
+            Backing::Slot { slab, slot, class } => Some((slab.map.as_mut_ptr().addr(), slab.offset(*class, *slot))),
+            Backing::View(_) => None,
         }
     }
 
-    /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64.
+    /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64. Those of a foreign lease may
+    /// change while they are read: they are for arithmetic alone, and whatever is checked, parsed or written down is
+    /// copied first ([`Lease::copy_to`]).
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        let start = match &self.place {
-            Place::Slot { slab, slot, class } => slab.start(*class, *slot),
-            Place::View(view) => return view.memory.slice(view.offset, self.bytes as usize),
+        let start = match &self.backing {
+            Backing::Slot { slab, slot, class } => slab.start(*class, *slot),
+            Backing::View(view) => return view.bytes(self.bytes).in_place(),
         };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
         // system and which the slab keeps. This lease is the only one for the slot, and `&self` keeps writers away.
         unsafe { std::slice::from_raw_parts(start, self.bytes as usize) }
+    }
+
+    /// Copies as many of the first bytes as `into` has. The copy of a foreign lease's bytes stays as it is, whatever
+    /// their owner writes.
+    ///
+    /// # Panics
+    /// When the lease is shorter.
+    pub fn copy_to(&self, into: &mut [u8]) {
+        match &self.backing {
+            Backing::Slot { .. } => into.copy_from_slice(&self.bytes()[..into.len()]),
+            Backing::View(view) => {
+                let bytes = u32::try_from(into.len()).ok().filter(|bytes| *bytes <= self.bytes);
+                let bytes = bytes.unwrap_or_else(|| panic!("{} bytes of a lease of {}", into.len(), self.bytes));
+                view.bytes(bytes).copy_to(into);
+            }
+        }
     }
 
     /// The bytes, to write: [`Lease::len`] of them, at an address that is a multiple of 64.
@@ -320,9 +337,9 @@ impl Lease {
     #[must_use]
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let start = match &self.place {
-            Place::Slot { slab, slot, class } => slab.start(*class, *slot),
-            Place::View(_) => panic!("another process's memory is read, not written"),
+        let start = match &self.backing {
+            Backing::Slot { slab, slot, class } => slab.start(*class, *slot),
+            Backing::View(_) => panic!("another process's memory is read, not written"),
         };
         // SAFETY: `start` points at a slot of at least `bytes` bytes inside the mapping, which was zeroed by the
         // system and which the slab keeps. This lease is the only one for the slot, and `&mut self` is the only
@@ -372,12 +389,12 @@ impl<'a> Stretch<'a> {
     #[inline]
     pub fn of(lease: &'a Lease, bytes: u32) -> Option<Self> {
         assert!(bytes <= lease.bytes, "a stretch of {bytes} bytes in a lease of {}", lease.bytes);
-        match &lease.place {
-            Place::Slot { slab, slot, class } => {
+        match &lease.backing {
+            Backing::Slot { slab, slot, class } => {
                 let begin = slab.offset(*class, *slot);
                 Some(Self { slab, begin, end: begin + bytes as usize })
             }
-            Place::View(_) => None,
+            Backing::View(_) => None,
         }
     }
 
@@ -472,16 +489,23 @@ impl<'a> StretchMut<'a> {
     }
 }
 
+impl View {
+    /// Its first `bytes` bytes.
+    fn bytes(&self, bytes: u32) -> ForeignBytes<'_> {
+        self.memory.range(self.offset, bytes as usize)
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        match &self.place {
-            Place::Slot { slab, class, slot } => {
+        match &self.backing {
+            Backing::Slot { slab, class, slot } => {
                 let class = &slab.classes[usize::from(*class)];
                 // Before the slot is free, so that the count never exceeds the slots there are.
                 class.in_use.fetch_sub(1, Relaxed);
                 class.free.give_back(*slot);
             }
-            Place::View(view) => view.owner.give_back(view.token, self.bytes),
+            Backing::View(view) => view.owner.give_back(view.token, self.bytes),
         }
     }
 }
@@ -494,11 +518,11 @@ impl fmt::Debug for Arena {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Slot { class, .. } => {
+        match &self.backing {
+            Backing::Slot { class, .. } => {
                 write!(formatter, "Lease({} of {} bytes)", self.bytes, slot_bytes((*class).into()))
             }
-            Place::View(_) => write!(formatter, "Lease({} bytes of another process)", self.bytes),
+            Backing::View(_) => write!(formatter, "Lease({} bytes of another process)", self.bytes),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Why there is memory: a sum of reasons, added up before anything is mapped.
+//! A budget: the sum of reasons for memory, computed before mapping.
 
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -13,7 +13,7 @@ const _: () = assert!(usize::BITS >= 64, "an offset into the arena is 64 bits");
 /// One reason for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Who needs the slots, and for what.
+    /// The use of the slots.
     pub reason: &'static str,
     /// The bytes one slot must hold.
     pub bytes: u32,
@@ -21,7 +21,7 @@ pub struct Line {
     pub count: u64,
 }
 
-/// A sum of reasons. Whoever needs slots adds a line, and the arena maps the sum.
+/// A sum of reasons. Each use of slots adds a line, and the arena maps the sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
     lines: Vec<Line>,

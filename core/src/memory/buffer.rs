@@ -1,4 +1,4 @@
-//! Memory of a trainer that servers read where it is.
+//! A trainer's buffer that servers read in place.
 //!
 //! The trainer writes it, a transport lends it, and a server maps it to read. While some of it is lent the trainer does
 //! not write it; that is the borrow of the call. Where a call ends without its server having given back what was lent,
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use memmap2::MmapRaw;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-use super::SharedPlace;
+use super::SharedRange;
 use super::callers::Callers;
 use super::shared::{File, refused};
 use crate::error::Failure;
@@ -26,11 +26,11 @@ const PAGE_BYTES: usize = 4096;
 /// A place that another process maps begins at a multiple of this.
 const PLACE_BYTES: usize = 64;
 
-/// Others may read it where it is.
+/// Servers may read it in place.
 const IN_PLACE: u8 = 0;
-/// The same, and somebody may read what was not given back.
+/// Shared, and a server may still read a range that it has not returned.
 const TORN: u8 = 1;
-/// Nobody else sees it.
+/// Private to this process.
 const WITHDRAWN: u8 = 2;
 
 /// Bytes of this process, zero at first, which begin at a page. Dropping it frees them once no transport reads them.
@@ -48,8 +48,7 @@ pub struct Mapping {
     state: AtomicU8,
 }
 
-/// Whose the pages are. Devices that they are registered with keep either, too; they use nothing of it that nobody
-/// lends.
+/// Owner of the pages. Devices that registered them keep either kind mapped, and read only lent ranges.
 #[derive(Debug)]
 pub(super) enum Pages {
     File { map: Arc<MmapRaw>, file: Arc<File> },
@@ -147,11 +146,11 @@ impl Mapping {
         self.state.load(SeqCst) != WITHDRAWN
     }
 
-    /// Where another process finds what begins at `offset`; nothing when it cannot.
-    pub(super) fn place(&self, offset: usize) -> Option<SharedPlace<'_>> {
+    /// The shared range from `offset` on, if it is shared.
+    pub(super) fn shared_at(&self, offset: usize) -> Option<SharedRange<'_>> {
         let Pages::File { file, .. } = &self.pages else { return None };
         let is_placed = self.is_in_place() && offset.is_multiple_of(PLACE_BYTES);
-        is_placed.then_some(SharedPlace { file, offset: offset as u64 })
+        is_placed.then_some(SharedRange { file, offset: offset as u64 })
     }
 
     /// A connection ended on which some of it was lent and not given back.
@@ -159,11 +158,21 @@ impl Mapping {
         let _ = self.state.compare_exchange(IN_PLACE, TORN, SeqCst, SeqCst);
     }
 
+    /// Shows a buffer to no further server: what is sent from it is copied from here on. For a buffer whose descriptor
+    /// the program has closed.
+    pub fn hide_closed(&self) {
+        if let Pages::File { file, .. } = &self.pages
+            && !file.is_open()
+        {
+            let _ = self.state.compare_exchange(IN_PLACE, WITHDRAWN, SeqCst, SeqCst);
+        }
+    }
+
     /// Before the trainer may write again after a call that failed: if somebody may still read what was lent, nobody
     /// sees what is written from here on. The bytes stay as they are.
     ///
     /// # Errors
-    /// What the system refused. Whoever reads then sees what is written, in this trainer's own gradient. Memory of the
+    /// The system's refusal. A reader then sees the new bytes, in this trainer's own gradient. Memory of the
     /// caller's cannot be mapped again: devices let go of it, or it is an error as for [`Mapping::let_go`].
     pub fn withdraw(&self) -> Result<(), Failure> {
         if self.state.load(SeqCst) != TORN {
@@ -177,6 +186,10 @@ impl Mapping {
                 return gone;
             }
         };
+        if !file.is_open() {
+            let what = format!("withdrawing a buffer of {} bytes", map.len());
+            return Err(refused(&what, &"its descriptor was closed by the program"));
+        }
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let (start, length) = (map.as_mut_ptr(), map.len());
         // SAFETY: the pages replaced are this mapping's own, all of it and nothing else, and stay mapped throughout.

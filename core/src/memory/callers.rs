@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Failure;
 
-/// What lets go of some memory; whether its device says that it touches the memory no more.
+/// Deregistration callback of a device; true when the device no longer touches the memory.
 pub type LetGo = dyn Fn() -> bool + Send + Sync;
 
 /// Some bytes of the caller's.

@@ -55,8 +55,8 @@ impl FreeSlots {
         let mut head = self.head.load(Acquire);
         loop {
             let (mut next, mut count) = (top(head), 0);
-            // As in `take`: while the head is the same, so is what lies beneath it. What another thread changes
-            // meanwhile is read and not used.
+            // As in `take`: while the head is unchanged, so are the slots beneath it. A concurrent change is read and
+            // discarded.
             while count < into.len()
                 && let Some(beneath) = self.beneath.get(next as usize)
             {

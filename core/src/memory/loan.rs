@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::{Mapped, Mapping, SharedPlace};
+use super::{Mapped, Mapping, SharedRange};
 
 /// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
 /// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
@@ -73,7 +73,7 @@ pub struct LoanBook<'env> {
     env: PhantomData<fn(&'env ()) -> &'env ()>,
 }
 
-/// Memory lent to be read, to one who sends it.
+/// Memory lent for reading, to a sender.
 pub struct LoanOut {
     // A pointer and not a reference: a reference would have to stay valid until the end of its own drop, but the
     // memory may go as soon as the count is down.
@@ -84,7 +84,7 @@ pub struct LoanOut {
     _line: Arc<()>,
 }
 
-/// Memory lent to be written, to one who receives into it.
+/// Memory lent for writing, to a receiver.
 pub struct LoanIn {
     // A pointer and not a reference, as in `LoanOut`.
     start: *mut u8,
@@ -135,10 +135,10 @@ impl LoanOut {
         Self { within, ..self }
     }
 
-    /// Where another process finds it, when it lies in a buffer that is in place.
+    /// Its range in shared memory, when it lies in a shared buffer.
     #[must_use]
-    pub fn shared(&self) -> Option<SharedPlace<'_>> {
-        self.within.as_ref().and_then(|(mapping, offset)| mapping.place(*offset))
+    pub fn shared(&self) -> Option<SharedRange<'_>> {
+        self.within.as_ref().and_then(|(mapping, offset)| mapping.shared_at(*offset))
     }
 
     /// The buffer that it lies in, to register with a device, and where in it: while the buffer is in place.

@@ -10,10 +10,10 @@ use super::arena::Slab;
 use super::buffer::Pages;
 use super::callers::{Callers, LetGo};
 
-/// A whole mapping of this process, which stays as long as this does. Who registers memory with a device registers
-/// pieces of a mapping, and keeps one of these. A [`Buffer`](super::Buffer)'s pages stay mapped with it, and nobody is
-/// said to use the buffer for that. Memory of the caller's stays as long as the caller says, and whoever has it lets go
-/// of it when asked ([`Mapped::until`]).
+/// A mapping of this process, kept while this handle exists. Code that registers memory with a device registers pieces
+/// of a mapping and keeps one handle. A [`Buffer`](super::Buffer)'s pages stay mapped with it, which does not count as
+/// use of the buffer. Memory of the caller's stays as long as the caller says, and its registrations end on request
+/// ([`Mapped::until`]).
 #[derive(Clone)]
 pub struct Mapped(Kind);
 

@@ -1,13 +1,13 @@
-//! Who may touch a chunk: an arena mapped once, leases of its slots, and loans of a caller's own memory.
+//! Memory of chunks: an arena mapped once, leases of its slots, and loans of a caller's own memory.
 //!
-//! Not here: files, devices, registration of memory with a network card, and any allocation for a chunk's bytes
-//! after [`Arena::new`]. What a chunk is and where it lives is [`partition`](crate::partition).
+//! Not here: files, devices, registration of memory with a network card, and allocation of chunk bytes after
+//! [`Arena::new`]. Placement of chunks is in [`partition`](crate::partition).
 //!
 //! Read in this order: [`Budget`] (why there is memory), [`Arena`] (where it is), [`Lease`] (who may touch it),
 //! [`lend`] (the one way to touch memory that is not ours), [`shared`] (memory of two processes), [`Buffer`] (a
 //! trainer's memory that servers read where it is). The reasoning is in `docs/MEMORY.md`.
 //!
-//! A lease moves. Who gave it away cannot touch its bytes again:
+//! A lease moves. Its former owner cannot touch its bytes:
 //!
 //! ```compile_fail,E0382
 //! use pserver_core::memory::{Arena, Budget, Lease};
@@ -47,7 +47,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, SharedPlace, Stretch, StretchMut, Usage};
+pub use arena::{Arena, Lease, SharedRange, Stretch, StretchMut, Usage};
 pub use budget::{Budget, Line};
 pub use buffer::{Buffer, Mapping};
 pub use callers::LetGo;

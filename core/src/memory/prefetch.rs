@@ -1,4 +1,4 @@
-//! Bytes that will be wanted soon.
+//! Prefetch hints.
 
 /// The bytes of a cache line on the processors that matter here; where lines are longer some are asked for twice.
 const LINE_BYTES: usize = 64;

@@ -354,7 +354,7 @@ fn shared_arena() -> Arena {
     Arena::shared(&budget).expect("this system shares memory")
 }
 
-/// What another process does with what it is handed.
+/// Opens a lease as another process does.
 fn opened(lease: &Lease) -> Arc<ReadOnly> {
     let file = lease.shared().expect("the arena is shared").file;
     let descriptor = file.descriptor().try_clone_to_owned().expect("descriptors are left");

@@ -1,4 +1,4 @@
-//! A chunk's bytes as others read them, with what was once reckoned about them.
+//! The value of a chunk: shared bytes with a cached checksum.
 
 use std::sync::OnceLock;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Failure;
-use crate::rule::Written;
+use crate::rule::CheckedRule;
 
 use super::range::Range;
 
@@ -86,8 +86,8 @@ pub enum Algorithm {
         /// Zero or above.
         beta: f64,
     },
-    /// What a rule's text says: a user's own, or one of the project's that has a name and no variant here.
-    Written(Arc<Written>),
+    /// A rule's text: a user's own, or a named rule of the project without a variant here.
+    Custom(Arc<CheckedRule>),
 }
 
 impl Algorithm {
@@ -105,12 +105,12 @@ impl Algorithm {
             Self::Adam { .. } => "adam",
             Self::AdamW { .. } => "adamw",
             Self::Ftrl { .. } => "ftrl",
-            Self::Written(_) => "the rule",
+            Self::Custom(_) => "the rule",
         }
     }
 
     /// The names of its state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
-    /// type and length, and starts at zero unless the algorithm is [written](Self::Written).
+    /// type and length, and starts at zero unless the algorithm is [written](Self::Custom).
     #[must_use]
     pub fn states(&self) -> Vec<&str> {
         let known: &[&str] = match self {
@@ -122,7 +122,7 @@ impl Algorithm {
             Self::RmsProp { .. } => &["square_mean", "momentum"],
             Self::Adam { .. } | Self::AdamW { .. } => &["first_moment", "second_moment"],
             Self::Ftrl { .. } => &["square_sum", "linear"],
-            Self::Written(written) => return written.states().iter().map(|state| state.name.as_str()).collect(),
+            Self::Custom(written) => return written.states().iter().map(|state| state.name.as_str()).collect(),
         };
         known.to_vec()
     }
@@ -137,7 +137,7 @@ impl Algorithm {
     /// Refuses a constant out of its range, by the name configuration gives it.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         match *self {
-            Self::Add | Self::Sum | Self::Sgd | Self::Written(_) => Ok(()),
+            Self::Add | Self::Sum | Self::Sgd | Self::Custom(_) => Ok(()),
             Self::Momentum { momentum, .. } => Range::OpenFraction.check("sgd.momentum", momentum),
             Self::Adagrad { epsilon } => Range::Positive.check("adagrad.epsilon", epsilon),
             Self::Adadelta { rho, epsilon } => {

@@ -6,7 +6,7 @@ use crate::rule::ssa::ScalarInputs;
 use super::algorithm::Algorithm;
 use super::rule::{Regularizer, Rule};
 
-/// What one update has that its rule has not.
+/// Inputs of one update besides its rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The number of this update, from one: the version it produces.
@@ -21,11 +21,11 @@ pub struct Step {
     pub scale: f64,
 }
 
-/// Every scalar of one update, computed once in binary64, as the plain form uses them.
+/// Every scalar of one update, computed once in binary64, as the reference uses them.
 ///
-/// A scalar that the rule does not use has the value that changes nothing: zero for what is added, one for `shrink`,
-/// infinity for `gradient_bound`. A kernel leaves out the terms whose factor is zero instead of multiplying by it, so
-/// that an infinite weight stays infinite. The order is that of the [module's page](super).
+/// A scalar that the rule does not use is neutral: zero for an addend, one for `shrink`, infinity for `gradient_bound`.
+/// A kernel omits terms whose factor is zero instead of multiplying by it, so that an infinite weight stays infinite.
+/// The order is that of the [module's page](super).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficients {
     /// Multiplies the sum: the merge's scale times the factor of `clip_norm`.
@@ -49,7 +49,7 @@ pub struct Coefficients {
     pub rate: f64,
     /// The number of the update, from one.
     pub count: f64,
-    /// What multiplies the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
+    /// The factor of the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
     pub step: f64,
     /// The momentum of Momentum and RMSProp.
     pub momentum: f64,
@@ -85,7 +85,7 @@ pub struct Coefficients {
 const FTRL_RATE_MIN: f64 = 1e-30;
 
 impl Coefficients {
-    /// Those of a sum that is scaled and added, with nothing else in play.
+    /// The coefficients of a sum that is scaled and added, without anything else.
     const NEUTRAL: Self = Self {
         gradient_scale: 1.0,
         gradient_bound: f64::INFINITY,
@@ -136,7 +136,7 @@ impl Rule {
         coefficients
     }
 
-    /// What a rule's text calls `lr` and `n`, and what the sum of the gradients is multiplied by.
+    /// The values of `lr` and `n` in a rule's text, and the factor of the sum of the gradients.
     ///
     /// # Panics
     ///
@@ -152,13 +152,13 @@ impl Rule {
         }
     }
 
-    /// What scales the merged gradient down to `clip_norm`; one when it is short enough. A norm that is not a number
-    /// leaves the gradient alone, so that the parameter shows what happened.
+    /// The factor that scales the merged gradient down to `clip_norm`; one when it is short enough. A NaN norm leaves
+    /// the gradient as it is, so that the parameter shows the fault.
     fn norm_factor(&self, norm: Option<f64>) -> f64 {
         let Some(clip) = self.clip_norm else {
             return 1.0;
         };
-        let norm = norm.expect("who updates with clip_norm has computed the gradient's norm first");
+        let norm = norm.expect("clip_norm needs the gradient's norm");
         if norm > clip { clip / norm } else { 1.0 }
     }
 
@@ -187,7 +187,7 @@ impl Rule {
 
     fn specialize(&self, version: Version, coefficients: &mut Coefficients) {
         match self.algorithm {
-            Algorithm::Add | Algorithm::Sum | Algorithm::Sgd | Algorithm::Written(_) => {}
+            Algorithm::Add | Algorithm::Sum | Algorithm::Sgd | Algorithm::Custom(_) => {}
             Algorithm::Momentum { momentum, .. } => coefficients.momentum = momentum,
             Algorithm::Adagrad { epsilon } => coefficients.epsilon = epsilon,
             Algorithm::Adadelta { rho, epsilon } => {

@@ -14,7 +14,7 @@ pub struct Gradient<'a> {
 }
 
 /// A type that a parameter may have.
-pub(super) trait Element: Copy {
+pub(super) trait OptimizerElement: Copy {
     /// Bytes per element.
     const BYTES: usize;
     /// The sum of no gradients.
@@ -29,7 +29,7 @@ pub(super) trait Element: Copy {
 }
 
 /// A type that an optimizer may work on.
-pub(super) trait Real: Element {
+pub(super) trait OptimizerReal: OptimizerElement {
     fn widen(self) -> f64;
     fn nearest(value: f64) -> Self;
     /// `self * scale` in this type: one rounding for the scale, and one for the product.
@@ -38,7 +38,7 @@ pub(super) trait Real: Element {
 
 macro_rules! integer {
     ($type:ty) => {
-        impl Element for $type {
+        impl OptimizerElement for $type {
             const BYTES: usize = size_of::<$type>();
             const ZERO: Self = 0;
 
@@ -68,7 +68,7 @@ integer!(u64);
 
 macro_rules! real {
     ($type:ty) => {
-        impl Element for $type {
+        impl OptimizerElement for $type {
             const BYTES: usize = size_of::<$type>();
             const ZERO: Self = 0.0;
 
@@ -98,7 +98,7 @@ macro_rules! real {
 real!(f32);
 real!(f64);
 
-impl Real for f32 {
+impl OptimizerReal for f32 {
     fn widen(self) -> f64 {
         self.into()
     }
@@ -113,7 +113,7 @@ impl Real for f32 {
     }
 }
 
-impl Real for f64 {
+impl OptimizerReal for f64 {
     fn widen(self) -> f64 {
         self
     }
@@ -140,7 +140,7 @@ pub fn fill(element_type: ElementType, bytes: &mut [u8], value: f64) {
     }
 }
 
-fn array_at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
+pub(super) fn array_at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
     let mut array = [0; BYTES];
     array.copy_from_slice(&bytes[index * BYTES..][..BYTES]);
     array

@@ -1,4 +1,4 @@
-//! The project's rules that have a name and are nothing but a text.
+//! Named rules of the project that are defined by a text alone.
 
 /// By name.
 const TEXTS: [(&str, &str); 1] = [("lion", include_str!("../../rules/lion.rule"))];

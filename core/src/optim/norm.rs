@@ -3,7 +3,7 @@
 use crate::dtype::ElementType;
 use crate::limits::CHUNK_BYTES_MIN;
 
-use super::element::Real;
+use super::element::OptimizerReal;
 
 /// The bytes of one block of [`square_sums`]: 1,024 elements of f32, 512 of f64. The smallest chunk, so that every
 /// chunk size, being a power of two, is a whole number of blocks whatever the element type.
@@ -44,7 +44,7 @@ pub fn square_sums(element_type: ElementType, values: &[u8], out: &mut impl FnMu
     }
 }
 
-fn blocks<E: Real>(values: &[u8], out: &mut impl FnMut(f64)) {
+fn blocks<E: OptimizerReal>(values: &[u8], out: &mut impl FnMut(f64)) {
     assert!(values.len().is_multiple_of(E::BYTES), "{} bytes are not whole elements", values.len());
     for block in values.chunks(SQUARE_BLOCK_BYTES as usize) {
         let squares = block.chunks_exact(E::BYTES).map(|element| E::read(element, 0).widen().powi(2));

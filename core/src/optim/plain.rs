@@ -1,24 +1,24 @@
-//! The plain scalar form: one element after another, nothing clever. Kernels are compared with it.
+//! Scalar reference implementation of every optimizer, one element after another. Kernels are compared with it.
 
 use crate::dtype::ElementType;
 use crate::limits::STATES_MAX;
-use crate::rule::Given;
+use crate::rule::UpdateInputs;
 
 use super::algorithm::Algorithm;
 use super::coefficients::Coefficients;
-use super::element::{Element, Gradient, Real};
+use super::element::{Gradient, OptimizerElement, OptimizerReal};
 use super::rule::Rule;
 
 /// Updates a piece of a parameter and of its states, in place, by the sum of the gradients.
 ///
 /// `parameter` and each of `states` hold the same number of elements of `element_type`, the states in the order of
-/// [`Rule::states`]; each gradient holds as many of its own type, and their order is the trainers'. No gradients are a
-/// gradient of zero. Bytes are little endian and may lie at any address.
+/// [`Rule::states`]; each gradient holds as many of its own type, in trainer order. No gradients mean a gradient of
+/// zero. Bytes are little endian and may lie at any address.
 ///
 /// # Panics
 ///
 /// When a length, a type or the number of states does not fit, or when the rule does not go with the type (see
-/// [`Rule::validate_for`]): whoever calls has checked them.
+/// [`Rule::validate_for`]): callers check them before.
 pub fn update(
     rule: &Rule,
     coefficients: &Coefficients,
@@ -97,25 +97,25 @@ pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>
     }
 }
 
-fn add_integers<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
+fn add_integers<E: OptimizerElement>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
     for index in 0..parameter.len() / E::BYTES {
         E::read(parameter, index).plus(merged(gradients, index)).write(parameter, index);
     }
 }
 
-fn add_reals<E: Real>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+fn add_reals<E: OptimizerReal>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
     for index in 0..parameter.len() / E::BYTES {
         E::read(parameter, index).plus(merged::<E>(gradients, index).scaled(scale)).write(parameter, index);
     }
 }
 
-fn scale_reals<E: Real>(values: &mut [u8], scale: f64) {
+fn scale_reals<E: OptimizerReal>(values: &mut [u8], scale: f64) {
     for index in 0..values.len() / E::BYTES {
         E::read(values, index).scaled(scale).write(values, index);
     }
 }
 
-fn update_reals<E: Real>(
+fn update_reals<E: OptimizerReal>(
     algorithm: &Algorithm,
     coefficients: &Coefficients,
     parameter: &mut [u8],
@@ -155,8 +155,8 @@ fn update_element(
 }
 
 pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
-    if let Algorithm::Written(written) = algorithm {
-        return written.interpret(&Given { rate: c.rate, count: c.count }, weight, gradient, states);
+    if let Algorithm::Custom(written) = algorithm {
+        return written.interpret(&UpdateInputs { rate: c.rate, count: c.count }, weight, gradient, states);
     }
     let (mut none, mut neither) = (0.0, 0.0);
     let (first, second) = match states {
@@ -165,8 +165,8 @@ pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradien
         [first, second, ..] => (first, second),
     };
     match algorithm {
-        Algorithm::Add | Algorithm::Sum | Algorithm::Written(_) => {
-            unreachable!("what is exact, or written, was dealt with")
+        Algorithm::Add | Algorithm::Sum | Algorithm::Custom(_) => {
+            unreachable!("exact and custom algorithms were handled above")
         }
         Algorithm::Sgd => weight - c.step * gradient,
         Algorithm::Momentum { nesterov, .. } => {
@@ -211,21 +211,21 @@ fn ftrl(c: &Coefficients, weight: f64, gradient: f64, square_sum: &mut f64, line
     -soft_threshold(*linear, c.ftrl_l1) / ((c.beta + after) * c.inverse_rate + c.ftrl_l2)
 }
 
-/// The sum of the gradients' elements, left to right. It starts from the first and not from zero, so that a lone
-/// negative zero stays one.
-fn merged<E: Element>(gradients: &[Gradient<'_>], index: usize) -> E {
+/// The sum of the gradients' elements, left to right. It starts from the first and not from zero, so that a single
+/// negative zero is kept.
+fn merged<E: OptimizerElement>(gradients: &[Gradient<'_>], index: usize) -> E {
     let mut elements = gradients.iter().map(|gradient| E::read_gradient(gradient, index));
     let first = elements.next().unwrap_or(E::ZERO);
     elements.fold(first, E::plus)
 }
 
-fn sum_elements<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
+fn sum_elements<E: OptimizerElement>(into: &mut [u8], gradients: &[Gradient<'_>]) {
     for index in 0..into.len() / E::BYTES {
         merged::<E>(gradients, index).write(into, index);
     }
 }
 
-/// Keeps a value within plus and minus the bound. What is not a number passes.
+/// Clamps a value to plus and minus the bound. NaN passes.
 fn bounded(value: f64, bound: f64) -> f64 {
     if value > bound {
         bound
@@ -243,21 +243,21 @@ fn pull(weight: f64, l1: f64, l2: f64) -> f64 {
     first + second
 }
 
-/// Minus one, zero or one; zero and what is not a number pass.
+/// Minus one, zero or one; zero and NaN pass.
 fn sign(value: f64) -> f64 {
     if value == 0.0 { value } else { value.signum() }
 }
 
-/// Moves a value towards zero by the threshold, and to zero when it is nearer. What is not a number passes.
+/// Moves a value towards zero by the threshold, and to zero when it is nearer. NaN passes.
 fn soft_threshold(value: f64, threshold: f64) -> f64 {
     if value.abs() <= threshold { 0.0_f64.copysign(value) } else { value - threshold.copysign(value) }
 }
 
-/// Checks that gradients are for a parameter: of a type that may be sent for it, and as long as it is. Every kernel
-/// begins with it.
+/// Checks that gradients fit a parameter: an admissible type, and the same number of elements. Every kernel begins with
+/// it.
 ///
 /// # Panics
-/// When they are not: whoever admits gradients to a round has checked them.
+/// When they do not fit: admission to a round has checked them.
 pub fn assert_gradients_fit(element_type: ElementType, parameter: &[u8], gradients: &[Gradient<'_>]) {
     let elements = elements(element_type, parameter);
     for gradient in gradients {
@@ -276,5 +276,5 @@ fn elements(element_type: ElementType, bytes: &[u8]) -> u64 {
 }
 
 fn refuse_half(element_type: ElementType) -> ! {
-    panic!("a parameter of type {element_type} was let through; halves are for gradients")
+    panic!("a parameter of type {element_type} was admitted; half precision is for gradients")
 }

@@ -1,16 +1,16 @@
-//! A rule that kernels can run: checked, and lowered to straight-line code.
+//! Rules that kernels can run: checked, and lowered to straight-line code.
 
 use std::sync::Arc;
 
 use crate::error::Failure;
 use crate::rule::ssa::{Lowered, StateResult};
-use crate::rule::{Settings, Written, lower};
+use crate::rule::{CheckedRule, RuleSettings, lower};
 
 use super::algorithm::Algorithm;
 use super::coefficients::Step;
 use super::rule::{Regularizer, Rule};
 
-/// What one update computes.
+/// The computation of one update.
 #[derive(Clone, Copy, Debug)]
 pub enum Formula<'a> {
     /// `w + sum * scale`, for every type; see [`Algorithm::Add`].
@@ -36,15 +36,15 @@ pub enum Formula<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
     rule: Rule,
-    /// None for what is exact.
+    /// None for `add` and `sum`.
     code: Option<Arc<Lowered>>,
 }
 
 impl Prepared {
-    /// Checks and lowers a rule: clipping, what is coupled or decoupled, the algorithm, what is proximal.
+    /// Checks and lowers a rule: clipping, coupled or decoupled regularization, the algorithm, proximal regularization.
     ///
     /// # Errors
-    /// As [`Rule::validate`], and when the whole is longer than a rule may be.
+    /// As [`Rule::validate`], and when the whole exceeds the limits of a rule.
     pub fn new(rule: Rule) -> Result<Self, Failure> {
         rule.validate()?;
         if rule.algorithm.is_exact() {
@@ -73,13 +73,13 @@ impl Prepared {
         self.code.as_ref().map_or(&[], |code| code.states())
     }
 
-    /// Whether it computes otherwise from one update to the next because it counts them, whatever the rate.
+    /// Whether the computation depends on the number of the update, whatever the rate.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.code.as_ref().is_some_and(|code| code.counts())
     }
 
-    /// What this update computes. `scalars` is a place for its numbers; what it held is lost.
+    /// The computation of this update. `scalars` is a buffer for its numbers; its content is replaced.
     ///
     /// # Panics
     ///
@@ -99,20 +99,20 @@ impl Prepared {
     }
 }
 
-/// The numbers of one update after another. Updates that are alike share them: the chunks that a frame brings gradients
-/// for mostly have one rule, and are at one version.
+/// A cache of one update's scalars. Consecutive equal updates share them: the chunks of one frame mostly have one rule
+/// and one version.
 #[derive(Debug, Default)]
 pub struct Numbers {
-    /// What the scalars are of.
+    /// The rule and step that the scalars belong to.
     of: Option<(Arc<Prepared>, StepBits)>,
     scalars: Vec<f64>,
 }
 
-/// A step's version, rate, norm and scale: zeros of either sign and whatever is not a number are told apart.
+/// A step's version, rate, norm and scale as bits: zeros of either sign and different NaNs are distinct.
 type StepBits = (u64, Option<u64>, Option<u64>, u64);
 
 impl Numbers {
-    /// What an update by a rule computes.
+    /// The computation of an update by a rule.
     ///
     /// # Panics
     ///
@@ -130,7 +130,7 @@ impl Numbers {
 }
 
 /// The texts that make up a rule, in the order in which they run.
-fn pieces(rule: &Rule) -> Result<Vec<Arc<Written>>, Failure> {
+fn pieces(rule: &Rule) -> Result<Vec<Arc<CheckedRule>>, Failure> {
     let mut pieces = Vec::new();
     if let Some(bound) = rule.clip_value {
         pieces.push(piece(include_str!("../../rules/clip.rule"), &[("bound", bound)])?);
@@ -156,10 +156,10 @@ fn pieces(rule: &Rule) -> Result<Vec<Arc<Written>>, Failure> {
 }
 
 /// The text of the algorithm, with its constants.
-pub(super) fn algorithm(rule: &Rule) -> Result<Arc<Written>, Failure> {
+pub(super) fn algorithm(rule: &Rule) -> Result<Arc<CheckedRule>, Failure> {
     match rule.algorithm {
-        Algorithm::Written(ref written) => Ok(Arc::clone(written)),
-        Algorithm::Add | Algorithm::Sum => unreachable!("what is exact is no text"),
+        Algorithm::Custom(ref written) => Ok(Arc::clone(written)),
+        Algorithm::Add | Algorithm::Sum => unreachable!("add and sum have no text"),
         Algorithm::Sgd => piece(include_str!("../../rules/sgd.rule"), &[]),
         Algorithm::Momentum { momentum, nesterov: false } => {
             piece(include_str!("../../rules/momentum.rule"), &[("mu", momentum)])
@@ -192,7 +192,7 @@ pub(super) fn algorithm(rule: &Rule) -> Result<Arc<Written>, Failure> {
     }
 }
 
-fn piece(text: &str, settings: &[(&str, f64)]) -> Result<Arc<Written>, Failure> {
-    let settings: Settings = settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    Written::piece(text, &settings).map(Arc::new)
+fn piece(text: &str, settings: &[(&str, f64)]) -> Result<Arc<CheckedRule>, Failure> {
+    let settings: RuleSettings = settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    CheckedRule::piece(text, &settings).map(Arc::new)
 }

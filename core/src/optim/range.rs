@@ -1,4 +1,4 @@
-//! Which numbers a setting may have.
+//! Ranges of settings.
 
 use crate::error::Failure;
 

@@ -1,4 +1,4 @@
-//! A whole update rule, and what makes one valid.
+//! Complete update rule of a parameter, and its validation.
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -19,7 +19,7 @@ pub enum Regularizer {
     Decoupled,
 }
 
-/// What an update does, whole: how a parameter's configuration reads once it is checked.
+/// Everything about an update: a parameter's checked configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The optimizer.
@@ -41,7 +41,7 @@ pub struct Rule {
 }
 
 impl Default for Rule {
-    /// What Paddle's configuration means when it says nothing: plain SGD at a learning rate of one.
+    /// Paddle's defaults: plain SGD at a learning rate of one.
     fn default() -> Self {
         Self {
             algorithm: Algorithm::Sgd,
@@ -71,8 +71,7 @@ impl Rule {
         self.algorithm.states()
     }
 
-    /// Refuses a rule that cannot work, naming the setting as configuration spells it, what was found and what was
-    /// expected.
+    /// Refuses an invalid rule, naming the setting as configuration spells it, the found and the expected value.
     pub fn validate(&self) -> Result<(), Failure> {
         self.algorithm.validate()?;
         self.schedule.validate()?;
@@ -86,8 +85,8 @@ impl Rule {
         self.validate_exact()
     }
 
-    /// Refuses a learning rate that, times the parameter's own factor, is more than an element of this type can be:
-    /// with it every parameter would be infinite. What is exact has no rate.
+    /// Refuses a learning rate whose product with the parameter's own factor overflows the element type: every
+    /// parameter would become infinite. `add` and `sum` have no rate.
     ///
     /// # Errors
     /// Names the rate, the factor, their product and the largest that is expected.
@@ -103,8 +102,8 @@ impl Rule {
         )))
     }
 
-    /// Refuses this rule for a parameter of a type it cannot update, naming both: integers go only with
-    /// an algorithm that [is exact](Algorithm::is_exact), halves with nothing.
+    /// Refuses this rule for a parameter type that it cannot update, naming both: integers go only with an algorithm
+    /// that [is exact](Algorithm::is_exact), half precision with none.
     pub fn validate_for(&self, element_type: ElementType) -> Result<(), Failure> {
         let name = self.algorithm.name();
         if !element_type.is_parameter_type() {
@@ -122,7 +121,7 @@ impl Rule {
         self.check_rate(self.schedule.largest(), element_type)
     }
 
-    /// `add` and `sum` promise to add and nothing else, so a setting that they would ignore is refused.
+    /// `add` and `sum` promise to add and nothing else, so a setting without effect is refused.
     fn validate_exact(&self) -> Result<(), Failure> {
         if !self.algorithm.is_exact() {
             return Ok(());

@@ -16,7 +16,7 @@ pub enum Schedule {
     Linear {
         /// The learning rate at `n = 0`, zero or above.
         rate: f64,
-        /// What each update takes away, zero or above.
+        /// The decrement of each update, zero or above.
         a: f64,
         /// The lowest learning rate, zero or above.
         b: f64,
@@ -65,7 +65,7 @@ impl Schedule {
         }
     }
 
-    /// The largest learning rate that an update could have: no schedule rises above where it begins, but one.
+    /// The largest learning rate of any update: all schedules but one begin at it.
     pub(super) fn largest(&self) -> f64 {
         match *self {
             Self::Linear { rate, b, .. } => rate.max(b),
@@ -75,7 +75,7 @@ impl Schedule {
         }
     }
 
-    /// Refuses what could ever give a rate that is negative or not finite, by the name configuration gives it.
+    /// Refuses a schedule that can give a negative or infinite rate, naming the setting as configuration spells it.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         let (message, rate) = match *self {
             Self::Const { rate } => ("const_lr", rate),

@@ -8,7 +8,7 @@ use super::*;
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
-use crate::rule::{Given, Written};
+use crate::rule::{CheckedRule, UpdateInputs};
 
 const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const ADAMW: Algorithm = Algorithm::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -118,7 +118,7 @@ fn a_rule_counts_its_updates_where_its_code_does() {
         let rule = Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule");
         assert_eq!(rule.counts(), expected, "{:?}", rule.rule().algorithm);
     };
-    let written = |text: &str| Algorithm::Written(Arc::new(Written::new(text, &BTreeMap::new()).expect("a rule")));
+    let written = |text: &str| Algorithm::Custom(Arc::new(CheckedRule::new(text, &BTreeMap::new()).expect("a rule")));
     for algorithm in OPTIMIZERS {
         let counts = matches!(algorithm, Algorithm::Adam { .. } | Algorithm::AdamW { .. });
         check(algorithm, counts);
@@ -177,8 +177,8 @@ fn the_golden_vectors_hold() {
 }
 
 /// The two Adam vectors of the same table change, because epsilon is outside the root (they were .900055528 .. and
-/// .700000942 ..). With a constant gradient the corrected moments are exactly `g` and `g^2`, so `n` updates take away
-/// `n r g / (|g| + epsilon)`, whatever the betas.
+/// .700000942 ..). With a constant gradient the corrected moments are exactly `g` and `g^2`, so `n` updates subtract `n
+/// r g / (|g| + epsilon)`, whatever the betas.
 #[test]
 fn adam_has_its_epsilon_outside_the_root() {
     let check_adam = |beta1: f64, beta2: f64, epsilon: f64, steps: i32| {
@@ -226,11 +226,11 @@ fn ftrl_follows_its_closed_form() {
     // A power of one: square_sum 4, linear 2 - 4 / .5 * 1.
     let linear_power = Algorithm::Ftrl { learning_rate_power: -1.0, beta: 0.0 };
     check(&rule(linear_power, 0.5), 1.0, &[2.0], 6.0 / 8.0);
-    // What has seen no gradient, and a rate of zero, leave the value.
+    // An element without a gradient so far, and a rate of zero, keep the value.
     check(&regularized, 3.0, &[0.0], 3.0);
     check(&rule(FTRL_BARE, 0.5), 3.0, &[0.0], 3.0);
     check(&rule(FTRL, 0.0), 3.0, &[1.0], 3.0);
-    // So does a rate whose inverse is no binary32, or by which a moderate value can be divided only in a binary64.
+    // So does a rate whose inverse overflows binary32, or by which a moderate value can be divided in binary64 only.
     for rate in [1e-31, 1e-38, 2.5e-39, 1e-40, 1e-45, 5e-324] {
         check(&rule(FTRL, rate), 3.0, &[1.0, -2.0], 3.0);
         check(&rule(FTRL_BARE, rate), 0.0, &[100.0], 0.0);
@@ -247,7 +247,7 @@ fn l1_and_l2_enter_where_the_regularizer_says() {
     check(&proximal, -1.0, &[-1.0], -0.56);
     check(&proximal, 0.25, &[1.0], 0.0);
     check(&proximal, -0.05, &[0.0], 0.0);
-    // Adagrad's first step is one of the learning rate whatever the gradient, so it tells the kinds apart.
+    // Adagrad's first step has the size of the learning rate whatever the gradient, so it tells the kinds apart.
     let adagrad = Algorithm::Adagrad { epsilon: 1e-30 };
     check(&regularized(adagrad.clone(), Regularizer::Coupled), 1.0, &[1.0], 0.9);
     check(&regularized(adagrad.clone(), Regularizer::Coupled), -1.0, &[1.0], -0.9);
@@ -303,7 +303,7 @@ fn clipping_bounds_the_merged_gradient() {
 }
 
 #[test]
-#[should_panic(expected = "computed the gradient's norm first")]
+#[should_panic(expected = "clip_norm needs the gradient's norm")]
 fn clipping_by_norm_without_a_norm_is_a_bug() {
     let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
     let _ = Rule { clip_norm: Some(1.0), ..Rule::default() }.coefficients(&step);
@@ -441,7 +441,7 @@ fn infinity_passes_an_update_without_regularization() {
 
 #[test]
 fn negative_zero_survives_a_gradient_of_zero() {
-    // Those that add a momentum give the positive zero, as IEEE's sum of the two zeros is.
+    // Algorithms with a momentum give the positive zero, the IEEE sum of the two zeros.
     for algorithm in [Algorithm::Sgd, ADAM, ADAGRAD, ADADELTA, FTRL] {
         let found = run(&rule(algorithm.clone(), 0.1), ElementType::Float32, &[-0.0], &[&[0.0]]);
         assert_eq!(found[0].to_bits(), (-0.0_f64).to_bits(), "{algorithm:?}");
@@ -539,7 +539,7 @@ proptest! {
         prop_assert_eq!(total.to_bits(), square_sum(element_type, &bytes).to_bits());
     }
 
-    /// A first step goes against the gradient: nobody climbs, as Paddle's Adagrad did.
+    /// A first step goes against the gradient: no algorithm ascends, as Paddle's Adagrad did.
     #[test]
     fn every_optimizer_descends(algorithm in optimizers(), gradient in 0.1..10.0_f64, weight in -10.0..10.0_f64) {
         prop_assume!(algorithm != FTRL); // its beta pulls the first value towards zero
@@ -553,7 +553,7 @@ fn number() -> impl Strategy<Value = f64> {
 }
 
 proptest! {
-    /// What the project's texts say is what the formulas say, which were written down apart.
+    /// The project's texts agree with the formulas, which were written independently.
     #[test]
     fn every_text_says_what_its_formula_says(
         algorithm in optimizers(),
@@ -571,14 +571,14 @@ proptest! {
         let states = rule.states().into_iter().zip([states.0, states.1]);
         let states: Vec<f64> = states.map(|(name, state)| if is_root(name) { state.abs() } else { state }).collect();
         let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
-        // The formula alone: what stands around it is the same for all and compared elsewhere.
+        // The formula alone: the steps around it are the same for all and compared elsewhere.
         let bare = Rule { l1: 0.0, l2: 0.0, ..rule.clone() };
         let bare = if matches!(rule.algorithm, Algorithm::Ftrl { .. }) { rule.clone() } else { bare };
         let mut expected = states.clone();
         let coefficients = bare.coefficients(&step);
         let expected_weight = plain::step(&bare.algorithm, &coefficients, weight, gradient, &mut expected);
         let mut found = states;
-        let given = Given { rate: coefficients.rate, count: coefficients.count };
+        let given = UpdateInputs { rate: coefficients.rate, count: coefficients.count };
         let found_weight = text.interpret(&given, weight, gradient, &mut found);
         let scale = weight.abs().max(1e-3);
         let close = |found: f64, expected: f64| (found - expected).abs() <= 1e-9 * expected.abs().max(scale);

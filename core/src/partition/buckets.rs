@@ -1,10 +1,10 @@
-//! How the rows of a sparse parameter are dealt to buckets, which are its chunks.
+//! Buckets: the chunks of a sparse parameter, to which rows are distributed by a hash of their id.
 
 use super::topology::Topology;
 use crate::limits::BUCKETS_MAX;
 
-/// What placement must know of a parameter that is updated by rows. Its shape is `[height, width]`, with a height of
-/// zero when every id is one, and its length is that of `rows` rows.
+/// Size of a sparse parameter for placement. Its shape is `[height, width]`, with height zero when every id is valid,
+/// and its length is that of `rows` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
     /// The rows that may come to be, in all buckets together.
@@ -20,11 +20,11 @@ const BUCKETS_PER_SHARD: u64 = 4;
 const BUCKETS_WANTED: u64 = 16;
 
 impl Buckets {
-    /// How many buckets a parameter has when nobody says: a multiple of the shards, so that all have the same number
-    /// where servers have as many shards.
+    /// Default count of buckets: a multiple of the shards, so that every shard has equally many where servers have
+    /// equal shards.
     #[must_use]
     pub fn suiting(topology: &Topology) -> u32 {
-        let shards = topology.places().count() as u64;
+        let shards = topology.shard_ids().count() as u64;
         let each = BUCKETS_WANTED.div_ceil(shards).max(BUCKETS_PER_SHARD);
         u32::try_from(shards * each).map_or(BUCKETS_MAX, |count| count.min(BUCKETS_MAX))
     }

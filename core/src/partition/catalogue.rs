@@ -6,7 +6,7 @@ use super::declaration::{Declaration, Name};
 use super::placement::{Layout, Loads, Size};
 use super::topology::Topology;
 use crate::error::Failure;
-use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Place, ServerIndex};
+use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, ServerIndex, ShardId};
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 
 /// The parameters of a job in the order of their declaration, and which chunk of each lives where.
@@ -24,7 +24,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     whole: false,
 ///     config: Vec::new(),
 ///     buckets: None,
-///     home: None,
+///     owner: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
@@ -94,15 +94,15 @@ impl Catalogue {
         let index = u32::try_from(self.parameters.len()).ok().filter(|index| *index < PARAMETERS_MAX);
         let index = index.ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
         let servers = self.topology.servers();
-        if let Some(home) = declaration.home.filter(|home| home.0 >= servers) {
-            return Err(refused(format!("its home is server {home}; expected one below {servers}")));
+        if let Some(owner) = declaration.owner.filter(|owner| owner.0 >= servers) {
+            return Err(refused(format!("its home is server {owner}; expected one below {servers}")));
         }
         let total = self.bytes.checked_add(declaration.bytes);
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
         let size = size(self.chunk_bytes, &declaration);
-        let layout = self.loads.add(size, declaration.whole, declaration.home);
+        let layout = self.loads.add(size, declaration.whole, declaration.owner);
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
         self.parameters.push(Parameter { declaration, index, chunk_bytes: size.chunk_bytes, layout });
@@ -164,8 +164,8 @@ impl Catalogue {
 
     /// The chunks that this shard holds, by parameter and then by chunk. Costs one look at every parameter and one
     /// step for every chunk found.
-    pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
-        self.parameters.iter().flat_map(move |parameter| parameter.chunks_on(place))
+    pub fn chunks_on(&self, shard: ShardId) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
+        self.parameters.iter().flat_map(move |parameter| parameter.chunks_on(shard))
     }
 }
 
@@ -176,7 +176,7 @@ impl Parameter {
         self.chunk_bytes
     }
 
-    /// What was declared, checked, with its shape filled in.
+    /// The checked declaration, with its shape filled in.
     #[must_use]
     pub fn declaration(&self) -> &Declaration {
         &self.declaration
@@ -215,9 +215,9 @@ impl Parameter {
     /// # Panics
     /// When there is no such chunk. A number that somebody sent is checked first, with [`Parameter::span`].
     #[must_use]
-    pub fn place(&self, chunk: ChunkIndex) -> Place {
+    pub fn shard_of(&self, chunk: ChunkIndex) -> ShardId {
         assert!(chunk.0 < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
-        self.layout.place(chunk)
+        self.layout.shard_of(chunk)
     }
 
     /// Its chunks, in order.
@@ -226,8 +226,8 @@ impl Parameter {
     }
 
     /// Those of its chunks that this shard holds, in order.
-    pub fn chunks_on(&self, place: Place) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
-        let stride = self.layout.stride(place);
+    pub fn chunks_on(&self, shard: ShardId) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
+        let stride = self.layout.stride(shard);
         let spans = stride.into_iter().flat_map(|(first, step)| self.spans(first, step));
         spans.map(|(chunk, span)| (ChunkId { parameter: self.index, chunk }, span))
     }

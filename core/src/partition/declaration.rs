@@ -33,7 +33,7 @@ pub struct Declaration {
     /// How its rows are dealt out, if it is updated by rows; its chunks are then buckets of rows.
     pub buckets: Option<Buckets>,
     /// The server that keeps every chunk, if somebody wishes for one; there is such a server.
-    pub home: Option<ServerIndex>,
+    pub owner: Option<ServerIndex>,
 }
 
 impl Name {

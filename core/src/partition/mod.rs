@@ -1,4 +1,4 @@
-//! Which chunk lives where.
+//! Partition of parameters into chunks, and their placement on shards.
 //!
 //! A [`Catalogue`] is built by declaring parameters in order, and placement is a pure function of the topology, the
 //! chunk size and the declarations so far. So every client and every server computes the same, and nobody sends a map.

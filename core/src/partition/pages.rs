@@ -153,7 +153,7 @@ impl From<&Declaration> for DeclarationMessage {
             config: declaration.config.clone(),
             buckets: declaration.buckets.map_or(0, |buckets| buckets.count),
             rows: declaration.buckets.map_or(0, |buckets| buckets.rows),
-            home: declaration.home.map(|home| home.0.into()),
+            home: declaration.owner.map(|home| home.0.into()),
         }
     }
 }
@@ -168,15 +168,15 @@ impl TryFrom<DeclarationMessage> for Declaration {
             let (quoted, found) = (name.quoted(), message.element_type);
             Failure::Call(format!("parameter {quoted}: element type number {found}; expected 0 to 5"))
         })?;
-        let home = message.home.map(|home| {
+        let owner = message.home.map(|owner| {
             let quoted = name.quoted();
-            let narrow = u16::try_from(home).map(ServerIndex);
-            narrow.map_err(|_| Failure::Call(format!("parameter {quoted}: its home is server {home}; expected fewer")))
+            let narrow = u16::try_from(owner).map(ServerIndex);
+            narrow.map_err(|_| Failure::Call(format!("parameter {quoted}: its home is server {owner}; expected fewer")))
         });
-        let home = home.transpose()?;
+        let owner = owner.transpose()?;
         let DeclarationMessage { bytes, shape, whole, config, rows, .. } = message;
         let buckets = (message.buckets > 0).then_some(Buckets { rows, count: message.buckets });
-        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, home })
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner })
     }
 }
 

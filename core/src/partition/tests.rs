@@ -6,7 +6,7 @@ use prost::Message;
 use super::{Buckets, Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ChunkIndex, ParameterIndex, Place, ServerIndex, ShardIndex};
+use crate::ids::{ChunkIndex, ParameterIndex, ServerIndex, ShardId, ShardIndex};
 use crate::limits::{FRAME_CONTROL_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// Declares parameters as a script says, and compares where their chunks are.
@@ -26,7 +26,7 @@ fn check(script: &str, expected: &str) {
         let whole = words.get(3) == Some(&"whole");
         let home = words.get(3).and_then(|word| word.strip_prefix("home="));
         let home = home.map(|home| ServerIndex(home.parse().expect("a server")));
-        let declared = Declaration { element_type, whole, home, ..declaration(words[0], bytes) };
+        let declared = Declaration { element_type, whole, owner: home, ..declaration(words[0], bytes) };
         catalogue.declare(declared).expect("the script is legal");
     }
     let mut said: Vec<String> = catalogue.iter().map(places_said).collect();
@@ -36,9 +36,9 @@ fn check(script: &str, expected: &str) {
 }
 
 fn places_said(parameter: &Parameter) -> String {
-    let places = parameter.chunks().map(|(chunk, _)| parameter.place(chunk));
-    let places: Vec<String> = places.map(|place| format!("{}.{}", place.server, place.shard)).collect();
-    format!("{}={}", parameter.declaration().name, places.join(","))
+    let shards = parameter.chunks().map(|(chunk, _)| parameter.shard_of(chunk));
+    let shards: Vec<String> = shards.map(|shard| format!("{}.{}", shard.server, shard.shard)).collect();
+    format!("{}={}", parameter.declaration().name, shards.join(","))
 }
 
 /// Declares `declaration` after one parameter named `taken`, and compares the refusal. Nothing may have changed.
@@ -71,7 +71,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         whole: false,
         config: Vec::new(),
         buckets: None,
-        home: None,
+        owner: None,
     }
 }
 
@@ -127,11 +127,11 @@ fn a_home_keeps_every_chunk_and_its_shards_take_turns() {
 
 #[test]
 fn a_home_that_is_no_server_is_refused_by_name_and_changes_nothing() {
-    let homely = Declaration { home: Some(ServerIndex(2)), ..declaration("w", 4) };
+    let homely = Declaration { owner: Some(ServerIndex(2)), ..declaration("w", 4) };
     check_refused(homely, "parameter \"w\": its home is server 2; expected one below 2");
     let page = |home| DeclarationMessage { home, ..DeclarationMessage::from(&declaration("w", 4)) };
-    assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.home), Ok(Some(ServerIndex(3))));
-    let refused = Declaration::try_from(page(Some(1 << 16))).map(|read| read.home);
+    assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.owner), Ok(Some(ServerIndex(3))));
+    let refused = Declaration::try_from(page(Some(1 << 16))).map(|read| read.owner);
     assert_eq!(refused, Err(Failure::call("parameter \"w\": its home is server 65536; expected fewer")));
 }
 
@@ -139,7 +139,7 @@ fn a_home_that_is_no_server_is_refused_by_name_and_changes_nothing() {
 fn catalogues_that_differ_in_a_home_have_other_digests() {
     let digest = |home| {
         let mut catalogue = empty(&[1, 1], 4096);
-        catalogue.declare(Declaration { home, ..declaration("w", 4) }).expect("it is legal");
+        catalogue.declare(Declaration { owner: home, ..declaration("w", 4) }).expect("it is legal");
         catalogue.digest()
     };
     let all = [digest(None), digest(Some(ServerIndex(0))), digest(Some(ServerIndex(1)))];
@@ -244,7 +244,7 @@ fn ten_thousand_small_parameters_are_spread_evenly_and_found_by_name() {
     assert_eq!(most - least, 1024);
     assert_eq!(catalogue.find("p9999"), Some(ParameterIndex(9999)));
     assert_eq!(catalogue.find("p10000"), None);
-    let held: Vec<usize> = catalogue.topology().places().map(|place| catalogue.chunks_on(place).count()).collect();
+    let held: Vec<usize> = catalogue.topology().shard_ids().map(|shard| catalogue.chunks_on(shard).count()).collect();
     assert_eq!(held.iter().sum::<usize>(), 10_000);
     assert!(held.iter().all(|count| (833..=834).contains(count)), "{held:?}");
 }
@@ -266,10 +266,10 @@ fn the_largest_parameter_costs_no_more_than_a_small_one() {
     assert_eq!(parameter.heap_bytes_max(), 2 * 6 + 8 + (2 + 16));
     let last = ChunkIndex((1 << 33) - 1);
     // The last chunk is number 2^32 - 1 of those on server 1, which has five shards: 2^32 - 1 is a multiple of five.
-    assert_eq!(parameter.place(last), Place { server: ServerIndex(1), shard: ShardIndex(0) });
+    assert_eq!(parameter.shard_of(last), ShardId { server: ServerIndex(1), shard: ShardIndex(0) });
     assert_eq!(parameter.span(last), Some(ChunkSpan { offset: PARAMETER_BYTES_MAX - 32 * 1024, bytes: 32 * 1024 }));
-    let place = Place { server: ServerIndex(1), shard: ShardIndex(3) };
-    let first: Vec<u64> = parameter.chunks_on(place).take(2).map(|(chunk, _)| chunk.chunk.0).collect();
+    let shard = ShardId { server: ServerIndex(1), shard: ShardIndex(3) };
+    let first: Vec<u64> = parameter.chunks_on(shard).take(2).map(|(chunk, _)| chunk.chunk.0).collect();
     assert_eq!(first, [7, 17]);
 }
 
@@ -292,7 +292,7 @@ fn a_catalogue_survives_its_pages() {
         element_type: ElementType::Uint64,
         shape: vec![3, 5],
         config: vec![0, 1, 255],
-        home: Some(ServerIndex(1)),
+        owner: Some(ServerIndex(1)),
         ..declaration("größe", 120)
     };
     catalogue.declare(rich).expect("it is legal");
@@ -377,12 +377,13 @@ proptest! {
     ) {
         let mut catalogue = empty(&shards, 4096);
         for (index, (bytes, home)) in sizes.into_iter().enumerate() {
-            let home = home.map(|home| ServerIndex(home % catalogue.topology().servers()));
+            let owner = home.map(|home| ServerIndex(home % catalogue.topology().servers()));
             let (most, least) = extremes(&catalogue);
-            let on_home = home.map(|home| (home, catalogue.bytes_on(home)));
-            catalogue.declare(Declaration { home, ..declaration(&format!("p{index}"), bytes) }).expect("it is legal");
-            match on_home {
-                Some((home, before)) => prop_assert_eq!(catalogue.bytes_on(home), before + bytes),
+            let on_owner = owner.map(|owner| (owner, catalogue.bytes_on(owner)));
+            let declared = Declaration { owner, ..declaration(&format!("p{index}"), bytes) };
+            catalogue.declare(declared).expect("it is legal");
+            match on_owner {
+                Some((owner, before)) => prop_assert_eq!(catalogue.bytes_on(owner), before + bytes),
                 None => {
                     let (most_now, least_now) = extremes(&catalogue);
                     prop_assert!(most_now - least_now <= (most - least).max(4096), "{most_now} and {least_now}");
@@ -409,15 +410,15 @@ proptest! {
         let catalogue = catalogue_of(&shards, 4096, &sizes);
         let mut seen = HashSet::new();
         let mut on_server = vec![0; shards.len()];
-        for place in catalogue.topology().places() {
+        for shard in catalogue.topology().shard_ids() {
             let mut before = None;
-            for (id, span) in catalogue.chunks_on(place) {
+            for (id, span) in catalogue.chunks_on(shard) {
                 let parameter = catalogue.parameter(id.parameter).expect("it is in the catalogue");
-                prop_assert_eq!(parameter.place(id.chunk), place);
+                prop_assert_eq!(parameter.shard_of(id.chunk), shard);
                 prop_assert_eq!(parameter.span(id.chunk), Some(span));
                 prop_assert!(seen.insert(id) && before < Some(id));
                 before = Some(id);
-                on_server[usize::from(place.server.0)] += u64::from(span.bytes);
+                on_server[usize::from(shard.server.0)] += u64::from(span.bytes);
             }
         }
         for parameter in catalogue.iter() {
@@ -452,8 +453,8 @@ proptest! {
 
 /// The bytes of each shard of a server, counted chunk by chunk.
 fn shard_bytes(catalogue: &Catalogue, server: ServerIndex) -> Vec<u64> {
-    let places = catalogue.topology().places().filter(|place| place.server == server);
-    places.map(|place| catalogue.chunks_on(place).map(|(_, span)| u64::from(span.bytes)).sum()).collect()
+    let shards = catalogue.topology().shard_ids().filter(|shard| shard.server == server);
+    shards.map(|shard| catalogue.chunks_on(shard).map(|(_, span)| u64::from(span.bytes)).sum()).collect()
 }
 
 #[test]
@@ -516,8 +517,8 @@ fn zipf(count: usize, ids: u64) -> Vec<u64> {
     (0..count).map(draw).collect()
 }
 
-/// What a trainer moves is each row once for a batch, so no shard gets more than a quarter above its server's mean,
-/// whichever ids are drawn most. Ids that follow each other are no worse.
+/// A trainer moves each row once per batch, so no shard gets more than a quarter above its server's mean, whichever ids
+/// are drawn most. Consecutive ids are no worse.
 #[test]
 fn skewed_ids_load_all_shards_alike() {
     let check = |shards: &[u16], ids: &[u64], most: f64| {
@@ -526,18 +527,18 @@ fn skewed_ids_load_all_shards_alike() {
         let index = catalogue.declare(sparse(2_000_000, 2_000_000, 16, count)).expect("it is legal");
         let parameter = catalogue.parameter(index).expect("it was declared");
         let buckets = parameter.declaration().buckets.expect("it is sparse");
-        let mut loads = std::collections::BTreeMap::<Place, u32>::new();
+        let mut loads = std::collections::BTreeMap::<ShardId, u32>::new();
         let unique: HashSet<u64> = ids.iter().copied().collect();
         for id in &unique {
-            *loads.entry(parameter.place(ChunkIndex(buckets.of(*id).into()))).or_default() += 1;
+            *loads.entry(parameter.shard_of(ChunkIndex(buckets.of(*id).into()))).or_default() += 1;
         }
-        assert_eq!(loads.len(), catalogue.topology().places().count(), "every shard has rows");
+        assert_eq!(loads.len(), catalogue.topology().shard_ids().count(), "every shard has rows");
         // Servers are loaded alike, and the shards of each.
         let share = unique.len() as f64 / shards.len() as f64;
-        for (place, load) in &loads {
-            let mean = share / f64::from(shards[usize::from(place.server.0)]);
+        for (shard, load) in &loads {
+            let mean = share / f64::from(shards[usize::from(shard.server.0)]);
             let found = f64::from(*load) / mean;
-            assert!(found <= most, "{shards:?} {place:?}: {found} times the mean of {mean}; expected at most {most}");
+            assert!(found <= most, "{shards:?} {shard:?}: {found} times the mean of {mean}; expected at most {most}");
         }
     };
     let skewed = zipf(65_536, 2_000_000);

@@ -1,7 +1,7 @@
 //! The servers of a job, and the shards of each.
 
 use crate::error::Failure;
-use crate::ids::{Place, ServerIndex, ShardIndex};
+use crate::ids::{ServerIndex, ShardId, ShardIndex};
 use crate::limits::{SERVERS_MAX, SHARDS_MAX};
 
 /// How many shards each server has. There is at least one server, and each has at least one shard.
@@ -40,9 +40,9 @@ impl Topology {
     }
 
     /// Every shard of the cluster, server by server.
-    pub fn places(&self) -> impl Iterator<Item = Place> {
+    pub fn shard_ids(&self) -> impl Iterator<Item = ShardId> {
         let shards_of = |(server, shards): (u16, &u16)| {
-            (0..*shards).map(move |shard| Place { server: ServerIndex(server), shard: ShardIndex(shard) })
+            (0..*shards).map(move |shard| ShardId { server: ServerIndex(server), shard: ShardIndex(shard) })
         };
         (0..).zip(&self.shards).flat_map(shards_of)
     }

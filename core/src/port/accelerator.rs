@@ -1,7 +1,7 @@
-//! What sums gradients and updates parameters beside the shard: a device with memory of its own.
+//! Interface of an accelerator: a device with its own memory that sums gradients and updates parameters asynchronously.
 //!
-//! A chunk that lives on an accelerator has a *slot* there, with the parameter and the rule's states. The slot is the
-//! truth for the next update; what everybody else reads is a copy in the host's memory, which comes with every update.
+//! A chunk on an accelerator has a *slot* with the parameter and the rule's states. The slot is the source of the next
+//! update; readers use a host copy, which every update returns.
 //!
 //! ```text
 //! adopt      a chunk gets a slot, and code for its rule, or an error that says why it cannot
@@ -10,19 +10,18 @@
 //! Store      the states come out, for a checkpoint
 //! ```
 //!
-//! A rule that needs the norm of a whole gradient, which is in the slots of several chunks, takes two steps:
+//! A rule that needs the norm of a gradient spread over several chunks takes two steps:
 //!
 //! ```text
 //! Sum        gradients in, their sum stays with the slot, its sums of squares out
 //! Update     the rule runs on that sum, with numbers that the host made of all chunks' squares
 //! ```
 //!
-//! **One at a time.** At most one piece of work of a slot is under way; of different slots any number, and they come
-//! back in any order.
+//! **One at a time.** A slot has at most one piece of work in flight; work of different slots completes in any order.
 //!
-//! **By value.** Work goes in whole and comes back whole, with every lease that it had, also on failure. Work that is
-//! back has happened, or has not (see [`Done::outcome`]): its bytes are visible to host and device, and nobody reads or
-//! writes its leases any more.
+//! **By value.** Work is submitted and returned as a whole, with all its leases, also on failure. Returned work has
+//! happened or has not (see [`Done::outcome`]): its bytes are visible to host and device, and the device no longer
+//! accesses its leases.
 //!
 //! **The same bits.** An update gives what [`Plain`](super::Plain) gives for the same parameter, states and gradients,
 //! bit for bit: sums in the order given, in the parameter's type, every operation rounded once.
@@ -46,8 +45,7 @@ use crate::rule::ssa::Lowered;
 pub use faulty::{Fault, FaultyAccelerator};
 pub use simulated::Simulated;
 
-/// A chunk's place on an accelerator. They are counted from zero, and given out again only after
-/// [`Accelerator::clear`].
+/// A chunk's slot on an accelerator. Slots are counted from zero, and reused only after [`Accelerator::clear`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceSlot(pub u32);
 
@@ -57,7 +55,7 @@ impl fmt::Display for DeviceSlot {
     }
 }
 
-/// What an accelerator is, true at the time of asking.
+/// Properties of an accelerator at the time of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// Its name, for the line that says what was chosen and for errors: `cuda:0 (NVIDIA H200, driver 580)`.
@@ -68,7 +66,7 @@ pub struct DeviceFacts {
     pub bytes_least: u32,
 }
 
-/// What is run for a chunk, the same for all its life on an accelerator.
+/// Code of a chunk, fixed while it is on an accelerator.
 #[derive(Clone, Debug)]
 pub enum Code {
     /// [`Formula::Add`]
@@ -80,7 +78,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// How many states go with it, each as long as the parameter.
+    /// Count of states, each as long as the parameter.
     #[must_use]
     pub fn states(&self) -> usize {
         match self {
@@ -104,16 +102,16 @@ impl Code {
     }
 }
 
-/// What a chunk needs of an accelerator.
+/// Requirements of a chunk on an accelerator.
 #[derive(Clone, Debug)]
 pub struct Resident {
     /// The type of parameter and states.
     pub element_type: ElementType,
     /// The parameter's length; each state has the same.
     pub bytes: u32,
-    /// What is run for it.
+    /// Its code.
     pub code: Code,
-    /// Whether [`Work::Sum`] will come for it: it then has a place for a sum, too.
+    /// Whether it needs room for a kept sum, for [`Work::Sum`].
     pub keeps_sum: bool,
 }
 
@@ -187,9 +185,9 @@ pub enum Work {
     /// Host to device: the parameter, and the states unless there are none here. A slot that has states gets them with
     /// its first load; later ones may bring the parameter alone.
     Load {
-        /// Whose.
+        /// The slot.
         slot: DeviceSlot,
-        /// The value as it is published; others may be reading it too.
+        /// The published value, which readers may hold.
         parameter: Arc<Value>,
         /// In the order of [`Lowered::states`]; each holds the parameter's length.
         states: Vec<Lease>,
@@ -197,39 +195,39 @@ pub enum Work {
     /// Sums the gradients in the order given; the sum stays with the slot until its next load or update. Then device to
     /// host: the sums of squares. Only of floats, and of a chunk that keeps a sum.
     Sum {
-        /// Whose.
+        /// The slot.
         slot: DeviceSlot,
-        /// As of an update.
+        /// The gradients, as for an update.
         gradients: Vec<GradientLease>,
-        /// Where what [`square_sums`](crate::optim::square_sums) gives for the sum goes, from the lease's beginning and
-        /// as `f64` one behind the other, the lowest byte first.
+        /// Destination of the results of [`square_sums`](crate::optim::square_sums) for the sum: consecutive
+        /// little-endian `f64` from the lease's beginning.
         squares: Lease,
     },
     /// Sums the gradients in the order given and runs the slot's code, in place; then device to host: the parameter.
     Update {
-        /// Whose.
+        /// The slot.
         slot: DeviceSlot,
-        /// Of a rule its scalars, as [`Lowered::evaluate`] gave them; else one, the scale.
+        /// The scalars of a rule from [`Lowered::evaluate`]; otherwise one number, the scale.
         numbers: Vec<f64>,
         /// The gradients in trainer order; none are a gradient of zero.
         gradients: Vec<GradientLease>,
-        /// Whether the slot has the sum of these gradients, by a [`Work::Sum`] since its last load and update. They are
-        /// not read then; who does the work in its place needs them.
+        /// Whether the slot keeps the sum of these gradients from a [`Work::Sum`] after its last load and update. The
+        /// device then ignores the gradients; a fallback on the processor needs them.
         is_summed: bool,
-        /// Where the parameter's new bytes go, from the lease's beginning.
+        /// Destination of the parameter's new bytes, from the lease's beginning.
         into: Lease,
     },
     /// Device to host: the states.
     Store {
-        /// Whose.
+        /// The slot.
         slot: DeviceSlot,
-        /// Where they go: as many as there are, in order, from each lease's beginning.
+        /// Destinations, one for each state in order, from each lease's beginning.
         states: Vec<Lease>,
     },
 }
 
 impl Work {
-    /// Whose it is.
+    /// Its slot.
     #[must_use]
     pub fn slot(&self) -> DeviceSlot {
         match self {
@@ -239,7 +237,7 @@ impl Work {
         }
     }
 
-    /// What it does, for error texts.
+    /// Name of the work, for error texts.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -251,13 +249,13 @@ impl Work {
     }
 }
 
-/// Work that is over.
+/// Completed work.
 #[derive(Debug)]
 pub struct Done {
     /// The work as it was submitted, its leases filled where it says so.
     pub work: Work,
-    /// Nothing when it has happened. [`Failure::Call`] when it has not, and the slot is as it was before. With
-    /// [`Failure::Device`] nobody knows what is in the slot; it takes no more work.
+    /// `Ok` when it has happened. [`Failure::Call`] when it has not, and the slot is unchanged. After
+    /// [`Failure::Device`] the slot's contents are undefined, and it takes no more work.
     pub outcome: Result<(), Failure>,
 }
 
@@ -266,11 +264,11 @@ pub struct Done {
 ///
 /// A lease whose work the device may still be doing when it is dropped is forgotten, not freed.
 pub trait Accelerator: Send {
-    /// What it is.
+    /// Its properties.
     fn capabilities(&self) -> DeviceFacts;
 
     /// Offers an arena whose leases will come: the accelerator may lock its pages for the device, at once or piece by
-    /// piece as leases come, or not at all. What it locks it keeps mapped, by a clone of the arena, until
+    /// piece as leases come, or not at all. Locked pages stay mapped, by a clone of the arena, until
     /// [`Accelerator::clear`]. A lease of memory that was not offered, or not locked, is as good, and slower.
     ///
     /// An arena is mapped for the most that can be needed, and much of it is never touched: locking all of it makes
@@ -288,25 +286,25 @@ pub trait Accelerator: Send {
     /// When the chunk cannot live there.
     fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted>;
 
-    /// Waits for what is under way, gives up what was submitted and not begun, and forgets all slots and arenas. What
-    /// was under way does not come back: its leases are dropped.
+    /// Waits for work in flight, drops queued work, and forgets all slots and arenas. The work is not returned: its
+    /// leases are dropped.
     fn clear(&mut self);
 
-    /// Takes what fits, in order; what it leaves in the queue is back-pressure.
+    /// Takes work in order; the rest stays in the queue, which is back-pressure.
     ///
     /// # Errors
     /// [`Failure::Device`] when the device as a whole is gone: no work comes back any more.
     ///
     /// # Panics
-    /// When work is not what the slot was adopted for, or its slot has work under way: whoever submits has checked it.
+    /// When work does not match its slot, or the slot has work in flight: the caller checks both.
     fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure>;
 
-    /// Says what is over, without waiting.
+    /// Collects completions without waiting.
     ///
     /// # Errors
     /// As [`Accelerator::submit`].
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Failure>;
 
-    /// Waits until [`Accelerator::poll`] may have something to say, or `limit` has passed.
+    /// Waits until [`Accelerator::poll`] may have a completion, or `limit` has passed.
     fn wait(&mut self, limit: Duration);
 }

@@ -1,21 +1,26 @@
-//! What does the arithmetic of a program's ops.
+//! Interface for the arithmetic of a program's ops.
 
 use crate::error::Failure;
-use crate::program::{Facts, Node, Value};
+use crate::program::{Node, VariableFacts, VariableValue};
 
-/// The arithmetic of a graph: everything but flow and updates. Every implementation gives the same bits for the same
-/// inputs on one machine; across implementations a measured tolerance holds, and what only moves or counts is equal.
+/// The arithmetic of a graph, without flow and updates. Every implementation is deterministic on one machine;
+/// implementations agree within a measured tolerance, and exactly where an op only moves or counts.
 pub trait Arithmetic: Send {
     /// Runs one op of a checked graph and gives its outputs in order. `outputs` has their facts; `inputs` are values
     /// that the facts of the node's inputs admit, all with one batch.
     ///
     /// # Errors
-    /// When an input names what is not there: an id beyond its table, a label beyond its classes. Names both.
+    /// When an input refers to a missing id or label. Names both.
     ///
     /// # Panics
-    /// When the op is no arithmetic, or an input is not what the graph says: whoever feeds a graph has checked it.
-    fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Result<Vec<Value>, Failure>;
+    /// When the op is no arithmetic, or an input contradicts the graph: the caller checks both.
+    fn run(
+        &mut self,
+        node: &Node,
+        inputs: &[&VariableValue],
+        outputs: &[&VariableFacts],
+    ) -> Result<Vec<VariableValue>, Failure>;
 
-    /// Its name, for the line that says what was chosen.
+    /// Its name, for the log.
     fn name(&self) -> &'static str;
 }

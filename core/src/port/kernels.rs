@@ -1,13 +1,13 @@
-//! What sums gradients and updates parameters.
+//! Interface of kernels, which sum gradients and update parameters.
 
 use crate::dtype::{ElementType, Half};
-use crate::narrow;
+use crate::narrowing;
 use crate::optim::{self, Formula, Gradient};
 use crate::rule::reference;
 
 /// One update of one chunk: the sum of the gradients, in the order given, then the arithmetic.
 pub struct Update<'a> {
-    /// What is computed.
+    /// The formula.
     pub formula: Formula<'a>,
     /// The type of parameter and state.
     pub element_type: ElementType,
@@ -28,10 +28,10 @@ pub trait Kernels: Send {
     /// Sums and computes.
     fn update(&mut self, update: Update<'_>);
 
-    /// `into` = a value in binary32 as halves, as [`narrow::halve`] rounds it; half as long.
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]);
+    /// `into` = a value in binary32 as halves, as [`narrowing::narrow_to_half`] rounds it; half as long.
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]);
 
-    /// Its name, for the line that says what was chosen.
+    /// Its name, for the log.
     fn name(&self) -> &'static str;
 }
 
@@ -57,8 +57,8 @@ impl Kernels for Plain {
         }
     }
 
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
-        narrow::halve(half, value, into);
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        narrowing::narrow_to_half(half, value, into);
     }
 
     fn name(&self) -> &'static str {

@@ -1,21 +1,20 @@
-//! What moves frames.
+//! Interface of a transport, which moves frames.
 //!
-//! A frame arrives in two steps. Its head comes first, checked, as [`Event::Head`]; the session answers with
-//! [`Submit::Land`], one place for each entry's payload; then the payload is there, checked, as
-//! [`Event::Landed`]. A frame without payload is landed at once and has no first step. So a payload is read
-//! straight into the place where it will live, and a transport that receives into memory of its own may give
-//! back another lease than the one it was handed.
+//! A frame arrives in two steps. Its checked head comes first ([`Event::Head`]); the session posts one receive buffer
+//! for each payload ([`Submit::PostReceive`]); then the payload is there, checked ([`Event::Received`]). A frame
+//! without payload is received at once. So a payload is read straight into its final memory; a transport that receives
+//! into its own memory may return another lease.
 //!
-//! Once a frame's places are there, the head of the next may come before its payload does: up to
-//! [`Capabilities::landings`] frames of one connection land at once, in the order of their heads. What lies behind a
-//! frame without payload is not read before that has landed, and it lands when all before it have. So whoever is told
-//! of a head knows every frame before it, but for the payloads of those that it has given places to.
+//! After a receive is posted the next head may come before the payload: up to [`Capabilities::receives`] frames of one
+//! connection are received at once, in the order of their heads. Bytes after a frame without payload are read only
+//! after it is received, which happens after all earlier frames. So a session that gets a head has every earlier frame,
+//! except the payloads of posted receives.
 //!
-//! A frame has left when its memory may be sent from again, or, where the receiver reads it in place, when the next
-//! one may follow ([`Event::Left`]).
+//! A frame is transmitted when its memory may be sent from again, or, where the receiver reads it in place, when the
+//! next one may follow ([`Event::Transmitted`]).
 //!
-//! A parcel in flight belongs to the transport. Every parcel comes back, by value, also on failure: with
-//! [`Event::Sent`], [`Event::Landed`], or in [`Event::Gone`].
+//! A buffer in flight belongs to the transport. Every buffer is returned by value, also on failure: with
+//! [`Event::Sent`], [`Event::Received`], or [`Event::Gone`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,10 +23,10 @@ use std::time::Duration;
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
-use crate::memory::{Lease, LoanIn, LoanOut, SharedPlace, Stretch, Value};
+use crate::memory::{Lease, LoanIn, LoanOut, SharedRange, Stretch, Value};
 use crate::wire::{Address, Frame};
 
-/// A payload on its way out.
+/// A payload to send.
 pub enum Outgoing {
     /// A chunk that others may be reading too.
     Value(Arc<Value>),
@@ -54,7 +53,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether there is nothing to send.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -80,16 +79,16 @@ impl Outgoing {
         }
     }
 
-    /// Where another process finds the payload, if it can.
+    /// The payload's range in shared memory, if it has one.
     #[must_use]
-    pub fn shared(&self) -> Option<SharedPlace<'_>> {
+    pub fn shared(&self) -> Option<SharedRange<'_>> {
         match self {
             Self::Value(value) => value.lease().shared(),
             Self::Loan(loan) => loan.shared(),
         }
     }
 
-    /// The payload's checksum; of a chunk it is reckoned once, however often it is sent.
+    /// The payload's checksum; of a chunk it is computed once.
     #[must_use]
     pub fn checksum(&self) -> u32 {
         match self {
@@ -99,8 +98,7 @@ impl Outgoing {
     }
 }
 
-/// A place for a payload on its way in. The places of a frame are in the order of its entries and have their
-/// entries' lengths.
+/// A receive buffer. The buffers of a frame have the order and lengths of its entries' payloads.
 pub enum Incoming {
     /// The first `bytes` of a lease.
     Chunk {
@@ -111,7 +109,7 @@ pub enum Incoming {
     },
     /// The caller's own memory.
     Loan(LoanIn),
-    /// Nowhere: the payload is read, not checked, and forgotten.
+    /// None: the payload is read, not checked, and discarded.
     Discard {
         /// Its length.
         bytes: u32,
@@ -119,9 +117,9 @@ pub enum Incoming {
 }
 
 impl Incoming {
-    /// The places that forget a frame's payloads, one for every entry that has one.
+    /// Buffers that discard a frame's payloads, one for each.
     #[must_use]
-    pub fn nowhere(frame: &Frame) -> Vec<Self> {
+    pub fn discard_all(frame: &Frame) -> Vec<Self> {
         let lengths = frame.entries.iter().map(|entry| entry.bytes);
         lengths.filter(|bytes| *bytes > 0).map(|bytes| Self::Discard { bytes }).collect()
     }
@@ -166,7 +164,7 @@ impl Incoming {
 pub enum Submit {
     /// Send a frame. Frames to one peer leave in the order submitted.
     Send {
-        /// To whom.
+        /// The connection.
         peer: PeerId,
         /// Returned in [`Event::Sent`].
         ticket: Ticket,
@@ -175,12 +173,11 @@ pub enum Submit {
         /// The payloads, in the order of the entries that have one.
         body: Vec<Outgoing>,
     },
-    /// Answer the [`Event::Head`] of this peer that has no answer yet: where the payloads of the entries go, one place
-    /// for every entry with a payload.
-    Land {
-        /// From whom.
+    /// Answer the pending [`Event::Head`] of this peer with one receive buffer for each payload.
+    PostReceive {
+        /// The connection.
         peer: PeerId,
-        /// The places.
+        /// The buffers.
         into: Vec<Incoming>,
     },
 }
@@ -190,79 +187,79 @@ impl Submit {
     #[must_use]
     pub fn peer(&self) -> PeerId {
         match self {
-            Self::Send { peer, .. } | Self::Land { peer, .. } => *peer,
+            Self::Send { peer, .. } | Self::PostReceive { peer, .. } => *peer,
         }
     }
 }
 
-/// What happened.
+/// An event of a transport.
 pub enum Event {
-    /// A connection that we asked for is there; frames submitted before it leave now.
+    /// A requested connection is established; frames submitted before are sent now.
     Connected {
         /// The connection.
         peer: PeerId,
     },
-    /// Somebody connected to us; their hello follows as a landed frame.
+    /// A peer connected; its hello follows as a received frame.
     Accepted {
         /// The connection.
         peer: PeerId,
         /// Where from, for error texts.
         origin: String,
     },
-    /// A frame with a payload has begun to arrive; nothing more of this peer is read before [`Submit::Land`].
+    /// A frame with a payload has begun to arrive; nothing more of this peer is read before [`Submit::PostReceive`].
     Head {
-        /// From whom.
+        /// The connection.
         peer: PeerId,
         /// The frame.
         frame: Frame,
     },
-    /// A frame is here, payload and all, and its checksums hold.
-    Landed {
-        /// From whom.
+    /// A frame is received with its payload, and its checksums hold.
+    Received {
+        /// The connection.
         peer: PeerId,
         /// The frame.
         frame: Frame,
-        /// The places handed over in [`Submit::Land`], filled.
+        /// The buffers of [`Submit::PostReceive`], filled.
         body: Vec<Incoming>,
     },
-    /// A frame has left, but its payload is still read where it is: [`Event::Sent`] follows when it is not.
-    Left {
-        /// To whom.
+    /// A frame is transmitted, and its payload is still read in place; [`Event::Sent`] follows.
+    Transmitted {
+        /// The connection.
         peer: PeerId,
         /// As submitted.
         ticket: Ticket,
     },
-    /// A frame has left: its payload's memory is not read any more.
+    /// A send completed: its payload's memory is no longer read.
     Sent {
-        /// To whom.
+        /// The connection.
         peer: PeerId,
         /// As submitted.
         ticket: Ticket,
-        /// The parcels, back.
+        /// The payloads.
         body: Vec<Outgoing>,
     },
-    /// The connection is over, or was never made. Nothing more comes from it.
+    /// The connection is closed, or was never established. No further event names it, except returned buffers.
     Gone {
         /// The connection.
         peer: PeerId,
         /// Why.
         reason: String,
-        /// Frames that may not have left, with their parcels.
+        /// Frames that may not have been sent, with their payloads.
         unsent: Vec<(Ticket, Vec<Outgoing>)>,
-        /// Places that were not filled: all those of each frame that was landing, in the order of the heads.
+        /// Unfilled receive buffers, in the order of the heads.
         unfilled: Vec<Incoming>,
     },
 }
 
-/// What a transport can do, asked once and true.
+/// Capabilities of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Its name: `network`, `loopback`.
     pub name: &'static str,
     /// Whether payload checksums are computed and checked.
     pub checks_payload: bool,
-    /// Frames of one connection that land at once, at most: 1 to [`LANDINGS_MAX`](crate::limits::LANDINGS_MAX).
-    pub landings: usize,
+    /// Most receives posted at once for one connection: 1 to [`RECEIVES_MAX`](crate::limits::RECEIVES_MAX).
+    pub receives: usize,
 }
 
 /// Wakes a transport that waits, from any thread.
@@ -283,7 +280,7 @@ impl Doorbell {
 
 /// A way to move frames, owned by one thread.
 pub trait Transport: Send {
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
     /// Begins to connect; [`Event::Connected`] or [`Event::Gone`] follows. Never blocks.
@@ -292,14 +289,14 @@ pub trait Transport: Send {
     /// When the address cannot be used with this transport at all.
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure>;
 
-    /// Takes what fits, in order; what it leaves in the queue is back-pressure. Work for a peer that is gone is
-    /// taken, and its parcels come back in an [`Event::Gone`] of that peer.
+    /// Takes work in order; the rest stays in the queue, which is back-pressure. Work for a closed peer is taken, and
+    /// its buffers return in an [`Event::Gone`] of that peer.
     ///
     /// # Errors
     /// When the device itself failed.
     fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure>;
 
-    /// Moves what can be moved without waiting, and says what happened.
+    /// Makes progress without waiting and reports events.
     ///
     /// # Errors
     /// When the device itself failed.

@@ -5,9 +5,9 @@ use std::fmt;
 use crate::config::Merge;
 use crate::dtype::ElementType;
 
-use super::op::{Destination, OpKind, Peer};
+use super::op::{Destination, OpKind, ProgramPeer};
 
-/// What an attribute may be.
+/// A value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Attribute {
     Bool(bool),
@@ -34,10 +34,10 @@ impl fmt::Display for Attribute {
 
 /// Why a kind is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    /// The attribute that is wrong; none when it is the kind, or an attribute that is not there.
+pub(super) struct AttributeError {
+    /// The wrong attribute; none when the kind is wrong or an attribute is missing.
     pub(super) attribute: Option<String>,
-    /// What was found and what was expected.
+    /// The found and the expected value.
     pub(super) reason: String,
 }
 
@@ -82,7 +82,7 @@ pub(super) const KINDS: [&str; 37] = [
     "loop_forever",
 ];
 
-/// What a kind is told. What has its usual value is left out.
+/// The attributes of a kind. Attributes at their default are omitted.
 pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     use Attribute::{Bool, Real, Text, Whole, Wholes, Word};
     let unless = |usual: bool, name, value| if usual { Vec::new() } else { vec![(name, value)] };
@@ -134,29 +134,29 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     }
 }
 
-/// The kind of this name, told these attributes.
-pub(super) fn kind(name: &str, attributes: Vec<(String, Attribute)>) -> Result<OpKind, Refusal> {
-    let mut given = Given::new(attributes)?;
-    let kind = arithmetic(name, &mut given)?;
+/// The kind with this name and these attributes.
+pub(super) fn kind(name: &str, attributes: Vec<(String, Attribute)>) -> Result<OpKind, AttributeError> {
+    let mut reader = AttributeReader::new(attributes)?;
+    let kind = arithmetic(name, &mut reader)?;
     let kind = match kind {
         Some(kind) => kind,
-        None => moving(name, &mut given)?,
+        None => moving(name, &mut reader)?,
     };
-    given.finish()?;
+    reader.finish()?;
     Ok(kind)
 }
 
-fn arithmetic(name: &str, given: &mut Given) -> Result<Option<OpKind>, Refusal> {
+fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, AttributeError> {
     Ok(Some(match name {
         "matmul" => OpKind::Matmul {
-            transpose_left: given.flag("transpose_left")?,
-            transpose_right: given.flag("transpose_right")?,
+            transpose_left: reader.flag("transpose_left")?,
+            transpose_right: reader.flag("transpose_right")?,
         },
         "add" => OpKind::Add,
         "mul" => OpKind::Mul,
-        "scale" => OpKind::Scale { factor: given.real("factor")? },
+        "scale" => OpKind::Scale { factor: reader.real("factor")? },
         "sum" => OpKind::Sum,
-        "reduce_sum" => OpKind::ReduceSum { axis: given.small("axis")? },
+        "reduce_sum" => OpKind::ReduceSum { axis: reader.small("axis")? },
         "relu" => OpKind::Relu,
         "sigmoid" => OpKind::Sigmoid,
         "tanh" => OpKind::Tanh,
@@ -164,57 +164,57 @@ fn arithmetic(name: &str, given: &mut Given) -> Result<Option<OpKind>, Refusal> 
         "sigmoid_cross_entropy" => OpKind::SigmoidCrossEntropy,
         "mean" => OpKind::Mean,
         "lookup_table" => OpKind::LookupTable,
-        "concat" => OpKind::Concat { axis: given.small("axis")? },
-        "split" => OpKind::Split { axis: given.small("axis")?, lengths: given.wholes("lengths")? },
-        "cast" => OpKind::Cast { to: given.word("to", "an element type", element_type)? },
-        "fill" => OpKind::Fill { value: given.real("value")? },
+        "concat" => OpKind::Concat { axis: reader.small("axis")? },
+        "split" => OpKind::Split { axis: reader.small("axis")?, lengths: reader.wholes("lengths")? },
+        "cast" => OpKind::Cast { to: reader.word("to", "an element type", element_type)? },
+        "fill" => OpKind::Fill { value: reader.real("value")? },
         "uniform" => OpKind::Uniform {
-            low: given.real("low")?,
-            high: given.real("high")?,
-            seed: given.whole("seed", None)?,
-            first: given.whole("first", Some(0))?,
+            low: reader.real("low")?,
+            high: reader.real("high")?,
+            seed: reader.whole("seed", None)?,
+            first: reader.whole("first", Some(0))?,
         },
         "gaussian" => OpKind::Gaussian {
-            mean: given.real("mean")?,
-            deviation: given.real("deviation")?,
-            seed: given.whole("seed", None)?,
-            first: given.whole("first", Some(0))?,
+            mean: reader.real("mean")?,
+            deviation: reader.real("deviation")?,
+            seed: reader.whole("seed", None)?,
+            first: reader.whole("first", Some(0))?,
         },
         "accuracy" => OpKind::Accuracy,
         "sum_to" => OpKind::SumTo,
-        "repeat" => OpKind::Repeat { axis: given.small("axis")? },
+        "repeat" => OpKind::Repeat { axis: reader.small("axis")? },
         "relu_gradient" => OpKind::ReluGradient,
         "sigmoid_gradient" => OpKind::SigmoidGradient,
         "tanh_gradient" => OpKind::TanhGradient,
         "softmax_with_cross_entropy_gradient" => OpKind::SoftmaxWithCrossEntropyGradient,
         "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
         "mean_gradient" => OpKind::MeanGradient,
-        "lookup_table_gradient" => OpKind::LookupTableGradient { height: given.whole("height", None)? },
+        "lookup_table_gradient" => OpKind::LookupTableGradient { height: reader.whole("height", None)? },
         _ => return Ok(None),
     }))
 }
 
 /// Updates and flow.
-fn moving(name: &str, given: &mut Given) -> Result<OpKind, Refusal> {
+fn moving(name: &str, reader: &mut AttributeReader) -> Result<OpKind, AttributeError> {
     Ok(match name {
-        "update" => OpKind::Update { config: given.text("config")? },
+        "update" => OpKind::Update { config: reader.text("config")? },
         "send" => OpKind::Send {
-            channel: given.text("channel")?,
-            to: given.word("to", "trainer:N, server:N or senders", destination)?,
+            channel: reader.text("channel")?,
+            to: reader.word("to", "trainer:N, server:N or senders", destination)?,
         },
-        "recv" => OpKind::Recv { channel: given.text("channel")? },
+        "recv" => OpKind::Recv { channel: reader.text("channel")? },
         "enqueue" => OpKind::Enqueue,
-        "dequeue" => OpKind::Dequeue { min_count: given.small("min_count")? },
+        "dequeue" => OpKind::Dequeue { min_count: reader.small("min_count")? },
         "gradient_accumulator" => OpKind::GradientAccumulator {
-            count: given.small("count")?,
-            merge: if given.has("merge") { given.word("merge", "mean or sum", merge)? } else { Merge::Mean },
-            staleness: if given.has("staleness") { Some(given.small("staleness")?) } else { None },
+            count: reader.small("count")?,
+            merge: if reader.has("merge") { reader.word("merge", "mean or sum", merge)? } else { Merge::Mean },
+            staleness: if reader.has("staleness") { Some(reader.small("staleness")?) } else { None },
         },
-        "string_accumulator" => OpKind::StringAccumulator { count: given.small("count")? },
-        "loop_forever" => OpKind::LoopForever { block: given.small("block")? },
+        "string_accumulator" => OpKind::StringAccumulator { count: reader.small("count")? },
+        "loop_forever" => OpKind::LoopForever { block: reader.small("block")? },
         _ => {
             let reason = format!("found op {name:?}; expected one of {}", KINDS.join(", "));
-            return Err(Refusal { attribute: None, reason });
+            return Err(AttributeError { attribute: None, reason });
         }
     })
 }
@@ -231,8 +231,8 @@ fn destination(word: &str) -> Option<Destination> {
     // As it is written again: no sign, no leading zero.
     let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
     match side {
-        "trainer" => Some(Destination::Peer(Peer::Trainer(number))),
-        "server" => Some(Destination::Peer(Peer::Server(number))),
+        "trainer" => Some(Destination::Peer(ProgramPeer::Trainer(number))),
+        "server" => Some(Destination::Peer(ProgramPeer::Server(number))),
         _ => None,
     }
 }
@@ -245,45 +245,50 @@ fn merge(word: &str) -> Option<Merge> {
     }
 }
 
-/// More than any kind is told, and few enough to compare all of them with one another.
+/// More than any kind has, and few enough to compare each with all others.
 const ATTRIBUTES_MAX: usize = 16;
 
 /// Attributes that are taken one after another, until none is left.
-struct Given(Vec<(String, Attribute)>);
+struct AttributeReader(Vec<(String, Attribute)>);
 
-impl Given {
-    fn new(attributes: Vec<(String, Attribute)>) -> Result<Self, Refusal> {
+impl AttributeReader {
+    fn new(attributes: Vec<(String, Attribute)>) -> Result<Self, AttributeError> {
         if attributes.len() > ATTRIBUTES_MAX {
             let reason = format!("found {} attributes; expected at most {ATTRIBUTES_MAX}", attributes.len());
-            return Err(Refusal { attribute: None, reason });
+            return Err(AttributeError { attribute: None, reason });
         }
         for (place, (name, _)) in attributes.iter().enumerate() {
             if attributes[..place].iter().any(|(before, _)| before == name) {
                 let reason = format!("found attribute {name:?} twice; expected it once");
-                return Err(Refusal { attribute: Some(name.clone()), reason });
+                return Err(AttributeError { attribute: Some(name.clone()), reason });
             }
         }
         Ok(Self(attributes))
     }
 
     fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|(given, _)| given == name)
+        self.0.iter().any(|(reader, _)| reader == name)
     }
 
-    /// Takes an attribute, turned into what it is for.
-    fn take<T>(&mut self, name: &str, expected: &str, convert: impl Fn(&Attribute) -> Option<T>) -> Result<T, Refusal> {
-        let Some(place) = self.0.iter().position(|(given, _)| given == name) else {
+    /// Takes an attribute and converts it.
+    fn take<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        convert: impl Fn(&Attribute) -> Option<T>,
+    ) -> Result<T, AttributeError> {
+        let Some(place) = self.0.iter().position(|(reader, _)| reader == name) else {
             let reason = format!("found no attribute {name:?}; expected {expected}");
-            return Err(Refusal { attribute: None, reason });
+            return Err(AttributeError { attribute: None, reason });
         };
         let (_, attribute) = self.0.remove(place);
         convert(&attribute).ok_or_else(|| {
             let reason = format!("attribute {name:?} is {attribute}; expected {expected}");
-            Refusal { attribute: Some(name.to_owned()), reason }
+            AttributeError { attribute: Some(name.to_owned()), reason }
         })
     }
 
-    fn flag(&mut self, name: &str) -> Result<bool, Refusal> {
+    fn flag(&mut self, name: &str) -> Result<bool, AttributeError> {
         if !self.has(name) {
             return Ok(false);
         }
@@ -294,7 +299,7 @@ impl Given {
     }
 
     /// A whole number is a real one as well, as people write it.
-    fn real(&mut self, name: &str) -> Result<f64, Refusal> {
+    fn real(&mut self, name: &str) -> Result<f64, AttributeError> {
         self.take(name, "a number", |attribute| match attribute {
             Attribute::Real(value) => Some(*value),
             Attribute::Whole(value) => Some(*value as f64),
@@ -302,7 +307,7 @@ impl Given {
         })
     }
 
-    fn whole(&mut self, name: &str, usual: Option<u64>) -> Result<u64, Refusal> {
+    fn whole(&mut self, name: &str, usual: Option<u64>) -> Result<u64, AttributeError> {
         if let (Some(usual), false) = (usual, self.has(name)) {
             return Ok(usual);
         }
@@ -312,39 +317,44 @@ impl Given {
         })
     }
 
-    fn small(&mut self, name: &str) -> Result<u32, Refusal> {
+    fn small(&mut self, name: &str) -> Result<u32, AttributeError> {
         self.take(name, "a whole number below 2^32", |attribute| match attribute {
             Attribute::Whole(value) => u32::try_from(*value).ok(),
             _ => None,
         })
     }
 
-    fn wholes(&mut self, name: &str) -> Result<Vec<u64>, Refusal> {
+    fn wholes(&mut self, name: &str) -> Result<Vec<u64>, AttributeError> {
         self.take(name, "whole numbers in brackets", |attribute| match attribute {
             Attribute::Wholes(values) => Some(values.clone()),
             _ => None,
         })
     }
 
-    fn text(&mut self, name: &str) -> Result<String, Refusal> {
+    fn text(&mut self, name: &str) -> Result<String, AttributeError> {
         self.take(name, "a text in quotes", |attribute| match attribute {
             Attribute::Text(text) => Some(text.clone()),
             _ => None,
         })
     }
 
-    fn word<T>(&mut self, name: &str, expected: &str, convert: impl Fn(&str) -> Option<T>) -> Result<T, Refusal> {
+    fn word<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        convert: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, AttributeError> {
         self.take(name, expected, |attribute| match attribute {
             Attribute::Word(word) => convert(word),
             _ => None,
         })
     }
 
-    fn finish(self) -> Result<(), Refusal> {
+    fn finish(self) -> Result<(), AttributeError> {
         match self.0.into_iter().next() {
             Some((name, _)) => {
                 let reason = format!("found attribute {name:?}; expected none of this name");
-                Err(Refusal { attribute: Some(name), reason })
+                Err(AttributeError { attribute: Some(name), reason })
             }
             None => Ok(()),
         }

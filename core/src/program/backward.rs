@@ -8,10 +8,10 @@ use crate::error::Failure;
 
 use super::block::Program;
 use super::graph::Graph;
-use super::op::{Op, OpKind, Role};
-use super::variable::{Facts, Purpose, Variable};
+use super::op::{Op, OpKind, OpRole};
+use super::variable::{Purpose, Variable, VariableFacts};
 
-use rules::Flow;
+use rules::OpGradient;
 
 /// A parameter and the variable that holds its gradient.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct ParameterGradient {
 /// Appends the ops that compute the gradient of `loss` by every parameter it depends on, and says where each is.
 ///
 /// The gradient of `x` is called `x@gradient`; where `x` is used more than once, the parts are called `x@gradient@0`
-/// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](Role::Backward). An op
-/// whose outputs the loss does not depend on gets none.
+/// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](OpRole::Backward). An
+/// op whose outputs the loss does not depend on gets none.
 ///
 /// # Errors
 /// When the program does not check; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on
@@ -38,7 +38,7 @@ pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<Paramete
     let mut backward = Backward::new(&graph);
     backward.begin(loss, facts);
     for (place, op) in graph.program().blocks[0].ops.iter().enumerate().rev() {
-        if op.role == Role::Forward {
+        if op.role == OpRole::Forward {
             let refuse = |reason| Failure::call(format!("block 0, op {place} {}: {reason}", op.kind.name()));
             backward.through(op).map_err(refuse)?;
         }
@@ -55,14 +55,14 @@ pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<Paramete
     Ok(gradients)
 }
 
-fn check_loss<'a>(graph: &'a Graph, loss: &str) -> Result<&'a Facts, Failure> {
+fn check_loss<'a>(graph: &'a Graph, loss: &str) -> Result<&'a VariableFacts, Failure> {
     let expected = "expected a scalar of float32 or float64 that an op of block 0 gives";
     let Some(facts) = graph.facts(loss) else {
         return Err(Failure::call(format!("found no variable {loss:?} to be the loss; {expected}")));
     };
     let is_given = graph.program().blocks[0].ops.iter().any(|op| op.outputs.iter().any(|output| output == loss));
     let is_scalar =
-        matches!(facts, Facts::Dense { element_type, shape } if element_type.is_float() && shape.is_empty());
+        matches!(facts, VariableFacts::Dense { element_type, shape } if element_type.is_float() && shape.is_empty());
     if is_given && is_scalar {
         return Ok(facts);
     }
@@ -72,10 +72,10 @@ fn check_loss<'a>(graph: &'a Graph, loss: &str) -> Result<&'a Facts, Failure> {
 /// Gradients while they are gathered, from the loss upwards.
 struct Backward<'a> {
     graph: &'a Graph,
-    /// Variables that a parameter has an influence on.
+    /// Variables that depend on a parameter.
     influenced: BTreeSet<&'a str>,
-    /// What each variable's gradient is the sum of.
-    parts: BTreeMap<String, Vec<Part>>,
+    /// For each variable the terms that its gradient is the sum of.
+    parts: BTreeMap<String, Vec<PartialGradient>>,
     /// How often a variable's gradient got a part that an op makes.
     made: BTreeMap<String, usize>,
     variables: Vec<Variable>,
@@ -84,7 +84,7 @@ struct Backward<'a> {
 
 /// A part of a gradient: a variable, and the op that makes it for this purpose alone.
 #[derive(Clone, Debug)]
-struct Part {
+struct PartialGradient {
     name: String,
     op: Option<usize>,
 }
@@ -94,7 +94,7 @@ impl<'a> Backward<'a> {
         let block = &graph.program().blocks[0];
         let parameters = block.variables.iter().filter(|variable| variable.purpose == Purpose::Parameter);
         let mut influenced: BTreeSet<&str> = parameters.map(|variable| variable.name.as_str()).collect();
-        for op in block.ops.iter().filter(|op| op.role == Role::Forward) {
+        for op in block.ops.iter().filter(|op| op.role == OpRole::Forward) {
             if rules::passes(&op.kind) && op.inputs.iter().any(|input| influenced.contains(input.as_str())) {
                 influenced.extend(op.outputs.iter().map(String::as_str));
             }
@@ -104,15 +104,15 @@ impl<'a> Backward<'a> {
     }
 
     /// The gradient of the loss by itself.
-    fn begin(&mut self, loss: &str, facts: &Facts) {
+    fn begin(&mut self, loss: &str, facts: &VariableFacts) {
         if self.influenced.contains(loss) {
             let name = self.constant(&gradient_name(loss), facts.clone(), 1.0);
-            self.parts.insert(loss.to_owned(), vec![Part { name, op: None }]);
+            self.parts.insert(loss.to_owned(), vec![PartialGradient { name, op: None }]);
         }
     }
 
     /// A scalar that is made from nothing.
-    fn constant(&mut self, name: &str, facts: Facts, value: f64) -> String {
+    fn constant(&mut self, name: &str, facts: VariableFacts, value: f64) -> String {
         self.variables.push(Variable { name: name.to_owned(), facts, purpose: Purpose::Temporary });
         self.push(OpKind::Fill { value }, &[], vec![name.to_owned()]);
         name.to_owned()
@@ -120,7 +120,7 @@ impl<'a> Backward<'a> {
 
     fn push(&mut self, kind: OpKind, inputs: &[&str], outputs: Vec<String>) {
         let inputs = inputs.iter().map(|name| (*name).to_owned()).collect();
-        self.ops.push(Op { kind, inputs, outputs, role: Role::Backward });
+        self.ops.push(Op { kind, inputs, outputs, role: OpRole::Backward });
     }
 
     /// Hands the gradients of an op's outputs on to its inputs.
@@ -128,9 +128,13 @@ impl<'a> Backward<'a> {
         if !op.outputs.iter().any(|output| self.parts.contains_key(output)) {
             return Ok(());
         }
-        let slopes: Vec<Option<String>> = op.outputs.iter().map(|output| self.gradient(output)).collect();
-        let wanted: Vec<bool> = op.inputs.iter().map(|input| self.influenced.contains(input.as_str())).collect();
-        if wanted.contains(&true) { rules::apply(&mut Flow { backward: self, op, slopes, wanted }) } else { Ok(()) }
+        let output_gradients: Vec<Option<String>> = op.outputs.iter().map(|output| self.gradient(output)).collect();
+        let is_needed: Vec<bool> = op.inputs.iter().map(|input| self.influenced.contains(input.as_str())).collect();
+        if is_needed.contains(&true) {
+            rules::apply(&mut OpGradient { backward: self, op, output_gradients, is_needed })
+        } else {
+            Ok(())
+        }
     }
 
     /// The variable that holds the whole gradient of `of`; none when the loss does not depend on it.
@@ -138,8 +142,8 @@ impl<'a> Backward<'a> {
         let parts = self.parts.get(of)?.clone();
         let whole = gradient_name(of);
         let name = match &parts[..] {
-            [Part { name, op: None }] => return Some(name.clone()),
-            [Part { name, op: Some(op) }] => {
+            [PartialGradient { name, op: None }] => return Some(name.clone()),
+            [PartialGradient { name, op: Some(op) }] => {
                 let output = self.ops[*op].outputs.iter_mut().find(|output| *output == name);
                 output.expect("a part's op gives it").clone_from(&whole);
                 whole
@@ -150,13 +154,13 @@ impl<'a> Backward<'a> {
                 whole
             }
         };
-        self.parts.insert(of.to_owned(), vec![Part { name: name.clone(), op: None }]);
+        self.parts.insert(of.to_owned(), vec![PartialGradient { name: name.clone(), op: None }]);
         Some(name)
     }
 
-    /// Adds a part that is there already, as the gradient of something else.
+    /// Adds an existing variable as a term of another gradient.
     fn share(&mut self, of: &str, name: &str) {
-        self.parts.entry(of.to_owned()).or_default().push(Part { name: name.to_owned(), op: None });
+        self.parts.entry(of.to_owned()).or_default().push(PartialGradient { name: name.to_owned(), op: None });
     }
 
     /// A name for the next part of a gradient that an op will make.
@@ -169,10 +173,10 @@ impl<'a> Backward<'a> {
     /// Adds a part that the last op makes.
     fn record(&mut self, of: &str, name: String) {
         let op = Some(self.ops.len() - 1);
-        self.parts.entry(of.to_owned()).or_default().push(Part { name, op });
+        self.parts.entry(of.to_owned()).or_default().push(PartialGradient { name, op });
     }
 
-    /// Adds up what is left, and says where the parameters' gradients are.
+    /// Sums the remaining terms, and returns the parameters' gradients.
     fn finish(&mut self) -> Vec<ParameterGradient> {
         let graph = self.graph;
         let variables = graph.program().blocks[0].variables.iter();
@@ -184,7 +188,7 @@ impl<'a> Backward<'a> {
         gradients.collect()
     }
 
-    fn facts(&self, name: &str) -> &'a Facts {
+    fn facts(&self, name: &str) -> &'a VariableFacts {
         self.graph.facts(name).expect("a checked program knows its variables")
     }
 }

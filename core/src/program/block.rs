@@ -1,4 +1,4 @@
-//! Programs as anybody may write them: claims, until a [`Graph`](super::Graph) is made of one.
+//! Programs as they are written: unchecked, until a [`Graph`](super::Graph) is made of one.
 
 use super::op::Op;
 use super::variable::Variable;
@@ -6,7 +6,7 @@ use super::variable::Variable;
 /// Variables and ops that run together. An op sees the variables of its own block and of the blocks around it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Block {
-    /// The index of the block around it, which is below its own; none for block 0 only.
+    /// The index of the enclosing block, which is lower than its own; none for block 0 only.
     pub parent: Option<u32>,
     /// The declared variables.
     pub variables: Vec<Variable>,

@@ -8,14 +8,14 @@ use crate::rows::Initializer;
 
 use super::block::{Block, Program};
 use super::graph::Graph;
-use super::op::{Op, OpKind, Role};
-use super::variable::{Dim, Facts, Purpose, Variable};
+use super::op::{Op, OpKind, OpRole};
+use super::variable::{Dim, Purpose, Variable, VariableFacts};
 
 /// A variable of a [`Builder`], to be given to its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Symbol(usize);
 
-/// Writes a program of one block, op by op. What does not fit is found when it is [finished](Self::finish).
+/// Writes a program of one block, op by op. Mismatched operands are found by [`finish`](Self::finish).
 ///
 /// ```
 /// use pserver_core::dtype::ElementType::{Float32, Int64};
@@ -40,17 +40,17 @@ pub struct Symbol(usize);
 #[derive(Debug, Default)]
 pub struct Builder {
     // Ops take one another's symbols as arguments, so several calls are under way at a time.
-    written: RefCell<Written>,
+    written: RefCell<BuilderState>,
 }
 
 #[derive(Debug, Default)]
-struct Written {
+struct BuilderState {
     /// By symbol.
     names: Vec<String>,
     block: Block,
 }
 
-impl Written {
+impl BuilderState {
     fn symbol(&mut self, name: String) -> Symbol {
         self.names.push(name);
         Symbol(self.names.len() - 1)
@@ -68,12 +68,12 @@ impl Builder {
         Self::default()
     }
 
-    /// What is fed for every run.
+    /// Declares an input that is set before every run.
     pub fn data(&self, name: &str, element_type: ElementType, shape: impl Into<Vec<Dim>>) -> Symbol {
-        self.declare(name, Facts::dense(element_type, shape), Purpose::Data)
+        self.declare(name, VariableFacts::dense(element_type, shape), Purpose::Data)
     }
 
-    /// What is trained, and how it begins.
+    /// Declares a trained parameter and its initial values.
     pub fn parameter(
         &self,
         name: &str,
@@ -82,20 +82,20 @@ impl Builder {
         initializer: Initializer,
         seed: u64,
     ) -> Symbol {
-        let symbol = self.declare(name, Facts::fixed(element_type, shape), Purpose::Parameter);
+        let symbol = self.declare(name, VariableFacts::fixed(element_type, shape), Purpose::Parameter);
         let kind = match initializer {
             Initializer::Zeros => OpKind::Fill { value: 0.0 },
             Initializer::Constant(value) => OpKind::Fill { value },
             Initializer::Uniform { low, high } => OpKind::Uniform { low, high, seed, first: 0 },
             Initializer::Gaussian { mean, deviation } => OpKind::Gaussian { mean, deviation, seed, first: 0 },
         };
-        let op = Op { kind, inputs: Vec::new(), outputs: vec![name.to_owned()], role: Role::Initialise };
+        let op = Op { kind, inputs: Vec::new(), outputs: vec![name.to_owned()], role: OpRole::Initialise };
         self.written.borrow_mut().block.ops.push(op);
         symbol
     }
 
     /// Any variable.
-    pub fn declare(&self, name: &str, facts: Facts, purpose: Purpose) -> Symbol {
+    pub fn declare(&self, name: &str, facts: VariableFacts, purpose: Purpose) -> Symbol {
         let mut written = self.written.borrow_mut();
         written.block.variables.push(Variable { name: name.to_owned(), facts, purpose });
         written.symbol(name.to_owned())
@@ -123,7 +123,7 @@ impl Builder {
         self.written.borrow().name(symbol)
     }
 
-    /// Any op, of the role [`Forward`](Role::Forward): its outputs, which are new temporaries.
+    /// Any op, of the role [`Forward`](OpRole::Forward): its outputs, which are new temporaries.
     pub fn op<const OUTPUTS: usize>(&self, kind: OpKind, inputs: &[Symbol]) -> [Symbol; OUTPUTS] {
         let mut written = self.written.borrow_mut();
         let number = written.block.ops.len();
@@ -132,14 +132,14 @@ impl Builder {
             0 => format!("{}_{number}", kind.name()),
             place => format!("{}_{number}_{place}", kind.name()),
         });
-        written.block.ops.push(Op { kind, inputs, outputs: outputs.to_vec(), role: Role::Forward });
+        written.block.ops.push(Op { kind, inputs, outputs: outputs.to_vec(), role: OpRole::Forward });
         outputs.map(|name| written.symbol(name))
     }
 
     /// Checks the program.
     ///
     /// # Errors
-    /// Those of [`Graph::new`].
+    /// As [`Graph::new`].
     pub fn finish(self) -> Result<Graph, Failure> {
         Graph::new(Program { blocks: vec![self.written.into_inner().block] })
     }

@@ -9,8 +9,8 @@ use crate::optim::Prepared;
 
 use super::block::{Block, Program};
 use super::infer::{self, Inferred};
-use super::op::{Op, OpKind, Role};
-use super::variable::{Facts, Purpose, Variable};
+use super::op::{Op, OpKind, OpRole};
+use super::variable::{Purpose, Variable, VariableFacts};
 
 /// A variable of a graph, by its place in [`Graph::variables`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,13 +27,13 @@ impl VariableIndex {
 /// An op whose variables are known and fit it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it does.
+    /// The kind and its attributes.
     pub kind: OpKind,
-    /// What it belongs to.
-    pub role: Role,
-    /// What it reads, in the order of the kind's signature.
+    /// The phase it belongs to.
+    pub role: OpRole,
+    /// The inputs, in the order of the kind's signature.
     pub inputs: Vec<VariableIndex>,
-    /// What it writes, in the order of the kind's signature.
+    /// The outputs, in the order of the kind's signature.
     pub outputs: Vec<VariableIndex>,
     /// The rule of an [`Update`](OpKind::Update), read from its configuration and lowered once; none for every other
     /// kind.
@@ -43,18 +43,18 @@ pub struct Node {
 /// A block of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scope {
-    /// The index of the block around it; none for block 0 only.
+    /// The index of the enclosing block; none for block 0 only.
     pub parent: Option<u32>,
     /// Its ops, in the program's order.
     pub nodes: Vec<Node>,
 }
 
-/// A program whose every op is known to fit its variables: what an executor runs.
+/// A checked program: every op fits its variables. An executor runs it.
 ///
-/// It keeps these promises:
+/// Invariants:
 ///
 /// - Blocks form a tree with block 0 as its root, and each other block is run by exactly one op, in its parent.
-/// - The facts of every variable are known, and every op's inputs and outputs have those that its kind asks for.
+/// - The facts of every variable are known, and every op's inputs and outputs fit its kind.
 /// - Data is never written. A temporary is written by exactly one op, and read only by later ops of the same block or
 ///   of a block that a later op runs. Parameters and states may be read before and written after.
 /// - A queue is touched by `enqueue` and `dequeue` only.
@@ -118,7 +118,7 @@ impl Graph {
 
     /// The facts of the variable of this name.
     #[must_use]
-    pub fn facts(&self, name: &str) -> Option<&Facts> {
+    pub fn facts(&self, name: &str) -> Option<&VariableFacts> {
         self.find(name).map(|index| &self.variable(index).facts)
     }
 
@@ -153,7 +153,7 @@ fn check_size(program: &Program) -> Result<(), Failure> {
 
 /// A variable while a program is checked.
 #[derive(Debug)]
-struct Known {
+struct CheckedVariable {
     variable: Variable,
     block: u32,
     is_written: bool,
@@ -161,7 +161,7 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Checker {
-    variables: Vec<Known>,
+    variables: Vec<CheckedVariable>,
     by_name: BTreeMap<String, VariableIndex>,
     scopes: Vec<Option<Scope>>,
 }
@@ -190,7 +190,7 @@ impl Checker {
             let block = self.variables[first.place()].block;
             return Err(format!("found this name in block {block} as well; expected each name once"));
         }
-        self.variables.push(Known { variable, block, is_written: false });
+        self.variables.push(CheckedVariable { variable, block, is_written: false });
         Ok(index)
     }
 
@@ -233,7 +233,7 @@ impl Checker {
         }
         let inputs = op.inputs.iter().map(|name| self.readable(name, op, block)).collect::<Result<Vec<_>, _>>()?;
         let declared = op.outputs.iter().map(|name| self.writable(name, block)).collect::<Result<Vec<_>, _>>()?;
-        let facts: Vec<&Facts> = inputs.iter().map(|index| self.facts(*index)).collect();
+        let facts: Vec<&VariableFacts> = inputs.iter().map(|index| self.facts(*index)).collect();
         let known: Vec<_> = declared.iter().map(|index| index.map(|index| self.facts(index))).collect();
         check_distinct(&op.outputs)?;
         let Inferred { facts, rule } = infer::outputs(op, &facts, &known)?;
@@ -244,7 +244,7 @@ impl Checker {
         Ok(Node { kind: op.kind.clone(), role: op.role, inputs, outputs, rule })
     }
 
-    fn facts(&self, index: VariableIndex) -> &Facts {
+    fn facts(&self, index: VariableIndex) -> &VariableFacts {
         &self.variables[index.place()].variable.facts
     }
 
@@ -260,7 +260,7 @@ impl Checker {
         if known.variable.purpose == Purpose::Temporary && !known.is_written {
             return Err(format!("found no value in temporary {name:?}; expected an op before this one that writes it"));
         }
-        let is_queue = matches!(known.variable.facts, Facts::Queue { .. });
+        let is_queue = matches!(known.variable.facts, VariableFacts::Queue { .. });
         if is_queue && !matches!(op.kind, OpKind::Enqueue | OpKind::Dequeue { .. }) {
             return Err(format!("found queue {name:?}; expected only enqueue and dequeue to touch it"));
         }
@@ -272,11 +272,13 @@ impl Checker {
         let Some(index) = self.by_name.get(name).copied() else { return Ok(None) };
         let known = &self.variables[index.place()];
         self.check_visible(known, block)?;
-        if let Facts::Queue { .. } = known.variable.facts {
+        if let VariableFacts::Queue { .. } = known.variable.facts {
             return Err(format!("found queue {name:?} as an output; expected enqueue to fill it"));
         }
         match known.variable.purpose {
-            Purpose::Data => Err(format!("found data {name:?} as an output; expected nobody to write what is fed")),
+            Purpose::Data => {
+                Err(format!("found data {name:?} as an output; expected another variable, because data is only fed"))
+            }
             Purpose::Temporary if known.is_written => {
                 Err(format!("found a second op that writes temporary {name:?}; expected one"))
             }
@@ -293,7 +295,7 @@ impl Checker {
         &mut self,
         name: &str,
         declared: Option<VariableIndex>,
-        facts: Facts,
+        facts: VariableFacts,
         block: u32,
     ) -> Result<VariableIndex, String> {
         let index = match declared {
@@ -313,7 +315,7 @@ impl Checker {
         Ok(index)
     }
 
-    fn check_visible(&self, known: &Known, block: u32) -> Result<(), String> {
+    fn check_visible(&self, known: &CheckedVariable, block: u32) -> Result<(), String> {
         let mut scope = Some(block);
         while let Some(index) = scope {
             if index == known.block {

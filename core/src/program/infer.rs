@@ -1,6 +1,6 @@
-//! What an op gives, from what it is given, and why it does not fit.
+//! Inference of an op's output facts from its inputs, and the reasons why an op does not fit.
 //!
-//! Every reason names the operand, what was found and what was expected; [`Graph`](super::Graph) adds where.
+//! Every reason names the operand, the found and the expected facts; [`Graph`](super::Graph) adds the place.
 
 mod arithmetic;
 mod flow;
@@ -15,24 +15,28 @@ use crate::optim::Prepared;
 use crate::rows::{Height, RowLayout};
 
 use super::op::Op;
-use super::variable::{Dim, Facts, Purpose, Variable};
+use super::variable::{Dim, Purpose, Variable, VariableFacts};
 
 use operands::Operands;
 
 pub(super) use update::rule;
 
-/// What an op turned out to be.
+/// The result for one op.
 #[derive(Debug)]
 pub(super) struct Inferred {
     /// The facts of its outputs, one for each.
-    pub(super) facts: Vec<Facts>,
+    pub(super) facts: Vec<VariableFacts>,
     /// The rule, if it is an update.
     pub(super) rule: Option<Arc<Prepared>>,
 }
 
-/// The facts that an op's outputs have when its inputs have `inputs`. `declared` has what is known of each output
-/// already; ops that give what they are asked for (`fill`, `recv`) read it, and nobody else does.
-pub(super) fn outputs(op: &Op, inputs: &[&Facts], declared: &[Option<&Facts>]) -> Result<Inferred, String> {
+/// The facts of an op's outputs for inputs with the facts `inputs`. `declared` has the declared facts of each output;
+/// only ops whose outputs are declared (`fill`, `recv`) read it.
+pub(super) fn outputs(
+    op: &Op,
+    inputs: &[&VariableFacts],
+    declared: &[Option<&VariableFacts>],
+) -> Result<Inferred, String> {
     let operands = Operands::new(op, inputs, declared);
     if let Some(inferred) = update::outputs(&operands)? {
         return Ok(inferred);
@@ -47,33 +51,39 @@ pub(super) fn check_declaration(variable: &Variable) -> Result<(), String> {
     let Variable { facts, purpose, .. } = variable;
     check_facts(facts).map_err(|reason| format!("is {facts}; {reason}"))?;
     let expected = match (purpose, facts) {
-        (Purpose::Parameter, Facts::Dense { element_type, .. }) if !element_type.is_parameter_type() => {
+        (Purpose::Parameter, VariableFacts::Dense { element_type, .. }) if !element_type.is_parameter_type() => {
             "a type that parameters have"
         }
-        (Purpose::Parameter, Facts::Dense { shape, .. }) if !shape.contains(&Dim::Batch) => return Ok(()),
+        (Purpose::Parameter, VariableFacts::Dense { shape, .. }) if !shape.contains(&Dim::Batch) => return Ok(()),
         (Purpose::Parameter, _) => "a parameter to be dense, of fixed dimensions",
-        (Purpose::State, Facts::Dense { shape, .. }) if shape.contains(&Dim::Batch) => "a state of fixed dimensions",
-        (Purpose::Data | Purpose::Temporary, Facts::Queue { .. }) => "a queue to be a state",
+        (Purpose::State, VariableFacts::Dense { shape, .. }) if shape.contains(&Dim::Batch) => {
+            "a state of fixed dimensions"
+        }
+        (Purpose::Data | Purpose::Temporary, VariableFacts::Queue { .. }) => "a queue to be a state",
         _ => return Ok(()),
     };
     Err(format!("{} is {facts}; expected {expected}", purpose.name()))
 }
 
 /// Checks facts on their own.
-pub(super) fn check_facts(facts: &Facts) -> Result<(), String> {
+pub(super) fn check_facts(facts: &VariableFacts) -> Result<(), String> {
     match facts {
-        Facts::Dense { element_type, shape } => check_shape(*element_type, shape),
-        Facts::SelectedRows { element_type, height, width } => layout(*element_type, *height, *width).map(|_| ()),
-        Facts::Queue { of, capacity } => {
+        VariableFacts::Dense { element_type, shape } => check_shape(*element_type, shape),
+        VariableFacts::SelectedRows { element_type, height, width } => {
+            layout(*element_type, *height, *width).map(|_| ())
+        }
+        VariableFacts::Queue { of, capacity } => {
             if *capacity == 0 || *capacity > PROGRAM_QUEUE_MAX {
                 return Err(format!("found a capacity of {capacity}; expected 1 to {PROGRAM_QUEUE_MAX}"));
             }
             match &**of {
-                Facts::Queue { .. } => Err("found a queue of queues; expected dense, rows or strings in it".to_owned()),
+                VariableFacts::Queue { .. } => {
+                    Err("found a queue of queues; expected dense, rows or strings in it".to_owned())
+                }
                 of => check_facts(of),
             }
         }
-        Facts::Strings => Ok(()),
+        VariableFacts::Strings => Ok(()),
     }
 }
 

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Kinds, attributes and words are those of the text form. Purposes and roles are counted from zero in the order of
-//! [`Purpose::ALL`] and [`Role::ALL`]; element types have the numbers of [`ElementType::number`].
+//! [`Purpose::ALL`] and [`OpRole::ALL`]; element types have the numbers of [`ElementType::number`].
 
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -29,8 +29,8 @@ use crate::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_BYTES_MAX, PROGRAM_OPS_MAX, PROG
 
 use super::attributes::{self, Attribute};
 use super::block::{Block, Program};
-use super::op::{Op, Role};
-use super::variable::{Dim, Facts, Purpose, Variable};
+use super::op::{Op, OpRole};
+use super::variable::{Dim, Purpose, Variable, VariableFacts};
 
 #[derive(Clone, PartialEq, Message)]
 struct ProgramMessage {
@@ -182,7 +182,8 @@ impl Program {
 /// More attributes than any op has.
 const ATTRIBUTES_MAX: usize = 16;
 
-/// Counts what a program has before any of it takes memory: an empty op, of two bytes, would take fifty times as many.
+/// Counts the parts of a program before any is allocated: an empty op takes two bytes in the message and fifty times as
+/// many in memory.
 fn check_counts(bytes: &[u8]) -> Result<(), Failure> {
     let (mut blocks, mut variables, mut ops) = (0, 0, 0);
     let check = |found: usize, what: &str, most: usize| match found > most {
@@ -234,14 +235,14 @@ fn encode_block(block: &Block) -> BlockMessage {
         inputs: op.inputs.clone(),
         outputs: op.outputs.clone(),
         attributes: attributes::attributes(&op.kind).into_iter().map(encode_attribute).collect(),
-        role: number(&Role::ALL, op.role),
+        role: number(&OpRole::ALL, op.role),
     });
     BlockMessage { parent: block.parent, variables: variables.collect(), ops: ops.collect() }
 }
 
-fn encode_facts(facts: &Facts) -> FactsMessage {
+fn encode_facts(facts: &VariableFacts) -> FactsMessage {
     let kind = match facts {
-        Facts::Dense { element_type, shape } => {
+        VariableFacts::Dense { element_type, shape } => {
             let dims = shape.iter().map(|dim| DimMessage {
                 length: match dim {
                     Dim::Fixed(length) => Some(*length),
@@ -250,15 +251,15 @@ fn encode_facts(facts: &Facts) -> FactsMessage {
             });
             FactsKind::Dense(DenseMessage { element_type: element_type.number().into(), dims: dims.collect() })
         }
-        Facts::SelectedRows { element_type, height, width } => {
+        VariableFacts::SelectedRows { element_type, height, width } => {
             let element_type = element_type.number().into();
             FactsKind::Rows(RowsMessage { element_type, height: *height, width: *width })
         }
-        Facts::Queue { of, capacity } => {
+        VariableFacts::Queue { of, capacity } => {
             let of = Some(Box::new(encode_facts(of)));
             FactsKind::Queue(Box::new(QueueMessage { of, capacity: *capacity }))
         }
-        Facts::Strings => FactsKind::Strings(StringsMessage {}),
+        VariableFacts::Strings => FactsKind::Strings(StringsMessage {}),
     };
     FactsMessage { kind: Some(kind) }
 }
@@ -294,23 +295,23 @@ fn decode_variable(message: VariableMessage) -> Result<Variable, String> {
     Ok(Variable { name: message.name, facts: decode_facts(facts)?, purpose })
 }
 
-fn decode_facts(message: FactsMessage) -> Result<Facts, String> {
+fn decode_facts(message: FactsMessage) -> Result<VariableFacts, String> {
     match message.kind.ok_or("found no facts; expected dense, rows, queue or strings")? {
         FactsKind::Dense(DenseMessage { element_type, dims }) => {
             let shape = dims.iter().map(|dim| dim.length.map_or(Dim::Batch, Dim::Fixed)).collect();
-            Ok(Facts::Dense { element_type: decode_type(element_type)?, shape })
+            Ok(VariableFacts::Dense { element_type: decode_type(element_type)?, shape })
         }
         FactsKind::Rows(RowsMessage { element_type, height, width }) => {
-            Ok(Facts::SelectedRows { element_type: decode_type(element_type)?, height, width })
+            Ok(VariableFacts::SelectedRows { element_type: decode_type(element_type)?, height, width })
         }
         FactsKind::Queue(queue) => {
             let of = queue.of.ok_or("found a queue of nothing; expected facts of its items")?;
             if let Some(FactsKind::Queue(_)) = of.kind {
                 return Err("found a queue of queues; expected dense, rows or strings in it".to_owned());
             }
-            Ok(Facts::Queue { of: Box::new(decode_facts(*of)?), capacity: queue.capacity })
+            Ok(VariableFacts::Queue { of: Box::new(decode_facts(*of)?), capacity: queue.capacity })
         }
-        FactsKind::Strings(StringsMessage {}) => Ok(Facts::Strings),
+        FactsKind::Strings(StringsMessage {}) => Ok(VariableFacts::Strings),
     }
 }
 
@@ -332,7 +333,7 @@ fn decode_op(message: OpMessage) -> Result<Op, String> {
         };
         attributes.push((name, value));
     }
-    let role = numbered(&Role::ALL, message.role, "role")?;
+    let role = numbered(&OpRole::ALL, message.role, "role")?;
     let kind = attributes::kind(&message.kind, attributes).map_err(|refusal| refusal.reason)?;
     Ok(Op { kind, inputs: message.inputs, outputs: message.outputs, role })
 }

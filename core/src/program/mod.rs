@@ -1,13 +1,12 @@
-//! Programs: one representation of what trainers and servers run.
+//! Programs: one representation of the computations of trainers and servers.
 //!
-//! Not here: threads, sockets, clocks; fast arithmetic (`pserver-kernels` fills the port).
+//! Not here: threads, sockets, clocks; fast arithmetic (`pserver-kernels` implements the port).
 //!
-//! A [`Program`] is a claim: blocks of ops over variables with names, as a file, a message or a person wrote them.
-//! Whoever runs one makes a [`Graph`] of it first, which is known to fit and has the facts of every variable.
+//! A [`Program`] is unchecked: blocks of ops over named variables, from a file, a message or a person. A [`Graph`] is
+//! the checked form, in which the facts (type and shape) of every variable are known. Only a graph runs.
 //!
-//! Read in this order: [`Facts`] and [`Variable`]; [`OpKind`], which is the list of all operations with their
-//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`Value`];
-//! [`executor`], which runs a graph.
+//! Read in this order: [`VariableFacts`] and [`Variable`]; [`OpKind`], the list of all operations with their
+//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`VariableValue`]; [`executor`], which runs a graph.
 
 mod attributes;
 mod backward;
@@ -24,7 +23,7 @@ mod plain;
 mod tests;
 mod text;
 pub mod transpile;
-mod turn;
+mod update_loop;
 mod value;
 mod values;
 mod variable;
@@ -33,10 +32,10 @@ pub use backward::{ParameterGradient, append_backward};
 pub use block::{Block, Program};
 pub use builder::{Builder, Symbol};
 pub use graph::{Graph, Node, Scope, VariableIndex};
-pub use op::{Destination, Op, OpKind, Peer, Role};
+pub use op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
 pub use plain::{PlainArithmetic, PlainRun, apply_update};
-pub(crate) use turn::{Arrival, Terms, turns};
-pub use value::{Elements, Tensor, Value};
-pub use variable::{Dim, Facts, Purpose, Variable};
+pub(crate) use update_loop::{AccumulatorSettings, GradientNames, loop_forever};
+pub use value::{Elements, Tensor, VariableValue};
+pub use variable::{Dim, Purpose, Variable, VariableFacts};

@@ -1,4 +1,4 @@
-//! Operations: what each kind takes, gives and is told.
+//! Operations: inputs, outputs and attributes of each kind.
 //!
 //! In the signatures `n` is any leading length, often the batch; a scalar is a dense tensor of no dimensions.
 
@@ -8,12 +8,12 @@ use crate::config::Merge;
 use crate::dtype::ElementType;
 use crate::rows::Initializer;
 
-/// Which part of training an op belongs to. A transpiler places ops by it.
+/// The phase of training that an op belongs to. A transpiler places ops by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
+pub enum OpRole {
     /// Runs once, before everything else, and fills parameters and states.
     Initialise,
-    /// From the data to the loss, and whatever else is read off the network.
+    /// From the data to the loss, and other outputs of the network.
     Forward,
     /// From the loss to the gradients.
     Backward,
@@ -23,7 +23,7 @@ pub enum Role {
     Communication,
 }
 
-impl Role {
+impl OpRole {
     /// Every role.
     pub const ALL: [Self; 5] = [Self::Initialise, Self::Forward, Self::Backward, Self::Optimize, Self::Communication];
 
@@ -40,17 +40,17 @@ impl Role {
     }
 }
 
-/// One of the processes that sub-programs run in.
+/// A process that runs a sub-program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Peer {
+pub enum ProgramPeer {
     /// The trainer with this number.
     Trainer(u32),
     /// The server with this number.
     Server(u32),
 }
 
-/// As the text form writes it: `trainer:0`, `server:1`. It is also the address that a receiver is given.
-impl fmt::Display for Peer {
+/// As in the text form: `trainer:0`, `server:1`. A `recv` gives the sender in this form, too.
+impl fmt::Display for ProgramPeer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Trainer(number) => write!(formatter, "trainer:{number}"),
@@ -62,13 +62,13 @@ impl fmt::Display for Peer {
 /// Where [`OpKind::Send`] sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// One process, known when the program was made.
-    Peer(Peer),
-    /// Everybody whose address is in the op's second input, each once: those who sent something before.
+    /// One process, fixed when the program was made.
+    Peer(ProgramPeer),
+    /// Every process whose address is in the op's second input, each once: the senders of earlier values.
     Senders,
 }
 
-/// What an op does, with everything it is told. Inputs and outputs are by position, as written at each kind.
+/// The kind of an op with its attributes. Inputs and outputs are positional, as written at each kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OpKind {
     /// `(a[n, k], b[k, m]) -> [n, m]`; a transposed operand is read with its two dimensions exchanged.
@@ -140,10 +140,10 @@ pub enum OpKind {
         low: f64,
         /// The value that is not reached.
         high: f64,
-        /// Which numbers these are: equal seeds give equal values.
+        /// The seed: equal seeds give equal values.
         seed: u64,
-        /// The number of the first row. A row is what one number of the first dimension selects; it depends on the
-        /// seed, its number and its width only, so that some rows of a tensor are filled as in the whole.
+        /// The number of the first row. A row is one index of the first dimension; its values depend on the seed, its
+        /// number and its width only, so that some rows of a tensor are filled as in the whole tensor.
         first: u64,
     },
     /// `() -> the declared facts of its output`: independent, normal.
@@ -161,11 +161,11 @@ pub enum OpKind {
     /// equals, is the label's.
     Accuracy,
 
-    /// `(x, like) -> like's shape`: `x` added up over whatever repeats `like`; what [`Add`](Self::Add) sends back to
-    /// `b`.
+    /// `(x, like) -> like's shape`: `x` summed over the dimensions that broadcast `like`; the gradient of
+    /// [`Add`](Self::Add) for `b`.
     SumTo,
-    /// `(x, like) -> like's shape`: `x`, which lacks dimension `axis`, repeated along it; what
-    /// [`ReduceSum`](Self::ReduceSum) sends back.
+    /// `(x, like) -> like's shape`: `x`, which lacks dimension `axis`, repeated along it; the gradient of
+    /// [`ReduceSum`](Self::ReduceSum).
     Repeat {
         /// The dimension, from zero.
         axis: u32,
@@ -183,14 +183,14 @@ pub enum OpKind {
     /// `(x, dmean: scalar) -> x's shape`: `dmean` over the number of elements, everywhere.
     MeanGradient,
     /// `(ids: int64[...], dy[..., w]) -> rows(height, w)`: row `ids[i]` with the values `dy[i]`, for every `i` in
-    /// order. An id that is there twice gives two rows.
+    /// order. A repeated id gives repeated rows.
     LookupTableGradient {
         /// The rows of the table.
         height: u64,
     },
 
     /// `(parameter, gradient, count: int64 scalar, state...) -> (parameter, count, state...)`: one update by a rule.
-    /// The gradient is dense or selected rows; the count of updates goes up by one; outputs are the inputs' own
+    /// The gradient is dense or selected rows; the count of updates increases by one; outputs are the inputs' own
     /// variables.
     Update {
         /// The rule as `OptimizerConfig` in protobuf's text form, which [`crate::config`] reads.
@@ -200,20 +200,20 @@ pub enum OpKind {
     /// `(x)` or `(x, addresses: strings) -> ()`: gives a value, with the sender's address, to the `recv` of the same
     /// channel at the destination.
     Send {
-        /// Which `recv` it is for.
+        /// The channel of the matching `recv`.
         channel: String,
         /// Where that is.
         to: Destination,
     },
-    /// `() -> (x)` or `(x, address: strings)`, as declared: a value that was sent, and from where. It is ready when
-    /// there is one.
+    /// `() -> (x)` or `(x, address: strings)`, as declared: a received value, and its sender. It is ready when a value
+    /// has been received.
     Recv {
-        /// Which `send` it is for.
+        /// The channel of the matching `send`.
         channel: String,
     },
     /// `(queue, x) -> ()`: it is ready when the queue has space.
     Enqueue,
-    /// `(queue) -> (x, y, ...)`: as many items as outputs, oldest first. It is ready when they are there.
+    /// `(queue) -> (x, y, ...)`: as many items as outputs, oldest first. It is ready when the queue holds them.
     Dequeue {
         /// The number of outputs.
         min_count: u32,
@@ -227,12 +227,12 @@ pub enum OpKind {
         count: u32,
         /// How they become one.
         merge: Merge,
-        /// How many pieces a sender may be in front of the slowest one: 0 is one piece of everybody in each merged
-        /// gradient, which is synchronous training; without a bound whoever comes is taken.
+        /// The most pieces by which a sender may be ahead of the slowest one: 0 is one piece of every sender in each
+        /// merged gradient, which is synchronous training; none accepts every piece.
         staleness: Option<u32>,
     },
     /// `(string: strings) -> strings`: takes strings, and on the `count`th gives the list of them: addresses in the
-    /// order of whose they are, then others in the order of their text.
+    /// order of their processes, then other strings in the order of their text.
     StringAccumulator {
         /// How many make a list.
         count: u32,
@@ -289,7 +289,7 @@ impl OpKind {
         }
     }
 
-    /// What a kind that makes a tensor from nothing fills it with; none for every other kind.
+    /// The initializer of a kind that creates a tensor; none for every other kind.
     #[must_use]
     pub const fn initializer(&self) -> Option<Initializer> {
         match *self {
@@ -320,12 +320,12 @@ impl OpKind {
 /// One operation: a kind, applied to variables by name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
-    /// What it does.
+    /// The kind and its attributes.
     pub kind: OpKind,
     /// The variables it reads, in the order of the kind's signature.
     pub inputs: Vec<String>,
     /// The variables it writes, in the order of the kind's signature.
     pub outputs: Vec<String>,
-    /// What it belongs to.
-    pub role: Role,
+    /// The phase it belongs to.
+    pub role: OpRole,
 }

@@ -7,15 +7,15 @@ use super::backward::ParameterGradient;
 use super::block::{Block, Program};
 use super::graph::Graph;
 use super::infer;
-use super::op::{Op, OpKind, Role};
-use super::variable::{Facts, Purpose, Variable};
+use super::op::{Op, OpKind, OpRole};
+use super::variable::{Purpose, Variable, VariableFacts};
 
-/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](Role::Optimize) for each of the parameters, in block
-/// 0.
+/// Appends an [`Update`](OpKind::Update) of the role [`Optimize`](OpRole::Optimize) for each of the parameters, in
+/// block 0.
 ///
 /// `config` is the rule as `OptimizerConfig` in protobuf's text form. Beside the parameter `w` there are then the
 /// states `w@count`, and `w@state.` with the name of each of the rule's states, which ops of the role
-/// [`Initialise`](Role::Initialise) fill with what the rule begins with.
+/// [`Initialise`](OpRole::Initialise) fill with what the rule begins with.
 ///
 /// # Errors
 /// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there.
@@ -31,31 +31,31 @@ pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[Parame
         let facts = graph.facts(parameter).ok_or_else(|| {
             Failure::call(format!("found no parameter {parameter:?} to be updated by {gradient:?}; expected one"))
         })?;
-        let count = (format!("{parameter}@count"), Facts::fixed(ElementType::Int64, &[]), 0.0);
+        let count = (format!("{parameter}@count"), VariableFacts::fixed(ElementType::Int64, &[]), 0.0);
         let states = begins.iter().map(|(name, value)| (state_name(parameter, name), facts.clone(), *value));
-        let kept: Vec<(String, Facts, f64)> = std::iter::once(count).chain(states).collect();
+        let kept: Vec<(String, VariableFacts, f64)> = std::iter::once(count).chain(states).collect();
         let mut outputs = vec![parameter.clone()];
         outputs.extend(kept.iter().map(|(name, ..)| name.clone()));
         let mut inputs = outputs.clone();
         inputs.insert(1, gradient.clone());
         kept.into_iter().for_each(|(name, facts, value)| add_state(block, name, facts, value));
         let kind = OpKind::Update { config: config.to_owned() };
-        block.ops.push(Op { kind, inputs, outputs, role: Role::Optimize });
+        block.ops.push(Op { kind, inputs, outputs, role: OpRole::Optimize });
     }
     *program = Graph::new(appended)?.into_program();
     Ok(())
 }
 
-/// What the state of a rule is called beside its parameter. A rule's writer may call a state anything, also what a
-/// program calls its own variables, `count` for instance; those have no point after the `@`.
+/// The name of a rule's state beside its parameter. A rule may call a state by any name, also by one that programs use,
+/// such as `count`; program names have no point after the `@`.
 pub(crate) fn state_name(parameter: &str, state: &str) -> String {
     format!("{parameter}@state.{state}")
 }
 
-/// Declares a state, and has it filled after whatever is filled already.
-fn add_state(block: &mut Block, name: String, facts: Facts, value: f64) {
+/// Declares a state, and appends the op that fills it after the existing ones.
+fn add_state(block: &mut Block, name: String, facts: VariableFacts, value: f64) {
     block.variables.push(Variable { name: name.clone(), facts, purpose: Purpose::State });
-    let place = block.ops.iter().rposition(|op| op.role == Role::Initialise).map_or(0, |place| place + 1);
-    let fill = Op { kind: OpKind::Fill { value }, inputs: Vec::new(), outputs: vec![name], role: Role::Initialise };
+    let place = block.ops.iter().rposition(|op| op.role == OpRole::Initialise).map_or(0, |place| place + 1);
+    let fill = Op { kind: OpKind::Fill { value }, inputs: Vec::new(), outputs: vec![name], role: OpRole::Initialise };
     block.ops.insert(place, fill);
 }

@@ -1,4 +1,4 @@
-//! What a variable holds while a program runs.
+//! Values of variables while a program runs.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::error::Failure;
 use crate::rows::{Height, SelectedRows};
 
 use super::values::check_memory;
-use super::variable::{Dim, Facts};
+use super::variable::{Dim, VariableFacts};
 
 // Elements in memory are elements on the wire and on disk.
 const _: () = assert!(cfg!(target_endian = "little"), "the bytes of a tensor are little endian");
@@ -66,13 +66,13 @@ impl Elements {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no elements.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// So many zeros.
+    /// This many zeros.
     #[must_use]
     pub fn zeros(element_type: ElementType, count: usize) -> Self {
         match element_type {
@@ -154,7 +154,7 @@ impl Tensor {
     /// A tensor of zeros, if there is memory for it.
     ///
     /// # Errors
-    /// When there is none; says how many bytes.
+    /// When there is no memory; names the bytes.
     pub fn try_zeros(element_type: ElementType, shape: &[u64]) -> Result<Self, Failure> {
         let bytes = shape.iter().fold(element_type.bytes(), |bytes, length| bytes.saturating_mul(*length));
         check_memory(bytes)?;
@@ -186,9 +186,9 @@ impl Tensor {
     }
 }
 
-/// What a variable holds.
+/// The value of a variable.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum VariableValue {
     /// A dense tensor.
     Dense(Tensor),
     /// Selected rows.
@@ -197,15 +197,15 @@ pub enum Value {
     Strings(Vec<String>),
 }
 
-impl Value {
+impl VariableValue {
     /// Refuses a value that a variable with these facts cannot hold. The first dimension named [`Dim::Batch`] that is
     /// met sets `batch`, and every later one must be as long.
     ///
     /// # Errors
     /// Names what was found and expected; the caller knows the variable.
-    pub fn check(&self, facts: &Facts, batch: &mut Option<u64>) -> Result<(), Failure> {
+    pub fn check(&self, facts: &VariableFacts, batch: &mut Option<u64>) -> Result<(), Failure> {
         let fits = match (self, facts) {
-            (Self::Dense(tensor), Facts::Dense { element_type, shape }) => {
+            (Self::Dense(tensor), VariableFacts::Dense { element_type, shape }) => {
                 tensor.elements.element_type() == *element_type
                     && tensor.shape.len() == shape.len()
                     && tensor.shape.iter().zip(shape).all(|(found, dim)| match dim {
@@ -213,13 +213,13 @@ impl Value {
                         Dim::Batch => batch.get_or_insert(*found) == found,
                     })
             }
-            (Self::SelectedRows(rows), Facts::SelectedRows { element_type, height, width }) => {
+            (Self::SelectedRows(rows), VariableFacts::SelectedRows { element_type, height, width }) => {
                 let layout = rows.view().layout();
                 layout.element_type() == *element_type
                     && layout.height() == Height::Rows(*height)
                     && u64::from(layout.width()) == *width
             }
-            (Self::Strings(_), Facts::Strings) => true,
+            (Self::Strings(_), VariableFacts::Strings) => true,
             _ => false,
         };
         if fits {
@@ -267,17 +267,17 @@ impl Value {
     }
 }
 
-impl From<Tensor> for Value {
+impl From<Tensor> for VariableValue {
     fn from(tensor: Tensor) -> Self {
         Self::Dense(tensor)
     }
 }
 
-/// What it is, without its elements: `float32[32, 64]`, `7 of rows(float32, 12500, 64)`, `3 strings`.
-impl fmt::Display for Value {
+/// The value's type and shape: `float32[32, 64]`, `7 of rows(float32, 12500, 64)`, `3 strings`.
+impl fmt::Display for VariableValue {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dense(tensor) => Facts::fixed(tensor.elements.element_type(), &tensor.shape).fmt(formatter),
+            Self::Dense(tensor) => VariableFacts::fixed(tensor.elements.element_type(), &tensor.shape).fmt(formatter),
             Self::SelectedRows(rows) => {
                 let (view, layout) = (rows.view(), rows.view().layout());
                 let (element_type, height) = (layout.element_type(), layout.height().bound());

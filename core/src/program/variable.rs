@@ -1,4 +1,4 @@
-//! Variables, and what is known of them before anything runs.
+//! Variables and their facts: type and shape as known before anything runs.
 
 use std::fmt;
 
@@ -22,17 +22,17 @@ impl fmt::Display for Dim {
     }
 }
 
-/// What is known of a variable before a program runs.
+/// The facts of a variable: its type and shape before a program runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Facts {
-    /// Every element is there, rows first. No dimension is a single number.
+pub enum VariableFacts {
+    /// A dense tensor, rows first. No dimension at all means a scalar.
     Dense {
         /// The type of its elements.
         element_type: ElementType,
         /// Its dimensions, the slowest first.
         shape: Vec<Dim>,
     },
-    /// Some rows of a matrix of `height` rows; a row may be there more than once, and what is not there is zero.
+    /// Some rows of a matrix of `height` rows; a row may be repeated, and absent rows are zero.
     SelectedRows {
         /// The type of its elements.
         element_type: ElementType,
@@ -43,8 +43,8 @@ pub enum Facts {
     },
     /// A queue: [`Enqueue`](super::OpKind::Enqueue) waits for space, [`Dequeue`](super::OpKind::Dequeue) for items.
     Queue {
-        /// What its items are: dense, selected rows or strings.
-        of: Box<Facts>,
+        /// The facts of its items: dense, selected rows or strings.
+        of: Box<VariableFacts>,
         /// How many items it holds at most, above zero.
         capacity: u64,
     },
@@ -52,7 +52,7 @@ pub enum Facts {
     Strings,
 }
 
-impl Facts {
+impl VariableFacts {
     /// Facts of a dense tensor.
     #[must_use]
     pub fn dense(element_type: ElementType, shape: impl Into<Vec<Dim>>) -> Self {
@@ -67,7 +67,7 @@ impl Facts {
 }
 
 /// As the text form writes them: `float32[batch, 64]`, `rows(float32, 12500, 64)`, `queue(float32[10], 4)`, `strings`.
-impl fmt::Display for Facts {
+impl fmt::Display for VariableFacts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dense { element_type, shape } => {
@@ -83,7 +83,7 @@ impl fmt::Display for Facts {
     }
 }
 
-/// What a variable is for, which says how long it lives and who may write it.
+/// The purpose of a variable, which decides its lifetime and its writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// Fed from outside for every run; no op writes it.
@@ -123,8 +123,8 @@ impl Purpose {
 pub struct Variable {
     /// Its name, which no other variable of the program has.
     pub name: String,
-    /// What is known of it.
-    pub facts: Facts,
-    /// What it is for.
+    /// Its facts.
+    pub facts: VariableFacts,
+    /// Its purpose.
     pub purpose: Purpose,
 }

@@ -1,16 +1,16 @@
-//! What a row is before anybody touches it: a pure function of the seed, the row's id and the element's place, so that
-//! it does not depend on who asks first, on which server, or on how often a job was restarted.
+//! Initial values of rows: a pure function of the seed, the row's id and the element's index. They do not depend on the
+//! order of accesses, on the server, or on restarts.
 //!
 //! Only additions, products, quotients and roots of binary64 are used, which every machine rounds alike; a logarithm of
-//! the system's library may differ in its last bit from one machine to the next.
+//! the system's library may differ in its last bit between machines.
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
-pub(super) use crate::luck::mix;
+pub(super) use crate::prng::mix;
 
 use super::layout::{RowLayout, element_bytes};
 
-/// The values of a row that nobody has touched.
+/// The distribution of the initial values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Initializer {
     /// Zero everywhere.
@@ -47,10 +47,10 @@ impl Initializer {
         }
     }
 
-    /// Refuses numbers that are not finite or not in order, and what cannot be said in the layout's type.
+    /// Refuses numbers that are not finite or not in order, or do not fit the layout's type.
     ///
     /// # Errors
-    /// Names the number, what was found and what was expected.
+    /// Names the number, the found and the expected value.
     pub fn validate_for(&self, element_type: ElementType) -> Result<(), Failure> {
         let refuse = |text: String| Err(Failure::call(format!("initializer {}: {text}", self.name())));
         if !element_type.is_parameter_type() {
@@ -81,7 +81,7 @@ impl Initializer {
         }
     }
 
-    /// Writes the row `id` as it is before anybody touches it.
+    /// Writes the initial values of row `id`.
     ///
     /// # Panics
     /// When `row` is not one row long.

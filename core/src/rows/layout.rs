@@ -1,4 +1,4 @@
-//! What every row of a parameter has in common.
+//! Layout of a row: element type, width and range of ids, equal for all rows of a parameter.
 
 use std::fmt;
 
@@ -13,9 +13,9 @@ pub const ROW_IDS_MAX: u64 = 1 << 63;
 /// The bound of a parameter's row ids, which are counted from zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Height {
-    /// Ids are below this number: the parameter is a matrix with so many rows.
+    /// Ids are below this number: the parameter is a matrix with this many rows.
     Rows(u64),
-    /// Ids are below [`ROW_IDS_MAX`]: the table has whatever rows somebody touches.
+    /// Ids are below [`ROW_IDS_MAX`]: rows exist after their first update.
     Unbounded,
 }
 
@@ -48,8 +48,7 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// Rows of `width` elements. Any element type will do: which go with an optimizer, and which may be the gradient of
-    /// which, is said by [`ElementType`] and by the rule.
+    /// Rows of `width` elements of any element type; [`ElementType`] and the rule restrict parameters and gradients.
     ///
     /// # Errors
     /// When a row has no elements or more than [`ROW_BYTES_MAX`] bytes, and when the height is beyond [`ROW_IDS_MAX`].
@@ -86,7 +85,7 @@ impl RowLayout {
         self.width
     }
 
-    /// Which ids there can be.
+    /// The range of ids.
     #[must_use]
     pub const fn height(self) -> Height {
         self.height

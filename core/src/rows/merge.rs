@@ -1,9 +1,9 @@
-//! Contributions become unique rows: sort, segment, sum.
+//! Merge of contributions into unique rows: sort, segment, sum.
 //!
-//! The sum of a row is that of its dense form: each contribution is scattered into zeros in order of appearance, and
-//! the contributions are added in the order given, which is the trainers'; all in the parameter's own type. So it makes
-//! no difference to any bit whether a trainer merges what it sends or leaves it to the server, or sends it dense. A
-//! merged element is never a negative zero, because zero plus negative zero is zero.
+//! The sum of a row equals that of its dense form: each contribution is scattered into zeros in order of appearance,
+//! and the contributions are added in trainer order, all in the parameter's own type. So the bits do not depend on
+//! whether a trainer merges its rows, leaves that to the server, or sends a dense gradient. A merged element is never a
+//! negative zero, because zero plus negative zero is zero.
 
 use std::ops::{Add, Range};
 
@@ -23,29 +23,28 @@ const DIGIT_BITS: u32 = 11;
 const DIGIT_VALUES: usize = 1 << DIGIT_BITS;
 const DIGITS: usize = u64::BITS.div_ceil(DIGIT_BITS) as usize;
 
-/// Room to merge in, which is kept from one merge to the next. It grows to the largest merge there was, and stays so.
+/// Buffers of a merge, reused by the next one. They grow to the largest merge so far and never shrink.
 #[derive(Debug, Default)]
-pub struct Merge {
-    places: Vec<Place>,
+pub struct RowMerge {
+    places: Vec<ContributionRow>,
     /// The other half of a sort that moves from one to the other.
-    spare: Vec<Place>,
+    spare: Vec<ContributionRow>,
     /// Where in `places` each unique id begins, and where the last one ends.
     starts: Vec<u32>,
 }
 
-/// Rows of contributions that are asked for ahead of the one that is summed.
+/// Rows of contributions to prefetch ahead of the summed one.
 const ROWS_AHEAD: usize = 16;
 
 /// A row of a contribution.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct ContributionRow {
     id: u64,
     contribution: u32,
     row: u32,
 }
 
-/// Contributions as unique rows in ascending order of their ids. What a row sums to is reckoned when it is asked for,
-/// so that it need not be kept.
+/// Contributions as unique rows in ascending order of their ids. Sums are computed on demand and not stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Merged<'a> {
     layout: RowLayout,
@@ -56,12 +55,12 @@ pub struct Merged<'a> {
 /// Ids, each once, and which rows have them.
 #[derive(Clone, Copy, Debug)]
 pub struct Unique<'a> {
-    places: &'a [Place],
+    places: &'a [ContributionRow],
     starts: &'a [u32],
 }
 
-impl Merge {
-    /// Room for merges of so many rows, each counted as often as it comes.
+impl RowMerge {
+    /// Buffers for merges of this many rows, repeated ones included.
     #[must_use]
     pub fn with_capacity(rows: usize) -> Self {
         let starts = Vec::with_capacity(rows.saturating_add(1));
@@ -82,7 +81,7 @@ impl Merge {
         if let [alone] = contributions
             && is_ascending(alone)
         {
-            // As trainers send them: there is nothing to sort.
+            // Already unique and ascending, as trainers send them: nothing to sort.
             self.starts.clear();
             self.starts.extend((0..=u32::MAX).take(alone.len() + 1));
         } else {
@@ -96,8 +95,8 @@ impl Merge {
     /// As [`unite`](Self::unite), but the rows come by bucket, and within one by ascending ids.
     ///
     /// # Errors
-    /// Those of [`unite`](Self::unite).
-    pub fn deal<'a>(
+    /// As [`unite`](Self::unite).
+    pub fn partition_by_bucket<'a>(
         &'a mut self,
         layout: RowLayout,
         contributions: &'a [RowsView<'a>],
@@ -111,14 +110,14 @@ impl Merge {
         Ok(Merged { layout, contributions, unique: Unique { places, starts } })
     }
 
-    /// Finds out which ids are the same; they come by bucket, and within one ascending.
+    /// Finds equal ids, and orders them by bucket and within one ascending.
     ///
     /// # Errors
     /// When there are 2^32 ids or more.
     pub fn deal_ids(&mut self, ids: Ids<'_>, buckets: Buckets) -> Result<Unique<'_>, Failure> {
         check_count(ids.len())?;
         self.places.clear();
-        self.places.extend((0..).zip(ids.iter()).map(|(row, id)| Place { id, contribution: 0, row }));
+        self.places.extend((0..).zip(ids.iter()).map(|(row, id)| ContributionRow { id, contribution: 0, row }));
         self.sort();
         self.sort_by_bucket(buckets);
         self.segment();
@@ -126,7 +125,7 @@ impl Merge {
     }
 }
 
-impl Merge {
+impl RowMerge {
     /// Takes up the rows of contributions that fit the layout.
     fn take(&mut self, layout: RowLayout, contributions: &[RowsView<'_>]) -> Result<(), Failure> {
         for (index, rows) in contributions.iter().enumerate() {
@@ -135,7 +134,7 @@ impl Merge {
         check_count(contributions.iter().map(RowsView::len).fold(contributions.len(), usize::saturating_add))?;
         self.places.clear();
         for (contribution, rows) in (0..).zip(contributions) {
-            let places = (0..).zip(rows.ids().iter()).map(|(row, id)| Place { id, contribution, row });
+            let places = (0..).zip(rows.ids().iter()).map(|(row, id)| ContributionRow { id, contribution, row });
             self.places.extend(places);
         }
         Ok(())
@@ -147,7 +146,7 @@ impl Merge {
         let most = self.places.iter().fold(0, |bits, place| bits | place.id);
         let digits = DIGITS.min((u64::BITS - most.leading_zeros()).div_ceil(DIGIT_BITS) as usize);
         self.spare.clear();
-        self.spare.resize(self.places.len(), Place::default());
+        self.spare.resize(self.places.len(), ContributionRow::default());
         let mut nexts = [0; DIGIT_VALUES];
         for shift in (0..digits).map(|digit| digit * DIGIT_BITS as usize) {
             let digit = |id: u64| usize::try_from(id >> shift & (DIGIT_VALUES as u64 - 1)).expect("11 bits");
@@ -155,13 +154,13 @@ impl Merge {
         }
     }
 
-    /// Brings sorted rows of a bucket together; they stay sorted.
+    /// Groups sorted rows by bucket, stably.
     fn sort_by_bucket(&mut self, buckets: Buckets) {
         self.scatter(&mut vec![0; buckets.count as usize], |id| buckets.of(id) as usize);
     }
 
-    /// Moves places to where a digit of their ids puts them; nothing is moved when all have the same one. There is room
-    /// in `nexts` for every digit, and in `spare` for all places.
+    /// One pass of the radix sort; nothing moves when all ids have the same digit. `nexts` has an entry for every
+    /// digit, and `spare` has room for all rows.
     fn scatter(&mut self, nexts: &mut [u32], digit: impl Fn(u64) -> usize) {
         nexts.fill(0);
         self.places.iter().for_each(|place| nexts[digit(place.id)] += 1);
@@ -265,7 +264,7 @@ impl Merged<'_> {
         self.unique.is_empty()
     }
 
-    /// What the rows have in common; the type is the parameter's.
+    /// The layout of the rows; the type is the parameter's.
     #[must_use]
     pub fn layout(&self) -> RowLayout {
         self.layout
@@ -279,15 +278,15 @@ impl Merged<'_> {
     /// One of the unique ids.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When the index is out of bounds.
     #[must_use]
     pub fn id(&self, index: usize) -> u64 {
         assert!(index < self.len(), "row {index} of {}", self.len());
         self.unique.places[self.unique.starts[index] as usize].id
     }
 
-    /// Writes rows of a lone contribution as they came, row after row, in the type in which they came. It is their sum
-    /// where none repeats, but for the sign of zeros.
+    /// Copies the rows of a single contribution in its own type. Where no row repeats this is the sum, but for the sign
+    /// of zeros.
     ///
     /// # Panics
     /// When `into` is not as long as these rows, and when there are several contributions.
@@ -333,7 +332,7 @@ impl Merged<'_> {
 const BLOCK: usize = 64;
 
 impl Merged<'_> {
-    fn sum_rows<E: Number>(&self, rows: Range<usize>, into: &mut [u8]) {
+    fn sum_rows<E: RowElement>(&self, rows: Range<usize>, into: &mut [u8]) {
         let mut own = Vec::new();
         for (index, sum) in rows.zip(into.chunks_exact_mut(self.layout.row_bytes())) {
             let [start, end] = [index, index + 1].map(|at| self.unique.starts[at] as usize);
@@ -341,9 +340,9 @@ impl Merged<'_> {
         }
     }
 
-    /// Sums each contribution's rows by themselves, and these sums in order; `own` is room for one of them. A sum that
-    /// begins with zero is never a negative zero, so it makes no difference whether what is added to it was begun so.
-    fn sum_row<E: Number>(&self, mut run: Range<usize>, into: &mut [u8], own: &mut Vec<u8>) {
+    /// Sums each contribution's rows separately, and these sums in order; `own` is a buffer for one of them. A sum that
+    /// begins with zero is never a negative zero, so it does not matter whether an addend began with zero, too.
+    fn sum_row<E: RowElement>(&self, mut run: Range<usize>, into: &mut [u8], own: &mut Vec<u8>) {
         self.sum_group::<E>(&mut run, into);
         while !run.is_empty() {
             let contribution = |at: usize| self.unique.places[at].contribution;
@@ -359,7 +358,7 @@ impl Merged<'_> {
     }
 
     /// Sums the rows that one contribution has of those in a run, which must have some, and takes them out of it.
-    fn sum_group<E: Number>(&self, run: &mut Range<usize>, into: &mut [u8]) {
+    fn sum_group<E: RowElement>(&self, run: &mut Range<usize>, into: &mut [u8]) {
         let contribution = self.unique.places[run.start].contribution;
         self.put::<E>(run.start, into, E::begin_row);
         run.start += 1;
@@ -369,9 +368,9 @@ impl Merged<'_> {
         }
     }
 
-    /// Puts a row of a contribution to a sum, and asks for one that will follow.
+    /// Adds a row of a contribution to a sum, and prefetches a later one.
     #[inline]
-    fn put<E: Number>(&self, at: usize, into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
+    fn put<E: RowElement>(&self, at: usize, into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
         self.ask_for(at + ROWS_AHEAD);
         let place = self.unique.places[at];
         let row = self.row(place);
@@ -382,11 +381,11 @@ impl Merged<'_> {
     }
 
     #[inline]
-    fn row(&self, place: Place) -> &[u8] {
+    fn row(&self, place: ContributionRow) -> &[u8] {
         self.contributions[place.contribution as usize].row(place.row as usize)
     }
 
-    /// Asks for a row that will soon be summed or copied, if there is one.
+    /// Prefetches a row that will soon be summed or copied, if there is one.
     #[inline]
     fn ask_for(&self, at: usize) {
         if let Some(place) = self.unique.places.get(at) {
@@ -396,15 +395,15 @@ impl Merged<'_> {
 }
 
 #[inline(never)]
-fn put_halves<E: Number>(element_type: ElementType, row: &[u8], into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
+fn put_halves<E: RowElement>(element_type: ElementType, row: &[u8], into: &mut [u8], put: impl Fn(&[u8], &mut [u8])) {
     for (from, into) in row.chunks(BLOCK * 2).zip(into.chunks_mut(BLOCK * E::BYTES)) {
         put(widen::<E>(element_type, from, &mut [0; BLOCK * 8]), into);
     }
 }
 
-/// Widens a block of a gradient in halves. They are converted together, because what the processor can do is asked once
-/// for each call.
-fn widen<'a, E: Number>(element_type: ElementType, bytes: &[u8], into: &'a mut [u8; BLOCK * 8]) -> &'a [u8] {
+/// Widens a block of a half-precision gradient. Blocks, because the conversion tests the processor's features once per
+/// call.
+fn widen<'a, E: RowElement>(element_type: ElementType, bytes: &[u8], into: &'a mut [u8; BLOCK * 8]) -> &'a [u8] {
     let count = bytes.len() / 2;
     let mut singles = [0.0; BLOCK];
     let singles = &mut singles[..count];
@@ -423,7 +422,7 @@ fn widen<'a, E: Number>(element_type: ElementType, bytes: &[u8], into: &'a mut [
 }
 
 /// A type that rows are summed in.
-trait Number: Copy {
+trait RowElement: Copy {
     const BYTES: usize = size_of::<Self>();
     const ZERO: Self;
 
@@ -434,7 +433,7 @@ trait Number: Copy {
     /// The value of a half.
     fn widen(value: f32) -> Self;
 
-    /// A sum of one row: in the dense form there is a zero that it is added to.
+    /// The sum of one row: zero plus the row, as in the dense form.
     #[inline(never)]
     fn begin_row(row: &[u8], into: &mut [u8]) {
         for (sum, bytes) in into.chunks_exact_mut(Self::BYTES).zip(row.chunks_exact(Self::BYTES)) {
@@ -442,7 +441,7 @@ trait Number: Copy {
         }
     }
 
-    /// One row more.
+    /// Adds one more row.
     #[inline(never)]
     fn add_row(row: &[u8], into: &mut [u8]) {
         for (sum, bytes) in into.chunks_exact_mut(Self::BYTES).zip(row.chunks_exact(Self::BYTES)) {
@@ -453,7 +452,7 @@ trait Number: Copy {
 
 macro_rules! number {
     ($type:ty, $zero:literal, $plus:path, $widen:expr) => {
-        impl Number for $type {
+        impl RowElement for $type {
             const ZERO: Self = $zero;
 
             fn read(bytes: &[u8]) -> Self {

@@ -1,11 +1,10 @@
-//! Rows: what an embedding's gradient is made of, and the table that holds only the rows somebody has touched.
+//! Rows of embeddings: sparse gradients, and the table that holds only touched rows.
 //!
 //! Not here: which server has a row, frames and sessions ([`crate::server`], [`crate::client`]); arithmetic, which a
 //! [`Kernels`](crate::port::Kernels) does; the file a table is saved to ([`crate::checkpoint`]).
 //!
-//! Read in this order: [`RowLayout`] (what a row is), [`RowsView`] and [`SelectedRows`] (rows that travel, some perhaps
-//! more than once), [`Merge`] (contributions become unique rows), [`Initializer`] (what a row is before anybody
-//! touches it), [`RowTable`] (rows that somebody has touched).
+//! Read in this order: [`RowLayout`], [`RowsView`] and [`SelectedRows`] (rows on the wire, repeated ones included),
+//! [`RowMerge`] (contributions become unique rows), [`Initializer`] (initial values), [`RowTable`] (touched rows).
 
 mod initializer;
 mod layout;
@@ -17,8 +16,9 @@ mod tests;
 
 pub use initializer::Initializer;
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};
-pub use merge::{Merge, Merged, Unique};
+pub use merge::{Merged, RowMerge, Unique};
 pub use selected::{Ids, RowsView, SelectedRows};
 pub use table::{
-    CatchUp, Pieces, Rates, Reading, Record, RowTable, Sorted, TableCopy, TableSettings, TableUsage, Workspace,
+    CatchUp, PartialRead, RateChanges, Record, RowTable, RowWorkspace, Sorted, TableCopy, TablePieces, TableSettings,
+    TableUsage,
 };

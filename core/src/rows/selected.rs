@@ -100,7 +100,7 @@ impl<'a> Ids<'a> {
     /// One of them.
     ///
     /// # Panics
-    /// When there is no such place.
+    /// When the index is out of bounds.
     #[must_use]
     pub fn get(self, place: usize) -> u64 {
         u64::from_le_bytes(self.bytes[place])
@@ -141,7 +141,7 @@ impl<'a> RowsView<'a> {
     /// Checks ids and values in memory; the values are little endian, row after row in the ids' order.
     ///
     /// # Errors
-    /// When there is not one row for each id, and when an id is not below the layout's height; names what was found.
+    /// When the number of rows and ids differ, and when an id is not below the layout's height; names the found value.
     pub fn new(layout: RowLayout, ids: &'a [u64], values: &'a [u8]) -> Result<Self, Failure> {
         let expected = (ids.len() as u64).saturating_mul(layout.row_bytes() as u64);
         if values.len() as u64 != expected {
@@ -156,7 +156,7 @@ impl<'a> RowsView<'a> {
         Ok(Self { layout, ids: Ids::new(layout, ids)?, values })
     }
 
-    /// What the rows have in common.
+    /// The layout of the rows.
     #[must_use]
     pub const fn layout(&self) -> RowLayout {
         self.layout
@@ -168,7 +168,7 @@ impl<'a> RowsView<'a> {
         self.layout.element_type()
     }
 
-    /// How many rows there are, each counted as often as it is there.
+    /// The number of rows, repeated ones included.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.ids.len()
@@ -192,10 +192,10 @@ impl<'a> RowsView<'a> {
         self.values
     }
 
-    /// The values at one place.
+    /// The values at one index.
     ///
     /// # Panics
-    /// When there is no such place.
+    /// When the index is out of bounds.
     #[must_use]
     pub fn row(&self, place: usize) -> &'a [u8] {
         let bytes = self.layout.row_bytes();
@@ -213,8 +213,8 @@ impl<'a> RowsView<'a> {
         self.ids.bytes().len() + self.values.len()
     }
 
-    /// Appends the payload to `into`. Who can send two slices in one write needs no copy: [`Ids::bytes`] and then
-    /// [`values`](Self::values) are the payload.
+    /// Appends the payload to `into`. A vectored write needs no copy: [`Ids::bytes`] and then [`values`](Self::values)
+    /// are the payload.
     pub fn encode(&self, into: &mut Vec<u8>) {
         into.reserve(self.payload_bytes());
         into.extend_from_slice(self.ids.bytes());
@@ -226,7 +226,7 @@ impl SelectedRows {
     /// Copies ids and values, checked as [`RowsView::new`] does.
     ///
     /// # Errors
-    /// Those of [`RowsView::new`].
+    /// As [`RowsView::new`].
     pub fn new(layout: RowLayout, ids: &[u64], values: &[u8]) -> Result<Self, Failure> {
         RowsView::new(layout, ids, values).map(Self::from)
     }
@@ -234,7 +234,7 @@ impl SelectedRows {
     /// Takes a payload, checked as [`RowsView::parse`] does.
     ///
     /// # Errors
-    /// Those of [`RowsView::parse`].
+    /// As [`RowsView::parse`].
     pub fn parse(layout: RowLayout, payload: Vec<u8>) -> Result<Self, Failure> {
         let rows = RowsView::parse(layout, &payload)?.len();
         Ok(Self { layout, rows, payload })

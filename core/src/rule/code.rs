@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
 use super::ssa::{
-    Binary, Comparison, Function, Lowered, Op, ScalarId, ScalarInput, ScalarInputs, ScalarOp, StateId, StateResult,
-    Unary, ValueId,
+    Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, ScalarInput, ScalarInputs, ScalarOp, StateId,
+    StateResult, Unary, ValueId,
 };
 
 /// A value while code is made.
@@ -22,32 +22,31 @@ pub(super) enum Operand {
     Mask(ValueId),
 }
 
-/// The lists so far. They may grow past the limits until [`check_limits`](Self::check_limits) is asked, by what one
-/// statement adds.
+/// The code so far. One statement may exceed the limits until [`check_limits`](Self::check_limits) runs.
 #[derive(Default)]
-pub(super) struct Code {
+pub(super) struct CodeBuilder {
     scalars: Vec<ScalarOp>,
-    ops: Vec<Op>,
-    places: BTreeMap<Op, ValueId>,
+    ops: Vec<RuleOp>,
+    places: BTreeMap<RuleOp, ValueId>,
 }
 
-/// What no update knows while code is made; nothing that is known needs it.
+/// Inputs that are unknown while code is generated; no known value depends on them.
 const NOTHING: ScalarInputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0 };
 
-impl Code {
+impl CodeBuilder {
     pub(super) fn weight(&mut self) -> Operand {
-        Operand::Element(self.op(Op::Weight))
+        Operand::Element(self.op(RuleOp::Weight))
     }
 
     /// The merged gradient, scaled.
     pub(super) fn gradient(&mut self) -> Operand {
-        let sum = Operand::Element(self.op(Op::Gradient));
+        let sum = Operand::Element(self.op(RuleOp::Gradient));
         let scale = self.input(ScalarInput::GradientScale);
         self.binary(Binary::Multiply, sum, scale)
     }
 
     pub(super) fn state(&mut self, state: StateId) -> Operand {
-        Operand::Element(self.op(Op::State(state)))
+        Operand::Element(self.op(RuleOp::State(state)))
     }
 
     pub(super) fn input(&mut self, input: ScalarInput) -> Operand {
@@ -58,7 +57,7 @@ impl Code {
         Operand::Scalar(self.scalar(ScalarOp::Constant(value)))
     }
 
-    /// The value of what is known before training; truth is one and zero.
+    /// The value of an operand that is known before training; true is one, false zero.
     pub(super) fn known(&self, operand: Operand) -> Option<f64> {
         let (Operand::Scalar(scalar) | Operand::Truth(scalar)) = operand else { return None };
         self.constant_of(scalar)
@@ -75,7 +74,7 @@ impl Code {
         if let (Operand::Scalar(left), Operand::Scalar(right)) = (left, right) {
             return Operand::Scalar(self.scalar(ScalarOp::Binary(binary, left, right)));
         }
-        // What changes no bit of any element is left out.
+        // Operations that change no bit of any element are omitted.
         match (binary, self.known(left), self.known(right)) {
             (Binary::Multiply | Binary::Divide, _, Some(1.0)) => return left,
             (Binary::Multiply, Some(1.0), _) => return right,
@@ -86,7 +85,7 @@ impl Code {
         if matches!(binary, Binary::Add | Binary::Multiply) && right < left {
             (left, right) = (right, left);
         }
-        Operand::Element(self.op(Op::Binary(binary, left, right)))
+        Operand::Element(self.op(RuleOp::Binary(binary, left, right)))
     }
 
     pub(super) fn compare(&mut self, comparison: Comparison, left: Operand, right: Operand) -> Operand {
@@ -94,7 +93,7 @@ impl Code {
             return Operand::Truth(self.scalar(ScalarOp::Compare(comparison, left, right)));
         }
         let (left, right) = (self.element(left), self.element(right));
-        Operand::Mask(self.op(Op::Compare(comparison, left, right)))
+        Operand::Mask(self.op(RuleOp::Compare(comparison, left, right)))
     }
 
     pub(super) fn not(&mut self, operand: Operand) -> Operand {
@@ -105,7 +104,7 @@ impl Code {
             }
             operand => {
                 let mask = self.mask(operand);
-                Operand::Mask(self.op(Op::Not(mask)))
+                Operand::Mask(self.op(RuleOp::Not(mask)))
             }
         }
     }
@@ -121,7 +120,7 @@ impl Code {
             }
             _ => {
                 let (left, right) = (self.mask(left), self.mask(right));
-                Operand::Mask(self.op(Op::And(left, right)))
+                Operand::Mask(self.op(RuleOp::And(left, right)))
             }
         }
     }
@@ -137,7 +136,7 @@ impl Code {
             }
             _ => {
                 let (left, right) = (self.mask(left), self.mask(right));
-                Operand::Mask(self.op(Op::Or(left, right)))
+                Operand::Mask(self.op(RuleOp::Or(left, right)))
             }
         }
     }
@@ -156,20 +155,20 @@ impl Code {
         }
         let mask = self.mask(condition);
         let (then, otherwise) = (self.element(then), self.element(otherwise));
-        Operand::Element(self.op(Op::Select { mask, then, otherwise }))
+        Operand::Element(self.op(RuleOp::Select { mask, then, otherwise }))
     }
 
-    pub(super) fn call(&mut self, function: Function, operand: Operand) -> Operand {
+    pub(super) fn call(&mut self, function: RuleFunction, operand: Operand) -> Operand {
         match operand {
             Operand::Scalar(scalar) => Operand::Scalar(self.scalar(ScalarOp::Call(function, scalar))),
             operand => {
                 let operand = self.element(operand);
-                Operand::Element(self.op(Op::Call(function, operand)))
+                Operand::Element(self.op(RuleOp::Call(function, operand)))
             }
         }
     }
 
-    /// Of elements, the powers that vector units have are what they are: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
+    /// For elements, powers with an instruction use it: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
     pub(super) fn power(&mut self, base: Operand, exponent: Operand) -> Operand {
         match (base, exponent, self.known(exponent)) {
             (Operand::Scalar(base), Operand::Scalar(exponent), _) => {
@@ -180,7 +179,7 @@ impl Code {
             (base, _, Some(0.5)) => self.unary(Unary::SquareRoot, base),
             (base, exponent, _) => {
                 let (base, exponent) = (self.element(base), self.element(exponent));
-                Operand::Element(self.op(Op::Power(base, exponent)))
+                Operand::Element(self.op(RuleOp::Power(base, exponent)))
             }
         }
     }
@@ -199,8 +198,7 @@ impl Code {
         Ok(())
     }
 
-    /// The code that these results need, in the same order. The limits were checked, and there is room for the results
-    /// themselves.
+    /// The code that these results need, in the same order. The limits were checked, and the results themselves fit.
     pub(super) fn finish(mut self, states: Vec<(String, f64, Operand)>, weight: Operand) -> Lowered {
         let mut results: Vec<ValueId> = states.iter().map(|(_, _, value)| self.element(*value)).collect();
         results.push(self.element(weight));
@@ -235,7 +233,7 @@ impl Code {
     fn needed_scalars(&self, values: &[Option<u16>]) -> Vec<Option<u16>> {
         let mut needed = vec![false; self.scalars.len()];
         for (op, _) in self.ops.iter().zip(values).filter(|(_, kept)| kept.is_some()) {
-            if let Op::Scalar(scalar) = op {
+            if let RuleOp::Scalar(scalar) = op {
                 needed[scalar.index()] = true;
             }
         }
@@ -250,7 +248,7 @@ impl Code {
     fn element(&mut self, operand: Operand) -> ValueId {
         match operand {
             Operand::Element(value) => value,
-            Operand::Scalar(scalar) => self.op(Op::Scalar(scalar)),
+            Operand::Scalar(scalar) => self.op(RuleOp::Scalar(scalar)),
             Operand::Truth(_) | Operand::Mask(_) => unreachable!("a condition was let through as a real"),
         }
     }
@@ -260,8 +258,8 @@ impl Code {
             Operand::Mask(value) => value,
             Operand::Truth(truth) => {
                 let zero = self.scalar(ScalarOp::Constant(0.0));
-                let (zero, truth) = (self.op(Op::Scalar(zero)), self.op(Op::Scalar(truth)));
-                self.op(Op::Compare(Comparison::Less, zero, truth))
+                let (zero, truth) = (self.op(RuleOp::Scalar(zero)), self.op(RuleOp::Scalar(truth)));
+                self.op(RuleOp::Compare(Comparison::Less, zero, truth))
             }
             Operand::Scalar(_) | Operand::Element(_) => unreachable!("a real was let through as a condition"),
         }
@@ -270,12 +268,12 @@ impl Code {
     fn unary_of_element(&mut self, unary: Unary, operand: Operand) -> ValueId {
         let operand = self.element(operand);
         match (unary, self.ops[operand.index()]) {
-            (Unary::Negate, Op::Unary(Unary::Negate, inner)) => inner,
-            _ => self.op(Op::Unary(unary, operand)),
+            (Unary::Negate, RuleOp::Unary(Unary::Negate, inner)) => inner,
+            _ => self.op(RuleOp::Unary(unary, operand)),
         }
     }
 
-    fn op(&mut self, op: Op) -> ValueId {
+    fn op(&mut self, op: RuleOp) -> ValueId {
         let next = ValueId(u16::try_from(self.ops.len()).expect("a statement adds few operations to those allowed"));
         *self.places.entry(op).or_insert_with(|| {
             self.ops.push(op);
@@ -336,7 +334,7 @@ fn numbers(needed: &[bool]) -> Vec<Option<u16>> {
     needed.iter().map(number).collect()
 }
 
-impl Op {
+impl RuleOp {
     fn renumbered(self, value: impl Fn(ValueId) -> ValueId, scalar: impl Fn(ScalarId) -> ScalarId) -> Self {
         match self {
             Self::Weight | Self::Gradient | Self::State(_) => self,

@@ -1,11 +1,10 @@
-//! The functions that have no instruction, in binary64 and in nothing but sums, products and quotients: so every
-//! machine gives the same bits, and so does a kernel that does the same steps (`kernels/cu/elementary.cu` does).
+//! Elementary functions without an instruction, in binary64 and only of sums, products and quotients. So every machine
+//! gives the same bits, and so does a kernel with the same steps (`kernels/cu/elementary.cu`).
 //!
 //! Tests compare them with the system's: they differ by an ulp at most, `expm1` and the hyperbolic tangent by three.
 //!
-//! Formulas: `e^x = 2^k e^r` with `r = x - k log 2` in two parts (Cody and Waite, 1980) and the series of `e^r`;
-//! `log (1 + f) = 2 artanh s` with `s = f / (2 + f)` and its series; sums and products in two parts as Dekker (1971)
-//! has them.
+//! Formulas: `e^x = 2^k e^r` with `r = x - k log 2` in two parts (Cody and Waite, 1980) and the series of `e^r`; `log
+//! (1 + f) = 2 artanh s` with `s = f / (2 + f)` and its series; sums and products in two parts after Dekker (1971).
 
 /// `log 2` in two parts, of which the first has so few bits that its product with an exponent is exact.
 const LOG_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
@@ -28,13 +27,13 @@ const LOGARITHM_EVEN: [f64; 6] = [2.0 / 25.0, 2.0 / 21.0, 2.0 / 17.0, 2.0 / 13.0
 /// And with odd ones.
 const LOGARITHM_ODD: [f64; 5] = [2.0 / 23.0, 2.0 / 19.0, 2.0 / 15.0, 2.0 / 11.0, 2.0 / 7.0];
 const TWO_THIRDS_HIGH: f64 = 2.0 / 3.0;
-/// What two thirds are more than that.
+/// The difference between two thirds and the high part.
 const TWO_THIRDS_LOW: f64 = f64::from_bits(0x3c85_5555_5555_5555);
 
-/// What is added to a number of few bits and taken away again to leave the nearest whole one.
+/// Adding and subtracting this rounds a small number to the nearest integer.
 const WHOLE: f64 = 6_755_399_441_055_744.0;
 
-/// Where a number's last bits are cut off, so that products of what is left are exact.
+/// Splits a number into two halves of its bits, so that products of the halves are exact.
 const SPLIT: f64 = 134_217_729.0;
 
 /// `e^x`
@@ -54,7 +53,7 @@ fn exponential_of(x: f64, low: f64) -> f64 {
         return 0.0;
     }
     let (exponent, rest, lost) = reduced(x, low);
-    // One, the rest and half its square are added in two parts, so that only the last sum rounds.
+    // One, the remainder and half its square are added in two parts, so that only the last sum rounds.
     let (square, square_lost) = times(rest, rest);
     let (sum, sum_lost) = larger_plus(1.0, rest);
     let (total, total_lost) = larger_plus(sum, 0.5 * square);
@@ -90,7 +89,7 @@ fn series<const TERMS: usize>(terms: [f64; TERMS], x: f64) -> f64 {
     sum
 }
 
-/// `x 2^k`, rounded once: what is beyond an exponent's range goes in two steps, of which the first is exact.
+/// `x 2^k`, rounded once: beyond an exponent's range it takes two steps, of which the first is exact.
 fn scaled(x: f64, exponent: i64) -> f64 {
     if (-1022..=1023).contains(&exponent) {
         return x * power_of_two(exponent);
@@ -191,7 +190,7 @@ pub(super) fn hyperbolic_tangent(x: f64) -> f64 {
     value.copysign(x)
 }
 
-/// `x^y`, with C's answers for what is zero, infinite or not a number.
+/// `x^y`, with C's results for zero, infinity and NaN.
 pub(super) fn power(x: f64, y: f64) -> f64 {
     if y == 0.0 || x == 1.0 {
         return 1.0;
@@ -232,7 +231,7 @@ fn vast(is_infinite: bool, sign: f64) -> f64 {
     (if is_infinite { f64::INFINITY } else { 0.0 }) * sign
 }
 
-/// The logarithm of what is positive and finite, in two parts: about 2^-65 of it is lost.
+/// The logarithm of a positive finite number, in two parts: about 2^-65 of it is lost.
 fn logarithm_in_two(x: f64) -> (f64, f64) {
     let (exponent, fraction) = parts(x);
     let divisor = 2.0 + fraction;
@@ -259,13 +258,13 @@ fn logarithm_in_two(x: f64) -> (f64, f64) {
     larger_plus(total, lost + (exponent * LOG_2_LOW + low))
 }
 
-/// A sum and what its rounding lost, when the first is not smaller than the second.
+/// A sum and its rounding error, when the first operand is not smaller than the second.
 fn larger_plus(larger: f64, smaller: f64) -> (f64, f64) {
     let sum = larger + smaller;
     (sum, smaller - (sum - larger))
 }
 
-/// A product and what its rounding lost.
+/// A product and its rounding error.
 fn times(a: f64, b: f64) -> (f64, f64) {
     let product = a * b;
     let (a_high, b_high) = (cut(a), cut(b));

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
+use super::checked::CheckedRule;
 use super::ssa::Unary;
-use super::syntax::{Arithmetic, Expression, ExpressionKind, Logic, Named, Relation, StatementKind};
-use super::written::Written;
+use super::syntax::{ArithmeticOperator, Expression, ExpressionKind, Logic, NamedFunction, Relation, StatementKind};
 
-/// What an update gives a rule, besides the elements.
+/// Inputs of an update besides the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Given {
+pub struct UpdateInputs {
     /// `lr`
     pub rate: f64,
     /// `n`
@@ -18,31 +18,31 @@ pub struct Given {
 }
 
 #[derive(Clone, Copy)]
-enum Value {
+enum InterpretedValue {
     Real(f64),
     Condition(bool),
 }
 
-type Names<'a> = BTreeMap<&'a str, Value>;
+type NamedValues<'a> = BTreeMap<&'a str, InterpretedValue>;
 
-impl Written {
+impl CheckedRule {
     /// Updates one element: gives the new weight, and replaces the states, which are in the order of
     /// [`states`](Self::states). The gradient is merged, scaled and clipped.
     ///
     /// # Panics
     ///
     /// When the states are not as many as the rule has.
-    pub fn interpret(&self, given: &Given, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
+    pub fn interpret(&self, given: &UpdateInputs, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
         assert_eq!(states.len(), self.states().len(), "the states of this rule");
-        let mut names: Names<'_> = BTreeMap::new();
+        let mut names: NamedValues<'_> = BTreeMap::new();
         for (name, value) in [("w", weight), ("g", gradient), ("lr", given.rate), ("n", given.count)] {
-            names.insert(name, Value::Real(value));
+            names.insert(name, InterpretedValue::Real(value));
         }
         for (name, value) in self.parameters() {
-            names.insert(name, Value::Real(*value));
+            names.insert(name, InterpretedValue::Real(*value));
         }
         for (state, value) in self.states().iter().zip(states.iter()) {
-            names.insert(&state.name, Value::Real(*value));
+            names.insert(&state.name, InterpretedValue::Real(*value));
         }
         for statement in &self.syntax().statements {
             let value = match &statement.kind {
@@ -50,7 +50,7 @@ impl Written {
                 StatementKind::Let(value) | StatementKind::Assign(None, value) => evaluate(&names, value),
                 StatementKind::Assign(Some(arithmetic), value) => {
                     let before = real(names[statement.name.as_str()]);
-                    Value::Real(compute(*arithmetic, before, real(evaluate(&names, value))))
+                    InterpretedValue::Real(compute(*arithmetic, before, real(evaluate(&names, value))))
                 }
             };
             names.insert(&statement.name, value);
@@ -62,42 +62,46 @@ impl Written {
     }
 }
 
-fn evaluate(names: &Names<'_>, expression: &Expression) -> Value {
+fn evaluate(names: &NamedValues<'_>, expression: &Expression) -> InterpretedValue {
     let number = |expression: &Expression| real(evaluate(names, expression));
     let condition = |expression: &Expression| match evaluate(names, expression) {
-        Value::Condition(condition) => condition,
-        Value::Real(_) => unreachable!("the rule was checked"),
+        InterpretedValue::Condition(condition) => condition,
+        InterpretedValue::Real(_) => unreachable!("the rule was checked"),
     };
     match &expression.kind {
-        ExpressionKind::Number(number) => Value::Real(*number),
+        ExpressionKind::Number(number) => InterpretedValue::Real(*number),
         ExpressionKind::Name(name) => names[name.as_str()],
-        ExpressionKind::Negate(operand) => Value::Real(-number(operand)),
-        ExpressionKind::Not(operand) => Value::Condition(!condition(operand)),
+        ExpressionKind::Negate(operand) => InterpretedValue::Real(-number(operand)),
+        ExpressionKind::Not(operand) => InterpretedValue::Condition(!condition(operand)),
         ExpressionKind::Arithmetic(arithmetic, left, right) => {
-            Value::Real(compute(*arithmetic, number(left), number(right)))
+            InterpretedValue::Real(compute(*arithmetic, number(left), number(right)))
         }
         ExpressionKind::Compare(relation, left, right) => {
-            Value::Condition(holds(*relation, number(left), number(right)))
+            InterpretedValue::Condition(holds(*relation, number(left), number(right)))
         }
-        ExpressionKind::Logic(Logic::And, left, right) => Value::Condition(condition(left) && condition(right)),
-        ExpressionKind::Logic(Logic::Or, left, right) => Value::Condition(condition(left) || condition(right)),
-        ExpressionKind::Call(Named::Select, arguments) => {
+        ExpressionKind::Logic(Logic::And, left, right) => {
+            InterpretedValue::Condition(condition(left) && condition(right))
+        }
+        ExpressionKind::Logic(Logic::Or, left, right) => {
+            InterpretedValue::Condition(condition(left) || condition(right))
+        }
+        ExpressionKind::Call(NamedFunction::Select, arguments) => {
             evaluate(names, &arguments[if condition(&arguments[0]) { 1 } else { 2 }])
         }
         ExpressionKind::Call(named, arguments) => {
             let arguments: Vec<f64> = arguments.iter().map(number).collect();
-            Value::Real(call(*named, &arguments))
+            InterpretedValue::Real(call(*named, &arguments))
         }
     }
 }
 
-fn compute(arithmetic: Arithmetic, left: f64, right: f64) -> f64 {
+fn compute(arithmetic: ArithmeticOperator, left: f64, right: f64) -> f64 {
     match arithmetic {
-        Arithmetic::Add => left + right,
-        Arithmetic::Subtract => left - right,
-        Arithmetic::Multiply => left * right,
-        Arithmetic::Divide => left / right,
-        Arithmetic::Power => left.powf(right),
+        ArithmeticOperator::Add => left + right,
+        ArithmeticOperator::Subtract => left - right,
+        ArithmeticOperator::Multiply => left * right,
+        ArithmeticOperator::Divide => left / right,
+        ArithmeticOperator::Power => left.powf(right),
     }
 }
 
@@ -113,20 +117,20 @@ fn holds(relation: Relation, left: f64, right: f64) -> bool {
     }
 }
 
-fn call(named: Named, arguments: &[f64]) -> f64 {
+fn call(named: NamedFunction, arguments: &[f64]) -> f64 {
     match (named, arguments) {
-        (Named::Absolute, [x]) => x.abs(),
-        (Named::SquareRoot, [x]) => x.sqrt(),
-        (Named::Sign, [x]) => Unary::Sign.of(*x),
-        (Named::Floor, [x]) => x.floor(),
-        (Named::Function(function), [x]) => function.of(*x),
-        (Named::Power, [x, y]) => x.powf(*y),
-        (Named::Minimum, [x, y]) => smaller(*x, *y),
-        (Named::Maximum, [x, y]) => larger(*x, *y),
-        (Named::CopySign, [x, y]) => x.copysign(*y),
-        (Named::Clamp, [x, low, high]) => larger(smaller(*x, *high), *low),
-        (Named::SoftThreshold, [x, threshold]) if x.abs() <= *threshold => 0.0_f64.copysign(*x),
-        (Named::SoftThreshold, [x, threshold]) => x - threshold.copysign(*x),
+        (NamedFunction::Absolute, [x]) => x.abs(),
+        (NamedFunction::SquareRoot, [x]) => x.sqrt(),
+        (NamedFunction::Sign, [x]) => Unary::Sign.of(*x),
+        (NamedFunction::Floor, [x]) => x.floor(),
+        (NamedFunction::Function(function), [x]) => function.of(*x),
+        (NamedFunction::Power, [x, y]) => x.powf(*y),
+        (NamedFunction::Minimum, [x, y]) => smaller(*x, *y),
+        (NamedFunction::Maximum, [x, y]) => larger(*x, *y),
+        (NamedFunction::CopySign, [x, y]) => x.copysign(*y),
+        (NamedFunction::Clamp, [x, low, high]) => larger(smaller(*x, *high), *low),
+        (NamedFunction::SoftThreshold, [x, threshold]) if x.abs() <= *threshold => 0.0_f64.copysign(*x),
+        (NamedFunction::SoftThreshold, [x, threshold]) => x - threshold.copysign(*x),
         _ => unreachable!("the parser counts arguments"),
     }
 }
@@ -141,9 +145,9 @@ fn larger(x: f64, y: f64) -> f64 {
     if y > x { y } else { x }
 }
 
-fn real(value: Value) -> f64 {
+fn real(value: InterpretedValue) -> f64 {
     match value {
-        Value::Real(value) => value,
-        Value::Condition(_) => unreachable!("the rule was checked"),
+        InterpretedValue::Real(value) => value,
+        InterpretedValue::Condition(_) => unreachable!("the rule was checked"),
     }
 }

@@ -8,13 +8,13 @@ use crate::text::{Cursor, Position};
 
 /// A word, with where it stands.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Token<'a> {
+pub(super) struct RuleToken<'a> {
     pub(super) position: Position,
-    pub(super) kind: TokenKind<'a>,
+    pub(super) kind: RuleTokenKind<'a>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum TokenKind<'a> {
+pub(super) enum RuleTokenKind<'a> {
     /// Letters, digits and `_`, and no digit first.
     Word(&'a str),
     Number(f64),
@@ -31,16 +31,16 @@ const SYMBOLS: [&str; 22] = [
 ];
 
 /// All tokens; the last one is the end.
-pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Failure> {
+pub(super) fn tokens(text: &str) -> Result<Vec<RuleToken<'_>>, Failure> {
     if text.len() > RULE_TEXT_BYTES_MAX {
         let length = text.len();
         return Err(Failure::call(format!("a rule of {length} bytes; expected at most {RULE_TEXT_BYTES_MAX}")));
     }
-    let mut lexer = Lexer { text: Cursor::new(text) };
+    let mut lexer = RuleLexer { text: Cursor::new(text) };
     let mut tokens = Vec::new();
     loop {
         let token = lexer.token()?;
-        let is_end = token.kind == TokenKind::End;
+        let is_end = token.kind == RuleTokenKind::End;
         tokens.push(token);
         if is_end {
             return Ok(tokens);
@@ -48,39 +48,39 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Failure> {
     }
 }
 
-struct Lexer<'a> {
+struct RuleLexer<'a> {
     text: Cursor<'a>,
 }
 
-impl<'a> Lexer<'a> {
-    fn token(&mut self) -> Result<Token<'a>, Failure> {
+impl<'a> RuleLexer<'a> {
+    fn token(&mut self) -> Result<RuleToken<'a>, Failure> {
         self.text.skip_blank_in_line();
         let position = self.text.position();
         let kind = match self.text.peek() {
-            None => TokenKind::End,
+            None => RuleTokenKind::End,
             Some('\n') => {
                 self.text.advance();
-                TokenKind::Break
+                RuleTokenKind::Break
             }
             Some(first) if first.is_ascii_alphabetic() || first == '_' => self.word(position)?,
             Some(first) if first.is_ascii_digit() || first == '.' => self.number(position)?,
             Some(first) => self.symbol(position, first)?,
         };
-        Ok(Token { position, kind })
+        Ok(RuleToken { position, kind })
     }
 
-    fn word(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
+    fn word(&mut self, position: Position) -> Result<RuleTokenKind<'a>, Failure> {
         let word = self.text.take_while(|character| character.is_ascii_alphanumeric() || character == '_');
         if word.len() > RULE_NAME_BYTES_MAX {
             return Err(
                 position.refuse(format!("a name of {} bytes; expected at most {RULE_NAME_BYTES_MAX}", word.len()))
             );
         }
-        Ok(TokenKind::Word(word))
+        Ok(RuleTokenKind::Word(word))
     }
 
     /// Digits with at most one point, then perhaps an exponent. Letters that follow at once are a mistake.
-    fn number(&mut self, position: Position) -> Result<TokenKind<'a>, Failure> {
+    fn number(&mut self, position: Position) -> Result<RuleTokenKind<'a>, Failure> {
         let mut before = ' ';
         let mut length = 0;
         for character in self.text.rest().chars() {
@@ -94,22 +94,22 @@ impl<'a> Lexer<'a> {
         let text = self.text.take(length);
         // The library reads `1e5` and `.5`, and also `infinity`, which begins with a letter and does not come here.
         match text.parse::<f64>() {
-            Ok(value) if value.is_finite() => Ok(TokenKind::Number(value)),
+            Ok(value) if value.is_finite() => Ok(RuleTokenKind::Number(value)),
             Ok(_) => Err(position.refuse(format!("expected a finite number, found {text}"))),
             Err(_) => Err(position.refuse(format!("expected a number such as 0.5 or 1e-8, found {text}"))),
         }
     }
 
-    fn symbol(&mut self, position: Position, first: char) -> Result<TokenKind<'a>, Failure> {
+    fn symbol(&mut self, position: Position, first: char) -> Result<RuleTokenKind<'a>, Failure> {
         let Some(symbol) = SYMBOLS.into_iter().find(|symbol| self.text.rest().starts_with(symbol)) else {
             return Err(position.refuse(format!("expected a name, a number or an operator, found {first:?}")));
         };
         self.text.take(symbol.len());
-        Ok(TokenKind::Symbol(symbol))
+        Ok(RuleTokenKind::Symbol(symbol))
     }
 }
 
-impl fmt::Display for TokenKind<'_> {
+impl fmt::Display for RuleTokenKind<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Word(word) => write!(formatter, "{word:?}"),

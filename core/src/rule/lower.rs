@@ -1,11 +1,10 @@
-//! From text to straight-line code, and everything that is checked on the way.
+//! Lowering of a rule's text to straight-line code, with all checks.
 //!
-//! One walk does all: it follows the names, tells reals from conditions, computes what is known already, keeps equal
-//! operations once, and says what is wrong and where. What does not depend on an element becomes a scalar, in binary64;
-//! where it meets an element it is rounded to the parameter's type.
+//! One pass resolves names, separates reals from conditions, folds constants, eliminates common subexpressions, and
+//! reports errors with their place. Values that do not depend on an element become scalars, in binary64; where one
+//! meets an element it is rounded to the parameter's type.
 //!
-//! Nothing is changed that could change a bit: `(g * lr) * mu` is two operations on elements, because it was written
-//! so.
+//! No rewrite changes a bit: `(g * lr) * mu` is two operations on elements, as written.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +12,18 @@ use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::text::Position;
 
-use super::code::{Code, Operand};
+use super::checked::CheckedRule;
+use super::code::{CodeBuilder, Operand};
 use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, Interval, Logic, Named, Relation, Statement, StatementKind,
+    ArithmeticOperator, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement, StatementKind,
 };
-use super::written::Written;
 
 /// The code of some texts, one after another, as one. Each has names of its own; `w` and `g` go from one to the next.
 ///
 /// # Errors
 /// When they are longer together than a rule may be, or have two states of one name.
-pub fn lower(pieces: &[&Written]) -> Result<Lowered, Failure> {
+pub fn lower(pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
     let mut lowering = Lowering::new();
     for piece in pieces {
         lowering.add(piece)?;
@@ -34,21 +33,21 @@ pub fn lower(pieces: &[&Written]) -> Result<Lowered, Failure> {
 
 /// Code in the making.
 pub(super) struct Lowering {
-    code: Code,
+    code: CodeBuilder,
     weight: Operand,
     gradient: Operand,
-    states: Vec<Held>,
+    states: Vec<PendingState>,
     assigns_weight: bool,
 }
 
 /// A state in the making.
-struct Held {
+struct PendingState {
     name: String,
     initial: f64,
     value: Operand,
 }
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy)]
 enum Meaning {
     Weight,
@@ -58,10 +57,10 @@ enum Meaning {
     Value(Operand),
 }
 
-/// One text while it is added.
-struct Piece<'a> {
+/// State of the lowering of one text.
+struct TextLowering<'a> {
     lowering: &'a mut Lowering,
-    written: &'a Written,
+    written: &'a CheckedRule,
     names: BTreeMap<&'a str, Meaning>,
     parameters: BTreeMap<String, f64>,
     /// Within the branch that a constant condition leaves out: there a division by zero is no mistake.
@@ -70,7 +69,7 @@ struct Piece<'a> {
 
 impl Lowering {
     pub(super) fn new() -> Self {
-        let mut code = Code::default();
+        let mut code = CodeBuilder::default();
         let weight = code.weight();
         let gradient = code.gradient();
         Self { code, weight, gradient, states: Vec::new(), assigns_weight: false }
@@ -82,9 +81,14 @@ impl Lowering {
     }
 
     /// Adds a text; gives the values of its parameters.
-    pub(super) fn add(&mut self, written: &Written) -> Result<BTreeMap<String, f64>, Failure> {
-        let mut piece =
-            Piece { lowering: self, written, names: BTreeMap::new(), parameters: BTreeMap::new(), is_left_out: false };
+    pub(super) fn add(&mut self, written: &CheckedRule) -> Result<BTreeMap<String, f64>, Failure> {
+        let mut piece = TextLowering {
+            lowering: self,
+            written,
+            names: BTreeMap::new(),
+            parameters: BTreeMap::new(),
+            is_left_out: false,
+        };
         let code = &mut piece.lowering.code;
         let names = [
             ("w", Meaning::Weight),
@@ -99,14 +103,14 @@ impl Lowering {
         Ok(piece.parameters)
     }
 
-    /// The code, without what nobody needs.
+    /// The code, without unused values.
     pub(super) fn finish(self) -> Lowered {
         let states = self.states.into_iter().map(|state| (state.name, state.initial, state.value)).collect();
         self.code.finish(states, self.weight)
     }
 }
 
-impl<'a> Piece<'a> {
+impl<'a> TextLowering<'a> {
     fn statement(&mut self, statement: &'a Statement) -> Result<(), Failure> {
         let Statement { position, name, kind } = statement;
         match kind {
@@ -164,7 +168,7 @@ impl<'a> Piece<'a> {
             return Err(position.refuse(format!("expected at most {STATES_MAX} states, found one more: {name:?}")));
         }
         let id = StateId(u16::try_from(place).expect("states are few"));
-        let state = Held { name: name.to_owned(), initial: value, value: self.lowering.code.state(id) };
+        let state = PendingState { name: name.to_owned(), initial: value, value: self.lowering.code.state(id) };
         self.lowering.states.push(state);
         self.names.insert(name, Meaning::State(place));
         Ok(())
@@ -174,12 +178,12 @@ impl<'a> Piece<'a> {
         &mut self,
         position: Position,
         name: &'a str,
-        operator: Option<Arithmetic>,
+        operator: Option<ArithmeticOperator>,
         value: &'a Expression,
     ) -> Result<(), Failure> {
         let target = self.look_up(position, name)?;
         if let Meaning::Value(_) = target {
-            let reason = format!("expected w, g or a state before '=', found {name:?}, which is given and stays");
+            let reason = format!("expected w, g or a state before '=', found {name:?}, which is constant");
             return Err(position.refuse(reason));
         }
         let mut operand = self.real(value)?;
@@ -207,7 +211,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// A name's meaning here; one that is only set is a parameter.
+    /// A name's meaning here; an undeclared name with a setting is a parameter.
     fn look_up(&mut self, position: Position, name: &'a str) -> Result<Meaning, Failure> {
         if let Some(meaning) = self.names.get(name) {
             return Ok(*meaning);
@@ -268,7 +272,7 @@ impl<'a> Piece<'a> {
                     Logic::Or => self.lowering.code.or(left, right),
                 }
             }
-            ExpressionKind::Call(Named::Select, arguments) => self.select(arguments)?,
+            ExpressionKind::Call(NamedFunction::Select, arguments) => self.select(arguments)?,
             ExpressionKind::Call(named, arguments) => self.call(position, *named, arguments)?,
         };
         self.refuse_infinite(position, operand)?;
@@ -278,20 +282,20 @@ impl<'a> Piece<'a> {
     fn arithmetic(
         &mut self,
         position: Position,
-        arithmetic: Arithmetic,
+        arithmetic: ArithmeticOperator,
         left: Operand,
         right: Operand,
     ) -> Result<Operand, Failure> {
         let code = &mut self.lowering.code;
         let binary = match arithmetic {
-            Arithmetic::Add => Binary::Add,
-            Arithmetic::Subtract => Binary::Subtract,
-            Arithmetic::Multiply => Binary::Multiply,
-            Arithmetic::Divide if code.known(right) == Some(0.0) && !self.is_left_out => {
+            ArithmeticOperator::Add => Binary::Add,
+            ArithmeticOperator::Subtract => Binary::Subtract,
+            ArithmeticOperator::Multiply => Binary::Multiply,
+            ArithmeticOperator::Divide if code.known(right) == Some(0.0) && !self.is_left_out => {
                 return Err(position.refuse("expected a divisor that is not zero, found one that is always zero"));
             }
-            Arithmetic::Divide => Binary::Divide,
-            Arithmetic::Power => return Ok(code.power(left, right)),
+            ArithmeticOperator::Divide => Binary::Divide,
+            ArithmeticOperator::Power => return Ok(code.power(left, right)),
         };
         Ok(code.binary(binary, left, right))
     }
@@ -304,27 +308,32 @@ impl<'a> Piece<'a> {
         if is_negated { code.not(holds) } else { holds }
     }
 
-    fn call(&mut self, position: Position, named: Named, arguments: &'a [Expression]) -> Result<Operand, Failure> {
+    fn call(
+        &mut self,
+        position: Position,
+        named: NamedFunction,
+        arguments: &'a [Expression],
+    ) -> Result<Operand, Failure> {
         let mut operands = Vec::with_capacity(arguments.len());
         for argument in arguments {
             operands.push(self.real(argument)?);
         }
         let code = &mut self.lowering.code;
         Ok(match (named, operands.as_slice()) {
-            (Named::Absolute, [x]) => code.unary(Unary::Absolute, *x),
-            (Named::SquareRoot, [x]) => code.unary(Unary::SquareRoot, *x),
-            (Named::Sign, [x]) => code.unary(Unary::Sign, *x),
-            (Named::Floor, [x]) => code.unary(Unary::Floor, *x),
-            (Named::Function(function), [x]) => code.call(function, *x),
-            (Named::Power, [x, y]) => code.power(*x, *y),
-            (Named::Minimum, [x, y]) => code.binary(Binary::Minimum, *x, *y),
-            (Named::Maximum, [x, y]) => code.binary(Binary::Maximum, *x, *y),
-            (Named::CopySign, [x, y]) => code.binary(Binary::CopySign, *x, *y),
-            (Named::Clamp, [x, low, high]) => {
+            (NamedFunction::Absolute, [x]) => code.unary(Unary::Absolute, *x),
+            (NamedFunction::SquareRoot, [x]) => code.unary(Unary::SquareRoot, *x),
+            (NamedFunction::Sign, [x]) => code.unary(Unary::Sign, *x),
+            (NamedFunction::Floor, [x]) => code.unary(Unary::Floor, *x),
+            (NamedFunction::Function(function), [x]) => code.call(function, *x),
+            (NamedFunction::Power, [x, y]) => code.power(*x, *y),
+            (NamedFunction::Minimum, [x, y]) => code.binary(Binary::Minimum, *x, *y),
+            (NamedFunction::Maximum, [x, y]) => code.binary(Binary::Maximum, *x, *y),
+            (NamedFunction::CopySign, [x, y]) => code.binary(Binary::CopySign, *x, *y),
+            (NamedFunction::Clamp, [x, low, high]) => {
                 let kept = code.binary(Binary::Minimum, *x, *high);
                 code.binary(Binary::Maximum, kept, *low)
             }
-            (Named::SoftThreshold, [x, threshold]) => soft_threshold(code, *x, *threshold),
+            (NamedFunction::SoftThreshold, [x, threshold]) => soft_threshold(code, *x, *threshold),
             _ => {
                 let found = operands.len();
                 return Err(position.refuse(format!("expected {} arguments, found {found}", named.arity())));
@@ -379,7 +388,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-fn soft_threshold(code: &mut Code, x: Operand, threshold: Operand) -> Operand {
+fn soft_threshold(code: &mut CodeBuilder, x: Operand, threshold: Operand) -> Operand {
     let magnitude = code.unary(Unary::Absolute, x);
     let is_near = code.compare(Comparison::LessOrEqual, magnitude, threshold);
     let zero = code.constant(0.0);

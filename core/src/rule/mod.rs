@@ -1,24 +1,25 @@
-//! Update rules: what a server does to a gradient, as text that a user reads and writes. `docs/RULES.md` is the
+//! Update rules: the computation of a server on a gradient, as text that users write. `docs/RULES.md` specifies the
 //! language.
 //!
 //! ```
-//! use pserver_core::rule::{Settings, Written};
+//! use pserver_core::rule::{CheckedRule, RuleSettings};
 //!
 //! let text = "param mu in [0, 1) = 0.9; state m = 0; m = mu*m + g; w = w - lr*m";
-//! let rule = Written::new(text, &Settings::from([("mu".to_owned(), 0.5)]))?;
+//! let rule = CheckedRule::new(text, &RuleSettings::from([("mu".to_owned(), 0.5)]))?;
 //! assert_eq!(rule.states()[0].name, "m");
 //! assert_eq!(rule.lower()?.states().len(), 1);
 //! # Ok::<(), pserver_core::error::Failure>(())
 //! ```
 //!
-//! A text is read ([`syntax`]), checked with the values of its parameters ([`Written`]), and lowered once ([`lower()`])
-//! to the straight-line code that kernels run ([`ssa`]). Two things say what is right: [`Written::interpret`], which
-//! runs the text in binary64, and [`reference`], which runs the code with exactly the bits that every kernel must give.
-//! Whoever generates code asks [`uses`] who needs which value.
+//! A text is parsed ([`syntax`]), checked with the values of its parameters ([`CheckedRule`]), and lowered once
+//! ([`lower()`]) to the straight-line code that kernels run ([`ssa`]). There are two references:
+//! [`CheckedRule::interpret`] runs the text in binary64, and [`mod@reference`] runs the code with exactly the bits that
+//! every kernel must give. Code generators find the uses of each value in [`uses`].
 //!
-//! Not here: which rule a parameter has, and what stands around it ([`crate::optim`]); how a configuration names it
+//! Not here: which rule a parameter has, and the steps around it ([`crate::optim`]); rules in a configuration
 //! ([`crate::config`]); code that runs it fast (`kernels`).
 
+mod checked;
 mod code;
 mod elementary;
 mod interpret;
@@ -32,8 +33,7 @@ pub mod syntax;
 #[cfg(test)]
 mod tests;
 pub mod uses;
-mod written;
 
-pub use interpret::Given;
+pub use checked::{CheckedRule, RuleSettings, RuleState};
+pub use interpret::UpdateInputs;
 pub use lower::lower;
-pub use written::{Settings, State, Written};

@@ -4,11 +4,15 @@ use crate::error::Failure;
 use crate::limits::RULE_DEPTH_MAX;
 use crate::text::Position;
 
-use super::lexer::{Token, TokenKind, tokens};
+use super::lexer::{RuleToken, RuleTokenKind, tokens};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, Named, Relation, Statement,
-    StatementKind, Syntax,
+    ArithmeticOperator, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, NamedFunction, Relation,
+    Statement, StatementKind, Syntax,
 };
+
+/// The most levels of nested parentheses and operators. An expression of the permitted depth prints with at most one
+/// pair of parentheses per level, and parses again.
+const NESTING_MAX: usize = 2 * RULE_DEPTH_MAX;
 
 /// How tightly an operator binds. A comparison has no side: `a < b < c` is refused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,10 +28,10 @@ pub(super) enum Binding {
     Atom,
 }
 
-/// What may stand between two expressions.
+/// The operators between two expressions.
 #[derive(Clone, Copy)]
 enum Operator {
-    Arithmetic(Arithmetic),
+    Arithmetic(ArithmeticOperator),
     Compare(Relation),
     Logic(Logic),
 }
@@ -39,21 +43,21 @@ struct Sized {
 }
 
 impl Syntax {
-    /// Reads a text. The error has the line and the column, what was expected and what was found.
+    /// Parses a text. The error has the line and the column, the expected and the found token.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let tokens = tokens(text)?;
-        let mut parser = Parser { tokens: &tokens, next: 0, open: 0 };
+        let mut parser = RuleParser { tokens: &tokens, next: 0, open: 0 };
         let mut statements = Vec::new();
         loop {
             while parser.at_break() {
                 parser.next += 1;
             }
-            if parser.peek().kind == TokenKind::End {
+            if parser.peek().kind == RuleTokenKind::End {
                 return Ok(Self { statements });
             }
             statements.push(parser.statement()?);
             let token = parser.peek();
-            if !parser.at_break() && token.kind != TokenKind::End {
+            if !parser.at_break() && token.kind != RuleTokenKind::End {
                 let reason = format!("expected an operator, ';' or the end of the line, found {}", token.kind);
                 return Err(token.position.refuse(reason));
             }
@@ -61,14 +65,14 @@ impl Syntax {
     }
 }
 
-struct Parser<'a> {
-    tokens: &'a [Token<'a>],
+struct RuleParser<'a> {
+    tokens: &'a [RuleToken<'a>],
     next: usize,
     /// How many parentheses are open; within them the end of a line means nothing.
     open: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> RuleParser<'a> {
     fn statement(&mut self) -> Result<Statement, Failure> {
         let (position, word) = self.word("a statement: param, state, let or a name to assign to")?;
         match word {
@@ -87,7 +91,7 @@ impl<'a> Parser<'a> {
     fn parameter(&mut self) -> Result<Statement, Failure> {
         let (position, name) = self.name("the parameter's name")?;
         let mut interval = None;
-        if self.peek().kind == TokenKind::Word("in") {
+        if self.peek().kind == RuleTokenKind::Word("in") {
             self.next += 1;
             interval = Some(self.interval()?);
         }
@@ -105,14 +109,14 @@ impl<'a> Parser<'a> {
         Ok(Statement { position, name: name.to_owned(), kind: kind(value) })
     }
 
-    fn assignment(&mut self, name: &str) -> Result<Option<Arithmetic>, Failure> {
+    fn assignment(&mut self, name: &str) -> Result<Option<ArithmeticOperator>, Failure> {
         let token = self.advance();
         match token.kind {
-            TokenKind::Symbol("=") => Ok(None),
-            TokenKind::Symbol("+=") => Ok(Some(Arithmetic::Add)),
-            TokenKind::Symbol("-=") => Ok(Some(Arithmetic::Subtract)),
-            TokenKind::Symbol("*=") => Ok(Some(Arithmetic::Multiply)),
-            TokenKind::Symbol("/=") => Ok(Some(Arithmetic::Divide)),
+            RuleTokenKind::Symbol("=") => Ok(None),
+            RuleTokenKind::Symbol("+=") => Ok(Some(ArithmeticOperator::Add)),
+            RuleTokenKind::Symbol("-=") => Ok(Some(ArithmeticOperator::Subtract)),
+            RuleTokenKind::Symbol("*=") => Ok(Some(ArithmeticOperator::Multiply)),
+            RuleTokenKind::Symbol("/=") => Ok(Some(ArithmeticOperator::Divide)),
             found => Err(token
                 .position
                 .refuse(format!("expected '=', '+=', '-=', '*=' or '/=' after {name:?}, found {found}"))),
@@ -141,7 +145,7 @@ impl<'a> Parser<'a> {
     /// A number with its sign, or an infinity.
     fn bound(&mut self, what: &str) -> Result<f64, Failure> {
         let sign = if self.take("-") { -1.0 } else { 1.0 };
-        if self.peek().kind == TokenKind::Word("inf") {
+        if self.peek().kind == RuleTokenKind::Word("inf") {
             self.next += 1;
             return Ok(sign * f64::INFINITY);
         }
@@ -153,7 +157,7 @@ impl<'a> Parser<'a> {
         let sign = if self.take("-") { -1.0 } else { 1.0 };
         let token = self.advance();
         match token.kind {
-            TokenKind::Number(number) => Ok(sign * number),
+            RuleTokenKind::Number(number) => Ok(sign * number),
             found => Err(token.position.refuse(format!("expected {what}, a number, found {found}"))),
         }
     }
@@ -177,7 +181,7 @@ impl<'a> Parser<'a> {
                 Operator::Compare(relation) => ExpressionKind::Compare(relation, one, other),
                 Operator::Logic(logic) => ExpressionKind::Logic(logic, one, other),
             };
-            left = sized(position, kind, deepest, depth)?;
+            left = sized(position, kind, deepest)?;
             if binding == Binding::Compare && matches!(self::operator(self.peek().kind), Some((_, Binding::Compare))) {
                 let token = self.peek();
                 return Err(token
@@ -189,17 +193,17 @@ impl<'a> Parser<'a> {
 
     fn prefix(&mut self, depth: usize) -> Result<Sized, Failure> {
         let position = self.peek().position;
-        if depth > RULE_DEPTH_MAX {
+        if depth > NESTING_MAX {
             return Err(too_deep(position));
         }
         if self.take("-") {
             let operand = self.expression(Binding::Power, depth + 1)?;
-            return sized(position, ExpressionKind::Negate(Box::new(operand.expression)), operand.depth, depth);
+            return sized(position, ExpressionKind::Negate(Box::new(operand.expression)), operand.depth);
         }
-        if self.peek().kind == TokenKind::Word("not") {
+        if self.peek().kind == RuleTokenKind::Word("not") {
             self.next += 1;
             let operand = self.expression(Binding::Compare, depth + 1)?;
-            return sized(position, ExpressionKind::Not(Box::new(operand.expression)), operand.depth, depth);
+            return sized(position, ExpressionKind::Not(Box::new(operand.expression)), operand.depth);
         }
         self.atom(depth)
     }
@@ -216,11 +220,13 @@ impl<'a> Parser<'a> {
         let token = self.advance();
         let position = token.position;
         match token.kind {
-            TokenKind::Number(number) => sized(position, ExpressionKind::Number(number), 0, depth),
-            TokenKind::Word(word) if self.peek().kind == TokenKind::Symbol("(") => self.call(position, word, depth),
-            TokenKind::Word(word) => {
+            RuleTokenKind::Number(number) => sized(position, ExpressionKind::Number(number), 0),
+            RuleTokenKind::Word(word) if self.peek().kind == RuleTokenKind::Symbol("(") => {
+                self.call(position, word, depth)
+            }
+            RuleTokenKind::Word(word) => {
                 refuse_keyword(position, word, "a value")?;
-                sized(position, ExpressionKind::Name(word.to_owned()), 0, depth)
+                sized(position, ExpressionKind::Name(word.to_owned()), 0)
             }
             found => Err(position.refuse(format!("expected a value, found {found}"))),
         }
@@ -246,7 +252,7 @@ impl<'a> Parser<'a> {
         self.open -= 1;
         self.symbol(")", "an operator, ',' or ')'")?;
         check_arity(position, *named, arguments.len())?;
-        sized(position, ExpressionKind::Call(*named, arguments), deepest, depth)
+        sized(position, ExpressionKind::Call(*named, arguments), deepest)
     }
 
     fn name(&mut self, what: &str) -> Result<(Position, &'a str), Failure> {
@@ -258,7 +264,7 @@ impl<'a> Parser<'a> {
     fn word(&mut self, what: &str) -> Result<(Position, &'a str), Failure> {
         let token = self.advance();
         match token.kind {
-            TokenKind::Word(word) => Ok((token.position, word)),
+            RuleTokenKind::Word(word) => Ok((token.position, word)),
             found => Err(token.position.refuse(format!("expected {what}, found {found}"))),
         }
     }
@@ -273,20 +279,20 @@ impl<'a> Parser<'a> {
 
     /// Takes the next token when it is this symbol.
     fn take(&mut self, symbol: &str) -> bool {
-        let found = matches!(self.peek().kind, TokenKind::Symbol(found) if found == symbol);
+        let found = matches!(self.peek().kind, RuleTokenKind::Symbol(found) if found == symbol);
         self.next += usize::from(found);
         found
     }
 
     /// The next token; within parentheses the next that is no end of a line.
-    fn peek(&mut self) -> &'a Token<'a> {
+    fn peek(&mut self) -> &'a RuleToken<'a> {
         if self.open > 0 {
             self.skip_breaks();
         }
         &self.tokens[self.next.min(self.tokens.len() - 1)]
     }
 
-    fn advance(&mut self) -> &'a Token<'a> {
+    fn advance(&mut self) -> &'a RuleToken<'a> {
         let token = self.peek();
         self.next += 1;
         token
@@ -294,38 +300,38 @@ impl<'a> Parser<'a> {
 
     /// Whether a statement may end here: with its line, or at `;`.
     fn at_break(&mut self) -> bool {
-        matches!(self.peek().kind, TokenKind::Break | TokenKind::Symbol(";"))
+        matches!(self.peek().kind, RuleTokenKind::Break | RuleTokenKind::Symbol(";"))
     }
 
     fn skip_breaks(&mut self) {
-        while self.tokens.get(self.next).is_some_and(|token| token.kind == TokenKind::Break) {
+        while self.tokens.get(self.next).is_some_and(|token| token.kind == RuleTokenKind::Break) {
             self.next += 1;
         }
     }
 }
 
-fn operator(token: TokenKind<'_>) -> Option<(Operator, Binding)> {
+fn operator(token: RuleTokenKind<'_>) -> Option<(Operator, Binding)> {
     let arithmetic = |arithmetic, binding| Some((Operator::Arithmetic(arithmetic), binding));
     let compare = |relation| Some((Operator::Compare(relation), Binding::Compare));
     match token {
-        TokenKind::Symbol("+") => arithmetic(Arithmetic::Add, Binding::Sum),
-        TokenKind::Symbol("-") => arithmetic(Arithmetic::Subtract, Binding::Sum),
-        TokenKind::Symbol("*") => arithmetic(Arithmetic::Multiply, Binding::Product),
-        TokenKind::Symbol("/") => arithmetic(Arithmetic::Divide, Binding::Product),
-        TokenKind::Symbol("^") => arithmetic(Arithmetic::Power, Binding::Power),
-        TokenKind::Symbol("<") => compare(Relation::Less),
-        TokenKind::Symbol("<=") => compare(Relation::LessOrEqual),
-        TokenKind::Symbol(">") => compare(Relation::Greater),
-        TokenKind::Symbol(">=") => compare(Relation::GreaterOrEqual),
-        TokenKind::Symbol("==") => compare(Relation::Equal),
-        TokenKind::Symbol("!=") => compare(Relation::NotEqual),
-        TokenKind::Word("and") => Some((Operator::Logic(Logic::And), Binding::And)),
-        TokenKind::Word("or") => Some((Operator::Logic(Logic::Or), Binding::Or)),
+        RuleTokenKind::Symbol("+") => arithmetic(ArithmeticOperator::Add, Binding::Sum),
+        RuleTokenKind::Symbol("-") => arithmetic(ArithmeticOperator::Subtract, Binding::Sum),
+        RuleTokenKind::Symbol("*") => arithmetic(ArithmeticOperator::Multiply, Binding::Product),
+        RuleTokenKind::Symbol("/") => arithmetic(ArithmeticOperator::Divide, Binding::Product),
+        RuleTokenKind::Symbol("^") => arithmetic(ArithmeticOperator::Power, Binding::Power),
+        RuleTokenKind::Symbol("<") => compare(Relation::Less),
+        RuleTokenKind::Symbol("<=") => compare(Relation::LessOrEqual),
+        RuleTokenKind::Symbol(">") => compare(Relation::Greater),
+        RuleTokenKind::Symbol(">=") => compare(Relation::GreaterOrEqual),
+        RuleTokenKind::Symbol("==") => compare(Relation::Equal),
+        RuleTokenKind::Symbol("!=") => compare(Relation::NotEqual),
+        RuleTokenKind::Word("and") => Some((Operator::Logic(Logic::And), Binding::And)),
+        RuleTokenKind::Word("or") => Some((Operator::Logic(Logic::Or), Binding::Or)),
         _ => None,
     }
 }
 
-/// What the right side of an operator binds at least as tightly as. A power takes a power, and a sign, on its right.
+/// The least binding of the right operand. A power takes a power, and a sign, on its right.
 fn tighter(binding: Binding) -> Binding {
     match binding {
         Binding::Or => Binding::And,
@@ -339,9 +345,9 @@ fn tighter(binding: Binding) -> Binding {
     }
 }
 
-fn sized(position: Position, kind: ExpressionKind, deepest: usize, around: usize) -> Result<Sized, Failure> {
+fn sized(position: Position, kind: ExpressionKind, deepest: usize) -> Result<Sized, Failure> {
     let depth = deepest + 1;
-    if depth + around > RULE_DEPTH_MAX {
+    if depth > RULE_DEPTH_MAX {
         return Err(too_deep(position));
     }
     Ok(Sized { expression: Expression { position, kind }, depth })
@@ -359,7 +365,7 @@ fn refuse_keyword(position: Position, word: &str, what: &str) -> Result<(), Fail
     Ok(())
 }
 
-fn check_arity(position: Position, named: Named, found: usize) -> Result<(), Failure> {
+fn check_arity(position: Position, named: NamedFunction, found: usize) -> Result<(), Failure> {
     let expected = named.arity();
     if found != expected {
         let name = named.name();

@@ -1,10 +1,10 @@
-//! A rule as text: one statement a line, and no parenthesis that is not needed.
+//! Printer of rules: one statement a line, without unnecessary parentheses.
 
 use std::fmt::{self, Display, Formatter};
 
 use super::parser::Binding;
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind, Syntax,
+    ArithmeticOperator, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind, Syntax,
 };
 
 impl Display for Syntax {
@@ -53,14 +53,14 @@ impl Display for Expression {
                 formatter.write_str("not ")?;
                 write_at_least(formatter, operand, Binding::Compare)
             }
-            ExpressionKind::Arithmetic(Arithmetic::Power, left, right) => {
+            ExpressionKind::Arithmetic(ArithmeticOperator::Power, left, right) => {
                 write_at_least(formatter, left, Binding::Atom)?;
                 formatter.write_str(" ^ ")?;
                 write_at_least(formatter, right, Binding::Power)
             }
             ExpressionKind::Arithmetic(arithmetic, left, right) => {
                 let (own, right_least) = match arithmetic {
-                    Arithmetic::Add | Arithmetic::Subtract => (Binding::Sum, Binding::Product),
+                    ArithmeticOperator::Add | ArithmeticOperator::Subtract => (Binding::Sum, Binding::Product),
                     _ => (Binding::Product, Binding::Sign),
                 };
                 write_between(formatter, left, own, arithmetic.symbol(), right, right_least)
@@ -108,8 +108,8 @@ fn binding(expression: &Expression) -> Binding {
         ExpressionKind::Number(_) | ExpressionKind::Name(_) | ExpressionKind::Call(..) => Binding::Atom,
         ExpressionKind::Negate(_) => Binding::Sign,
         ExpressionKind::Not(_) => Binding::Not,
-        ExpressionKind::Arithmetic(Arithmetic::Power, ..) => Binding::Power,
-        ExpressionKind::Arithmetic(Arithmetic::Multiply | Arithmetic::Divide, ..) => Binding::Product,
+        ExpressionKind::Arithmetic(ArithmeticOperator::Power, ..) => Binding::Power,
+        ExpressionKind::Arithmetic(ArithmeticOperator::Multiply | ArithmeticOperator::Divide, ..) => Binding::Product,
         ExpressionKind::Arithmetic(..) => Binding::Sum,
         ExpressionKind::Compare(..) => Binding::Compare,
         ExpressionKind::Logic(Logic::And, ..) => Binding::And,
@@ -117,7 +117,7 @@ fn binding(expression: &Expression) -> Binding {
     }
 }
 
-impl Arithmetic {
+impl ArithmeticOperator {
     const fn symbol(self) -> &'static str {
         match self {
             Self::Add => "+",

@@ -2,14 +2,14 @@
 
 use crate::dtype::ElementType;
 
-use super::ssa::{Binary, Comparison, Function, Lowered, Op, Unary, power, round_to_binary32};
+use super::ssa::{Binary, Comparison, Lowered, RuleFunction, RuleOp, Unary, power, round_to_binary32};
 
 /// Updates a piece of a parameter and of its states, in place, by the merged gradient, which is of the same type. Bytes
 /// are little endian and may lie at any address.
 ///
 /// # Panics
 ///
-/// When a length, the type, the scalars or the number of states do not fit: whoever calls has checked them.
+/// When a length, the type, the scalars or the number of states do not fit: callers check them before.
 pub fn update(
     code: &Lowered,
     scalars: &[f64],
@@ -25,7 +25,7 @@ pub fn update(
     }
 }
 
-fn update_piece<E: Real<Bytes = [u8; BYTES]>, const BYTES: usize>(
+fn update_piece<E: RuleReal<Bytes = [u8; BYTES]>, const BYTES: usize>(
     code: &Lowered,
     scalars: &[f64],
     parameter: &mut [u8],
@@ -37,7 +37,7 @@ fn update_piece<E: Real<Bytes = [u8; BYTES]>, const BYTES: usize>(
     let (sums, _) = sum.as_chunks::<BYTES>();
     assert_eq!(weights.len(), sums.len(), "a gradient is as long as its parameter");
     let mut states: Vec<_> = states.iter_mut().map(|state| state.as_chunks_mut::<BYTES>().0).collect();
-    let mut machine = Machine::new(code);
+    let mut machine = ElementMachine::new(code);
     let mut values = vec![E::ZERO; states.len()];
     for (index, (weight, sum)) in weights.iter_mut().zip(sums).enumerate() {
         for (value, state) in values.iter_mut().zip(&states) {
@@ -51,7 +51,7 @@ fn update_piece<E: Real<Bytes = [u8; BYTES]>, const BYTES: usize>(
 }
 
 /// A type of parameters that rules work on.
-pub trait Real: Copy + PartialOrd + private::Sealed {
+pub trait RuleReal: Copy + PartialOrd + private::Sealed {
     /// An element in memory.
     type Bytes: Copy;
 
@@ -81,7 +81,7 @@ mod private {
 
 macro_rules! real {
     ($type:ty, $of_scalar:expr, $nearest:expr) => {
-        impl Real for $type {
+        impl RuleReal for $type {
             type Bytes = [u8; size_of::<$type>()];
             const ZERO: Self = 0.0;
 
@@ -136,12 +136,12 @@ real!(f32, round_to_binary32, nearest_binary32);
 real!(f64, std::convert::identity, std::convert::identity);
 
 /// Values of one element while its code runs; kept from element to element.
-pub struct Machine<E> {
+pub struct ElementMachine<E> {
     reals: Vec<E>,
     masks: Vec<bool>,
 }
 
-impl<E: Real> Machine<E> {
+impl<E: RuleReal> ElementMachine<E> {
     /// For this code.
     #[must_use]
     pub fn new(lowered: &Lowered) -> Self {
@@ -156,26 +156,26 @@ impl<E: Real> Machine<E> {
     pub fn update(&mut self, lowered: &Lowered, scalars: &[f64], weight: E, gradient: E, states: &mut [E]) -> E {
         for (place, op) in lowered.ops().iter().enumerate() {
             match *op {
-                Op::Weight => self.reals[place] = weight,
-                Op::Gradient => self.reals[place] = gradient,
-                Op::State(state) => self.reals[place] = states[state.index()],
-                Op::Scalar(scalar) => self.reals[place] = E::of_scalar(scalars[scalar.index()]),
-                Op::Unary(unary, operand) => self.reals[place] = self.reals[operand.index()].unary(unary),
-                Op::Binary(binary, left, right) => {
+                RuleOp::Weight => self.reals[place] = weight,
+                RuleOp::Gradient => self.reals[place] = gradient,
+                RuleOp::State(state) => self.reals[place] = states[state.index()],
+                RuleOp::Scalar(scalar) => self.reals[place] = E::of_scalar(scalars[scalar.index()]),
+                RuleOp::Unary(unary, operand) => self.reals[place] = self.reals[operand.index()].unary(unary),
+                RuleOp::Binary(binary, left, right) => {
                     self.reals[place] = self.reals[left.index()].binary(binary, self.reals[right.index()]);
                 }
-                Op::Compare(comparison, left, right) => {
+                RuleOp::Compare(comparison, left, right) => {
                     self.masks[place] = holds(comparison, self.reals[left.index()], self.reals[right.index()]);
                 }
-                Op::Not(operand) => self.masks[place] = !self.masks[operand.index()],
-                Op::And(left, right) => self.masks[place] = self.masks[left.index()] && self.masks[right.index()],
-                Op::Or(left, right) => self.masks[place] = self.masks[left.index()] || self.masks[right.index()],
-                Op::Select { mask, then, otherwise } => {
+                RuleOp::Not(operand) => self.masks[place] = !self.masks[operand.index()],
+                RuleOp::And(left, right) => self.masks[place] = self.masks[left.index()] && self.masks[right.index()],
+                RuleOp::Or(left, right) => self.masks[place] = self.masks[left.index()] || self.masks[right.index()],
+                RuleOp::Select { mask, then, otherwise } => {
                     let chosen = if self.masks[mask.index()] { then } else { otherwise };
                     self.reals[place] = self.reals[chosen.index()];
                 }
-                Op::Call(function, operand) => self.reals[place] = call(function, self.reals[operand.index()]),
-                Op::Power(base, exponent) => {
+                RuleOp::Call(function, operand) => self.reals[place] = call(function, self.reals[operand.index()]),
+                RuleOp::Power(base, exponent) => {
                     let value = power(self.reals[base.index()].widen(), self.reals[exponent.index()].widen());
                     self.reals[place] = E::nearest(value);
                 }
@@ -188,7 +188,7 @@ impl<E: Real> Machine<E> {
     }
 }
 
-fn holds<E: Real>(comparison: Comparison, left: E, right: E) -> bool {
+fn holds<E: RuleReal>(comparison: Comparison, left: E, right: E) -> bool {
     match comparison {
         Comparison::Less => left < right,
         Comparison::LessOrEqual => left <= right,
@@ -196,7 +196,7 @@ fn holds<E: Real>(comparison: Comparison, left: E, right: E) -> bool {
     }
 }
 
-fn call<E: Real>(function: Function, operand: E) -> E {
+fn call<E: RuleReal>(function: RuleFunction, operand: E) -> E {
     E::nearest(function.of(operand.widen()))
 }
 

@@ -1,14 +1,13 @@
-//! What a rule becomes: straight-line code over the elements of a chunk, and the scalars it needs.
+//! Straight-line code of a rule over the elements of a chunk, in SSA form, and the scalars it needs.
 //!
-//! This is what a kernel is handed. It has no names, no loops and no branches; a value is defined once, by the
-//! operation at its place in the list, and operations use only values before them. Operations that nobody needs are
-//! gone, equal ones are one, and what does not differ from element to element is a scalar.
+//! Kernels take this form. It has no names, no loops and no branches; a value is defined once, by the operation at its
+//! index in the list, and operations use only values before them. Unused operations are removed, equal ones are merged,
+//! and values that are the same for all elements are scalars.
 //!
-//! **The arithmetic is a promise.** Every operation computes in the parameter's own type, binary32 or binary64, and
-//! rounds once, to nearest even: no product is fused with a sum, nothing is reassociated, subnormal numbers are not
-//! flushed. A kernel that keeps this gives the bits of [`super::reference`], and so do all kernels that keep it. What
-//! each operation does with zeros and with what is not a number stands at the operation; *which* bit pattern of not a
-//! number comes out is nobody's promise.
+//! **The arithmetic is specified.** Every operation computes in the parameter's own type, binary32 or binary64, and
+//! rounds once, to nearest even: no product is contracted with a sum, nothing is reassociated, subnormal numbers are
+//! not flushed. All kernels that keep this give the bits of [`super::reference`]. Each operation documents its results
+//! for zeros and NaN; *which* NaN results is unspecified.
 
 use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
@@ -52,11 +51,11 @@ impl StateId {
 
 /// One operation on an element. It defines a real number, or a mask (true or false) where it says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Op {
+pub enum RuleOp {
     /// The parameter's element before the update.
     Weight,
-    /// The sum of the gradients in trainer order, in the parameter's type; no gradients are a gradient of zero. It is
-    /// not yet scaled: the merge's factor is a scalar like others.
+    /// The sum of the gradients in trainer order, in the parameter's type; no gradients mean a gradient of zero. It is
+    /// not scaled: the merge's factor is a scalar like others.
     Gradient,
     /// The state's element before the update.
     State(StateId),
@@ -74,8 +73,8 @@ pub enum Op {
     And(ValueId, ValueId),
     /// A mask that is true where one of the two is.
     Or(ValueId, ValueId),
-    /// A real: the bits of `then` where the mask is true, else those of `otherwise`. Both are defined already; what is
-    /// not chosen has no effect, whatever it is.
+    /// A real: the bits of `then` where the mask is true, else those of `otherwise`. Both are computed; the other one
+    /// has no effect.
     Select {
         /// A mask.
         mask: ValueId,
@@ -84,8 +83,8 @@ pub enum Op {
         /// A real.
         otherwise: ValueId,
     },
-    /// One real of one real, by a call for every element.
-    Call(Function, ValueId),
+    /// One real of one real, by a function call for every element.
+    Call(RuleFunction, ValueId),
     /// The first to the power of the second, by [`power`] for every element.
     Power(ValueId, ValueId),
 }
@@ -93,16 +92,16 @@ pub enum Op {
 /// Arithmetic of one operand that vector units have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unary {
-    /// The other sign: the sign bit is flipped, whatever the operand is.
+    /// Flips the sign bit, also of NaN.
     Negate,
-    /// The sign bit is cleared, whatever the operand is.
+    /// Clears the sign bit, also of NaN.
     Absolute,
     /// IEEE's root: not a number below zero, negative zero of negative zero.
     SquareRoot,
-    /// Minus one, or one; zeros and what is not a number are their own sign.
+    /// Minus one or one; zeros and NaN are returned as they are.
     Sign,
-    /// The largest whole number that is not above it, with its own sign where that is zero; infinities and what is not
-    /// a number pass.
+    /// The largest integer that is not above it, with its own sign where that is zero; infinities and NaN are returned
+    /// as they are.
     Floor,
 }
 
@@ -117,16 +116,16 @@ pub enum Binary {
     Multiply,
     /// IEEE's quotient.
     Divide,
-    /// `min(a, b)` is `b` where `b < a`, else `a`. So of two zeros it is the first, and when either is not a number it
-    /// is the first. It is x86's `minps` with `b` as the first source and `a` as the second.
+    /// `min(a, b)` is `b` where `b < a`, else `a`. So of two zeros it is the first, and with a NaN it is the first. It
+    /// is x86's `minps` with `b` as the first source and `a` as the second.
     Minimum,
-    /// `max(a, b)` is `b` where `b > a`, else `a`; zeros and what is not a number as with the minimum.
+    /// `max(a, b)` is `b` where `b > a`, else `a`; zeros and NaN as with the minimum.
     Maximum,
-    /// The magnitude of the first with the sign bit of the second, whatever they are.
+    /// The magnitude of the first with the sign bit of the second, also for NaN.
     CopySign,
 }
 
-/// How two reals are compared. "Above" is the comparison of the exchanged operands, "not equal" is [`Op::Not`].
+/// How two reals are compared. "Above" is the comparison of the exchanged operands, "not equal" is [`RuleOp::Not`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Comparison {
     /// The first is below the second.
@@ -137,11 +136,11 @@ pub enum Comparison {
     Equal,
 }
 
-/// What has no instruction. A function is computed in binary64 by [`Function::of`] and rounded once to the parameter's
-/// type. It is made of sums, products and quotients, each rounded by itself, so that every kernel on every machine
+/// Functions without an instruction, computed in binary64 by [`RuleFunction::of`] and rounded once to the parameter's
+/// type. They consist of sums, products and quotients, each rounded by itself, so that every kernel on every machine
 /// gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Function {
+pub enum RuleFunction {
     /// `e^x`
     Exponential,
     /// `e^x - 1`, exact to the last place near zero too.
@@ -154,12 +153,12 @@ pub enum Function {
     HyperbolicTangent,
 }
 
-/// What a scalar is, once for every update, in binary64. Truth is one and zero.
+/// The definition of a scalar, computed once for every update, in binary64. True is one, false zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalarOp {
     /// A number of the rule's text or of its settings, or folded from such.
     Constant(f64),
-    /// What differs between updates.
+    /// An input of the update.
     Input(ScalarInput),
     /// As on elements.
     Unary(Unary, ScalarId),
@@ -177,19 +176,19 @@ pub enum ScalarOp {
         otherwise: ScalarId,
     },
     /// As on elements.
-    Call(Function, ScalarId),
+    Call(RuleFunction, ScalarId),
     /// As on elements.
     Power(ScalarId, ScalarId),
 }
 
-/// What an update knows and its rule does not.
+/// Inputs of an update that its rule does not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScalarInput {
     /// The learning rate: the schedule's or the step's, times the parameter's own factor.
     Rate,
     /// The number of this update, from one.
     Count,
-    /// What the sum of the gradients is multiplied by: the merge's factor times that of `clip_norm`.
+    /// The factor of the sum of the gradients: the merge's factor times that of `clip_norm`.
     GradientScale,
 }
 
@@ -211,18 +210,18 @@ pub struct StateResult {
     pub name: String,
     /// Every element before the first update, rounded to the parameter's type.
     pub initial: f64,
-    /// The element after the update: a real. It is [`Op::State`] itself where the rule leaves it.
+    /// The element after the update: a real. It is [`RuleOp::State`] itself where the rule does not assign it.
     pub value: ValueId,
 }
 
-/// A rule as straight-line code. The code is well formed (see [`new`](Self::new)), so whoever runs it need not check.
+/// A rule as straight-line code. The code is well formed (see [`new`](Self::new)), so kernels need not check it.
 ///
 /// The same `Lowered` behind the same `Arc` serves every chunk of a parameter for the life of the job; a kernel may
-/// keep what it generated by that identity.
+/// cache generated code by that identity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
     scalars: Vec<ScalarOp>,
-    ops: Vec<Op>,
+    ops: Vec<RuleOp>,
     states: Vec<StateResult>,
     weight: ValueId,
 }
@@ -236,7 +235,7 @@ impl Lowered {
     /// scalar or a state that is not there; when a result is a mask; when a list is longer than [`crate::limits`]
     /// allows.
     #[must_use]
-    pub fn new(scalars: Vec<ScalarOp>, ops: Vec<Op>, states: Vec<StateResult>, weight: ValueId) -> Self {
+    pub fn new(scalars: Vec<ScalarOp>, ops: Vec<RuleOp>, states: Vec<StateResult>, weight: ValueId) -> Self {
         assert!(scalars.len() <= RULE_SCALARS_MAX, "{} scalars; at most {RULE_SCALARS_MAX}", scalars.len());
         assert!(ops.len() <= RULE_OPS_MAX, "{} operations; at most {RULE_OPS_MAX}", ops.len());
         assert!(states.len() <= STATES_MAX, "{} states; at most {STATES_MAX}", states.len());
@@ -262,7 +261,7 @@ impl Lowered {
 
     /// The operations; the one at place `i` defines value `i`.
     #[must_use]
-    pub fn ops(&self) -> &[Op] {
+    pub fn ops(&self) -> &[RuleOp] {
         &self.ops
     }
 
@@ -293,22 +292,22 @@ impl Lowered {
         }
     }
 
-    fn assert_operands(&self, place: usize, op: Op) {
+    fn assert_operands(&self, place: usize, op: RuleOp) {
         match op {
-            Op::Weight | Op::Gradient => {}
-            Op::State(state) => assert!(state.index() < self.states.len(), "operation {place} reads no state"),
-            Op::Scalar(scalar) => assert!(scalar.index() < self.scalars.len(), "operation {place} reads no scalar"),
-            Op::Unary(_, operand) | Op::Call(_, operand) => self.assert_real(place, operand),
-            Op::Binary(_, left, right) | Op::Compare(_, left, right) | Op::Power(left, right) => {
+            RuleOp::Weight | RuleOp::Gradient => {}
+            RuleOp::State(state) => assert!(state.index() < self.states.len(), "operation {place} reads no state"),
+            RuleOp::Scalar(scalar) => assert!(scalar.index() < self.scalars.len(), "operation {place} reads no scalar"),
+            RuleOp::Unary(_, operand) | RuleOp::Call(_, operand) => self.assert_real(place, operand),
+            RuleOp::Binary(_, left, right) | RuleOp::Compare(_, left, right) | RuleOp::Power(left, right) => {
                 self.assert_real(place, left);
                 self.assert_real(place, right);
             }
-            Op::Not(operand) => self.assert_mask(place, operand),
-            Op::And(left, right) | Op::Or(left, right) => {
+            RuleOp::Not(operand) => self.assert_mask(place, operand),
+            RuleOp::And(left, right) | RuleOp::Or(left, right) => {
                 self.assert_mask(place, left);
                 self.assert_mask(place, right);
             }
-            Op::Select { mask, then, otherwise } => {
+            RuleOp::Select { mask, then, otherwise } => {
                 self.assert_mask(place, mask);
                 self.assert_real(place, then);
                 self.assert_real(place, otherwise);
@@ -327,7 +326,7 @@ impl Lowered {
     }
 }
 
-impl Op {
+impl RuleOp {
     /// Whether it defines a mask.
     #[must_use]
     pub const fn is_mask(self) -> bool {
@@ -426,7 +425,7 @@ impl Comparison {
     }
 }
 
-impl Function {
+impl RuleFunction {
     /// The function itself, in binary64. Kernels call this one, and round.
     #[must_use]
     pub fn of(self, value: f64) -> f64 {
@@ -446,8 +445,8 @@ pub fn power(base: f64, exponent: f64) -> f64 {
     elementary::power(base, exponent)
 }
 
-/// A scalar as an f32 chunk uses it: the nearest binary32, but what is not zero never becomes smaller than the smallest
-/// normal number. An epsilon that vanished would divide zero by zero.
+/// A scalar rounded for an f32 chunk: the nearest binary32, but a nonzero scalar never becomes smaller than the
+/// smallest normal number. An epsilon that vanished would divide zero by zero.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
 pub fn round_to_binary32(scalar: f64) -> f32 {

@@ -2,9 +2,9 @@
 
 use crate::text::Position;
 
-use super::ssa::{Comparison, Function};
+use super::ssa::{Comparison, RuleFunction};
 
-/// What was read. [`Syntax::parse`] makes it; it prints as text that reads as the same again.
+/// The syntax tree of a rule. [`Syntax::parse`] makes it; it prints as text that parses to the same tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Syntax {
     /// In order.
@@ -18,18 +18,18 @@ pub struct Statement {
     pub position: Position,
     /// The name that it declares or assigns to.
     pub name: String,
-    /// Which of them.
+    /// The kind of statement.
     pub kind: StatementKind,
 }
 
-/// What a statement does with its name.
+/// A statement's effect on its name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StatementKind {
     /// `param name in [0, 1) = 0.9`
     Parameter {
         /// The numbers it may have; all finite ones when it is not said.
         interval: Option<Interval>,
-        /// What it is when nobody sets it.
+        /// The value without a setting.
         default: Option<f64>,
     },
     /// `state name = 0`
@@ -37,15 +37,15 @@ pub enum StatementKind {
     /// `let name = value`
     Let(Expression),
     /// `name = value`, or with an operator `name += value`
-    Assign(Option<Arithmetic>, Expression),
+    Assign(Option<ArithmeticOperator>, Expression),
 }
 
 /// The numbers between two others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Minus infinity when there is none.
+    /// Minus infinity when there is no bound.
     pub low: f64,
-    /// Infinity when there is none.
+    /// Infinity when there is no bound.
     pub high: f64,
     /// Whether `low` itself is one of them.
     pub has_low: bool,
@@ -58,7 +58,7 @@ pub struct Interval {
 pub struct Expression {
     /// Where its operator, name, number or function stands.
     pub position: Position,
-    /// What it is.
+    /// The kind of expression.
     pub kind: ExpressionKind,
 }
 
@@ -67,25 +67,25 @@ pub struct Expression {
 pub enum ExpressionKind {
     /// Finite, zero or above.
     Number(f64),
-    /// Of the rule's, or of those that are there.
+    /// A declared or predefined name.
     Name(String),
     /// `-x`
     Negate(Box<Expression>),
     /// `not x`
     Not(Box<Expression>),
     /// `x + y`
-    Arithmetic(Arithmetic, Box<Expression>, Box<Expression>),
+    Arithmetic(ArithmeticOperator, Box<Expression>, Box<Expression>),
     /// `x < y`
     Compare(Relation, Box<Expression>, Box<Expression>),
     /// `x and y`, `x or y`
     Logic(Logic, Box<Expression>, Box<Expression>),
     /// `name(x, y)`; as many arguments as the function takes
-    Call(Named, Vec<Expression>),
+    Call(NamedFunction, Vec<Expression>),
 }
 
-/// What stands between two numbers and makes a third.
+/// An operator between two numbers with a number as its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arithmetic {
+pub enum ArithmeticOperator {
     /// `+`
     Add,
     /// `-`
@@ -98,7 +98,7 @@ pub enum Arithmetic {
     Power,
 }
 
-/// What stands between two numbers and makes a condition.
+/// An operator between two numbers with a condition as its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// `<`
@@ -115,7 +115,7 @@ pub enum Relation {
     NotEqual,
 }
 
-/// What stands between two conditions.
+/// An operator between two conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logic {
     /// `and`
@@ -126,7 +126,7 @@ pub enum Logic {
 
 /// A function by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum NamedFunction {
     /// `abs(x)`
     Absolute,
     /// `sqrt(x)`
@@ -136,7 +136,7 @@ pub enum Named {
     /// `floor(x)`
     Floor,
     /// `exp(x)` and its like.
-    Function(Function),
+    Function(RuleFunction),
     /// `pow(x, y)`, which is `x ^ y`
     Power,
     /// `min(x, y)`
@@ -154,29 +154,29 @@ pub enum Named {
 }
 
 /// Every function, by the name that a text has for it.
-pub(super) const FUNCTIONS: [(&str, Named); 16] = [
-    ("abs", Named::Absolute),
-    ("sqrt", Named::SquareRoot),
-    ("sign", Named::Sign),
-    ("floor", Named::Floor),
-    ("exp", Named::Function(Function::Exponential)),
-    ("expm1", Named::Function(Function::ExponentialMinusOne)),
-    ("log", Named::Function(Function::Logarithm)),
-    ("log1p", Named::Function(Function::LogarithmOnePlus)),
-    ("tanh", Named::Function(Function::HyperbolicTangent)),
-    ("pow", Named::Power),
-    ("min", Named::Minimum),
-    ("max", Named::Maximum),
-    ("copysign", Named::CopySign),
-    ("select", Named::Select),
-    ("clamp", Named::Clamp),
-    ("soft_threshold", Named::SoftThreshold),
+pub(super) const FUNCTIONS: [(&str, NamedFunction); 16] = [
+    ("abs", NamedFunction::Absolute),
+    ("sqrt", NamedFunction::SquareRoot),
+    ("sign", NamedFunction::Sign),
+    ("floor", NamedFunction::Floor),
+    ("exp", NamedFunction::Function(RuleFunction::Exponential)),
+    ("expm1", NamedFunction::Function(RuleFunction::ExponentialMinusOne)),
+    ("log", NamedFunction::Function(RuleFunction::Logarithm)),
+    ("log1p", NamedFunction::Function(RuleFunction::LogarithmOnePlus)),
+    ("tanh", NamedFunction::Function(RuleFunction::HyperbolicTangent)),
+    ("pow", NamedFunction::Power),
+    ("min", NamedFunction::Minimum),
+    ("max", NamedFunction::Maximum),
+    ("copysign", NamedFunction::CopySign),
+    ("select", NamedFunction::Select),
+    ("clamp", NamedFunction::Clamp),
+    ("soft_threshold", NamedFunction::SoftThreshold),
 ];
 
 /// Words that are no names.
 pub(super) const KEYWORDS: [&str; 8] = ["param", "state", "let", "in", "and", "or", "not", "inf"];
 
-impl Named {
+impl NamedFunction {
     /// How many arguments it takes.
     #[must_use]
     pub fn arity(self) -> usize {
@@ -210,7 +210,7 @@ impl Relation {
 }
 
 impl Interval {
-    /// Whether a number is in it. What is not finite is in none.
+    /// Whether it contains a number. Infinities and NaN are in none.
     #[must_use]
     pub fn holds(&self, value: f64) -> bool {
         let above = self.low < value || (self.has_low && self.low == value);

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
-use super::reference::Machine;
-use super::ssa::{Binary, Lowered, Op, ScalarInputs, round_to_binary32};
+use super::reference::ElementMachine;
+use super::ssa::{Binary, Lowered, RuleOp, ScalarInputs, round_to_binary32};
 use super::syntax::{
-    Arithmetic, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, Named, Relation, Statement, StatementKind,
-    Syntax,
+    ArithmeticOperator, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, NamedFunction, Relation, Statement,
+    StatementKind, Syntax,
 };
 use super::*;
 use crate::limits::{RULE_DEPTH_MAX, RULE_NAME_BYTES_MAX, RULE_OPS_MAX, RULE_TEXT_BYTES_MAX, STATES_MAX};
@@ -26,14 +26,14 @@ const BUILT_IN: [&str; 14] = [
     include_str!("../../rules/rmsprop_momentum.rule"),
     include_str!("../../rules/sgd.rule"),
 ];
-const GIVEN: Given = Given { rate: 0.5, count: 3.0 };
+const GIVEN: UpdateInputs = UpdateInputs { rate: 0.5, count: 3.0 };
 
-fn settings(pairs: &[(&str, f64)]) -> Settings {
+fn settings(pairs: &[(&str, f64)]) -> RuleSettings {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-fn written(text: &str) -> Written {
-    Written::new(text, &Settings::new()).unwrap_or_else(|failure| panic!("{text:?}: {failure}"))
+fn written(text: &str) -> CheckedRule {
+    CheckedRule::new(text, &RuleSettings::new()).unwrap_or_else(|failure| panic!("{text:?}: {failure}"))
 }
 
 fn lowered(text: &str) -> Lowered {
@@ -41,11 +41,11 @@ fn lowered(text: &str) -> Lowered {
 }
 
 /// The weight after one update by the code, in binary64.
-fn run(rule: &Written, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
+fn run(rule: &CheckedRule, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
     let code = rule.lower().expect("it was checked");
     let mut scalars = Vec::new();
     code.evaluate(&ScalarInputs { rate: GIVEN.rate, count: GIVEN.count, gradient_scale: 1.0 }, &mut scalars);
-    Machine::new(&code).update(&code, &scalars, weight, gradient, states)
+    ElementMachine::new(&code).update(&code, &scalars, weight, gradient, states)
 }
 
 fn same(one: f64, other: f64) -> bool {
@@ -54,7 +54,8 @@ fn same(one: f64, other: f64) -> bool {
 
 /// `w = 3`, `g = -2`, `lr = 0.5`, `n = 3`; both the text and the code must say what is expected.
 fn check(expression: &str, expected: f64) {
-    let rule = Written::new(&format!("w = {expression}"), &settings(&[])).unwrap_or_else(|failure| panic!("{failure}"));
+    let rule =
+        CheckedRule::new(&format!("w = {expression}"), &settings(&[])).unwrap_or_else(|failure| panic!("{failure}"));
     for found in [run(&rule, 3.0, -2.0, &mut []), rule.interpret(&GIVEN, 3.0, -2.0, &mut [])] {
         assert!(same(found, expected), "{expression} is {found:?}, expected {expected:?}");
     }
@@ -162,7 +163,7 @@ fn statements_run_in_order_and_states_are_kept() {
 #[test]
 fn settings_are_parameters() {
     let check = |text: &str, set: &[(&str, f64)], expected: f64| {
-        let rule = Written::new(text, &settings(set)).expect("it is a rule");
+        let rule = CheckedRule::new(text, &settings(set)).expect("it is a rule");
         assert_eq!(run(&rule, 3.0, -2.0, &mut []), expected, "{text}");
     };
     check("param a = 2; w = a*g", &[], -4.0);
@@ -171,11 +172,11 @@ fn settings_are_parameters() {
     check("w = a*g + b", &[("a", 3.0), ("b", 1.0)], -5.0);
 }
 
-/// What a reader is told. The place is that of the mistake.
+/// Error texts for users. The position is that of the mistake.
 #[test]
 fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
     let check = |text: &str, expected: &str| {
-        let found = Written::new(text, &settings(&[])).expect_err(text).to_string();
+        let found = CheckedRule::new(text, &settings(&[])).expect_err(text).to_string();
         assert_eq!(found, expected, "{text:?}");
     };
     check("", "the rule never assigns w; expected a statement such as w -= lr * g");
@@ -196,7 +197,7 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
     check("param a in [0, 1) = 1", "line 1, column 7: expected \"a\" in [0.0, 1.0), found 1");
     check("w = mu*g", "line 1, column 5: expected a known name (g, lr, n, w), found \"mu\"");
     check("w = m*g\nstate m = 0", "line 1, column 5: expected a name from above, found \"m\", which comes on line 2");
-    check("lr = 1", "line 1, column 1: expected w, g or a state before '=', found \"lr\", which is given and stays");
+    check("lr = 1", "line 1, column 1: expected w, g or a state before '=', found \"lr\", which is constant");
     check("let w = 1", "line 1, column 5: expected a new name, found \"w\", which is known already");
     check(
         "state s = g",
@@ -219,14 +220,16 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
     );
     check("w = min(g)", "line 1, column 5: expected 2 arguments of min, found 1");
     check("\n\n  w = é", "line 3, column 7: expected a name, a number or an operator, found 'é'");
-    let unused = Written::new("param a = 1; w = a", &settings(&[("b", 1.0)])).expect_err("b is nothing").to_string();
+    let unused =
+        CheckedRule::new("param a = 1; w = a", &settings(&[("b", 1.0)])).expect_err("b is nothing").to_string();
     assert_eq!(unused, "\"b\" is set, and the rule has no such parameter; expected one of: a");
 }
 
 #[test]
 fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
     let check = |text: &str, expected: &str| {
-        let found = Written::new(text, &Settings::new()).err().map(|failure| failure.to_string()).unwrap_or_default();
+        let found =
+            CheckedRule::new(text, &RuleSettings::new()).err().map(|failure| failure.to_string()).unwrap_or_default();
         assert!(if expected.is_empty() { found.is_empty() } else { found.contains(expected) }, "{found:?}: {text:.60}");
     };
     let comment = |bytes: usize| format!("w = g #{}", "x".repeat(bytes - 7));
@@ -236,7 +239,8 @@ fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
     check(&states(STATES_MAX), "");
     check(&states(STATES_MAX + 1), "expected at most 8 states");
     let nested = |levels: usize| format!("w = {}g{}", "(".repeat(levels), ")".repeat(levels));
-    check(&nested(RULE_DEPTH_MAX - 1), "");
+    check(&nested(2 * RULE_DEPTH_MAX), "");
+    check(&nested(2 * RULE_DEPTH_MAX + 1), "levels of an expression");
     check(&nested(RULE_TEXT_BYTES_MAX / 2 - 10), "levels of an expression");
     check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX - 1)), "");
     check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX)), "levels of an expression");
@@ -253,7 +257,7 @@ fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
     check(&format!("let {} = 1; w = g", "x".repeat(RULE_NAME_BYTES_MAX + 1)), "a name of 65 bytes");
 }
 
-/// How much code a text becomes: equal operations are one, what is known is computed, what nobody needs is gone.
+/// The size of the generated code: equal operations are merged, known values are folded, unused ones removed.
 #[test]
 fn code_is_as_short_as_it_can_be_without_changing_a_bit() {
     let check = |text: &str, ops: usize, scalars: usize| {
@@ -279,8 +283,8 @@ fn code_is_as_short_as_it_can_be_without_changing_a_bit() {
 #[test]
 fn what_does_not_differ_between_elements_is_a_scalar() {
     let code = lowered(include_str!("../../rules/adam.rule"));
-    assert_eq!(code.ops().iter().filter(|op| matches!(op, Op::Power(..) | Op::Call(..))).count(), 0);
-    let divisions = code.ops().iter().filter(|op| matches!(op, Op::Binary(Binary::Divide, ..))).count();
+    assert_eq!(code.ops().iter().filter(|op| matches!(op, RuleOp::Power(..) | RuleOp::Call(..))).count(), 0);
+    let divisions = code.ops().iter().filter(|op| matches!(op, RuleOp::Binary(Binary::Divide, ..))).count();
     assert_eq!(divisions, 1, "{code:#?}");
     assert!(code.ops().len() <= 28, "{} operations: {code:#?}", code.ops().len());
 }
@@ -300,7 +304,7 @@ fn a_scalar_that_is_not_zero_never_becomes_zero() {
 #[should_panic(expected = "uses a mask where it needs a real")]
 fn ill_formed_code_cannot_be_made() {
     use super::ssa::{Comparison, ValueId};
-    let ops = vec![Op::Weight, Op::Compare(Comparison::Less, ValueId(0), ValueId(0))];
+    let ops = vec![RuleOp::Weight, RuleOp::Compare(Comparison::Less, ValueId(0), ValueId(0))];
     let _ = Lowered::new(Vec::new(), ops, Vec::new(), ValueId(1));
 }
 
@@ -357,11 +361,11 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
     leaf.prop_recursive(5, 40, 3, |inner| {
         let pair = (inner.clone(), inner.clone()).prop_map(|(left, right)| (Box::new(left), Box::new(right)));
         let arithmetic = prop::sample::select(vec![
-            Arithmetic::Add,
-            Arithmetic::Subtract,
-            Arithmetic::Multiply,
-            Arithmetic::Divide,
-            Arithmetic::Power,
+            ArithmeticOperator::Add,
+            ArithmeticOperator::Subtract,
+            ArithmeticOperator::Multiply,
+            ArithmeticOperator::Divide,
+            ArithmeticOperator::Power,
         ]);
         let function = prop::sample::select(FUNCTIONS.map(|(_, named)| named).to_vec());
         let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
@@ -370,7 +374,7 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
             (arithmetic, pair).prop_map(|(kind, (left, right))| ExpressionKind::Arithmetic(kind, left, right)),
             call.prop_map(|(named, mut arguments, condition)| {
                 arguments.truncate(named.arity());
-                if named == Named::Select {
+                if named == NamedFunction::Select {
                     arguments[0] = condition;
                 }
                 ExpressionKind::Call(named, arguments)
@@ -417,10 +421,10 @@ fn statements() -> impl Strategy<Value = Statement> {
     let parameter = (prop::option::of(interval), prop::option::of(-9.0..9.0_f64))
         .prop_map(|(interval, default)| StatementKind::Parameter { interval, default });
     let operator = prop::option::of(prop::sample::select(vec![
-        Arithmetic::Add,
-        Arithmetic::Subtract,
-        Arithmetic::Multiply,
-        Arithmetic::Divide,
+        ArithmeticOperator::Add,
+        ArithmeticOperator::Subtract,
+        ArithmeticOperator::Multiply,
+        ArithmeticOperator::Divide,
     ]));
     let names: &[&str] = &["w", "g", "m", "a_1"];
     let kind = prop_oneof![
@@ -457,13 +461,13 @@ proptest! {
 
     #[test]
     fn no_text_is_too_strange(text in prop_oneof![any::<String>(), babble()]) {
-        if let Ok(rule) = Written::new(&text, &Settings::new()) {
+        if let Ok(rule) = CheckedRule::new(&text, &RuleSettings::new()) {
             rule.lower().expect("what was checked can be lowered");
         }
     }
 
-    /// In binary64 the code says exactly what the text says: where it says `x ^ 2`, the text's power may differ by a
-    /// rounding, so powers are left out.
+    /// In binary64 the code agrees exactly with the text: for `x ^ 2` the text's power may differ by a rounding, so
+    /// powers are left out.
     #[test]
     fn the_code_says_what_the_text_says(
         first in reals(&["w", "g", "m", "lr", "n", "a"]),
@@ -472,7 +476,7 @@ proptest! {
     ) {
         let text = format!("param a = 0.75; state m = 1; w = {first}\nm = {second}");
         prop_assume!(!text.contains('^') && !text.contains("pow"));
-        let Ok(rule) = Written::new(&text, &Settings::new()) else { return Ok(()) };
+        let Ok(rule) = CheckedRule::new(&text, &RuleSettings::new()) else { return Ok(()) };
         let (mut by_code, mut by_text) = ([state], [state]);
         let found = run(&rule, weight, gradient, &mut by_code);
         let expected = rule.interpret(&GIVEN, weight, gradient, &mut by_text);

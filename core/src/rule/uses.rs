@@ -1,6 +1,6 @@
-//! Who uses which value of straight-line code: what every code generator asks before it gives out registers.
+//! Uses of each value of straight-line code, for register allocation.
 
-use super::ssa::{Lowered, Op, ValueId};
+use super::ssa::{Lowered, RuleOp, ValueId};
 
 /// For every value the places that use it, in order.
 ///
@@ -12,18 +12,18 @@ pub struct Uses(Vec<Vec<usize>>);
 
 /// A tensor that code writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tensor {
+pub enum UpdatedTensor {
     /// The state at this place.
     State(usize),
     /// The parameter.
     Weight,
 }
 
-/// One tensor's elements after the update, where they differ from those before.
+/// A tensor's element after the update, for tensors that change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Output {
-    /// What is written.
-    pub tensor: Tensor,
+pub struct UpdatedElement {
+    /// The tensor.
+    pub tensor: UpdatedTensor,
     /// With which value.
     pub value: ValueId,
     /// Where this stands among the uses.
@@ -36,7 +36,7 @@ impl Uses {
     pub fn of(code: &Lowered) -> Self {
         let ops = code.ops();
         let mut uses = vec![Vec::new(); ops.len()];
-        let outputs: Vec<Output> = outputs(code).collect();
+        let outputs: Vec<UpdatedElement> = outputs(code).collect();
         let mut is_needed = vec![false; ops.len()];
         outputs.iter().for_each(|result| is_needed[result.value.index()] = true);
         for (place, op) in ops.iter().enumerate().rev() {
@@ -57,7 +57,7 @@ impl Uses {
         self.0[value].iter().copied().find(|&place| behind < place)
     }
 
-    /// Whether nobody needs a value.
+    /// Whether a value has no uses.
     #[must_use]
     pub fn is_unused(&self, value: usize) -> bool {
         self.0[value].is_empty()
@@ -70,15 +70,15 @@ impl Uses {
     }
 }
 
-/// What code writes, states first.
-pub fn outputs(code: &Lowered) -> impl Iterator<Item = Output> {
+/// The written tensors, states first.
+pub fn outputs(code: &Lowered) -> impl Iterator<Item = UpdatedElement> {
     let ops = code.ops();
-    let states = code.states().iter().enumerate().map(|(state, result)| (Tensor::State(state), result.value));
-    let all = states.chain([(Tensor::Weight, code.weight())]).enumerate();
+    let states = code.states().iter().enumerate().map(|(state, result)| (UpdatedTensor::State(state), result.value));
+    let all = states.chain([(UpdatedTensor::Weight, code.weight())]).enumerate();
     all.filter(|(_, (tensor, value))| match (tensor, ops[value.index()]) {
-        (Tensor::Weight, Op::Weight) => false,
-        (Tensor::State(state), Op::State(read)) => read.index() != *state,
+        (UpdatedTensor::Weight, RuleOp::Weight) => false,
+        (UpdatedTensor::State(state), RuleOp::State(read)) => read.index() != *state,
         _ => true,
     })
-    .map(|(order, (tensor, value))| Output { tensor, value, place: ops.len() + order })
+    .map(|(order, (tensor, value))| UpdatedElement { tensor, value, place: ops.len() + order })
 }

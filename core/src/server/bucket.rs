@@ -1,8 +1,8 @@
-//! A chunk that is a table of rows: a bucket of a sparse parameter, and what is on its way into it.
+//! A bucket: the chunk of a sparse parameter, a table of rows with the partial contributions to it.
 
 use std::sync::Arc;
 
-use super::chunk::{Mark, Open, Stage};
+use super::chunk::{CallId, ContributionStage, OpenContribution};
 use super::pool::Pool;
 use super::reply::Refusal;
 use super::round::Contribution;
@@ -17,29 +17,28 @@ use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    CatchUp, Height, Ids, Merge, Pieces, Rates, Reading, Record, RowLayout, RowTable, RowsView, TableCopy,
-    TableSettings, Workspace,
+    CatchUp, Height, Ids, PartialRead, RateChanges, Record, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView,
+    TableCopy, TablePieces, TableSettings,
 };
 use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart};
 
-/// What a checkpoint calls the ids of a bucket's rows, and the versions that they were last brought up to; no state of
-/// a rule has such a name.
+/// Names of the checkpoint tensors for row ids and for the version of each row; no state of a rule has such a name.
 const IDS: &str = "rows:ids";
 const LASTS: &str = "rows:last";
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
 /// Parts of one contribution.
 const PARTS_MAX: u64 = 64 * 1024;
-/// A piece of a table's memory: large enough that a large table has not too many of them.
+/// Size of one memory piece of a table: large enough to keep their number small.
 const PIECE_BYTES: u64 = 1024 * 1024;
-/// A table from so many bytes on is given large pages.
+/// Tables of this size or more use large pages.
 const LARGE_BYTES: u64 = 16 * 1024 * 1024;
-/// A page of the index that finds rows, and the rows that are in it at the worst: when all pages have just been split.
+/// A page of the row index, and its rows in the worst case, just after all pages split.
 const INDEX_PAGE_BYTES: u64 = 4096;
 const INDEX_PAGE_ROWS: u64 = 80;
 
-/// What the buckets of a parameter have in common.
+/// Properties shared by the buckets of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RowsPlan {
     pub(super) layout: RowLayout,
@@ -47,85 +46,84 @@ pub(super) struct RowsPlan {
     pub(super) sparse: SparseSettings,
 }
 
-/// Rows as they came, with the part's header before them.
+/// Received rows, after the header of their part.
 pub(super) struct RowsLease {
     pub(super) lease: Lease,
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
-    /// Where in the journal they are.
+    /// Position of their journal record.
     pub(super) position: u64,
 }
 
-/// What somebody wants of a bucket: ids, or nothing but to know its version.
-pub(super) struct Wish {
+/// A request for rows of a bucket: their ids, or none to learn the version only.
+pub(super) struct RowsRequest {
     pub(super) ids: Option<Lease>,
     pub(super) bytes: u32,
 }
 
-/// What came of a part.
-pub(super) enum Gathered {
-    /// Others are missing.
+/// Result of adding a part.
+pub(super) enum GatherOutcome {
+    /// Parts are missing.
     Some,
-    /// It was the last.
+    /// The contribution is complete.
     All {
         /// In order.
         parts: Vec<RowsLease>,
-        /// Who sent the one with the highest number, and waits for an answer.
+        /// The connection and head of the part with the highest number, which awaits an answer.
         closing: Option<(PeerId, Head)>,
     },
 }
 
-/// A contribution of which some parts are there.
-struct Gathering {
+/// A contribution with missing parts.
+struct PartialContribution {
     trainer: TrainerId,
-    call: Mark,
+    call: CallId,
     /// How many parts there are in all.
     count: u32,
-    /// Those that are there, by their numbers. It grows with what came, not with what was promised.
+    /// The received parts, by number. It grows with received parts, not with the announced count.
     parts: Vec<(u32, RowsLease)>,
     closing: Option<(PeerId, Head)>,
-    /// When the last part came.
+    /// Time of the latest part.
     since: Now,
 }
 
-/// A contribution that was dropped because its parts did not come.
-pub(super) struct GivenUp {
+/// A contribution dropped because parts are missing.
+pub(super) struct AbandonedContribution {
     pub(super) trainer: TrainerId,
-    call: Mark,
+    call: CallId,
     pub(super) there: usize,
     pub(super) count: usize,
-    /// Who waits for an answer, if the part with the highest number came.
+    /// The part with the highest number, if received, which awaits an answer.
     pub(super) closing: Option<(PeerId, Head)>,
 }
 
 /// The rows of one bucket.
 pub(super) struct Bucket {
     buckets: Buckets,
-    /// Which of them it is.
+    /// Index of this bucket.
     index: ChunkIndex,
-    /// How many rows it may have.
+    /// Most rows of this bucket.
     rows_max: u64,
     table: RowTable,
-    /// Of an update that waits until its rows have seen what they missed: how far that is, as a contribution and a
-    /// place in it.
+    /// Progress of the replay of missed updates before an update: contribution and row.
     caught_up: Option<(usize, usize)>,
-    gathering: Vec<Gathering>,
-    /// The last call of a trainer that was given up: what else comes of it is refused, until it comes anew.
-    given_up: Vec<(TrainerId, Mark)>,
+    gathering: Vec<PartialContribution>,
+    /// The last dropped call of each trainer; later parts of it are refused until it starts anew.
+    given_up: Vec<(TrainerId, CallId)>,
 }
 
-/// Room to work in, for all buckets of a shard one after another.
+/// Scratch memory shared by all buckets of a shard.
 #[derive(Default)]
-pub(super) struct RowsRoom {
-    pub(super) work: Workspace,
-    merge: Merge,
+pub(super) struct RowsWorkspace {
+    pub(super) work: RowWorkspace,
+    merge: RowMerge,
 }
 
-/// A bucket as a checkpoint holds it.
+/// Tensors of a bucket for a checkpoint.
 pub(super) struct BucketTensors(TableCopy);
 
 impl RowsPlan {
-    /// What a declaration says of rows, if it says anything.
+    /// The plan of a sparse declaration; `None` for a dense one.
     pub(super) fn of(
         declaration: &Declaration,
         rule: &Rule,
@@ -145,7 +143,7 @@ impl RowsPlan {
         Ok(Some(Self { layout, buckets, sparse }))
     }
 
-    /// Checks the length and the type of what an entry brings.
+    /// Checks length and element type of an entry.
     pub(super) fn check_entry(&self, name: &str, entry: &Entry) -> Result<(), Refusal> {
         if !entry.element_type.is_gradient_for(self.layout.element_type()) {
             return Err(Refusal::invalid(format!(
@@ -169,12 +167,12 @@ impl RowsPlan {
         )))
     }
 
-    /// The most bytes that contributions to one bucket can have on their way, for so many trainers, each with what is
-    /// in the open round and what is ahead, and so many frames that land or pulls that read. Slots are powers of two.
-    pub(super) fn bytes_on_their_way(&self, trainers: u64, landings: u64) -> u64 {
+    /// Most bytes of contributions in flight to one bucket: for each trainer the open round, one ahead and its posted
+    /// receives. Slots are powers of two.
+    pub(super) fn bytes_in_flight(&self, trainers: u64, receives: u64) -> u64 {
         let row = self.layout.row_bytes() as u64 + size_of::<u64>() as u64;
         let each = self.buckets.rows_in_each().saturating_mul(row).saturating_add(64);
-        let on_their_way = trainers.saturating_mul(landings.saturating_add(2)).saturating_mul(2);
+        let on_their_way = trainers.saturating_mul(receives.saturating_add(2)).saturating_mul(2);
         each.saturating_mul(on_their_way).saturating_add(64 * 1024 * 1024)
     }
 }
@@ -186,21 +184,21 @@ impl RowsLease {
         RowsView::parse(layout.of(self.element_type)?, rows)
     }
 
-    /// Whether both have the same rows of the same type, with whatever values.
+    /// Whether both have equal ids and element types, with any values.
     fn has_rows_of(&self, other: &Self, layout: RowLayout) -> bool {
         let (Ok(own), Ok(others)) = (self.view(layout), other.view(layout)) else { return false };
         self.element_type == other.element_type && own.ids().iter().eq(others.ids().iter())
     }
 }
 
-impl Wish {
+impl RowsRequest {
     fn bytes(&self) -> &[u8] {
         self.ids.as_ref().map_or(&[], |lease| &lease.bytes()[..self.bytes as usize])
     }
 }
 
 impl Bucket {
-    /// A bucket without a row, with memory for as many as it may have.
+    /// An empty bucket with memory for its most rows.
     pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Prepared>) -> Result<Self, Failure> {
         let SparseSettings { lazy, seed, first, initializer, .. } = plan.sparse;
         let settings = TableSettings {
@@ -213,7 +211,7 @@ impl Bucket {
         };
         let states = rule.states().len();
         let pieces = pieces(plan.buckets.rows_in_each(), plan.layout.row_bytes() as u64 * (states as u64 + 1) + 8)?;
-        // Where every id may come to be, the height is the bound, and a bucket has what chance gives it.
+        // With every id allowed the height is the bound; a hashed bucket has its statistical share.
         let is_all = plan.layout.height() == Height::Rows(plan.buckets.rows);
         let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
         let table = RowTable::new(settings, pieces)?;
@@ -225,14 +223,14 @@ impl Bucket {
         self.table.layout().element_type()
     }
 
-    /// Goes on under another rule, before the first update.
-    pub(super) fn follow(&mut self, rule: &Arc<Prepared>, plan: &RowsPlan) -> Result<(), Failure> {
+    /// Replaces the rule, before the first update.
+    pub(super) fn replace_rule(&mut self, rule: &Arc<Prepared>, plan: &RowsPlan) -> Result<(), Failure> {
         if self.table.settings().rule == *rule {
             return Ok(());
         }
         let mut fresh = Self::new(plan, self.index, rule)?;
         let sorted = self.table.sorted();
-        let mut work = Workspace::default();
+        let mut work = RowWorkspace::default();
         let row_bytes = self.table.layout().row_bytes();
         for index in 0..sorted.len() {
             let Record { id, content, .. } = self.table.record(&sorted, index);
@@ -244,7 +242,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Bytes of the rows that are there, without their states.
+    /// Bytes of the existing rows, without their states.
     pub(super) fn value_bytes(&self) -> u64 {
         self.table.usage().rows * self.table.layout().row_bytes() as u64
     }
@@ -254,11 +252,11 @@ impl Bucket {
         self.view(entry.element_type, payload).map(drop)
     }
 
-    /// Checks that a payload is rows, and makes room for those that are new.
-    pub(super) fn reserve(&mut self, room: &mut RowsRoom, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
+    /// Checks that a payload is rows, and reserves room for new ones.
+    pub(super) fn reserve(&mut self, room: &mut RowsWorkspace, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
         let ids = self.view(entry.element_type, payload)?.ids();
         let there = self.table.usage().rows;
-        // As long as all could be new nobody has to look which are.
+        // No lookup is needed while all rows could be new.
         if self.rows_max.saturating_sub(there) < ids.len() as u64 {
             let new = self.table.missing(ids);
             if self.rows_max.saturating_sub(there) < new {
@@ -283,7 +281,7 @@ impl Bucket {
         Err(Failure::call(format!("{} rows in one question; expected at most {most}, which fill an answer", ids.len())))
     }
 
-    /// Checks that a payload is a question after ids.
+    /// Checks that a payload is a request to list ids.
     pub(super) fn check_list(payload: &[u8]) -> Result<(), Failure> {
         let most = u64::from(LISTED_IDS_MAX);
         match list_question(payload) {
@@ -298,22 +296,22 @@ impl Bucket {
         }
     }
 
-    /// Puts rows there as an initialiser gives them.
-    pub(super) fn set(&mut self, room: &mut RowsRoom, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
+    /// Sets initial rows.
+    pub(super) fn set(&mut self, room: &mut RowsWorkspace, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
         if entry.element_type != self.element_type() {
             let (found, expected) = (entry.element_type, self.element_type());
             return Err(Failure::call(format!("rows of {found}; expected {expected}")));
         }
         let rows = self.view(entry.element_type, payload)?;
-        // Nothing was missed before the first update, so no kernel is asked for anything.
+        // Before the first update no row has missed one, so no kernel is used.
         self.table.set(&mut room.work, &mut Plain, &rows)
     }
 
-    /// The next version: the contributions' rows are merged, in their order, and the rule steps. False when the rows
-    /// have missed more than there was `left` for; it then goes on at the next try.
+    /// Makes the next version: merges the contributions' rows in order and applies the rule. False when the replay of
+    /// missed updates exceeds `left`; a later call continues.
     pub(super) fn update<'a>(
         &mut self,
-        room: &mut RowsRoom,
+        room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
         step: &Step,
         rows: impl Iterator<Item = &'a RowsLease>,
@@ -328,11 +326,11 @@ impl Bucket {
         self.table.apply(&mut room.work, kernels, &merged, step).map(|()| true)
     }
 
-    /// Lets the rows of contributions see what they have missed; false when that goes on at the next try. What is
-    /// within the allowance the update does itself.
+    /// Replays the updates that the rows of contributions missed; false when a later call continues. Within the budget
+    /// the update itself does it.
     fn catch_up(
         &mut self,
-        room: &mut RowsRoom,
+        room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
         views: &[RowsView<'_>],
         left: &mut u64,
@@ -353,21 +351,21 @@ impl Bucket {
         true
     }
 
-    /// Room for the rows that somebody asks for; nothing when they ask for none.
-    pub(super) fn begin_read(&self, pool: &mut Pool, wish: &Wish) -> Result<Option<Value>, Failure> {
+    /// A value for the requested rows; `None` when none are requested.
+    pub(super) fn begin_read(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
         let ids = Ids::parse(self.table.layout(), wish.bytes())?;
         let bytes = u32::try_from(ids.len() * self.table.layout().row_bytes()).ok().filter(|bytes| *bytes > 0);
         bytes.map(|bytes| Ok(Value::new(pool.take_for_rows(bytes)?, bytes))).transpose()
     }
 
-    /// Writes the rows that somebody asks for, in the order of the ids. False when they have missed more than there was
-    /// `left` for; it then goes on where the `reading` is.
+    /// Writes the requested rows in the order of their ids. False when the replay of missed updates exceeds `left`; a
+    /// later call continues at `reading`.
     pub(super) fn read(
         &mut self,
-        room: &mut RowsRoom,
+        room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
-        wish: &Wish,
-        reading: &mut Reading,
+        wish: &RowsRequest,
+        reading: &mut PartialRead,
         value: &mut Value,
         left: &mut u64,
     ) -> bool {
@@ -375,9 +373,9 @@ impl Bucket {
         self.table.read(&mut room.work, kernels, ids, reading, left, value.bytes_mut())
     }
 
-    /// Ids of rows that are there, in the table's order, from behind the one below that which is asked for, or from the
-    /// first on for zero; where they end the rest is all ones.
-    pub(super) fn list(&self, pool: &mut Pool, wish: &Wish) -> Result<Option<Value>, Failure> {
+    /// Lists existing ids in table order, after the id below the requested one, or from the first for zero; the rest is
+    /// all ones.
+    pub(super) fn list(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
         let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
         let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));
         let bytes = bytes.map_err(|_| Failure::call(format!("a question after {count} ids")))?;
@@ -390,22 +388,22 @@ impl Bucket {
         Ok(Some(value))
     }
 
-    /// Takes in a part. One that is there already, and one of an earlier call, changes nothing. Parts of a call come in
-    /// order, also when they are sent again: one with other rows than the one in its place replaces it, and the parts
-    /// behind it go, because whoever cut the rows otherwise sends them anew. So no two ways are mixed.
-    pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution, now: Now) -> Gathered {
+    /// Adds a part. A duplicate or a part of an earlier call changes nothing. Parts of a call arrive in order, in
+    /// resends too: a part with other rows than the stored one replaces it and drops the later ones, because the sender
+    /// then cuts the rows differently and sends all again.
+    pub(super) fn gather(&mut self, part: RowsPart, rows: RowsLease, one: &Contribution, now: Now) -> GatherOutcome {
         self.given_up.retain(|(trainer, _)| *trainer != one.trainer);
         let at = self.gathering.iter().position(|gathering| gathering.trainer == one.trainer);
         let at = at.unwrap_or_else(|| {
-            self.gathering.push(Gathering::new(one, part.count, now));
+            self.gathering.push(PartialContribution::new(one, part.count, now));
             self.gathering.len() - 1
         });
         let gathering = &mut self.gathering[at];
         if one.sending.call < gathering.call {
-            return Gathered::Some;
+            return GatherOutcome::Some;
         }
         if gathering.call != one.sending.call || gathering.count != part.count {
-            *gathering = Gathering::new(one, part.count, now);
+            *gathering = PartialContribution::new(one, part.count, now);
         }
         gathering.since = now;
         if part.index + 1 == part.count {
@@ -422,21 +420,21 @@ impl Bucket {
             Err(place) => parts.insert(place, (part.index, rows)),
         }
         if parts.len() < part.count as usize {
-            return Gathered::Some;
+            return GatherOutcome::Some;
         }
-        let Gathering { parts, closing, .. } = self.gathering.swap_remove(at);
-        Gathered::All { parts: parts.into_iter().map(|(_, rows)| rows).collect(), closing }
+        let PartialContribution { parts, closing, .. } = self.gathering.swap_remove(at);
+        GatherOutcome::All { parts: parts.into_iter().map(|(_, rows)| rows).collect(), closing }
     }
 
-    /// Forgets the parts of a trainer's calls that are over.
-    pub(super) fn forget(&mut self, trainer: TrainerId, is_over: impl Fn(Mark) -> bool) {
+    /// Drops the parts of a trainer's finished calls.
+    pub(super) fn forget(&mut self, trainer: TrainerId, is_over: impl Fn(CallId) -> bool) {
         self.gathering.retain(|gathering| gathering.trainer != trainer || !is_over(gathering.call));
     }
 
-    /// Drops the contributions whose last part came so long ago: the journal would be kept from there on for good.
-    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<GivenUp> {
-        let over: Vec<GivenUp> =
-            self.gathering.extract_if(.., |one| is_overdue(one.since)).map(Gathering::given_up).collect();
+    /// Drops contributions whose last part is too old: they would hold the journal forever.
+    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Now) -> bool) -> Vec<AbandonedContribution> {
+        let over: Vec<AbandonedContribution> =
+            self.gathering.extract_if(.., |one| is_overdue(one.since)).map(PartialContribution::given_up).collect();
         for one in &over {
             self.given_up.retain(|(trainer, _)| *trainer != one.trainer);
             self.given_up.push((one.trainer, one.call));
@@ -444,19 +442,23 @@ impl Bucket {
         over
     }
 
-    /// Whether a part is of a call that was given up, of which earlier parts are gone. The first part begins it anew.
-    pub(super) fn is_given_up(&self, part: RowsPart, trainer: TrainerId, call: Mark) -> bool {
+    /// Whether a part belongs to a dropped call. The first part of a call starts it anew.
+    pub(super) fn is_given_up(&self, part: RowsPart, trainer: TrainerId, call: CallId) -> bool {
         0 < part.index && self.given_up.contains(&(trainer, call))
     }
 
-    /// Since when parts are missing.
+    /// Time of the oldest partial contribution.
     pub(super) fn waits_since(&self) -> Option<Now> {
         self.gathering.iter().map(|one| one.since).min()
     }
 
-    /// The contributions of which parts are missing.
-    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let open = |one: &Gathering| Open { trainer: one.trainer, call: one.call, stage: Stage::Gathered };
+    /// The partial contributions.
+    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
+        let open = |one: &PartialContribution| OpenContribution {
+            trainer: one.trainer,
+            call: one.call,
+            stage: ContributionStage::GatherOutcome,
+        };
         self.gathering.iter().map(open)
     }
 
@@ -465,19 +467,19 @@ impl Bucket {
         self.gathering.iter().flat_map(|one| &one.parts).map(|(_, part)| part.position).min()
     }
 
-    /// The learning rates that steps brought with them, for the checkpoint.
-    pub(super) fn rates(&self) -> &Rates {
+    /// Learning rates sent with updates, for the checkpoint.
+    pub(super) fn rates(&self) -> &RateChanges {
         self.table.rates()
     }
 
-    /// The tensors that a checkpoint has of it: what is known of each of them but their lengths.
+    /// Descriptions of the checkpoint tensors, without lengths.
     pub(super) fn state_layouts(&self) -> Vec<StateLayout> {
         let layout = |name: &str, element_type| StateLayout { name: Arc::from(name), element_type, bytes: 0 };
         let states = self.table.settings().rule.states().iter().map(|state| layout(&state.name, self.element_type()));
         states.chain([layout(IDS, ElementType::Uint64), layout(LASTS, ElementType::Uint64)]).collect()
     }
 
-    /// The rows that are there, in ascending order of their ids.
+    /// The existing rows in ascending order of ids.
     pub(super) fn tensors(&self) -> BucketTensors {
         BucketTensors(self.table.copy())
     }
@@ -487,21 +489,21 @@ impl Bucket {
         self.table.begin_copy();
     }
 
-    /// Copies about `left` bytes of them; gives the copy when it is whole.
+    /// Copies about `left` bytes; returns the copy when it is complete.
     pub(super) fn copy_on(&mut self, left: &mut u64) -> Option<BucketTensors> {
         self.table.copy_on(left).map(BucketTensors)
     }
 
-    /// Gives up a copy, if one is being made.
+    /// Drops an unfinished copy.
     pub(super) fn stop_copy(&mut self) {
         self.table.stop_copy();
     }
 
-    /// Takes up what a checkpoint holds.
+    /// Restores a bucket from a checkpoint.
     pub(super) fn restore(
         &mut self,
         version: Version,
-        rates: Rates,
+        rates: RateChanges,
         value: &[u8],
         states: &[&[u8]],
     ) -> Result<(), Failure> {
@@ -519,7 +521,7 @@ impl Bucket {
             return Err(damaged());
         }
         self.table.resume(version, rates);
-        let mut work = Workspace::default();
+        let mut work = RowWorkspace::default();
         let mut content = Vec::new();
         for (index, (id, last)) in ids.iter().zip(lasts).enumerate() {
             content.clear();
@@ -532,7 +534,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Refuses rows of another bucket: nobody would ever ask for them here.
+    /// Refuses rows of another bucket: no pull would find them here.
     fn check_own(&self, ids: Ids<'_>) -> Result<(), Failure> {
         match ids.iter().find(|id| u64::from(self.buckets.of(*id)) != self.index.0) {
             None => Ok(()),
@@ -547,7 +549,7 @@ impl Bucket {
         let (part, rows) = RowsPart::decode(payload)?;
         let rows = RowsView::parse(self.table.layout().of(element_type)?, rows)?;
         self.check_own(rows.ids())?;
-        // Each part but the last has a row or more, so more parts than there can be rows are nobody's contribution.
+        // Each part but the last has a row, which bounds the number of parts.
         let most = PARTS_MAX.min(self.buckets.rows.saturating_add(1));
         if most < u64::from(part.count) {
             return Err(Failure::call(format!("{} parts; expected at most {most}", part.count)));
@@ -569,10 +571,10 @@ impl BucketTensors {
     }
 }
 
-impl Gathering {
-    fn given_up(self) -> GivenUp {
+impl PartialContribution {
+    fn given_up(self) -> AbandonedContribution {
         let Self { trainer, call, count, parts, closing, .. } = self;
-        GivenUp { trainer, call, there: parts.len(), count: count as usize, closing }
+        AbandonedContribution { trainer, call, there: parts.len(), count: count as usize, closing }
     }
 
     fn new(one: &Contribution, count: u32, since: Now) -> Self {
@@ -580,15 +582,15 @@ impl Gathering {
     }
 }
 
-/// What a question after ids says: zero, or one above the id that others shall follow; and how many.
+/// The fields of a request to list ids: zero, or one above the last known id; and the count.
 fn list_question(payload: &[u8]) -> Option<(u64, u64)> {
     let [from, count] = payload.as_chunks().0 else { return None };
     (payload.len() == 2 * ID_BYTES).then(|| (u64::from_le_bytes(*from), u64::from_le_bytes(*count)))
 }
 
-/// Memory for so many records of so many bytes, and for finding them. It is mapped, and resident only when touched.
-fn pieces(rows: u64, record_bytes: u64) -> Result<Pieces, Failure> {
-    // A table may put records further apart, to begin them at cache lines.
+/// Memory for records of a size and their index. It is mapped, and resident only when touched.
+fn pieces(rows: u64, record_bytes: u64) -> Result<TablePieces, Failure> {
+    // A table may align records to cache lines.
     let stride = (record_bytes + record_bytes / 16).next_multiple_of(8);
     let least = (16 * stride).next_power_of_two().max(INDEX_PAGE_BYTES);
     let piece = (rows.saturating_mul(stride) / 16).clamp(least, PIECE_BYTES.max(least)).next_power_of_two();
@@ -598,8 +600,8 @@ fn pieces(rows: u64, record_bytes: u64) -> Result<Pieces, Failure> {
     let mut budget = Budget::new();
     budget.line("rows with their states", bytes, records);
     budget.line("where rows are", bytes, index);
-    // A large page for a small table would be mostly empty.
+    // A small table would leave most of a large page unused.
     let is_large = LARGE_BYTES <= budget.bytes();
     let arena = if is_large { Arena::of_large_pages(&budget) } else { Arena::new(&budget) };
-    Ok(Pieces::new(arena?, bytes))
+    Ok(TablePieces::new(arena?, bytes))
 }

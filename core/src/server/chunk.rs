@@ -1,14 +1,15 @@
-//! A chunk as a shard keeps it: its value, the optimizer's state, its version, and who was already heard.
+//! A chunk in a shard: value, optimizer state, version, and the last call of each trainer.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bucket::{Bucket, Wish};
-use super::device::Seat;
-use super::halves::MadeHalves;
+use super::bucket::{Bucket, RowsRequest};
+use super::device::DeviceChunk;
+use super::half_precision::RoundHalves;
 use super::pool::Pool;
-use super::round::{Contribution, Round};
+use super::round::{Contribution, OpenRound};
+use super::waiters::Waiters;
 use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
@@ -19,103 +20,103 @@ use crate::port::{Kernels, Update};
 use crate::time::Now;
 use crate::wire::Head;
 
-/// What was last applied of one trainer's. Anything not newer is a duplicate.
+/// Id of a trainer's call. A call whose id is not greater than the last applied one is a duplicate.
 ///
-/// The order of the fields is the order of calls: by life, and then by number.
+/// The derived order is the order of calls: incarnation first, then sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Mark {
+pub(super) struct CallId {
     pub(super) incarnation: Incarnation,
     pub(super) sequence: Sequence,
 }
 
-impl Mark {
-    /// The call that a frame is of.
+impl CallId {
+    /// The call of a frame.
     pub(super) fn of(head: &Head) -> Self {
         Self { incarnation: head.incarnation, sequence: head.sequence }
     }
 
-    /// Whether a call was already applied.
+    /// Whether a call is applied already.
     pub(super) fn covers(self, call: Self) -> bool {
         call <= self
     }
 }
 
-/// What a chunk remembers of one trainer.
+/// Per-trainer state of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
-    /// The last gradient or delta that is in the value.
-    pub(super) push: Mark,
-    /// The last value that replaced the chunk's.
-    pub(super) set: Mark,
-    /// How many of its gradients are in the value: its clock.
+pub(super) struct TrainerMarks {
+    /// The last push in the value.
+    pub(super) push: CallId,
+    /// The last set that replaced the value.
+    pub(super) set: CallId,
+    /// Count of the trainer's gradients in the value: its clock.
     pub(super) clock: u64,
 }
 
-/// Somebody who waits for a version: to see it, or to be told that its gradient's round was closed.
+/// A request that waits for a version: a pull, or a push whose round is open.
 pub(super) struct Waiter {
     pub(super) peer: PeerId,
     pub(super) head: Head,
     pub(super) version: Version,
     pub(super) since: Now,
-    /// What it wants the value as, where that is not the parameter's type.
+    /// Half-precision type of the answer, where requested.
     pub(super) half: Option<Half>,
-    /// The ids of the rows that it wants, or what it wants to know of ids; nothing where it wants a whole value.
-    pub(super) wish: Option<Wish>,
+    /// Request for rows; `None` for a dense value.
+    pub(super) wish: Option<RowsRequest>,
 }
 
 impl Waiter {
-    /// One that wants to be told, and no value.
+    /// A waiter for an acknowledgement without a value.
     pub(super) fn new(peer: PeerId, head: Head, version: Version, since: Now) -> Self {
         Self { peer, head, version, since, half: None, wish: None }
     }
 }
 
-/// A value that replaces the chunk's, and waits for updates that had arrived before it.
-pub(super) struct LateSet {
+/// A set that waits for updates which arrived before it.
+pub(super) struct DeferredSet {
     pub(super) lease: Lease,
-    pub(super) call: Mark,
+    pub(super) call: CallId,
     pub(super) peer: PeerId,
     pub(super) head: Head,
-    /// The version that comes first.
+    /// The version after which the set is applied.
     pub(super) after: Version,
-    /// Where in the journal it is.
+    /// Position of its journal record.
     pub(super) position: u64,
-    /// Since when its sender waits for an answer. Nothing when it was told that it takes long.
+    /// Start of the sender's wait; `None` after it was answered with a deadline error.
     pub(super) since: Option<Now>,
 }
 
-/// What a checkpoint says of a chunk's contributions that were not yet in the value. Their payloads are in the
-/// journal, among much that is in the value already or came to nothing.
-pub(super) struct Restoring {
-    /// Where the journal was when the chunk was written; what comes from there on is new to it.
+/// Open contributions of a chunk as a checkpoint recorded them. The journal has their payloads, among others that the
+/// value contains or that were dropped.
+pub(super) struct RestoredState {
+    /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
     pub(super) position: u64,
-    pub(super) open: Vec<Open>,
+    pub(super) open: Vec<OpenContribution>,
 }
 
-/// A contribution to a chunk, or a value that replaces it, without the payload.
+/// A contribution or a set that is not in the value, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Open {
+pub(super) struct OpenContribution {
     pub(super) trainer: TrainerId,
-    pub(super) call: Mark,
-    pub(super) stage: Stage,
+    pub(super) call: CallId,
+    pub(super) stage: ContributionStage,
 }
 
-/// How far a contribution is that is not in the value.
+/// Progress of a contribution that is not in the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Some of its parts are missing.
-    Gathered,
+pub(super) enum ContributionStage {
+    /// Some parts are missing.
+    GatherOutcome,
     /// It waits for its round.
     Ahead,
     /// It is in the open round.
     Entered,
-    /// It is a value that waits for the update that makes this version.
+    /// A set that waits for the update that makes this version.
     Set(Version),
 }
 
-/// What a chunk holds.
+/// Contents of a chunk.
 pub(super) enum Content {
-    /// A piece of a tensor.
+    /// A part of a dense tensor.
     Dense(Arc<Value>),
     /// A table of rows.
     Rows(Box<Bucket>),
@@ -130,36 +131,34 @@ impl Content {
     }
 }
 
-/// A piece of a parameter.
+/// A part of a parameter, the unit of updates.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
-    /// The length of its value; zero for a bucket, which has as many rows as came to be.
+    /// Length of the value in bytes; zero for a bucket, whose size varies.
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
-    /// Its parameter's.
+    /// The parameter's rule.
     pub(super) rule: Arc<Prepared>,
     pub(super) version: Version,
-    /// By trainer; of a lone one without memory of its own.
-    pub(super) heard: SmallVec<[Heard; 1]>,
-    pub(super) round: Round,
-    pub(super) waiters: Vec<Waiter>,
-    /// Since when the shard's list of waits says that somebody waits for it.
+    /// Per trainer; a single entry is stored inline.
+    pub(super) heard: SmallVec<[TrainerMarks; 1]>,
+    pub(super) round: OpenRound,
+    pub(super) waiters: Waiters,
+    /// Time of the chunk's entry in the shard's list of waits.
     pub(super) noted: Option<Now>,
-    /// Whether it is about to run in step with others.
+    /// Whether it is queued to run in step with others.
     pub(super) is_joined: bool,
-    /// How many rounds, from the open one on, are known to be complete and are not closed, because an accelerator was
-    /// not done or there was no lease: who takes part now does not change who took part then. At most two, the open one
-    /// and the one ahead.
+    /// Count of complete rounds, from the open one on, whose close is delayed by an accelerator or a missing lease:
+    /// later changes of membership do not affect them. At most two.
     pub(super) sealed: u8,
-    /// A value that waits for its turn.
-    pub(super) late: Option<Box<LateSet>>,
-    /// The optimizer's state; of a chunk on an accelerator as it was when it was last stored, and none while it is
-    /// under way.
+    /// A set that waits for earlier updates.
+    pub(super) deferred_set: Option<Box<DeferredSet>>,
+    /// Optimizer state; of a chunk on an accelerator the last stored copy, and empty while a transfer has it.
     pub(super) states: Vec<Lease>,
-    /// What it has on an accelerator, if it lives on one.
-    pub(super) seat: Option<Box<Seat>>,
-    /// While the journal is replayed: what was open when the checkpoint wrote this chunk.
-    pub(super) restored: Option<Box<Restoring>>,
+    /// State on an accelerator, if the chunk lives on one.
+    pub(super) on_device: Option<Box<DeviceChunk>>,
+    /// During replay: the contributions that were open when the checkpoint wrote this chunk.
+    pub(super) restored: Option<Box<RestoredState>>,
     pub(super) content: Content,
 }
 
@@ -181,14 +180,14 @@ impl Chunk {
             rule,
             version: Version(0),
             heard: SmallVec::new(),
-            round: Round::default(),
-            waiters: Vec::new(),
+            round: OpenRound::default(),
+            waiters: Waiters::default(),
             noted: None,
             is_joined: false,
             sealed: 0,
-            late: None,
+            deferred_set: None,
             states: Vec::new(),
-            seat: None,
+            on_device: None,
             restored: None,
             content,
         }
@@ -214,7 +213,7 @@ impl Chunk {
         self.content.dense()
     }
 
-    /// The value as it is now; whoever holds it keeps this version.
+    /// The current value; a holder of the `Arc` keeps this version.
     pub(super) fn value(&self) -> Arc<Value> {
         Arc::clone(self.dense())
     }
@@ -224,48 +223,51 @@ impl Chunk {
         self.dense().bytes()
     }
 
-    /// Replaces the value, and gives up its halves. The version counts updates and stays.
+    /// Replaces the value and drops its half-precision copies. The version counts updates and stays.
     pub(super) fn set_value(&mut self, pool: &mut Pool, value: Lease) {
         pool.halves.forget(self.id);
         self.put_value(value);
     }
 
-    /// Puts a value where there was none that anybody could have read.
+    /// Sets a value that no reader can have seen before.
     pub(super) fn put_value(&mut self, value: Lease) {
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
     }
 
-    /// Contributions that are not in the value yet, and a value that is not in its place.
-    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let late = |late: &LateSet| Open { trainer: late.head.trainer, call: late.call, stage: Stage::Set(late.after) };
-        let sets = self.late.iter().map(move |one| late(one));
+    /// Contributions and sets that are not in the value yet.
+    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
+        let deferred_set = |deferred_set: &DeferredSet| OpenContribution {
+            trainer: deferred_set.head.trainer,
+            call: deferred_set.call,
+            stage: ContributionStage::Set(deferred_set.after),
+        };
+        let sets = self.deferred_set.iter().map(move |one| deferred_set(one));
         self.round.open().chain(sets).chain(self.bucket().into_iter().flat_map(Bucket::open))
     }
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        let late = self.late.iter().map(|late| late.position);
+        let deferred_set = self.deferred_set.iter().map(|deferred_set| deferred_set.position);
         self.round
             .oldest_position()
             .into_iter()
-            .chain(late)
+            .chain(deferred_set)
             .chain(self.bucket().and_then(Bucket::oldest_position))
             .min()
     }
 
-    /// Since when somebody waits for a version, or with a gradient or a value for its turn, or for the rest of a
-    /// gradient.
+    /// Start of the oldest wait on this chunk: a request, a gradient, a set or a partial contribution.
     pub(super) fn waits_since(&self) -> Option<Now> {
         let gathered = self.bucket().and_then(Bucket::waits_since);
-        let late = self.late.as_ref().and_then(|late| late.since);
-        self.waiters.iter().map(|waiter| waiter.since).chain(self.round.waits_since()).chain(late).chain(gathered).min()
+        let deferred_set = self.deferred_set.as_ref().and_then(|deferred_set| deferred_set.since);
+        self.waiters.first_since().into_iter().chain(self.round.waits_since()).chain(deferred_set).chain(gathered).min()
     }
 
-    /// Ends the round, whose pieces are in the value: notes that they are, and gives the value to `send` for each of
-    /// those who wait for it, or nothing to who wants it as halves that were not made.
+    /// Closes the round of an updated chunk: records each contribution, and calls `send` for each trainer that waits
+    /// for the value, with `None` where its half-precision copy could not be made.
     pub(super) fn close_round(
         &mut self,
-        halves: &MadeHalves,
+        halves: &RoundHalves,
         mut send: impl FnMut(&Contribution, Now, Option<Arc<Value>>),
     ) {
         for one in self.round.contributions() {
@@ -284,31 +286,31 @@ impl Chunk {
         self.sealed = self.sealed.saturating_sub(1);
     }
 
-    /// What this chunk remembers of `trainer`.
-    pub(super) fn heard_mut(&mut self, trainer: TrainerId) -> &mut Heard {
+    /// The state of a trainer, to change.
+    pub(super) fn heard_mut(&mut self, trainer: TrainerId) -> &mut TrainerMarks {
         heard_of(&mut self.heard, trainer)
     }
 
-    /// What this chunk remembers of `trainer`, without making room for it.
-    pub(super) fn heard(&self, trainer: TrainerId) -> Heard {
+    /// The state of a trainer, without allocating.
+    pub(super) fn heard(&self, trainer: TrainerId) -> TrainerMarks {
         self.heard.get(trainer.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Whether a push of `trainer` is in the value already. What was never heard of is older than every call.
+    /// Whether the value contains this push. A trainer without an entry has pushed nothing.
     #[inline]
-    pub(super) fn has_heard(&self, trainer: TrainerId, call: Mark) -> bool {
+    pub(super) fn has_heard(&self, trainer: TrainerId, call: CallId) -> bool {
         match self.heard.get(trainer.0 as usize) {
             Some(heard) => heard.push.covers(call),
-            None => Mark::default().covers(call),
+            None => CallId::default().covers(call),
         }
     }
 
-    /// Leaves the value to those who read it and goes on with a copy, or, for a rule that overwrites every byte,
-    /// with an empty place; without readers does nothing. It is about to be written: its halves are given up.
+    /// Makes the value writable: copy-on-write when readers hold it (without the copy for a rule that overwrites every
+    /// byte), and in place otherwise. Drops the half-precision copies.
     pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
         let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
         let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
-        // Who reads it holds a count; a count of one is ours, and nobody else can make it more.
+        // Readers hold counts of the `Arc`; a count of one is ours, and no other thread can raise it.
         if 1 < Arc::strong_count(value) {
             let mut fresh = Value::new(pool.take(bytes)?, bytes);
             if copies {
@@ -320,21 +322,21 @@ impl Chunk {
         Ok(())
     }
 
-    /// Whether a frame at `position` of the journal is older than this chunk's restored state.
+    /// Whether a frame at this journal position is older than the restored state of this chunk.
     pub(super) fn is_before_restored(&self, position: u64) -> bool {
         self.restored.as_ref().is_some_and(|restored| position < restored.position)
     }
 
-    /// How many rounds were complete when a checkpoint wrote it, as far as the journal still has what was in them. A
-    /// round without a contribution that was in it is not closed: whose are missing is said.
+    /// Sealed rounds in the checkpoint whose contributions the journal still has, and the trainers whose contributions
+    /// are missing. A round with a missing contribution is not closed.
     pub(super) fn sealed_and_found(&self) -> (u8, Vec<TrainerId>) {
         let Some(restored) = &self.restored else { return (self.sealed, Vec::new()) };
         let missing = |stage| {
             let of_stage = restored.open.iter().filter(move |one| one.stage == stage);
             of_stage.filter(|one| !self.round.open().any(|found| found == **one)).map(|one| one.trainer)
         };
-        let entered: Vec<TrainerId> = missing(Stage::Entered).collect();
-        let ahead: Vec<TrainerId> = missing(Stage::Ahead).collect();
+        let entered: Vec<TrainerId> = missing(ContributionStage::Entered).collect();
+        let ahead: Vec<TrainerId> = missing(ContributionStage::Ahead).collect();
         match self.sealed {
             0 => (0, Vec::new()),
             _ if !entered.is_empty() => (0, entered),
@@ -343,21 +345,21 @@ impl Chunk {
         }
     }
 
-    /// What a checkpoint said of a contribution, while its chunk is restored.
-    pub(super) fn open_in_checkpoint(&self, head: &Head) -> Option<Open> {
-        let call = Mark::of(head);
+    /// The checkpoint's record of a frame's contribution, while the chunk is restored.
+    pub(super) fn open_in_checkpoint(&self, head: &Head) -> Option<OpenContribution> {
+        let call = CallId::of(head);
         let open = self.restored.iter().flat_map(|restored| &restored.open);
         open.copied().find(|one| one.trainer == head.trainer && one.call == call)
     }
 
-    /// Makes a gradient that is the next version as it stands just that, without a copy.
-    pub(super) fn take_over(&mut self, pool: &mut Pool, gradient: Lease) {
+    /// Installs a gradient as the next version without a copy.
+    pub(super) fn adopt_gradient(&mut self, pool: &mut Pool, gradient: Lease) {
         self.set_value(pool, gradient);
         self.version.0 += 1;
     }
 
-    /// Turns the gradients of the round into the next version: in place when nobody reads the value, else into a fresh
-    /// lease. The version of `step` is set here; `numbers` has those of the update before.
+    /// Applies the gradients of the round: in place when no reader holds the value, otherwise into a new lease. Sets
+    /// the version of `step`; `numbers` caches the coefficients of the previous update.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
@@ -387,10 +389,10 @@ impl Chunk {
     }
 }
 
-fn heard_of(heard: &mut SmallVec<[Heard; 1]>, trainer: TrainerId) -> &mut Heard {
+fn heard_of(heard: &mut SmallVec<[TrainerMarks; 1]>, trainer: TrainerId) -> &mut TrainerMarks {
     let index = trainer.0 as usize;
     if heard.len() <= index {
-        heard.resize(index + 1, Heard::default());
+        heard.resize(index + 1, TrainerMarks::default());
     }
     &mut heard[index]
 }

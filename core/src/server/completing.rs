@@ -1,205 +1,218 @@
-//! Updates that are not done at once: one begins on an accelerator, other things happen, and it is over; or it has no
-//! lease, and is tried again.
+//! Asynchronous updates: work on an accelerator, and retries of updates without a lease.
 //!
-//! `update` is ready when its round is complete and the chunk's slot has nothing to do. It takes the gradients out of
-//! the round, and the program stays where it is; the round stays open, and nothing enters it any more. When the work
-//! comes back, `update` is ready again, takes the value that is there, and the program goes on to `send`. So there is
-//! one program for both, and what waits meanwhile waits as it does when it is early, on the processor too:
+//! `update` is ready when the round is complete and the chunk's device slot is idle. It takes the gradients out of the
+//! round; the program pauses and the round stays open to no further gradient. On completion `update` is ready again,
+//! installs the value, and the program continues with `send`. Processor and device run the same program, and other
+//! events wait the same way:
 //!
 //! - gradients for the next round, or the next gradient of a mode without rounds, are ahead;
 //! - pulls read the value that is published;
 //! - a value that replaces the chunk's is kept, and put in its place after the updates that had arrived before it;
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
 
-use super::chunk::{Chunk, LateSet, Mark, Open, Stage};
-use super::device::{Device, Doing, Summed};
-use super::gate::Table;
-use super::reply::{Behind, NOBODY, Refusal};
-use super::serving::{Context, Lack, Serving, version_entry};
+use super::chunk::{CallId, Chunk, ContributionStage, DeferredSet, OpenContribution};
+use super::device::{Device, DeviceActivity, DeviceSum};
+use super::initialisation::ChunkTable;
+use super::reply::{DeviceWait, NO_PEER, Refusal};
+use super::serving::{Context, Serving, StallReason, version_entry};
 use crate::error::Failure;
 use crate::ids::{ChunkId, PeerId, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Done, GradientLease, Kernels, Update, Work};
-use crate::program::executor::Pace;
+use crate::program::executor::AccumulatorPace;
 use crate::wire::{ErrorCode, Frame, Head};
 
 impl Serving {
-    /// Whether `update` is ready: its update is over, or its sum is there, where it steps together with others, or its
-    /// round is complete and its slot has nothing to do.
+    /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
+    /// complete and its device slot idle.
     #[inline]
-    pub(super) fn may_update(&self, pace: Pace, place: usize) -> bool {
-        match &self.table.chunks[place].seat {
-            None => self.is_complete(pace, place),
-            Some(seat) => match seat.doing {
-                Doing::Summed(_) | Doing::Updated(_) => true,
-                Doing::Nothing => !seat.is_held && self.is_complete(pace, place),
+    pub(super) fn may_update(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+        match &self.table.chunks[slot_index].on_device {
+            None => self.is_complete(pace, slot_index),
+            Some(on_device) => match on_device.doing {
+                DeviceActivity::Summed(_) | DeviceActivity::Updated(_) => true,
+                DeviceActivity::Nothing => !on_device.is_held && self.is_complete(pace, slot_index),
                 _ => false,
             },
         }
     }
 
-    /// Begins an update, or takes the value of one that is over; whether there is a new value.
-    pub(super) fn apply_on_device(&mut self, cx: &mut Context<'_>, place: usize, step: &Step) -> bool {
-        let chunk = &mut self.table.chunks[place];
-        let seat = chunk.seat.as_mut().expect("the chunk lives on a device");
-        if let Doing::Updated(value) = std::mem::take(&mut seat.doing) {
+    /// Starts an update, or installs the value of a completed one; true when there is a new value.
+    pub(super) fn apply_on_device(&mut self, cx: &mut Context<'_>, slot_index: usize, step: &Step) -> bool {
+        let chunk = &mut self.table.chunks[slot_index];
+        let on_device = chunk.on_device.as_mut().expect("the chunk lives on a device");
+        if let DeviceActivity::Updated(value) = std::mem::take(&mut on_device.doing) {
             chunk.set_value(cx.pool, value);
             chunk.version.0 += 1;
             return true;
         }
         let Ok(into) = cx.pool.take(chunk.bytes) else {
-            self.stall(place, Lack::Memory);
+            self.stall(slot_index, StallReason::Memory);
             return false;
         };
-        let seat = chunk.seat.as_mut().expect("the chunk lives on a device");
-        seat.doing = Doing::Updating;
-        let slot = seat.slot;
+        let on_device = chunk.on_device.as_mut().expect("the chunk lives on a device");
+        on_device.doing = DeviceActivity::Updating;
+        let slot = on_device.slot;
         let step = Step { version: Version(chunk.version.0 + 1), ..*step };
         let mut numbers = Vec::new();
         match chunk.rule.formula(&step, &mut numbers) {
             Formula::Add { scale } | Formula::Sum { scale } => numbers = vec![scale],
             Formula::Rule { .. } => {}
         }
-        let gradients = chunk.round.lend(chunk.element_type, chunk.bytes);
+        let gradients = chunk.round.take_gradients(chunk.element_type, chunk.bytes);
         cx.device().push(Work::Update { slot, numbers, gradients, is_summed: false, into });
         false
     }
 
-    /// What is over: goes on with each chunk that it concerns.
+    /// Handles completions and continues their chunks.
     pub(super) fn completed(&mut self, cx: &mut Context<'_>, done: Vec<Done>) -> Result<(), Failure> {
         for Done { work, outcome } in done {
-            let place = cx.device().place(work.slot());
-            let chunk = &mut self.table.chunks[place];
+            let slot_index = cx.device().slot_index(work.slot());
+            let chunk = &mut self.table.chunks[slot_index];
             let was_awaited = chunk.is_awaited();
             match outcome {
                 Ok(()) => chunk.ended(cx.kernels, work),
-                Err(failure) => self.failed(cx, place, work, &failure)?,
+                Err(failure) => self.failed(cx, slot_index, work, &failure)?,
             }
-            if !self.note_over(place, was_awaited) {
-                self.go_on(cx, place);
+            if !self.note_over(slot_index, was_awaited) {
+                self.go_on(cx, slot_index);
             }
         }
         Ok(())
     }
 
-    /// What was held up by a checkpoint that has written it.
+    /// Continues the chunks that a checkpoint released.
     pub(super) fn go_on_released(&mut self, cx: &mut Context<'_>) {
-        for place in std::mem::take(&mut cx.device().released) {
-            self.go_on(cx, place);
+        for slot_index in std::mem::take(&mut cx.device().released) {
+            self.go_on(cx, slot_index);
         }
     }
 
-    fn go_on(&mut self, cx: &mut Context<'_>, place: usize) {
-        let chunk = &mut self.table.chunks[place];
-        if chunk.seat.as_ref().is_some_and(|seat| seat.leaves && matches!(seat.doing, Doing::Nothing)) {
-            self.leave_device(place);
+    fn go_on(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        if chunk
+            .on_device
+            .as_ref()
+            .is_some_and(|on_device| on_device.is_leaving && matches!(on_device.doing, DeviceActivity::Nothing))
+        {
+            self.leave_device(slot_index);
         }
-        self.set_late(cx, place);
-        self.run(cx, place, None);
-        self.set_late(cx, place);
-        self.store_held(cx.device(), place);
+        self.apply_deferred_set(cx, slot_index);
+        self.run(cx, slot_index, None);
+        self.apply_deferred_set(cx, slot_index);
+        self.store_held(cx.device(), slot_index);
     }
 
-    /// What follows an update that is published.
-    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, place: usize) {
-        if self.table.chunks[place].seat.as_ref().is_some_and(|seat| seat.leaves) {
-            self.leave_device(place);
+    /// Continues after a published update: a failed chunk returns to the processor, a deferred set is applied.
+    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        if self.table.chunks[slot_index].on_device.as_ref().is_some_and(|on_device| on_device.is_leaving) {
+            self.leave_device(slot_index);
         }
-        self.set_late(cx, place);
+        self.apply_deferred_set(cx, slot_index);
     }
 
-    /// Notes which rounds of chunks that step together are complete by now.
-    pub(super) fn seal(&mut self, pace: Pace, places: &[usize]) {
-        if pace != Pace::Rounds {
-            self.note_awaited(pace, places);
+    /// Seals the complete rounds of a group.
+    pub(super) fn seal(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
+        if pace != AccumulatorPace::Rounds {
+            self.note_awaited(pace, slot_indices);
             return;
         }
-        if self.table.chunks[places[0]].sealed == 0 && places.iter().all(|place| self.is_complete(pace, *place)) {
-            places.iter().for_each(|place| self.table.chunks[*place].sealed = 1);
+        if self.table.chunks[slot_indices[0]].sealed == 0
+            && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index))
+        {
+            slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 1);
         }
-        if self.table.chunks[places[0]].sealed == 1 && places.iter().all(|place| self.is_next_complete(*place)) {
-            places.iter().for_each(|place| self.table.chunks[*place].sealed = 2);
+        if self.table.chunks[slot_indices[0]].sealed == 1
+            && slot_indices.iter().all(|slot_index| self.is_next_complete(*slot_index))
+        {
+            slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 2);
         }
     }
 
-    /// The chunk is the processor's from now on. What waits for its turn goes on waiting.
-    fn leave_device(&mut self, place: usize) {
-        self.table.chunks[place].seat = None;
+    /// Returns the chunk to the processor; its pending requests stay.
+    fn leave_device(&mut self, slot_index: usize) {
+        self.table.chunks[slot_index].on_device = None;
     }
 
-    /// How many updates would be over by now if updates took no time.
-    fn pending(&self, place: usize) -> u64 {
-        let chunk = &self.table.chunks[place];
-        match self.programs.of(place).pace {
-            Pace::Rounds => u64::from(chunk.sealed),
-            Pace::Any if chunk.rule.rule().is_element_wise() => {
+    /// Count of updates that would be complete if updates took no time.
+    fn pending(&self, slot_index: usize) -> u64 {
+        let chunk = &self.table.chunks[slot_index];
+        match self.programs.of(slot_index).pace {
+            AccumulatorPace::Rounds => u64::from(chunk.sealed),
+            AccumulatorPace::Any if chunk.rule.rule().is_element_wise() => {
                 (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
             }
-            // A contribution may wait for others; when a whole one waits, for whatever, no value is taken in.
-            Pace::Any | Pace::Bounded(_) => 0,
+            // A contribution may wait for others; while a complete one waits, no set is accepted.
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => 0,
         }
     }
 
-    /// What an update lacks behind which what arrives for a chunk has to wait outside: who may go next is not known
-    /// before it is over.
-    pub(super) fn is_shut(&self, place: usize) -> Option<Lack> {
+    /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.
+    pub(super) fn is_shut(&self, slot_index: usize) -> Option<StallReason> {
         if !self.is_stalled() {
             return None;
         }
-        let chunk = &self.table.chunks[place];
+        let chunk = &self.table.chunks[slot_index];
         let is_element_wise = chunk.rule.rule().is_element_wise();
-        let decides = match self.programs.of(place).pace {
-            Pace::Rounds => false,
-            Pace::Any => !is_element_wise,
-            Pace::Bounded(_) => true,
+        let decides = match self.programs.of(slot_index).pace {
+            AccumulatorPace::Rounds => false,
+            AccumulatorPace::Any => !is_element_wise,
+            AccumulatorPace::Bounded(_) => true,
         };
-        let first = if is_element_wise { place } else { self.table.held(chunk.id).group.chunks[0] };
+        let first = if is_element_wise { slot_index } else { self.table.held(chunk.id).group.chunks[0] };
         self.stalled.get(&first).copied().filter(|_| decides)
     }
 
-    /// Whether a device does something for a chunk, or for one that it steps together with.
+    /// Whether a device has work in flight for a chunk or its group.
     pub(super) fn is_at_work(&self, chunk: &Chunk) -> bool {
         let is_of_group = || {
-            let group = &self.table.held(chunk.id).group.chunks;
-            self.stalled.get(&group[0]) == Some(&Lack::Device)
-                || group.iter().any(|place| self.table.chunks[*place].is_at_work())
+            let group = self.group_of_chunk(chunk);
+            self.stalled.get(&group[0]) == Some(&StallReason::Device)
+                || group.iter().any(|slot_index| self.table.chunks[*slot_index].is_at_work())
         };
         chunk.is_at_work() || !chunk.rule.rule().is_element_wise() && is_of_group()
     }
 
-    /// Refuses a gradient for a chunk that is shut. While a device does the update it may wait for its turn, but for
-    /// one of a newer life: whether that drops what waits of the one before is not known yet.
-    pub(super) fn check_open_to(&self, place: usize, head: &Head) -> Result<(), Refusal> {
-        self.check_first(place, head)?;
-        match self.is_shut(place) {
-            Some(Lack::Device) if !self.is_earlier_life_ahead(place, head) => Ok(()),
-            _ => self.check_open(place).map_err(|refusal| {
-                let behind = refusal.behind.map(|_| Behind::Others);
+    /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
+    /// incarnation: whether that drops the waiting gradient is not decided yet.
+    pub(super) fn check_open_to(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        self.check_priority(slot_index, head)?;
+        match self.is_shut(slot_index) {
+            Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
+            _ => self.check_open(slot_index).map_err(|refusal| {
+                let behind = refusal.behind.map(|_| DeviceWait::Others);
                 refusal.behind(behind)
             }),
         }
     }
 
-    /// Refuses what arrives for a chunk that is shut.
-    pub(super) fn check_open(&self, place: usize) -> Result<(), Refusal> {
-        let Some(lack) = self.is_shut(place) else { return Ok(()) };
-        let id = self.table.chunks[place].id;
+    /// Refuses a frame for a stalled chunk.
+    pub(super) fn check_open(&self, slot_index: usize) -> Result<(), Refusal> {
+        let Some(lack) = self.is_shut(slot_index) else { return Ok(()) };
+        let id = self.table.chunks[slot_index].id;
         let name = self.table.held(id).name();
         let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
-        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == Lack::Device).then_some(Behind::Work)))
+        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == StallReason::Device).then_some(DeviceWait::Work)))
     }
 
-    /// Refuses a change of who takes part while it could change what goes next.
+    /// Refuses a change of membership while it could change the next admission.
     pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
-        self.stalled.keys().try_for_each(|place| self.check_open(*place))
+        self.stalled.keys().try_for_each(|slot_index| self.check_open(*slot_index))
     }
 
-    /// Refuses a value that would have to wait behind another.
-    pub(super) fn check_no_late(&self, place: usize, call: Mark, trainer: TrainerId) -> Result<(), Refusal> {
-        let chunk = &self.table.chunks[place];
-        let is_other = |late: &LateSet| (late.head.trainer, late.call) != (trainer, call);
-        if chunk.heard(trainer).set.covers(call) || chunk.late.as_ref().is_none_or(|late| !is_other(late)) {
+    /// Refuses a set while another one is deferred.
+    pub(super) fn check_no_deferred_set(
+        &self,
+        slot_index: usize,
+        call: CallId,
+        trainer: TrainerId,
+    ) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let is_other = |deferred_set: &DeferredSet| (deferred_set.head.trainer, deferred_set.call) != (trainer, call);
+        if chunk.heard(trainer).set.covers(call)
+            || chunk.deferred_set.as_ref().is_none_or(|deferred_set| !is_other(deferred_set))
+        {
             return Ok(());
         }
         let name = self.table.held(chunk.id).name();
@@ -207,63 +220,72 @@ impl Serving {
         Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)))
     }
 
-    /// Keeps a value that arrives while the chunk's slot is busy, or before updates whose turn it is; gives it back
-    /// otherwise.
-    pub(super) fn keep_set(&mut self, cx: &Context<'_>, place: usize, frame: &Frame, lease: Lease) -> Option<Lease> {
-        let call = Mark::of(&frame.head);
-        let pending = self.pending(place);
-        let chunk = &mut self.table.chunks[place];
-        let is_busy = chunk.seat.as_ref().is_some_and(|seat| seat.is_busy());
-        let waits = 0 < pending || is_busy || chunk.late.is_some();
+    /// Defers a set while the chunk's device slot is busy or earlier updates are pending; returns the lease otherwise.
+    pub(super) fn defer_set(
+        &mut self,
+        cx: &Context<'_>,
+        slot_index: usize,
+        frame: &Frame,
+        lease: Lease,
+    ) -> Option<Lease> {
+        let call = CallId::of(&frame.head);
+        let pending = self.pending(slot_index);
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_busy = chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy());
+        let waits = 0 < pending || is_busy || chunk.deferred_set.is_some();
         if !waits || chunk.heard(frame.head.trainer).set.covers(call) {
             return Some(lease);
         }
-        let since = (cx.peer != NOBODY).then_some(cx.now);
-        match &mut chunk.late {
-            // The same came again: whoever sent it now is answered.
-            Some(late) => (late.peer, late.head, late.since) = (cx.peer, frame.head, since),
+        let since = (cx.peer != NO_PEER).then_some(cx.now);
+        match &mut chunk.deferred_set {
+            // A resend: the answer goes to its connection.
+            Some(deferred_set) => {
+                (deferred_set.peer, deferred_set.head, deferred_set.since) = (cx.peer, frame.head, since)
+            }
             none => {
                 let after = Version(chunk.version.0 + pending);
                 let (peer, head, position) = (cx.peer, frame.head, cx.position);
-                *none = Some(Box::new(LateSet { lease, call, peer, head, after, position, since }));
+                *none = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since }));
             }
         }
-        self.note_waits(place);
+        self.note_waits(slot_index);
         None
     }
 
-    /// Puts a value from the journal where it was when the checkpoint wrote its chunk: among what waits, or nowhere.
-    pub(super) fn keep_set_again(&mut self, cx: &Context<'_>, place: usize, frame: &Frame, lease: Lease) {
-        let chunk = &mut self.table.chunks[place];
-        if let Some(Open { stage: Stage::Set(after), call, .. }) = chunk.open_in_checkpoint(&frame.head) {
+    /// Restores a set from the journal to its state in the checkpoint: deferred, or dropped.
+    pub(super) fn restore_set(&mut self, cx: &Context<'_>, slot_index: usize, frame: &Frame, lease: Lease) {
+        let chunk = &mut self.table.chunks[slot_index];
+        if let Some(OpenContribution { stage: ContributionStage::Set(after), call, .. }) =
+            chunk.open_in_checkpoint(&frame.head)
+        {
             let (peer, head, position) = (cx.peer, frame.head, cx.position);
-            chunk.late = Some(Box::new(LateSet { lease, call, peer, head, after, position, since: None }));
+            chunk.deferred_set = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since: None }));
         }
     }
 
-    /// Puts the value in place that was kept, if it is its turn.
-    pub(super) fn set_late(&mut self, cx: &mut Context<'_>, place: usize) {
-        let chunk = &self.table.chunks[place];
-        let Some(late) = &chunk.late else { return };
-        let is_due = late.after <= chunk.version || self.pending(place) == 0;
-        if !is_due || chunk.seat.as_ref().is_some_and(|seat| seat.is_busy()) {
+    /// Applies the deferred set, if it is due.
+    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &self.table.chunks[slot_index];
+        let Some(deferred_set) = &chunk.deferred_set else { return };
+        let is_due = deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
+        if !is_due || chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy()) {
             return;
         }
-        let late = self.table.chunks[place].late.take().expect("it was just looked at");
-        self.put_set(cx, place, late.call, (late.peer, &late.head), late.lease);
-        self.note_waits(place);
+        let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
+        self.apply_set(cx, slot_index, deferred_set.call, (deferred_set.peer, &deferred_set.head), deferred_set.lease);
+        self.note_waits(slot_index);
     }
 
-    /// Replaces a value, if it was not replaced by this call before, and answers.
-    pub(super) fn put_set(
+    /// Applies a set unless it is a duplicate, and answers.
+    pub(super) fn apply_set(
         &mut self,
         cx: &mut Context<'_>,
-        place: usize,
-        call: Mark,
+        slot_index: usize,
+        call: CallId,
         (peer, head): (PeerId, &Head),
         lease: Lease,
     ) {
-        let chunk = &mut self.table.chunks[place];
+        let chunk = &mut self.table.chunks[slot_index];
         let heard = chunk.heard_mut(head.trainer);
         let is_new = !heard.set.covers(call);
         if is_new {
@@ -272,31 +294,37 @@ impl Serving {
         }
         cx.replies.done(peer, head, version_entry(chunk));
         if is_new {
-            self.load_value(cx, place);
+            self.load_value(cx, slot_index);
         }
     }
 
-    /// The chunk's value was replaced: the device is told, if it lives on one.
-    fn load_value(&mut self, cx: &mut Context<'_>, place: usize) {
-        let chunk = &mut self.table.chunks[place];
-        let parameter = chunk.seat.is_some().then(|| chunk.value());
-        if let (Some(seat), Some(parameter)) = (&mut chunk.seat, parameter) {
-            seat.doing = Doing::Loading;
-            cx.device().push(Work::Load { slot: seat.slot, parameter, states: Vec::new() });
+    /// Loads a replaced value to the device, if the chunk lives on one.
+    fn load_value(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let parameter = chunk.on_device.is_some().then(|| chunk.value());
+        if let (Some(on_device), Some(parameter)) = (&mut chunk.on_device, parameter) {
+            on_device.doing = DeviceActivity::Loading;
+            cx.device().push(Work::Load { slot: on_device.slot, parameter, states: Vec::new() });
         }
     }
 
-    /// Takes the states of a chunk that a checkpoint holds.
-    fn store_held(&mut self, device: &mut Device, place: usize) {
-        let chunk = &mut self.table.chunks[place];
-        if chunk.seat.as_ref().is_some_and(|seat| seat.is_held) {
+    /// Stores the states of a chunk that a checkpoint holds.
+    fn store_held(&mut self, device: &mut Device, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        if chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_held) {
             chunk.store(device);
         }
     }
 
-    /// Work that did not happen: the chunk goes on on the processor, if the processor has what it needs.
-    fn failed(&mut self, cx: &mut Context<'_>, place: usize, work: Work, failure: &Failure) -> Result<(), Failure> {
-        let id = self.table.chunks[place].id;
+    /// Handles failed work: the chunk returns to the processor, if its states are available.
+    fn failed(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: usize,
+        work: Work,
+        failure: &Failure,
+    ) -> Result<(), Failure> {
+        let id = self.table.chunks[slot_index].id;
         let what = format!(
             "parameter {:?} chunk {}: {} on {}: {failure}",
             self.table.held(id).name(),
@@ -304,23 +332,27 @@ impl Serving {
             work.name(),
             cx.device().name()
         );
-        let chunk = &mut self.table.chunks[place];
-        let was = chunk.seat.as_mut().map(|seat| std::mem::take(&mut seat.doing)).expect("it lives on a device");
+        let chunk = &mut self.table.chunks[slot_index];
+        let was = chunk
+            .on_device
+            .as_mut()
+            .map(|on_device| std::mem::take(&mut on_device.doing))
+            .expect("it lives on a device");
         let kept = chunk.keep_states(work);
-        let seat = chunk.seat.as_mut().expect("it lives on a device");
+        let on_device = chunk.on_device.as_mut().expect("it lives on a device");
         let is_whole = matches!(failure, Failure::Call(_));
         match was {
-            _ if seat.is_fresh => {
+            _ if on_device.is_fresh => {
                 tracing::warn!("{what}; it goes on on the processor");
-                chunk.come_home(cx.kernels, kept);
+                chunk.return_to_host(cx.kernels, kept);
             }
-            Doing::Storing if is_whole => {
-                seat.not_stored = Some(what);
+            DeviceActivity::Storing if is_whole => {
+                on_device.not_stored = Some(what);
             }
-            Doing::Loading | Doing::Summing | Doing::Updating if is_whole => {
+            DeviceActivity::Loading | DeviceActivity::Summing | DeviceActivity::Updating if is_whole => {
                 tracing::warn!("{what}; its states are taken back and it goes on on the processor");
-                seat.doing = Doing::Leaving(kept.map(Box::new));
-                let (slot, states) = (seat.slot, std::mem::take(&mut chunk.states));
+                on_device.doing = DeviceActivity::Leaving(kept.map(Box::new));
+                let (slot, states) = (on_device.slot, std::mem::take(&mut chunk.states));
                 cx.device().push(Work::Store { slot, states });
             }
             _ => return Err(cx.device().lose(format!("{what}: its states are lost"))),
@@ -328,38 +360,39 @@ impl Serving {
         Ok(())
     }
 
-    /// Makes the chunks ready that a checkpoint writes next, from `first` on, about `bytes` of them: an update or a
-    /// value that is under way comes to its end, the states are taken, and until it is written no update begins.
-    /// Whether the first is ready.
+    /// Prepares about `bytes` of chunks from `first` on for a checkpoint: finishes their work in flight, stores their
+    /// states, and holds their next update until they are written. True when the first chunk is ready.
     ///
     /// # Errors
-    /// When its states cannot be taken.
+    /// When its states cannot be stored.
     pub(super) fn hold_for_checkpoint(
         &mut self,
         device: &mut Device,
         first: ChunkId,
         bytes: u64,
     ) -> Result<bool, Failure> {
-        let place = self.table.place(first).expect("the layout is of these chunks");
-        let mut seats = self.together(place).iter().filter_map(|place| self.table.chunks[*place].seat.as_ref());
-        if seats.all(|seat| seat.is_writable()) {
+        let slot_index = self.table.slot_index(first).expect("the layout is of these chunks");
+        let mut on_device_chunks =
+            self.group_of(slot_index).iter().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
+        if on_device_chunks.all(|on_device| on_device.is_writable()) {
             return Ok(true);
         }
         self.hold(device, first, bytes);
-        let mut seats = self.together(place).iter().filter_map(|place| self.table.chunks[*place].seat.as_ref());
-        let not_stored = seats.find_map(|seat| seat.not_stored.clone());
+        let mut on_device_chunks =
+            self.group_of(slot_index).iter().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
+        let not_stored = on_device_chunks.find_map(|on_device| on_device.not_stored.clone());
         not_stored.map_or(Ok(false), |text| Err(Failure::Call(text)))
     }
 
     fn hold(&mut self, device: &mut Device, first: ChunkId, bytes: u64) {
-        let Table { parameters, chunks, .. } = &mut self.table;
+        let ChunkTable { parameters, chunks, .. } = &mut self.table;
         let mut held = 0;
         for parameter in parameters.range(first.parameter..).map(|(_, parameter)| parameter) {
-            let from = parameter.group.chunks.partition_point(|place| chunks[*place].id < first);
-            // Those that step together are written together.
+            let from = parameter.group.chunks.partition_point(|slot_index| chunks[*slot_index].id < first);
+            // A group is written together.
             let is_whole = !parameter.rule.rule().is_element_wise();
-            for place in &parameter.group.chunks[from..] {
-                held += chunks[*place].hold(device);
+            for slot_index in &parameter.group.chunks[from..] {
+                held += chunks[*slot_index].hold(device);
                 if bytes <= held && !is_whole {
                     return;
                 }
@@ -370,85 +403,91 @@ impl Serving {
         }
     }
 
-    /// Takes the states of every chunk that has none under way.
+    /// Stores the states of every idle chunk.
     pub(super) fn store_all(&mut self, device: &mut Device) {
         self.table.chunks.iter_mut().for_each(|chunk| chunk.store(device));
     }
 
-    /// Why states could not be taken, if there are such.
+    /// The first failure to store states, if any.
     pub(super) fn not_stored(&mut self) -> Option<String> {
-        self.table.chunks.iter_mut().find_map(|chunk| chunk.seat.as_mut()?.not_stored.take())
+        self.table.chunks.iter_mut().find_map(|chunk| chunk.on_device.as_mut()?.not_stored.take())
     }
 
-    /// What an earlier checkpoint could not take is asked for anew.
+    /// Clears failures to store states, so that they are tried again.
     pub(super) fn forget_not_stored(&mut self) {
-        self.table.chunks.iter_mut().filter_map(|chunk| chunk.seat.as_mut()).for_each(|seat| seat.not_stored = None);
+        self.table
+            .chunks
+            .iter_mut()
+            .filter_map(|chunk| chunk.on_device.as_mut())
+            .for_each(|on_device| on_device.not_stored = None);
     }
 
-    /// Lets every chunk go that a checkpoint holds.
+    /// Releases every chunk that a checkpoint holds.
     pub(super) fn release_held(&mut self, device: &mut Device) {
-        for (place, chunk) in self.table.chunks.iter_mut().enumerate() {
+        for (slot_index, chunk) in self.table.chunks.iter_mut().enumerate() {
             if chunk.release() {
-                device.released.push(place);
+                device.released.push(slot_index);
             }
         }
     }
 }
 
 impl Chunk {
-    /// Takes the states to the host's memory, if they are not there and nothing else is under way.
+    /// Stores the states to host memory, if they are stale and the chunk is idle.
     fn store(&mut self, device: &mut Device) {
-        let Some(seat) = &mut self.seat else { return };
-        if seat.is_fresh || seat.not_stored.is_some() || !matches!(seat.doing, Doing::Nothing) {
+        let Some(on_device) = &mut self.on_device else { return };
+        if on_device.is_fresh || on_device.not_stored.is_some() || !matches!(on_device.doing, DeviceActivity::Nothing) {
             return;
         }
-        seat.doing = Doing::Storing;
-        device.push(Work::Store { slot: seat.slot, states: std::mem::take(&mut self.states) });
+        on_device.doing = DeviceActivity::Storing;
+        device.push(Work::Store { slot: on_device.slot, states: std::mem::take(&mut self.states) });
     }
 
-    /// Lets no update begin until it is written, and takes the states; how many bytes it will write.
+    /// Holds the next update until the chunk is written, and stores the states; returns the bytes to write.
     fn hold(&mut self, device: &mut Device) -> u64 {
         let bytes = u64::from(self.bytes) * (1 + self.state_count() as u64);
-        let Some(seat) = self.seat.as_mut().filter(|seat| !seat.is_writable()) else { return bytes };
-        if !seat.is_held {
-            seat.is_held = true;
-            seat.not_stored = None;
+        let Some(on_device) = self.on_device.as_mut().filter(|on_device| !on_device.is_writable()) else {
+            return bytes;
+        };
+        if !on_device.is_held {
+            on_device.is_held = true;
+            on_device.not_stored = None;
         }
         self.store(device);
         bytes
     }
 
-    /// Lets the next update begin; whether it was held up.
+    /// Releases the chunk; true when it was held.
     pub(super) fn release(&mut self) -> bool {
-        self.seat.as_mut().is_some_and(|seat| std::mem::take(&mut seat.is_held))
+        self.on_device.as_mut().is_some_and(|on_device| std::mem::take(&mut on_device.is_held))
     }
 
-    /// Whether a device does something for it.
+    /// Whether a device has work in flight for a chunk or its group.
     pub(super) fn is_at_work(&self) -> bool {
-        self.seat.as_ref().is_some_and(|seat| seat.is_busy())
+        self.on_device.as_ref().is_some_and(|on_device| on_device.is_busy())
     }
 
-    /// Whether a device does a part of its update.
+    /// Whether a device has a part of its update in flight.
     pub(super) fn is_awaited(&self) -> bool {
-        self.seat.as_ref().is_some_and(|seat| seat.is_awaited())
+        self.on_device.as_ref().is_some_and(|on_device| on_device.is_awaited())
     }
 
-    /// How many states it has, wherever they are.
+    /// Number of states, on the host or the device.
     pub(super) fn state_count(&self) -> usize {
-        self.seat.as_ref().map_or(self.states.len(), |seat| seat.code.states())
+        self.on_device.as_ref().map_or(self.states.len(), |on_device| on_device.code.states())
     }
 
-    /// Work of its slot has happened.
+    /// Handles completed work of its device slot.
     fn ended(&mut self, kernels: &mut dyn Kernels, work: Work) {
-        let seat = self.seat.as_mut().expect("it lives on a device");
-        match (std::mem::take(&mut seat.doing), work) {
-            (Doing::Leaving(kept), Work::Store { states, .. }) => {
+        let on_device = self.on_device.as_mut().expect("it lives on a device");
+        match (std::mem::take(&mut on_device.doing), work) {
+            (DeviceActivity::Leaving(kept), Work::Store { states, .. }) => {
                 self.states = states;
-                self.come_home(kernels, kept.map(|work| *work));
+                self.return_to_host(kernels, kept.map(|work| *work));
             }
             (_, Work::Store { states, .. }) => {
                 self.states = states;
-                seat.is_fresh = true;
+                on_device.is_fresh = true;
             }
             (_, Work::Load { states, .. }) => {
                 if !states.is_empty() {
@@ -456,16 +495,16 @@ impl Chunk {
                 }
             }
             (_, Work::Sum { gradients, squares, .. }) => {
-                seat.doing = Doing::Summed(Box::new(Summed { gradients, into: squares }));
+                on_device.doing = DeviceActivity::Summed(Box::new(DeviceSum { gradients, into: squares }));
             }
             (_, Work::Update { into, .. }) => {
-                seat.is_fresh = seat.code.states() == 0;
-                seat.doing = Doing::Updated(into);
+                on_device.is_fresh = on_device.code.states() == 0;
+                on_device.doing = DeviceActivity::Updated(into);
             }
         }
     }
 
-    /// Takes the states out of work that failed; a sum or an update is given back.
+    /// Recovers the states from failed work; returns a failed sum or update.
     fn keep_states(&mut self, work: Work) -> Option<Work> {
         match work {
             Work::Load { states, .. } | Work::Store { states, .. } => {
@@ -478,34 +517,34 @@ impl Chunk {
         }
     }
 
-    /// Its states are in the host's memory: it is the processor's as soon as the update that the device could not do,
-    /// or could not do all of, is done and published.
-    pub(super) fn come_home(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
-        let seat = self.seat.as_mut().expect("it lives on a device");
-        (seat.leaves, seat.is_fresh) = (true, true);
+    /// Returns a chunk whose states are in host memory to the processor, after the processor has done the failed sum or
+    /// update and it is published.
+    pub(super) fn return_to_host(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
+        let on_device = self.on_device.as_mut().expect("it lives on a device");
+        (on_device.is_leaving, on_device.is_fresh) = (true, true);
         match failed {
-            Some(Work::Sum { gradients, squares, .. }) => self.sum_at_home(kernels, gradients, squares),
+            Some(Work::Sum { gradients, squares, .. }) => self.sum_on_host(kernels, gradients, squares),
             Some(Work::Update { numbers, gradients, into, .. }) => {
-                self.update_at_home(kernels, &numbers, &gradients, into);
+                self.update_on_host(kernels, &numbers, &gradients, into);
             }
             _ => {}
         }
     }
 
-    fn sum_at_home(&mut self, kernels: &mut dyn Kernels, lent: Vec<GradientLease>, mut into: Lease) {
+    fn sum_on_host(&mut self, kernels: &mut dyn Kernels, lent: Vec<GradientLease>, mut into: Lease) {
         let (element_type, bytes) = (self.element_type, self.bytes as usize);
         let gradients: Vec<_> = lent.iter().map(GradientLease::gradient).collect();
         let sum = &mut into.bytes_mut()[..bytes];
         kernels.sum(element_type, sum, &gradients);
         let mut squares = Vec::new();
         square_sums(element_type, sum, &mut |block| squares.push(block));
-        let places = into.bytes_mut().as_chunks_mut().0.iter_mut();
-        places.zip(squares).for_each(|(place, block)| *place = block.to_le_bytes());
-        let seat = self.seat.as_mut().expect("it lives on a device");
-        seat.doing = Doing::Summed(Box::new(Summed { gradients: lent, into }));
+        let blocks = into.bytes_mut().as_chunks_mut().0.iter_mut();
+        blocks.zip(squares).for_each(|(sum, block)| *sum = block.to_le_bytes());
+        let on_device = self.on_device.as_mut().expect("it lives on a device");
+        on_device.doing = DeviceActivity::Summed(Box::new(DeviceSum { gradients: lent, into }));
     }
 
-    fn update_at_home(
+    fn update_on_host(
         &mut self,
         kernels: &mut dyn Kernels,
         numbers: &[f64],
@@ -513,17 +552,17 @@ impl Chunk {
         mut into: Lease,
     ) {
         let bytes = self.bytes as usize;
-        let seat = self.seat.as_mut().expect("it lives on a device");
+        let on_device = self.on_device.as_mut().expect("it lives on a device");
         into.bytes_mut()[..bytes].copy_from_slice(self.content.dense().bytes());
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|lease| &mut lease.bytes_mut()[..bytes]).collect();
         let gradients: Vec<_> = gradients.iter().map(GradientLease::gradient).collect();
         kernels.update(Update {
-            formula: seat.code.formula(numbers),
+            formula: on_device.code.formula(numbers),
             element_type: self.element_type,
             parameter: &mut into.bytes_mut()[..bytes],
             states: &mut states,
             gradients: &gradients,
         });
-        seat.doing = Doing::Updated(into);
+        on_device.doing = DeviceActivity::Updated(into);
     }
 }

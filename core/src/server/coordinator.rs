@@ -1,20 +1,20 @@
-//! The coordinator, embedded in server 0: it elects the initialiser and fences it, keeps the catalogue, and knows
-//! servers and trainers.
+//! The coordinator, embedded in server 0: elects and fences the initialiser, keeps the catalogue, and tracks servers
+//! and trainers.
 //!
-//! Not here: anything on the data path. A step that runs needs no coordinator.
+//! Not here: the data path. A running step needs no coordinator.
 //!
-//! The election is a lease. Who holds it is heard from within the lease's time, or another trainer is chosen
-//! under a larger generation; shards refuse the smaller one from the first frame of the larger on. The commit is
-//! one event here, and nobody pushes before it, so a shard that finished under a generation that never
-//! committed is simply filled again.
+//! The election is a lease. A holder that is silent for the lease's time loses it to another trainer under a larger
+//! generation, and shards refuse the smaller generation from its first frame on. The commit is one event here, and no
+//! trainer pushes before it; a shard filled under an uncommitted generation is filled again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prost::Message;
 
+use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMember};
 use super::reply::{Refusal, Replies};
-use super::shard::Output;
+use super::shard::ServerOutput;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};
@@ -27,77 +27,83 @@ use crate::wire::{
     RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
 };
 
-/// What the coordinator is told at start.
+/// Deadline of a claim that only an event can decide.
+const NEVER: Now = Now(u64::MAX);
+
+/// Settings of the coordinator, fixed at start.
 #[derive(Clone, Debug)]
 pub struct CoordinatorOptions {
-    /// The job's life, when nothing was kept of an earlier start.
+    /// Epoch of the job, unless an earlier start's is recalled.
     pub epoch: Epoch,
     /// How many servers there are.
     pub servers: u16,
-    /// The settings of the job as the operator gave them; the initialiser may change mode and merge.
+    /// Settings of the job from the operator; the initialiser may change mode and merge.
     pub job: JobMessage,
-    /// The configuration of a parameter when nobody says otherwise, encoded.
+    /// Default configuration of a parameter, encoded.
     pub default_config: Vec<u8>,
-    /// How long the initialiser may be silent.
+    /// Lease time of the initialiser.
     pub lease: Duration,
+    /// Time for which a disconnected trainer or server keeps its rank or slot.
+    pub grace: Duration,
 }
 
-/// What the coordinator wants done.
+/// An action that the coordinator asks of its caller.
 pub enum CoordinatorOutput {
-    /// As any session.
-    Session(Output),
-    /// Keep these bytes before anything that follows is sent; they come back in [`Coordinator::recall`].
+    /// An action of any server session.
+    Session(ServerOutput),
+    /// Make these bytes durable before any later action; `Coordinator::recall` reads them.
     Keep(Vec<u8>),
     /// Save the model, then call [`Coordinator::saved`] with the head.
     Save {
-        /// Who asks.
+        /// The requesting connection.
         peer: PeerId,
         /// The request.
         head: Head,
-        /// The path asked for, as it came.
+        /// The requested path, unchecked.
         path: String,
     },
-}
-
-/// A trainer as the coordinator knows it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Member {
-    /// Its current life; zero when it never joined.
-    pub incarnation: Incarnation,
-    /// Whether it said that it is finished.
-    pub left: bool,
-    /// The host and process it came from.
-    pub origin: String,
-    /// When it was last heard.
-    pub heard: Now,
 }
 
 /// The coordinator.
 pub struct Coordinator {
     options: CoordinatorOptions,
     epoch: Epoch,
-    servers: Vec<Option<ServerEntry>>,
-    /// The shards of each server when the chunks were placed; empty before that.
+    servers: ServerSlots,
+    /// Shards of each server at placement; empty before it.
     placed: Vec<u32>,
-    members: Vec<Member>,
+    ranks: Ranks,
     election: Election,
-    /// The last generation that was granted.
+    /// The last granted generation.
     granted: Generation,
-    peers: BTreeMap<PeerId, Peer>,
-    /// Trainers that asked to begin and wait, in the order of asking; true offers to initialise.
+    peers: BTreeMap<PeerId, CoordinatorPeer>,
+    /// Waiting begin requests in order; true offers to initialise.
     begins: Vec<(PeerId, Head, bool)>,
-    /// Whoever asked for the servers before all of them had registered.
-    joins: Vec<(PeerId, Head, Request)>,
+    /// Undecided requests for ranks and slots, and topology queries, in order.
+    claims: Vec<Claimant>,
+    /// Whether members of an earlier coordinator get the grace time at the first event.
+    has_returned: bool,
+}
+
+/// An undecided request for a rank or slot.
+struct Claimant {
+    peer: PeerId,
+    head: Head,
+    request: Request,
+    asked: Now,
+    /// Next decision time without a change of state.
+    until: Option<Now>,
 }
 
 enum Election {
     Open,
-    Held { trainer: TrainerId, generation: Generation, until: Now, pages: Vec<Vec<u8>> },
+    Leased { trainer: TrainerId, generation: Generation, until: Now, pages: Vec<Vec<u8>> },
     Committed { generation: Generation, pages: Vec<Vec<u8>>, job: JobMessage },
 }
 
-struct Peer {
-    origin: String,
+struct CoordinatorPeer {
+    origin: PeerOrigin,
+    /// Its waiting time for absent servers.
+    absence: Option<Duration>,
     /// Whether its hello was accepted.
     is_welcome: bool,
     who: Option<TrainerId>,
@@ -112,14 +118,15 @@ impl Coordinator {
     pub fn new(options: CoordinatorOptions, recalled: Option<&[u8]>) -> Result<Self, Failure> {
         let mut coordinator = Self {
             epoch: options.epoch,
-            servers: vec![None; options.servers.into()],
+            servers: ServerSlots::new(options.servers, options.grace),
             placed: Vec::new(),
-            members: vec![Member::default(); options.job.trainers as usize],
+            ranks: Ranks::new(options.job.trainers, options.grace),
             election: Election::Open,
             granted: Generation(0),
             peers: BTreeMap::new(),
             begins: Vec::new(),
-            joins: Vec::new(),
+            claims: Vec::new(),
+            has_returned: recalled.is_some(),
             options,
         };
         if let Some(bytes) = recalled {
@@ -134,86 +141,93 @@ impl Coordinator {
         self.epoch
     }
 
-    /// The trainers, by rank.
+    /// Trainers by rank.
     #[must_use]
-    pub fn members(&self) -> &[Member] {
-        &self.members
+    pub fn members(&self) -> &[TrainerMember] {
+        self.ranks.members()
     }
 
-    /// The generation that was committed; zero before.
+    /// The committed generation; zero before the commit.
     #[must_use]
     pub fn generation(&self) -> Generation {
         match &self.election {
             Election::Committed { generation, .. } => *generation,
-            Election::Open | Election::Held { .. } => Generation(0),
+            Election::Open | Election::Leased { .. } => Generation(0),
         }
     }
 
-    /// Enters a server: the one that the coordinator is embedded in, without a connection.
+    /// Registers the server in which the coordinator is embedded.
     ///
     /// # Errors
     /// When there is no such server, or its shards are not those that the chunks were placed on.
     pub fn register(&mut self, server: u32, entry: ServerEntry) -> Result<(), Failure> {
-        let count = self.servers.len();
-        let Some(slot) = self.servers.get_mut(server as usize) else {
-            return Err(Failure::call(format!("server index {server}: this job has {count} servers, numbered from 0")));
-        };
-        let placed = self.placed.get(server as usize).copied();
-        let before = slot.as_ref().map(|before| before.shards).or(placed);
-        if let Some(before) = before.filter(|before| *before != entry.shards) {
-            return Err(Failure::call(format!(
-                "server {server} had {before} shards and comes back with {}: chunks would change their places",
-                entry.shards
-            )));
-        }
-        *slot = Some(entry);
+        self.check_server(server, &entry)?;
+        self.servers.embed(server, entry);
         Ok(())
     }
 
-    /// Takes an event in, and gives everything out that follows from it.
+    fn check_server(&self, server: u32, entry: &ServerEntry) -> Result<(), Failure> {
+        self.servers.check(server, entry, self.placed.get(server as usize).copied())
+    }
+
+    /// Handles one event and appends the resulting actions to `out`.
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<CoordinatorOutput>) {
         let mut replies = Replies::default();
+        if std::mem::take(&mut self.has_returned) {
+            self.ranks.begin_grace(now);
+            self.servers.begin_grace(now);
+        }
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer { origin, is_welcome: false, who: None, incarnation: Incarnation(0) });
+                let origin = PeerOrigin { address: origin, ..PeerOrigin::default() };
+                let stranger = CoordinatorPeer {
+                    origin,
+                    absence: None,
+                    is_welcome: false,
+                    who: None,
+                    incarnation: Incarnation(0),
+                };
+                self.peers.insert(peer, stranger);
             }
             Event::Head { peer, frame } => {
-                let land = Submit::Land { peer, into: Incoming::nowhere(&frame) };
-                out.push(CoordinatorOutput::Session(Output::Submit(land)));
+                let land = Submit::PostReceive { peer, into: Incoming::discard_all(&frame) };
+                out.push(CoordinatorOutput::Session(ServerOutput::Submit(land)));
             }
-            Event::Landed { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
-            Event::Gone { peer, .. } => self.gone(now, peer),
-            Event::Left { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
+            Event::Received { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
+            Event::Gone { peer, .. } => self.gone(now, peer, &mut replies, out),
+            Event::Transmitted { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
         }
         self.flush(&mut replies, out);
     }
 
-    /// Takes the lease from an initialiser that was silent for too long. Call when [`Coordinator::deadline`] has
+    /// Ends the lease of a silent initialiser, and decides claims that are due. Call when [`Coordinator::deadline`] has
     /// passed.
     pub fn expire(&mut self, now: Now, out: &mut Vec<CoordinatorOutput>) {
-        let lapsed = matches!(&self.election, Election::Held { until, .. } if *until <= now);
-        if !lapsed {
-            return;
-        }
-        if let Election::Held { trainer, generation, .. } = &self.election {
-            tracing::warn!(%trainer, %generation, "the initialiser was silent for too long; another is chosen");
-        }
-        self.election = Election::Open;
         let mut replies = Replies::default();
-        self.elect(now, &mut replies, out);
+        if let Election::Leased { trainer, generation, until, .. } = &self.election
+            && *until <= now
+        {
+            tracing::warn!(%trainer, %generation, "the initialiser was silent for too long; another is chosen");
+            self.election = Election::Open;
+            self.elect(now, &mut replies, out);
+        }
+        if self.claims.iter().any(|claim| claim.until.is_some_and(|until| until <= now)) {
+            self.admit(now, &mut replies, out);
+        }
         self.flush(&mut replies, out);
     }
 
-    /// When [`Coordinator::expire`] has something to do.
+    /// The next time at which [`Coordinator::expire`] has work.
     #[must_use]
     pub fn deadline(&self) -> Option<Now> {
-        match &self.election {
-            Election::Held { until, .. } => Some(*until),
+        let lease = match &self.election {
+            Election::Leased { until, .. } => Some(*until),
             Election::Open | Election::Committed { .. } => None,
-        }
+        };
+        self.claims.iter().filter_map(|claim| claim.until).chain(lease).min()
     }
 
-    /// Answers who asked for a model to be saved.
+    /// Answers a request to save a model.
     pub fn saved(
         &mut self,
         peer: PeerId,
@@ -256,7 +270,7 @@ impl Coordinator {
         }
         replies.refused(peer, &frame.head, &refusal);
         self.flush(replies, out);
-        out.push(CoordinatorOutput::Session(Output::Close(peer)));
+        out.push(CoordinatorOutput::Session(ServerOutput::Close(peer)));
     }
 
     fn hello(&mut self, now: Now, peer: PeerId, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
@@ -268,11 +282,15 @@ impl Coordinator {
             .map_err(|error| Refusal::invalid(format!("the hello does not parse: {error}")))?;
         let trainer = (head.trainer != NO_TRAINER).then_some(head.trainer);
         if let Some(trainer) = trainer {
-            self.check_life(trainer, head.incarnation)?;
+            self.ranks.check_life(trainer, head.incarnation)?;
         }
         let Some(known) = self.peers.get_mut(&peer) else { return Ok(()) };
-        known.origin = format!("{} ({} process {})", known.origin, hello.host, hello.process);
+        (known.origin.host, known.origin.process) = (hello.host, hello.process);
+        known.absence = hello.absence_millis.map(Duration::from_millis);
         (known.is_welcome, known.who, known.incarnation) = (true, trainer, head.incarnation);
+        if let Some(trainer) = trainer {
+            self.ranks.connected(trainer, head.incarnation, &known.origin);
+        }
         self.heard(now, trainer);
         let message = WelcomeMessage { generation: self.generation().0 };
         let answer = Head { epoch: self.epoch, ..head.answer(Kind::Welcome) };
@@ -280,44 +298,35 @@ impl Coordinator {
         Ok(())
     }
 
-    fn check_life(&self, trainer: TrainerId, incarnation: Incarnation) -> Result<(), Refusal> {
-        let Some(member) = self.members.get(trainer.0 as usize) else {
-            return Err(self.no_such_rank(trainer));
-        };
-        if incarnation < member.incarnation {
-            return Err(Refusal::superseded(trainer, incarnation, member.incarnation));
-        }
-        Ok(())
-    }
-
-    fn no_such_rank(&self, trainer: TrainerId) -> Refusal {
-        Refusal::no_such_trainer(trainer, self.members.len())
-    }
-
     fn heard(&mut self, now: Now, trainer: Option<TrainerId>) {
         let Some(trainer) = trainer else { return };
-        if let Some(member) = self.members.get_mut(trainer.0 as usize) {
-            member.heard = now;
-        }
-        if let Election::Held { trainer: holder, until, .. } = &mut self.election
+        self.ranks.heard(now, trainer);
+        if let Election::Leased { trainer: holder, until, .. } = &mut self.election
             && *holder == trainer
         {
             *until = now + self.options.lease;
         }
     }
 
-    fn gone(&mut self, now: Now, peer: PeerId) {
-        let who = self.peers.remove(&peer).and_then(|peer| peer.who);
+    fn gone(&mut self, now: Now, peer: PeerId, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
+        let gone = self.peers.remove(&peer);
         self.begins.retain(|(waiting, ..)| *waiting != peer);
-        self.joins.retain(|(waiting, ..)| *waiting != peer);
-        let reconnected = self.peers.values().any(|other| other.who == who);
-        if let Election::Held { trainer, until, .. } = &mut self.election
-            && Some(*trainer) == who
-            && !reconnected
-        {
-            // A lost connection is a reason to doubt: the holder has a part of the lease to come back.
-            *until = (*until).min(now + self.options.lease / 4);
+        self.claims.retain(|claim| claim.peer != peer);
+        self.servers.lost(now, peer);
+        let life = gone.and_then(|gone| Some((gone.who?, gone.incarnation)));
+        let has_other = |(trainer, incarnation)| {
+            self.peers.values().any(|other| (other.who, other.incarnation) == (Some(trainer), incarnation))
+        };
+        if let Some((who, incarnation)) = life.filter(|life| !has_other(*life)) {
+            self.ranks.lost(now, who, incarnation);
+            if let Election::Leased { trainer, until, .. } = &mut self.election
+                && *trainer == who
+            {
+                // A lost connection shortens the lease to a quarter, in which the holder can reconnect.
+                *until = (*until).min(now + self.options.lease / 4);
+            }
         }
+        self.admit(now, replies, out);
     }
 
     fn control(
@@ -335,10 +344,13 @@ impl Coordinator {
         let who = self.check_sender(peer, &request)?;
         self.heard(now, who);
         match request {
-            Request::Register(register) => return self.enter_server(peer, head, register, replies, out),
-            Request::Join(_) | Request::Observe(_) => return self.join(peer, head, request, replies, out),
+            Request::Register(_) | Request::Join(_) | Request::Observe(_) => {
+                self.check_claim(&request)?;
+                self.claims.push(Claimant { peer, head: *head, request, asked: now, until: None });
+                self.admit(now, replies, out);
+            }
             Request::Begin(offers) => {
-                // Whoever asks again on a new connection does not wait on the old one any more.
+                // A trainer's new begin request replaces the one of its old connection.
                 let peers = &self.peers;
                 let rank = |other: &PeerId| peers.get(other).and_then(|other| other.who);
                 self.begins.retain(|(other, ..)| *other == peer || who.is_none() || rank(other) != who);
@@ -360,11 +372,17 @@ impl Coordinator {
             }
             Request::Heartbeat(_) => answer(replies, peer, head, Answer::Done(true)),
             Request::Leave(_) => {
-                let member = who.and_then(|trainer| self.members.get_mut(trainer.0 as usize));
-                member.ok_or_else(|| Refusal::invalid("only a trainer can leave"))?.left = true;
+                self.ranks.note_departed(who.ok_or_else(|| Refusal::invalid("only a trainer can leave"))?);
                 out.push(self.keep());
                 answer(replies, peer, head, Answer::Done(true));
+                self.admit(now, replies, out);
             }
+            Request::Release(_) => {
+                self.ranks.released(now, who.ok_or_else(|| Refusal::invalid("only a trainer has a rank"))?);
+                answer(replies, peer, head, Answer::Done(true));
+                self.admit(now, replies, out);
+            }
+            Request::Waiting(_) => answer(replies, peer, head, Answer::Waiting(self.describe_wait(peer))),
             Request::Save(path) => out.push(CoordinatorOutput::Save { peer, head: *head, path }),
         }
         Ok(())
@@ -374,115 +392,144 @@ impl Coordinator {
         self.peers.get(&peer).and_then(|peer| peer.who)
     }
 
-    /// Who asks: somebody whose hello was accepted and whose life was not superseded since. A commit is fenced by
-    /// its generation.
+    /// The sender of a request, whose hello was accepted and whose incarnation is current. A commit is fenced by its
+    /// generation.
     fn check_sender(&self, peer: PeerId, request: &Request) -> Result<Option<TrainerId>, Refusal> {
         let known = self.peers.get(&peer).filter(|peer| peer.is_welcome);
         let known = known.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
         if let Some(trainer) = known.who
             && !matches!(request, Request::Join(_) | Request::Commit(_))
         {
-            self.check_life(trainer, known.incarnation)?;
+            self.ranks.check_life(trainer, known.incarnation)?;
         }
         Ok(known.who)
     }
 
-    fn enter_server(
-        &mut self,
-        peer: PeerId,
-        head: &Head,
-        register: RegisterRequest,
-        replies: &mut Replies,
-        out: &mut Vec<CoordinatorOutput>,
-    ) -> Result<(), Refusal> {
-        let entry = register.entry.ok_or_else(|| Refusal::invalid("a registration without an address"))?;
-        self.register(register.server, entry).map_err(|failure| Refusal::invalid(failure.to_string()))?;
-        answer(replies, peer, head, Answer::Joined(self.joined(NO_TRAINER)));
-        self.admit(replies, out);
-        Ok(())
-    }
-
-    fn join(
-        &mut self,
-        peer: PeerId,
-        head: &Head,
-        request: Request,
-        replies: &mut Replies,
-        out: &mut Vec<CoordinatorOutput>,
-    ) -> Result<(), Refusal> {
-        if let Request::Join(JoinRequest { trainer: Some(trainer), .. }) = &request
-            && *trainer as usize >= self.members.len()
-        {
-            return Err(self.no_such_rank(TrainerId(*trainer)));
+    /// Refuses a request for a rank or slot that the job does not have.
+    fn check_claim(&self, request: &Request) -> Result<(), Refusal> {
+        match request {
+            Request::Register(register) => {
+                let entry = register.entry.as_ref();
+                let entry = entry.ok_or_else(|| Refusal::invalid("a registration without an address"))?;
+                self.check_server(register.server, entry).map_err(|failure| Refusal::invalid(failure.to_string()))
+            }
+            Request::Join(JoinRequest { trainer: Some(trainer), .. }) => {
+                self.ranks.check(TrainerId(*trainer)).map(drop)
+            }
+            _ => Ok(()),
         }
-        self.joins.push((peer, *head, request));
-        self.admit(replies, out);
-        Ok(())
     }
 
-    /// Answers whoever asked to join, once every server has registered.
-    fn admit(&mut self, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
-        if self.servers.iter().any(Option::is_none) {
+    /// Decides claims: servers first; trainers and readers once every server has registered.
+    fn admit(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
+        if self.claims.is_empty() {
             return;
         }
-        for (peer, head, request) in std::mem::take(&mut self.joins) {
-            let admitted = match request {
-                Request::Join(join) => self.admit_trainer(peer, &join, out),
-                _ => Ok(NO_TRAINER),
-            };
-            match admitted {
-                Ok(trainer) => answer(replies, peer, &head, Answer::Joined(self.joined(trainer))),
-                Err(refusal) => replies.error(peer, &head, &refusal),
+        let is_server = |claim: &Claimant| matches!(claim.request, Request::Register(_));
+        let (servers, others): (Vec<_>, _) = std::mem::take(&mut self.claims).into_iter().partition(is_server);
+        for mut claimant in servers.into_iter().chain(others) {
+            let claim = self.claim(now, &claimant, out);
+            let Claimant { peer, head, .. } = &claimant;
+            match claim {
+                PlaceClaim::Taken(trainer) => answer(replies, *peer, head, Answer::Joined(self.joined(trainer))),
+                PlaceClaim::Refused(refusal) => {
+                    tracing::warn!(%peer, "refused: {}", refusal.text);
+                    replies.error(*peer, head, &refusal);
+                }
+                PlaceClaim::Waits(until) => {
+                    claimant.until = Some(until).filter(|until| *until < NEVER);
+                    self.claims.push(claimant);
+                }
             }
         }
     }
 
-    fn admit_trainer(
-        &mut self,
-        peer: PeerId,
-        join: &JoinRequest,
-        out: &mut Vec<CoordinatorOutput>,
-    ) -> Result<TrainerId, Refusal> {
-        let free = |member: &Member| member.incarnation == Incarnation(0) || member.left;
-        let rank = match join.trainer {
-            Some(rank) => rank,
-            None => {
-                self.members.iter().position(free).and_then(|rank| u32::try_from(rank).ok()).ok_or_else(|| {
-                    Refusal::invalid(format!("all {} ranks of this job are taken", self.members.len()))
-                })?
+    fn claim(&mut self, now: Now, claimant: &Claimant, out: &mut Vec<CoordinatorOutput>) -> PlaceClaim<TrainerId> {
+        let Claimant { peer, request, asked, .. } = claimant;
+        let origin = self.peers.get(peer).map(|peer| peer.origin.clone()).unwrap_or_default();
+        match request {
+            Request::Register(register) => self.claim_server((now, *asked), *peer, &origin, register, out),
+            _ if self.servers.absent().next().is_some() => {
+                let absence = self.peers.get(peer).and_then(|peer| peer.absence);
+                match absence.map(|absence| *asked + absence) {
+                    Some(until) if until <= now => PlaceClaim::Refused(self.servers.refuse_absent(now, *asked)),
+                    until => PlaceClaim::Waits(until.unwrap_or(NEVER)),
+                }
             }
-        };
-        let trainer = TrainerId(rank);
-        let origin = self.peers.get(&peer).map(|peer| peer.origin.clone()).unwrap_or_default();
-        let member = self.members.get_mut(rank as usize);
-        let member = member.ok_or_else(|| Refusal::invalid(format!("trainer {rank} is not one of this job's")))?;
-        member.incarnation = Incarnation(member.incarnation.0 + 1);
-        (member.left, member.origin) = (false, origin);
-        if let Some(peer) = self.peers.get_mut(&peer) {
-            (peer.who, peer.incarnation) = (Some(trainer), member.incarnation);
+            Request::Join(join) => {
+                let claim = self.ranks.claim(now, *asked, join.trainer, &origin);
+                if let PlaceClaim::Taken(trainer) = claim {
+                    let incarnation = self.ranks.get(trainer).map_or(Incarnation(0), |member| member.incarnation);
+                    if let Some(peer) = self.peers.get_mut(peer) {
+                        (peer.who, peer.incarnation) = (Some(trainer), incarnation);
+                    }
+                    out.push(self.keep());
+                }
+                claim
+            }
+            _ => PlaceClaim::Taken(NO_TRAINER),
         }
-        out.push(self.keep());
-        Ok(trainer)
+    }
+
+    /// Describes what the requests of a connection wait for.
+    fn describe_wait(&self, peer: PeerId) -> String {
+        if self.claims.iter().any(|claim| claim.peer == peer) {
+            let absent = self.servers.describe_absent();
+            return if absent.is_empty() { "every rank has a trainer that is connected".to_owned() } else { absent };
+        }
+        match &self.election {
+            Election::Leased { trainer, .. } if self.begins.iter().any(|(waiting, ..)| *waiting == peer) => {
+                let origin = self.ranks.get(*trainer).map(|member| member.origin.to_string()).unwrap_or_default();
+                format!("trainer {trainer} ({origin}) initialises the parameters and has not finished")
+            }
+            Election::Open if self.begins.iter().any(|(waiting, ..)| *waiting == peer) => {
+                "no trainer has offered to initialise the parameters".to_owned()
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn claim_server(
+        &mut self,
+        times: (Now, Now),
+        peer: PeerId,
+        origin: &PeerOrigin,
+        register: &RegisterRequest,
+        out: &mut Vec<CoordinatorOutput>,
+    ) -> PlaceClaim<TrainerId> {
+        let Some(entry) = &register.entry else {
+            return PlaceClaim::Refused(Refusal::invalid("a registration is empty"));
+        };
+        match self.servers.claim(times, peer, origin, register, entry) {
+            PlaceClaim::Taken(is_elsewhere) => {
+                if is_elsewhere {
+                    out.push(self.keep());
+                }
+                PlaceClaim::Taken(NO_TRAINER)
+            }
+            PlaceClaim::Waits(until) => PlaceClaim::Waits(until),
+            PlaceClaim::Refused(refusal) => PlaceClaim::Refused(refusal),
+        }
     }
 
     fn joined(&self, trainer: TrainerId) -> Joined {
-        let member = self.members.get(trainer.0 as usize);
+        let member = self.ranks.get(trainer);
         let job = match &self.election {
             Election::Committed { job, .. } => *job,
-            Election::Open | Election::Held { .. } => self.options.job,
+            Election::Open | Election::Leased { .. } => self.options.job,
         };
         Joined {
             trainer: trainer.0,
             incarnation: member.map_or(0, |member| member.incarnation.0),
             epoch: self.epoch.0,
             generation: self.generation().0,
-            topology: Some(TopologyMessage { servers: self.servers.iter().flatten().cloned().collect() }),
+            topology: Some(TopologyMessage { servers: self.servers.entries().cloned().collect() }),
             job: Some(job),
             default_config: self.options.default_config.clone(),
         }
     }
 
-    /// Answers those who wait to begin: all of them after the commit, one of them while nobody is chosen.
+    /// Answers begin requests: all of them after the commit, one of them while there is no initialiser.
     fn elect(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
         if let Election::Committed { generation, pages, job } = &self.election {
             let pages = u32::try_from(pages.len()).unwrap_or(u32::MAX);
@@ -492,8 +539,8 @@ impl Coordinator {
             }
             return;
         }
-        if let Election::Held { trainer, .. } = &self.election {
-            // The holder itself begins anew: what it did so far is void.
+        if let Election::Leased { trainer, .. } = &self.election {
+            // The holder begins again: its generation is void.
             let holder = Some(*trainer);
             let again = self.begins.iter().any(|(peer, ..)| self.rank_of(*peer) == holder);
             if !again {
@@ -503,10 +550,10 @@ impl Coordinator {
         self.grant(now, replies, out);
     }
 
-    /// A holder that does not offer any more gives way at once. What it asked before it was chosen names another
-    /// generation, and may come again after a reconnect.
+    /// Ends the lease of a holder that gives up. A request from before the grant names another generation and is
+    /// ignored.
     fn resign(&mut self, who: Option<TrainerId>, believed: Generation) {
-        if let Election::Held { trainer, generation, .. } = &self.election
+        if let Election::Leased { trainer, generation, .. } = &self.election
             && (Some(*trainer), *generation) == (who, believed)
         {
             tracing::warn!(%trainer, %generation, "the initialiser gave up; another is chosen");
@@ -516,7 +563,7 @@ impl Coordinator {
 
     fn grant(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
         let holder = match &self.election {
-            Election::Held { trainer, .. } => Some(*trainer),
+            Election::Leased { trainer, .. } => Some(*trainer),
             Election::Open | Election::Committed { .. } => None,
         };
         let who = |peer: &PeerId| self.peers.get(peer).and_then(|one| one.who);
@@ -529,7 +576,7 @@ impl Coordinator {
         let Some(trainer) = self.peers.get(&peer).and_then(|one| one.who) else { return };
         self.granted = Generation(self.granted.0 + 1);
         let until = now + self.options.lease;
-        self.election = Election::Held { trainer, generation: self.granted, until, pages: Vec::new() };
+        self.election = Election::Leased { trainer, generation: self.granted, until, pages: Vec::new() };
         out.push(self.keep());
         tracing::info!(%trainer, generation = %self.granted, "chosen to initialise the parameters");
         answer(replies, peer, &head, Answer::Granted(self.granted.0));
@@ -548,10 +595,10 @@ impl Coordinator {
         let who = self.rank_of(peer);
         match &mut self.election {
             Election::Committed { generation, .. } if generation.0 == commit.generation => {}
-            Election::Held { trainer, generation, pages, .. }
+            Election::Leased { trainer, generation, pages, .. }
                 if Some(*trainer) == who && generation.0 == commit.generation =>
             {
-                // A page that was sent twice, because its answer was lost with a connection, counts once.
+                // A resent page counts once.
                 if !pages.contains(&commit.page) {
                     pages.push(commit.page);
                 }
@@ -588,12 +635,12 @@ impl Coordinator {
         CoordinatorOutput::Keep(self.kept())
     }
 
-    /// What a later start of the coordinator needs to know.
+    /// The state that a later start of the coordinator recalls.
     #[must_use]
     pub fn kept(&self) -> Vec<u8> {
         let (committed, pages, job) = match &self.election {
             Election::Committed { generation, pages, job } => (generation.0, pages.clone(), Some(*job)),
-            Election::Open | Election::Held { .. } => (0, Vec::new(), None),
+            Election::Open | Election::Leased { .. } => (0, Vec::new(), None),
         };
         let kept = KeptMessage {
             epoch: self.epoch.0,
@@ -601,24 +648,20 @@ impl Coordinator {
             committed,
             pages,
             job,
-            incarnations: self.members.iter().map(|member| member.incarnation.0).collect(),
-            left: self.members.iter().map(|member| member.left).collect(),
+            incarnations: self.ranks.incarnations(),
+            left: self.ranks.departed(),
+            addresses: self.servers.addresses(),
         };
         kept.encode_to_vec()
     }
 
-    /// Takes up where an earlier start left off.
+    /// Restores the state of an earlier start.
     fn recall(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let unreadable = |error: prost::DecodeError| Failure::Node(format!("what the coordinator kept: {error}"));
         let kept = KeptMessage::decode(bytes).map_err(unreadable)?;
         self.epoch = Epoch(kept.epoch);
         self.granted = Generation(kept.granted);
-        for (member, incarnation) in self.members.iter_mut().zip(&kept.incarnations) {
-            member.incarnation = Incarnation(*incarnation);
-        }
-        for (member, left) in self.members.iter_mut().zip(&kept.left) {
-            member.left = *left;
-        }
+        self.ranks.recall(&kept.incarnations, &kept.left);
+        self.servers.recall(&kept.addresses);
         if kept.committed > 0 {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
             self.placed = first.transpose().map_err(unreadable)?.map(|page| page.shards).unwrap_or_default();
@@ -636,6 +679,29 @@ impl Coordinator {
     }
 }
 
+/// The part of the recalled state that locates the job's files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RecalledJob {
+    pub(super) epoch: Epoch,
+    /// The shards of each server; empty before the parameters are initialised.
+    pub(super) shards: Vec<u16>,
+}
+
+impl RecalledJob {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Failure> {
+        let kept = KeptMessage::decode(bytes).map_err(unreadable)?;
+        let first = kept.pages.first().filter(|_| kept.committed > 0);
+        let page = first.map(|page| CataloguePage::decode(page.as_slice())).transpose().map_err(unreadable)?;
+        let shards = page.map(|page| page.shards).unwrap_or_default();
+        let shards = shards.into_iter().map(|count| u16::try_from(count).unwrap_or(u16::MAX)).collect();
+        Ok(Self { epoch: Epoch(kept.epoch), shards })
+    }
+}
+
+fn unreadable(error: prost::DecodeError) -> Failure {
+    Failure::Node(format!("what the coordinator kept: {error}"))
+}
+
 fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
     let message = ControlAnswer { answer: Some(answer) };
     replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
@@ -643,7 +709,7 @@ fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
 
 fn check_pages(pages: &[Vec<u8>]) -> Result<(), Failure> {
     let mut decoded = Ok(());
-    // One page after another: what they bring is in memory once, and only until it is checked.
+    // Pages are decoded one at a time, to bound memory.
     let found = pages.iter().map_while(|page| match CataloguePage::decode(page.as_slice()) {
         Ok(page) => Some(page),
         Err(error) => {
@@ -671,4 +737,7 @@ struct KeptMessage {
     incarnations: Vec<u32>,
     #[prost(bool, repeated, tag = "7")]
     left: Vec<bool>,
+    /// Where the servers were, in the order of their index; empty for one that never registered.
+    #[prost(string, repeated, tag = "8")]
+    addresses: Vec<String>,
 }

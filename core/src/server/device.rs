@@ -1,14 +1,14 @@
-//! The accelerator of a shard, and which of its chunks live there.
+//! The accelerator of a shard, and the choice of the chunks that live on it.
 //!
-//! A chunk has a [`Seat`] or it has none, and then nothing here concerns it. One that has is updated by work that ends
-//! later; how the shard goes on then is in `completing`.
+//! A chunk that lives on the accelerator has a [`DeviceChunk`]; its updates are asynchronous work, whose completions
+//! `completing` handles. A chunk without one is updated by the processor.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::chunk::Chunk;
-use super::gate::{Held, Table};
+use super::initialisation::{ChunkTable, ShardParameter};
 use super::pool::Pool;
 use super::program::rule_of;
 use super::serving::{Job, Serving};
@@ -19,109 +19,108 @@ use crate::memory::Lease;
 use crate::optim::{Formula, Prepared, Step};
 use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
 
-/// What becomes of parameters that an accelerator could take and has no room for.
+/// Policy for parameters that find no room on the accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoom {
-    /// They stay on the processor, and the log says so.
+    /// They stay on the processor, and a log line says so.
     Processor,
-    /// They are not initialised: whoever does it is told how many bytes were asked for, and how many are free. A shard
-    /// that restores them stops.
+    /// The initialisation is refused with the bytes asked for and free; a shard that restores them stops.
     Refused,
 }
 
-/// An accelerator with what was submitted to it.
+/// An accelerator with its queue of work.
 pub(super) struct Device {
     accelerator: Box<dyn Accelerator>,
     name: Arc<str>,
     no_room: NoRoom,
-    /// Room for chunks that do not live there yet.
-    reserved: Option<Reserved>,
-    /// Whose chunks live on it.
+    /// Reservation for chunks that are not adopted yet.
+    reserved: Option<DeviceReservation>,
+    /// Generation of the chunks on it.
     generation: Generation,
     queue: VecDeque<Work>,
-    /// Which chunk has which slot.
-    places: Vec<usize>,
-    /// Pieces of work that have not come back.
+    /// Slot index of the chunk in each device slot.
+    slot_indices: Vec<usize>,
+    /// Work in flight.
     under_way: usize,
-    /// Chunks that a checkpoint has held up and lets go.
+    /// Chunks released by a checkpoint.
     pub(super) released: Vec<usize>,
-    /// What was lost with it, once something was.
+    /// The loss of states on it, once it happened.
     lost: Option<String>,
 }
 
-/// What a chunk on an accelerator has there.
-pub(super) struct Seat {
+/// State of a chunk on an accelerator.
+pub(super) struct DeviceChunk {
     pub(super) slot: DeviceSlot,
     pub(super) code: Code,
-    pub(super) doing: Doing,
-    /// Whether the states in the host's memory are those on the device, or there are none.
+    pub(super) doing: DeviceActivity,
+    /// Whether the states in host memory equal those on the device, or there are none.
     pub(super) is_fresh: bool,
-    /// Whether a checkpoint is about to write it: no update begins.
+    /// Whether a checkpoint holds it: no update begins.
     pub(super) is_held: bool,
-    /// Whether it gives up its place once the update that is over is published.
-    pub(super) leaves: bool,
+    /// Whether it returns to the processor after the current update is published.
+    pub(super) is_leaving: bool,
     /// Why its states could not be stored.
     pub(super) not_stored: Option<String>,
     device: Arc<str>,
 }
 
-/// What is done for a chunk on the device.
+/// Current work of a chunk on the device.
 #[derive(Default)]
-pub(super) enum Doing {
+pub(super) enum DeviceActivity {
     #[default]
     Nothing,
     Loading,
-    /// Its gradients are summed, where it steps together with others.
+    /// Its gradients are being summed, for a grouped update.
     Summing,
-    /// Its sum is on the device, and it waits for those of the others.
-    Summed(Box<Summed>),
+    /// Its sum is on the device and awaits the other chunks of the group.
+    Summed(Box<DeviceSum>),
     Updating,
     Storing,
-    /// The update is over and not published.
+    /// The update is complete and not published.
     Updated(Lease),
-    /// Its states are stored because it goes back to the processor, with the work that could not be done.
+    /// Its states are being stored for its return to the processor, with the work that failed.
     Leaving(Option<Box<Work>>),
 }
 
-/// What an update takes whose sum was made before.
-pub(super) struct Summed {
-    /// What was summed, for when the device cannot do the update.
+/// The sum of a chunk in a grouped update.
+pub(super) struct DeviceSum {
+    /// The summed gradients, for an update on the processor if the device fails.
     pub(super) gradients: Vec<GradientLease>,
-    /// For the next value. It has the sums of squares until then.
+    /// Lease for the next value; holds the sums of squares until then.
     pub(super) into: Lease,
 }
 
-impl Seat {
+impl DeviceChunk {
     fn new(slot: DeviceSlot, code: Code, device: Arc<str>) -> Self {
         Self {
             slot,
             code,
-            doing: Doing::Loading,
+            doing: DeviceActivity::Loading,
             is_fresh: true,
             is_held: false,
-            leaves: false,
+            is_leaving: false,
             not_stored: None,
             device,
         }
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        !matches!(self.doing, Doing::Nothing)
+        !matches!(self.doing, DeviceActivity::Nothing)
     }
 
     /// Whether the device does a part of its update.
     pub(super) fn is_awaited(&self) -> bool {
-        matches!(self.doing, Doing::Summing | Doing::Updating | Doing::Leaving(Some(_)))
+        matches!(self.doing, DeviceActivity::Summing | DeviceActivity::Updating | DeviceActivity::Leaving(Some(_)))
     }
 
-    /// Whether a checkpoint can write the chunk as it is: value, states and marks are of one version, and what is not
-    /// in them waits for its turn, and the journal has it.
+    /// Whether a checkpoint can write the chunk now: value, states and call ids are of one version, and the journal has
+    /// every later gradient.
     pub(super) fn is_writable(&self) -> bool {
-        let is_at_rest = matches!(self.doing, Doing::Nothing) && self.is_fresh;
+        let is_at_rest = matches!(self.doing, DeviceActivity::Nothing) && self.is_fresh;
         is_at_rest || self.code.states() == 0
     }
 
-    /// What a round that is complete waits for, for who asks why it is not closed.
+    /// The device that a complete round waits for.
     pub(super) fn waits_for(&self) -> Option<String> {
         self.is_busy().then(|| self.device.to_string())
     }
@@ -137,7 +136,7 @@ impl Device {
             reserved: None,
             generation: Generation(0),
             queue: VecDeque::new(),
-            places: Vec::new(),
+            slot_indices: Vec::new(),
             under_way: 0,
             released: Vec::new(),
             lost: None,
@@ -153,11 +152,11 @@ impl Device {
     }
 
     /// The chunk of a slot.
-    pub(super) fn place(&self, slot: DeviceSlot) -> usize {
-        self.places[slot.0 as usize]
+    pub(super) fn slot_index(&self, slot: DeviceSlot) -> usize {
+        self.slot_indices[slot.0 as usize]
     }
 
-    /// The states on it are gone: the shard cannot go on, nor write down what it has.
+    /// Records the loss of states: the shard can neither continue nor write a checkpoint.
     pub(super) fn lose(&mut self, what: String) -> Failure {
         Failure::Node(self.lost.insert(what).clone())
     }
@@ -171,7 +170,7 @@ impl Device {
         self.queue.push_back(work);
     }
 
-    /// Hands over what waits, and takes back what is over.
+    /// Submits queued work and collects completions.
     pub(super) fn exchange(&mut self, done: &mut Vec<Done>) -> Result<(), Failure> {
         let exchanged = self.accelerator.submit(&mut self.queue).and_then(|()| self.accelerator.poll(done));
         self.under_way -= done.len();
@@ -185,36 +184,35 @@ impl Device {
         self.accelerator.wait(limit);
     }
 
-    /// Whether the chunks of a generation have yet to be offered.
+    /// Whether the chunks of this generation are still to be offered.
     pub(super) fn is_new(&self, generation: Generation) -> bool {
         self.generation != generation
     }
 
-    /// The chunks that lived here are no more: nobody goes on with them.
+    /// Forgets the released chunks of a superseded generation.
     pub(super) fn forget(&mut self) {
         self.released.clear();
     }
 
-    /// Whether parameters that find no room are an error.
+    /// Whether missing room is an error.
     pub(super) fn must_hold_all(&self) -> bool {
         self.no_room == NoRoom::Refused
     }
 
-    /// Forgets what lived here, and makes room for a table's chunks, as far as they can live here.
+    /// Clears the device and reserves room for a table's chunks.
     ///
     /// # Errors
-    /// [`Failure::Call`] when parameters that must live here find no room: how many bytes all of them take, and how
-    /// many were free.
-    pub(super) fn reserve(&mut self, job: &Job, table: &Table) -> Result<(), Failure> {
+    /// [`Failure::Call`] when parameters find no room and the policy refuses; it names the bytes asked for and free.
+    pub(super) fn reserve(&mut self, job: &Job, table: &ChunkTable) -> Result<(), Failure> {
         self.accelerator.clear();
         self.queue.clear();
-        self.places.clear();
+        self.slot_indices.clear();
         self.released.clear();
         self.under_way = 0;
         self.reserved = None;
-        // Asked once: a device asks its driver for it.
+        // Queried once: it is a driver call.
         let DeviceFacts { bytes_free: free, bytes_least: least, .. } = self.accelerator.capabilities();
-        let mut reserved = Reserved::of(table.generation, least);
+        let mut reserved = DeviceReservation::of(table.generation, least);
         for held in table.parameters.values() {
             self.reserve_parameter(job, held, &table.chunks, &mut reserved);
         }
@@ -230,7 +228,13 @@ impl Device {
         Ok(())
     }
 
-    fn reserve_parameter(&mut self, job: &Job, held: &Held, chunks: &[Chunk], reserved: &mut Reserved) {
+    fn reserve_parameter(
+        &mut self,
+        job: &Job,
+        held: &ShardParameter,
+        chunks: &[Chunk],
+        reserved: &mut DeviceReservation,
+    ) {
         let (count, least) = (held.group.chunks.len(), reserved.least);
         let rule = rule_of(job, &held.rule);
         if let Some(kept) = reserved.tally.kept(job, held) {
@@ -238,44 +242,44 @@ impl Device {
             return;
         }
         let (code, keeps_sum) = (code_of(&rule), !rule.rule().is_element_wise());
-        let resident = |place: usize| {
-            let Chunk { element_type, bytes, .. } = chunks[place];
+        let resident = |slot_index: usize| {
+            let Chunk { element_type, bytes, .. } = chunks[slot_index];
             Resident { element_type, bytes, code: code.clone(), keeps_sum }
         };
-        let places = held.group.chunks.iter().copied();
-        let places: Vec<usize> = places.filter(|place| least <= chunks[*place].bytes).collect();
-        reserved.tally.short += (count - places.len()) as u64;
-        let asked: u64 = places.iter().map(|place| resident(*place).bytes_total()).sum();
-        for (taken, place) in places.iter().enumerate() {
-            let resident = resident(*place);
+        let slot_indices = held.group.chunks.iter().copied();
+        let slot_indices: Vec<usize> = slot_indices.filter(|slot_index| least <= chunks[*slot_index].bytes).collect();
+        reserved.tally.short += (count - slot_indices.len()) as u64;
+        let asked: u64 = slot_indices.iter().map(|slot_index| resident(*slot_index).bytes_total()).sum();
+        for (taken, slot_index) in slot_indices.iter().enumerate() {
+            let resident = resident(*slot_index);
             let slot = match self.accelerator.adopt(&resident) {
                 Ok(slot) => slot,
-                Err(why) => return reserved.refuse(held, places.len() - taken, asked, &why, self.no_room),
+                Err(why) => return reserved.refuse(held, slot_indices.len() - taken, asked, &why, self.no_room),
             };
-            reserved.seat(*place, slot, resident);
+            reserved.on_device(*slot_index, slot, resident);
         }
         reserved.asked += asked;
     }
 
-    /// Takes in the chunks of a shard that serves, those that there is room for.
+    /// Moves the chunks with reserved room to the device.
     ///
     /// # Errors
     /// [`Failure::Node`] when parameters that must live here find no room.
-    pub(super) fn take_in(&mut self, serving: &mut Serving, pool: &Pool) -> Result<(), Failure> {
+    pub(super) fn adopt_chunks(&mut self, serving: &mut Serving, pool: &Pool) -> Result<(), Failure> {
         self.generation = serving.table.generation;
         if self.reserved.as_ref().is_none_or(|reserved| reserved.generation != self.generation) {
             self.reserve(&serving.job, &serving.table).map_err(|failure| self.lose(failure.to_string()))?;
         }
-        let Reserved { seats, tally, .. } = self.reserved.take().expect("it was just made");
+        let DeviceReservation { on_device_chunks, tally, .. } = self.reserved.take().expect("it was just made");
         if let Err(failure) = pool.offer(self.accelerator.as_mut()) {
             tracing::warn!("{}: memory is not locked, and copies are slower: {failure}", self.name);
         }
-        for (place, slot, code) in seats {
-            assert_eq!(slot.0 as usize, self.places.len(), "slots are counted from zero");
-            self.places.push(place);
-            let chunk = &mut serving.table.chunks[place];
+        for (slot_index, slot, code) in on_device_chunks {
+            assert_eq!(slot.0 as usize, self.slot_indices.len(), "slots are counted from zero");
+            self.slot_indices.push(slot_index);
+            let chunk = &mut serving.table.chunks[slot_index];
             let states = std::mem::take(&mut chunk.states);
-            chunk.seat = Some(Box::new(Seat::new(slot, code, Arc::clone(&self.name))));
+            chunk.on_device = Some(Box::new(DeviceChunk::new(slot, code, Arc::clone(&self.name))));
             self.push(Work::Load { slot, parameter: chunk.value(), states });
         }
         tracing::info!("{}: {tally}", self.name);
@@ -283,34 +287,41 @@ impl Device {
     }
 }
 
-/// Room for the chunks of a table.
-struct Reserved {
-    /// Whose it is.
+/// A reservation for the chunks of a table.
+struct DeviceReservation {
+    /// Generation of the table.
     generation: Generation,
     /// Chunks shorter than this are not offered.
     least: u32,
-    /// Chunks that have a slot: their places in the table, in the order of slots.
-    seats: Vec<(usize, DeviceSlot, Code)>,
-    tally: Tally,
-    /// Bytes of the chunks that have room, and of those for which there is none.
+    /// Chunks with a device slot, in the order of slots.
+    on_device_chunks: Vec<(usize, DeviceSlot, Code)>,
+    tally: DevicePlacement,
+    /// Bytes of all chunks asked for.
     asked: u64,
-    /// What must find room here, and finds none.
+    /// The first parameter without room, where that is an error.
     full: Option<String>,
 }
 
-impl Reserved {
+impl DeviceReservation {
     fn of(generation: Generation, least: u32) -> Self {
-        Self { generation, least, seats: Vec::new(), tally: Tally::default(), asked: 0, full: None }
+        Self {
+            generation,
+            least,
+            on_device_chunks: Vec::new(),
+            tally: DevicePlacement::default(),
+            asked: 0,
+            full: None,
+        }
     }
 
-    fn seat(&mut self, place: usize, slot: DeviceSlot, resident: Resident) {
+    fn on_device(&mut self, slot_index: usize, slot: DeviceSlot, resident: Resident) {
         self.tally.seated += 1;
         self.tally.bytes += resident.bytes_total();
-        self.seats.push((place, slot, resident.code));
+        self.on_device_chunks.push((slot_index, slot, resident.code));
     }
 
-    /// The last chunks of a parameter, which takes `asked` bytes, cannot live there.
-    fn refuse(&mut self, held: &Held, left: usize, asked: u64, why: &NotAdopted, no_room: NoRoom) {
+    /// Records that the last chunks of a parameter, which takes `asked` bytes, found no room.
+    fn refuse(&mut self, held: &ShardParameter, left: usize, asked: u64, why: &NotAdopted, no_room: NoRoom) {
         self.tally.refused += left as u64;
         let what = format!("parameter {:?}: {left} of {} chunks", held.name(), held.group.chunks.len());
         match why {
@@ -323,7 +334,7 @@ impl Reserved {
     }
 }
 
-/// What is run for a rule's chunks, whatever the step.
+/// The device code of a rule, independent of the step.
 fn code_of(rule: &Prepared) -> Code {
     let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
     match rule.formula(&step, &mut Vec::new()) {
@@ -333,9 +344,9 @@ fn code_of(rule: &Prepared) -> Code {
     }
 }
 
-/// Where chunks went, for the line that says so.
+/// Counts of chunks by placement, for the log line.
 #[derive(Default)]
-struct Tally {
+struct DevicePlacement {
     seated: u64,
     bytes: u64,
     of_rows: u64,
@@ -344,9 +355,9 @@ struct Tally {
     refused: u64,
 }
 
-impl Tally {
-    /// Where the chunks of a parameter are counted that no accelerator takes.
-    fn kept(&mut self, job: &Job, held: &Held) -> Option<&mut u64> {
+impl DevicePlacement {
+    /// The counter of a parameter that stays on the processor by kind or mode.
+    fn kept(&mut self, job: &Job, held: &ShardParameter) -> Option<&mut u64> {
         if held.rows.is_some() {
             Some(&mut self.of_rows)
         } else if matches!(job.mode, Mode::Staleness { .. }) {
@@ -357,7 +368,7 @@ impl Tally {
     }
 }
 
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for DevicePlacement {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} chunks live there, {} bytes with states and kept sums", self.seated, self.bytes)?;
         let reasons = [

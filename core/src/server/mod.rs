@@ -1,24 +1,31 @@
-//! The server's side: a [`Shard`] holds chunks and turns gradients into versions; the [`Coordinator`], in server
-//! 0, elects the initialiser, keeps the catalogue and knows who takes part.
+//! Server side of the job: a [`Shard`] holds chunks and turns gradients into versions; the [`Coordinator`], in server
+//! 0, elects the initialiser, keeps the catalogue and tracks members.
 //!
-//! Not here: sockets, threads, clocks. A session has three doors: an event goes in with the time, everything it
-//! wants comes out, and `deadline` says when to call next. What outlives the process goes through
+//! Not here: sockets, threads, clocks. A session has three entry points: `handle` takes an event and the time, `out`
+//! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Read in this order: [`shard`](Shard) (which frame goes where), `program` (what becomes of a gradient) and `running`
-//! (who runs it), `chunk` (value, version, marks), `round` (what its accumulator holds), `gate` (initialisation and its
-//! fence), `bucket` and `rows` (chunks that are tables of rows), `device` and `completing` (chunks that live on an
-//! accelerator), `whole` (chunks that step together), `halves` (values in half the bytes), `coordinator`.
+//! Read in this order: [`shard`](Shard) (dispatch of frames), `program` (the flow of a gradient) and `running` (its
+//! execution), `chunk` (value, version, call ids), `round` (open contributions), `initialisation` (the table and its
+//! generation fence), `bucket` and `rows` (sparse chunks), `device` and `completing` (chunks on an accelerator),
+//! `grouped_update` (chunks that update together), `waiters` and `waits` (requests that wait for a version, and their
+//! expiry), `half_precision` (float32 values as half precision), `nonfinite` (gradients refused or skipped), `presence`
+//! (connected trainers), `coordinator` and `membership` (ranks and server slots).
 
 mod bucket;
 mod chunk;
 mod completing;
 mod coordinator;
 mod device;
-mod gate;
-mod halves;
+mod grouped_update;
+mod half_precision;
+mod initialisation;
+mod membership;
+mod nonfinite;
 mod pool;
+mod presence;
 mod program;
+mod record;
 mod reply;
 mod round;
 mod rows;
@@ -26,12 +33,18 @@ mod running;
 mod serving;
 mod shard;
 mod snapshot;
-mod whole;
+mod survey;
+mod waiters;
+mod waits;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput, Member};
+pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
 pub use device::NoRoom;
-pub use shard::{Output, Shard, ShardOptions};
-pub use snapshot::{Checkpointing, Restored, ShardStatus, Visit};
+pub use membership::{PeerOrigin, TrainerMember};
+pub use nonfinite::NonFinite;
+pub use shard::{ServerOutput, Shard, ShardOptions};
+pub use snapshot::{Checkpointing, JournalOptions, Restored, ShardStatus, Visit};
+pub use survey::{LOST, survey};

@@ -1,26 +1,26 @@
-//! Where a shard's leases come from: arenas that may be added while parameters are initialised, and never after.
+//! Source of a shard's leases: arenas added during initialisation, and none afterwards.
 
-use super::halves::Halves;
+use super::half_precision::HalfValues;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};
 use crate::port::Accelerator;
 
-/// The first extent of a size maps at most this much; every further one twice as much as the one before.
+/// Size of the first extent of a class; each further one is twice as large.
 const FIRST_EXTENT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// The first extent for rows of a size.
+/// Size of the first extent for rows.
 const FIRST_ROWS_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The arenas of one shard.
 pub(super) struct Pool {
     extents: Vec<Arena>,
-    /// Values as halves, in leases that are to spare as long as nobody reads them.
-    pub(super) halves: Halves,
-    /// Whether trainers of this machine may read the arenas where they are.
+    /// Half-precision copies of values; unread copies are dropped when leases are short.
+    pub(super) halves: HalfValues,
+    /// Whether trainers on this host may map the arenas.
     is_shared: bool,
     sealed: bool,
-    /// Arenas for payloads of rows, whose lengths nobody knows beforehand; they grow up to a bound.
+    /// Arenas for payloads of rows, whose lengths are not known in advance; bounded.
     rows: Vec<Arena>,
     rows_bytes: u64,
     rows_bytes_max: u64,
@@ -30,7 +30,7 @@ impl Pool {
     pub(super) fn new(is_shared: bool) -> Self {
         Self {
             extents: Vec::new(),
-            halves: Halves::default(),
+            halves: HalfValues::default(),
             is_shared,
             sealed: false,
             rows: Vec::new(),
@@ -39,8 +39,8 @@ impl Pool {
         }
     }
 
-    /// A lease of `bytes`, if need be one of a half that nobody reads. Before the pool is sealed a missing slot is
-    /// mapped; afterwards it is a refusal.
+    /// A lease of `bytes`. A full pool drops unread half-precision copies first. Before the pool is sealed a missing
+    /// slot is mapped; afterwards it is an error.
     pub(super) fn take(&mut self, bytes: u32) -> Result<Lease, Failure> {
         if let Some(lease) = self.take_free(bytes) {
             return Ok(lease);
@@ -57,12 +57,12 @@ impl Pool {
         self.extents.last().expect("an extent was just added").take(bytes)
     }
 
-    /// A lease that is free as it is.
+    /// A free lease, without reclaiming any.
     pub(super) fn take_free(&self, bytes: u32) -> Option<Lease> {
         self.extents.iter().rev().find_map(|arena| arena.take(bytes).ok())
     }
 
-    /// As [`Pool::take`], `count` of them, each handed to `give`: those that one extent has are taken together.
+    /// As [`Pool::take`] for `count` leases, each passed to `give`; leases of one extent are taken together.
     pub(super) fn take_many(&mut self, bytes: u32, count: usize, give: &mut dyn FnMut(Lease)) -> Result<(), Failure> {
         let found = match self.extents.last() {
             Some(arena) => arena.take_many(bytes, count, give)?,
@@ -71,7 +71,7 @@ impl Pool {
         (found..count).try_for_each(|_| self.take(bytes).map(&mut *give))
     }
 
-    /// A lease for rows. What is there is used again; beyond it memory is mapped up to the bound.
+    /// A lease for rows: a free one, or newly mapped up to the bound.
     pub(super) fn take_for_rows(&mut self, bytes: u32) -> Result<Lease, Failure> {
         if !self.sealed {
             return self.take(bytes);
@@ -95,7 +95,7 @@ impl Pool {
         self.rows.last().expect("it was just added").take(bytes)
     }
 
-    /// Adds the last arena: from here on nothing is mapped but for rows, and for those at most `rows_bytes`.
+    /// Adds the last arena. Afterwards only rows map memory, at most `rows_bytes`.
     pub(super) fn seal(&mut self, budget: &Budget, rows_bytes: u64) -> Result<(), Failure> {
         self.rows_bytes_max = rows_bytes;
         if budget.bytes() > 0 {
@@ -105,7 +105,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Offers the memory of values, states and gradients to a device; rows stay on the processor.
+    /// Pins the memory of values, states and gradients for a device; rows stay on the processor.
     pub(super) fn offer(&self, accelerator: &mut dyn Accelerator) -> Result<(), Failure> {
         self.extents.iter().try_for_each(|arena| accelerator.pin(arena))
     }

@@ -1,36 +1,36 @@
-//! Answers, gathered while one event is handled and sent together: entries of one request share frames.
+//! Replies of one event, batched: entries of one request share frames.
 
 use std::sync::Arc;
 
-use super::shard::Output;
+use super::shard::ServerOutput;
 use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use crate::memory::Value;
 use crate::port::{Outgoing, Submit};
 use crate::wire::{Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 
-/// The peer that stands for nobody: a frame that is replayed from the journal has no one to answer.
-pub(super) const NOBODY: PeerId = PeerId(u64::MAX);
+/// The peer of replayed frames, which have no connection to answer.
+pub(super) const NO_PEER: PeerId = PeerId(u64::MAX);
 
-/// The answers of one event.
+/// The replies of one event.
 #[derive(Default)]
 pub(super) struct Replies {
     frames: Vec<Reply>,
-    /// Entries that a new frame probably gets.
+    /// Expected entries of a frame.
     expected: usize,
 }
 
-/// A frame that may still take entries.
+/// A reply frame under construction.
 struct Reply {
     peer: PeerId,
     frame: Frame,
     body: Vec<Outgoing>,
-    /// The payloads' bytes so far.
+    /// Payload bytes so far.
     payload_bytes: u32,
 }
 
 impl Replies {
-    /// For the answers to a frame of so many entries.
+    /// Replies to a frame with this many entries.
     pub(super) fn to(entries: usize) -> Self {
         Self { frames: Vec::new(), expected: entries }
     }
@@ -50,37 +50,37 @@ impl Replies {
         self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Value(value)));
     }
 
-    /// Answers one entry with a value of no bytes.
+    /// Answers one entry with an empty value.
     pub(super) fn nothing(&mut self, peer: PeerId, head: &Head, entry: Entry) {
         self.push(peer, head.answer(Kind::Value), entry, None);
     }
 
-    /// Refuses a request: all of it, or what is not answered yet.
+    /// Refuses a request, or the part of it that is unanswered.
     pub(super) fn error(&mut self, peer: PeerId, head: &Head, refusal: &Refusal) {
         self.whole(peer, refusal.frame(head.answer(Kind::Error)));
     }
 
-    /// Refuses a connection; whoever refuses it ends it when this has left.
+    /// Refuses a connection; the caller closes it after this frame.
     pub(super) fn refused(&mut self, peer: PeerId, head: &Head, refusal: &Refusal) {
         self.whole(peer, refusal.frame(head.answer(Kind::Refused)));
     }
 
-    /// Sends a frame of one's own.
+    /// Sends a complete frame of its own.
     pub(super) fn whole(&mut self, peer: PeerId, frame: Frame) {
-        if peer != NOBODY {
+        if peer != NO_PEER {
             self.frames.push(Reply { peer, frame, body: Vec::new(), payload_bytes: 0 });
         }
     }
 
-    /// Hands everything to the transport, but for peers that are gone.
-    pub(super) fn flush(&mut self, is_known: impl Fn(PeerId) -> bool, out: &mut Vec<Output>) {
+    /// Submits every frame whose peer is still connected.
+    pub(super) fn flush(&mut self, is_known: impl Fn(PeerId) -> bool, out: &mut Vec<ServerOutput>) {
         for Reply { peer, frame, body, .. } in self.frames.drain(..).filter(|reply| is_known(reply.peer)) {
-            out.push(Output::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body }));
+            out.push(ServerOutput::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body }));
         }
     }
 
     fn push(&mut self, peer: PeerId, head: Head, entry: Entry, payload: Option<Outgoing>) {
-        if peer == NOBODY {
+        if peer == NO_PEER {
             return;
         }
         let fits = self.frames.last().is_some_and(|last| {
@@ -103,23 +103,23 @@ impl Replies {
     }
 }
 
-/// Why a request is refused.
+/// The refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: ErrorCode,
     pub(super) text: String,
-    /// Whether what an accelerator does now may change it.
+    /// Whether work in flight on an accelerator may remove the reason.
     pub(super) may_pass: bool,
-    /// What a device's work on a whole gradient has to do with it: it passes when it comes again.
-    pub(super) behind: Option<Behind>,
+    /// Set where the request waits for a grouped update on a device and succeeds when retried.
+    pub(super) behind: Option<DeviceWait>,
 }
 
-/// Why something has to come again that a whole gradient on a device keeps out.
+/// Why a request must be retried while a grouped update runs on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Behind {
-    /// The gradients that are there come before it, and new ones after it.
+pub(super) enum DeviceWait {
+    /// It comes after the gradients that are queued, and before new ones.
     Work,
-    /// Others come before it.
+    /// Other requests go first.
     Others,
 }
 
@@ -128,13 +128,13 @@ impl Refusal {
         Self { code, text: text.into(), may_pass: false, behind: None }
     }
 
-    /// The same, of a chunk that may be at work.
+    /// Marks the refusal of a chunk with work in flight.
     pub(super) fn while_at_work(self, is_at_work: bool) -> Self {
         Self { may_pass: is_at_work, ..self }
     }
 
-    /// The same, of what a whole gradient on a device keeps out.
-    pub(super) fn behind(self, behind: Option<Behind>) -> Self {
+    /// Marks a refusal by a grouped update on a device.
+    pub(super) fn behind(self, behind: Option<DeviceWait>) -> Self {
         Self { behind, ..self }
     }
 
@@ -142,18 +142,18 @@ impl Refusal {
         Self::new(ErrorCode::Invalid, text)
     }
 
-    /// A frame or a hello of another life of the job.
+    /// A frame or hello from another epoch.
     pub(super) fn other_epoch(found: Epoch, ours: Epoch) -> Self {
         Self::new(ErrorCode::Fenced, format!("epoch {found} is not this job's, which is {ours}"))
     }
 
-    /// A life of a trainer after which there was a newer one.
+    /// A superseded incarnation of a trainer.
     pub(super) fn superseded(trainer: TrainerId, found: Incarnation, known: Incarnation) -> Self {
         let text = format!("trainer {trainer} incarnation {found} was superseded by incarnation {known}");
         Self::new(ErrorCode::Fenced, text)
     }
 
-    /// A rank that the job does not have.
+    /// A rank beyond the job's.
     pub(super) fn no_such_trainer(trainer: TrainerId, trainers: usize) -> Self {
         Self::invalid(format!("trainer {trainer}: this job has {trainers} trainers, numbered from 0"))
     }

@@ -1,40 +1,39 @@
-//! How contributions become one update.
+//! The open round of a chunk: contributions that become one update.
 //!
-//! A round is open for one version of one chunk. Contributions are kept in trainer order and summed in it, so
-//! that the same inputs give the same bits whatever the order of arrival. A trainer may be one contribution
-//! ahead; that one waits, unacknowledged, until its round opens.
+//! Contributions are kept and summed in trainer order, so that equal inputs give equal bits in any order of arrival. A
+//! trainer may be one contribution ahead; that one waits, unacknowledged, until its round opens.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::bucket::RowsLease;
-use super::chunk::{Mark, Open, Stage, Waiter};
+use super::chunk::{CallId, ContributionStage, OpenContribution, Waiter};
 use super::pool::Pool;
 use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
-use crate::ids::{PeerId, Round as RoundNumber, TrainerId, Version};
+use crate::ids::{PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::{GradientLease, Kernels};
-use crate::program::executor::{Pieces, Sent};
+use crate::program::executor::{PieceList, Sent};
 use crate::time::Now;
 use crate::wire::Head;
 
-/// From so many contributions in a row on, their sum replaces them while the round waits for the rest: memory
-/// then grows with the trainers that are out of order, not with all of them.
+/// From this many consecutive contributions on, their sum replaces them while the round is open: memory grows with
+/// trainers that are out of order, not with all of them.
 pub(super) const FOLD_AT: usize = 4;
 
-/// What the gradients of one frame have in common, kept once for all of them.
+/// State shared by all gradients of one frame.
 #[derive(Clone)]
-pub(super) struct Sending {
-    pub(super) call: Mark,
+pub(super) struct PushHeader {
+    pub(super) call: CallId,
     pub(super) rate: Option<f64>,
-    /// Where in the journal it is.
+    /// Position of its journal record.
     pub(super) position: u64,
-    /// How many pushes had arrived before it.
+    /// Count of earlier pushes.
     pub(super) arrival: u64,
-    /// Who sent it, to answer when it is admitted or applied.
+    /// The connection to answer on admission or application.
     pub(super) peer: PeerId,
     pub(super) head: Head,
 }
@@ -42,25 +41,25 @@ pub(super) struct Sending {
 /// One trainer's gradient for one round of one chunk.
 pub(super) struct Contribution {
     pub(super) trainer: TrainerId,
-    /// The round it is for, where trainers count rounds.
-    pub(super) round: RoundNumber,
+    /// Its round, in modes that count rounds.
+    pub(super) round: Round,
     pub(super) element_type: ElementType,
     pub(super) bytes: u32,
-    /// The gradient; gone once it was folded into the round's sum.
+    /// The gradient; `None` once it is folded into the sum.
     pub(super) gradient: Option<Lease>,
-    /// The gradient of a bucket, in parts; none where it brings no rows.
+    /// The rows of a bucket, in parts; empty when there are none.
     pub(super) rows: Vec<RowsLease>,
-    /// Whether the frame at hand brings a part of it that is not the last: such a frame does not wait for a round.
+    /// Whether the frame brings a part that is not the last: such a frame does not wait for a round.
     pub(super) is_early_part: bool,
-    /// What its sender wants the value as, where that is not the parameter's type.
+    /// Half-precision type of the answer, where requested.
     pub(super) half: Option<Half>,
-    /// Since when its sender waits for an answer: for the round to open, if it is one ahead, or for the value of its
-    /// round, if it asked for it. Nothing when it was answered, also by being told who is missing.
+    /// Start of the sender's wait: for the round to open, if it is one ahead, or for the value that it asked for.
+    /// `None` once it was answered, also by a deadline error.
     pub(super) since: Option<Now>,
-    pub(super) sending: Arc<Sending>,
+    pub(super) sending: Arc<PushHeader>,
 }
 
-// It goes from a frame to its round by way of those that run in step: what is longer is moved by calls.
+// Larger values are moved by calls of memcpy on the hot path.
 const _: () = assert!(size_of::<Contribution>() <= 128, "a contribution is moved by a few instructions");
 
 impl Contribution {
@@ -69,29 +68,29 @@ impl Contribution {
         Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })
     }
 
-    /// Copies a gradient that lies in its sender's memory. Without room for it the sender goes on lending: it is told
-    /// what is wrong, and waits with its end until the round is over or its own time is.
+    /// Copies a gradient out of its sender's memory. Without a free lease the view stays, and its memory returns when
+    /// the round closes.
     fn make_own(&mut self, pool: &mut Pool) {
         let foreign = self.gradient.as_mut().filter(|lease| lease.is_foreign());
         if let Some(gradient) = foreign
             && let Ok(mut own) = pool.take(gradient.len())
         {
-            own.bytes_mut().copy_from_slice(gradient.bytes());
+            gradient.copy_to(own.bytes_mut());
             *gradient = own;
         }
     }
 
     pub(super) fn is_same_call(&self, head: &Head) -> bool {
-        self.sending.call == Mark::of(head)
+        self.sending.call == CallId::of(head)
     }
 
-    /// Its sender, as one who waits for a version.
+    /// The sender as a waiter for a version.
     pub(super) fn waiter(&self, version: Version, since: Now) -> Waiter {
-        let Sending { peer, head, .. } = *self.sending;
+        let PushHeader { peer, head, .. } = *self.sending;
         Waiter { half: self.half, ..Waiter::new(peer, head, version, since) }
     }
 
-    /// The same came again: whoever sent it now is answered, as it says now.
+    /// Redirects the answer to the resend.
     pub(super) fn answer_to(&mut self, again: &Self) {
         let sending = Arc::make_mut(&mut self.sending);
         (sending.peer, sending.head) = (again.sending.peer, again.sending.head);
@@ -107,20 +106,20 @@ impl Sent for Contribution {
     }
 }
 
-/// The gradients of a round; the usual few are kept without memory of their own.
+/// The gradients of a round; a few are stored inline.
 pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
 
 /// The open round of a chunk.
 #[derive(Default)]
-pub(super) struct Round {
-    /// One of a trainer at most, as of what is ahead.
-    contributions: Pieces<Contribution>,
-    /// Made when somebody is ahead for the first time.
-    ahead: Option<Box<Pieces<Contribution>>>,
+pub(super) struct OpenRound {
+    /// At most one per trainer, as in `ahead`.
+    contributions: PieceList<Contribution>,
+    /// Allocated when a trainer is ahead for the first time.
+    ahead: Option<Box<PieceList<Contribution>>>,
     sum: Option<Lease>,
 }
 
-impl Round {
+impl OpenRound {
     pub(super) fn contribution(&self, trainer: TrainerId) -> Option<&Contribution> {
         self.contributions.of(trainer)
     }
@@ -137,7 +136,7 @@ impl Round {
         self.ahead.as_mut()?.of_mut(trainer)
     }
 
-    /// The contributions that wait for their turn, in trainer order.
+    /// Contributions that wait for a later round, in trainer order.
     pub(super) fn all_ahead(&self) -> &[Contribution] {
         self.ahead.as_ref().map_or(&[], |ahead| ahead.as_slice())
     }
@@ -159,7 +158,7 @@ impl Round {
         self.ahead.as_mut()?.take(trainer)
     }
 
-    /// Takes back what `trainer` contributed to the open round, and forgets what of its waits.
+    /// Withdraws a trainer's contribution from the open round and drops the one that is ahead.
     pub(super) fn withdraw(&mut self, trainer: TrainerId) -> Option<Contribution> {
         self.take_ahead(trainer);
         self.contributions.take(trainer)
@@ -169,35 +168,35 @@ impl Round {
         self.contributions().is_empty()
     }
 
-    /// Whether nobody is in it or ahead of it.
+    /// Whether there is no contribution, in the round or ahead.
     pub(super) fn is_bare(&self) -> bool {
         self.is_empty() && self.all_ahead().is_empty()
     }
 
-    /// The contributions that are not yet in the value.
-    pub(super) fn open(&self) -> impl Iterator<Item = Open> {
-        let open = |one: &Contribution, stage| Open { trainer: one.trainer, call: one.sending.call, stage };
-        let entered = self.contributions().iter().map(move |one| open(one, Stage::Entered));
-        entered.chain(self.all_ahead().iter().map(move |one| open(one, Stage::Ahead)))
+    /// Contributions that are not in the value yet.
+    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
+        let open = |one: &Contribution, stage| OpenContribution { trainer: one.trainer, call: one.sending.call, stage };
+        let entered = self.contributions().iter().map(move |one| open(one, ContributionStage::Entered));
+        entered.chain(self.all_ahead().iter().map(move |one| open(one, ContributionStage::Ahead)))
     }
 
-    /// Since when the first of those who wait for an answer does.
+    /// Start of the oldest unanswered wait.
     pub(super) fn waits_since(&self) -> Option<Now> {
         self.all_ahead().iter().chain(self.contributions()).filter_map(|one| one.since).min()
     }
 
-    /// Whom to tell that a contribution has waited for too long; it goes on waiting, and they are told once. Who is
-    /// told may write its gradient again, so what is still read at its sender's is copied before.
+    /// The connections whose contributions have waited too long. Each is told once, and its contribution stays. The
+    /// trainer may then write its gradient again, so a gradient read in place is copied first.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
         let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.as_mut_slice());
         let all = ahead.chain(self.contributions.as_mut_slice());
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
-        let tell = |one: &mut Contribution| {
+        let notify = |one: &mut Contribution| {
             one.make_own(pool);
             one.since = None;
             (one.sending.peer, one.sending.head)
         };
-        overdue.map(tell).collect()
+        overdue.map(notify).collect()
     }
 
     /// The oldest journal position that is not yet in the value.
@@ -205,13 +204,13 @@ impl Round {
         self.contributions().iter().chain(self.all_ahead()).map(|one| one.sending.position).min()
     }
 
-    /// Whether everybody that is waited for has contributed.
+    /// Whether every awaited trainer has contributed.
     #[inline]
     pub(super) fn is_complete(&self, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
         !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
     }
 
-    /// The mean of the rates that were sent with the contributions, in trainer order.
+    /// The mean of the learning rates sent with the contributions, summed in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
         if let [lone] = self.contributions() {
             return lone.sending.rate;
@@ -222,7 +221,7 @@ impl Round {
         if sum.is_finite() {
             return Some(sum / f64::from(count));
         }
-        // Finite rates may have a sum that is not. To divide first rounds otherwise, so it is done only then.
+        // The sum of finite rates may overflow. Dividing first rounds differently, so it is done only then.
         Some(rates().map(|rate| rate / f64::from(count)).sum::<f64>().min(f64::MAX))
     }
 
@@ -230,7 +229,7 @@ impl Round {
         self.contributions().len()
     }
 
-    /// The gradients to sum, in trainer order; a sum of the first ones stands for them.
+    /// The gradients to sum, in trainer order, after the folded sum of the first ones.
     #[inline]
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let mut all = Gradients::new();
@@ -248,8 +247,7 @@ impl Round {
         self.contributions().iter().flat_map(|one| &one.rows)
     }
 
-    /// Takes the gradient of the only contribution, when it is of this type and so is its own sum, and is ours to
-    /// write.
+    /// Takes the only contribution's gradient if it equals the sum: same type, and a lease that is ours to write.
     pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
         let is_only = self.contributors() == 1 && self.sum.is_none();
         let only =
@@ -257,7 +255,7 @@ impl Round {
         only.gradient.take_if(|lease| !lease.is_foreign())
     }
 
-    /// Sums the first contributions in trainer order when nobody who comes before them is still awaited.
+    /// Folds the first contributions in trainer order, if no earlier trainer is still awaited.
     pub(super) fn fold(
         &mut self,
         kernels: &mut dyn Kernels,
@@ -273,12 +271,12 @@ impl Round {
         let ready = |trainer: &TrainerId| open.is_none_or(|first| *trainer < first);
         let loose = self.contributions().iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
         if loose >= FOLD_AT {
-            // A pool without room for the sum keeps the gradients apart, which costs memory and nothing else.
+            // Without a lease for the sum the gradients stay apart, which costs memory only.
             let _ = self.fold_before(kernels, pool, element_type, bytes, open);
         }
     }
 
-    /// Sums every contribution, for a rule that needs the whole gradient before it can step.
+    /// Folds every contribution, for a rule that needs the whole gradient.
     pub(super) fn fold_all(
         &mut self,
         kernels: &mut dyn Kernels,
@@ -313,8 +311,8 @@ impl Round {
         Ok(())
     }
 
-    /// Takes the gradients out, in the order in which they are summed, for a device; who brought them stays.
-    pub(super) fn lend(&mut self, element_type: ElementType, bytes: u32) -> Vec<GradientLease> {
+    /// Takes the gradients out for a device, in summation order; the contributions' records stay.
+    pub(super) fn take_gradients(&mut self, element_type: ElementType, bytes: u32) -> Vec<GradientLease> {
         let sum = self.sum.take().map(|lease| GradientLease { lease, bytes, element_type });
         let loose = self.contributions.as_mut_slice().iter_mut().filter_map(|one| {
             Some(GradientLease { lease: one.gradient.take()?, bytes: one.bytes, element_type: one.element_type })
@@ -322,7 +320,7 @@ impl Round {
         sum.into_iter().chain(loose).collect()
     }
 
-    /// Who takes part, in trainer order.
+    /// The contributions, in trainer order.
     pub(super) fn contributions(&self) -> &[Contribution] {
         self.contributions.as_slice()
     }

@@ -1,49 +1,51 @@
-//! What serving does otherwise for buckets: contributions that come in parts, budgets, and answers by rows.
+//! Serving of buckets: contributions in parts, budgets, and answers by rows.
 //!
-//! A contribution to a bucket may be longer than a payload. Its parts are gathered beside the round, and enter it as
-//! one contribution when the last is there, so that a round knows nothing of parts. Every part but the one with the
-//! highest number is acknowledged as it comes, because it is in the journal; that one is answered as a contribution
-//! without parts would be, and so makes a trainer wait that is ahead.
+//! A contribution to a bucket may exceed one payload. Its parts are gathered beside the round and enter it together, so
+//! a round holds whole contributions only. Every part but the one with the highest number is acknowledged once
+//! journalled; that one is answered like an undivided contribution, so a trainer that is ahead waits.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bucket::{Bucket, Gathered, GivenUp, RowsLease, RowsPlan, RowsRoom};
-use super::chunk::{Chunk, Content, Mark, Waiter};
+use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsLease, RowsPlan, RowsWorkspace};
+use super::chunk::{CallId, Chunk, Content, Waiter};
 use super::reply::Refusal;
 use super::round::Contribution;
-use super::serving::{Context, Serving, Verdict, version_entry};
+use super::serving::{Context, PushVerdict, Serving, version_entry};
 use crate::error::Failure;
 use crate::ids::{Incarnation, PeerId, TrainerId, Version};
 use crate::memory::Value;
 use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
-use crate::rows::Reading;
+use crate::rows::PartialRead;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
 
-/// A pull of rows, as far as it is answered. One whose rows have missed much is answered in several turns, and says the
-/// version at which it began: each row is of that one or a later one.
+/// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
+/// its start: each row is of that version or a later one.
 pub(super) struct RowsPull {
-    place: usize,
+    slot_index: usize,
     waiter: Waiter,
     entry: Entry,
     value: Value,
-    reading: Reading,
+    reading: PartialRead,
 }
 
 impl Serving {
-    /// Whether there is a bucket.
+    /// Whether the shard holds buckets.
     pub(super) fn has_rows(&self) -> bool {
         self.table.has_rows
     }
 
     /// Whether the payload of an entry is rows or their ids.
     pub(super) fn is_of_rows(&self, entry: &Entry) -> bool {
-        self.has_rows() && self.table.place(entry.id).is_some_and(|place| self.table.chunks[place].bucket().is_some())
+        self.has_rows()
+            && self
+                .table
+                .slot_index(entry.id)
+                .is_some_and(|slot_index| self.table.chunks[slot_index].bucket().is_some())
     }
 
-    /// Checks what a frame brings for buckets, once it is here: that it is rows, and that there is room for those that
-    /// are new.
+    /// Checks the row payloads of a received frame, and reserves room for new rows.
     pub(super) fn check_rows<'a>(
         &mut self,
         frame: &Frame,
@@ -55,13 +57,13 @@ impl Serving {
         }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
-            let Some(place) = self.table.place(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
+            let Some(slot_index) = self.table.slot_index(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
             if frame.head.kind == Kind::Push {
-                // Before there is room for its rows: a restart would not make it.
-                self.check_given_up(place, frame, entry, payload)?;
+                // Checked before room is reserved: a restart would not reserve it.
+                self.check_given_up(slot_index, frame, entry, payload)?;
             }
             let name = self.table.held(entry.id).name().to_owned();
-            let chunk = &mut self.table.chunks[place];
+            let chunk = &mut self.table.chunks[slot_index];
             let is_known = chunk.is_before_restored(position);
             let room = &mut self.rows_room;
             let bucket = chunk.bucket_mut().expect("it is of rows");
@@ -77,24 +79,25 @@ impl Serving {
         Ok(())
     }
 
-    /// What follows parts that were dropped is refused before it is in the journal: a restart, which has not dropped
-    /// them, would put all together.
-    fn check_given_up(&self, place: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
-        let bucket = self.table.chunks[place].bucket().expect("it is of rows");
-        // What cannot be read is refused with its reason next.
+    /// Refuses parts that follow dropped ones, before they are journalled: a restart still has the dropped parts and
+    /// would combine them.
+    fn check_given_up(&self, slot_index: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
+        let bucket = self.table.chunks[slot_index].bucket().expect("it is of rows");
+        // An unreadable payload is refused by the next check.
         let Ok((part, _)) = RowsPart::decode(payload) else { return Ok(()) };
-        if !bucket.is_given_up(part, frame.head.trainer, Mark::of(&frame.head))
-            || !matches!(self.verdict(place, &frame.head, entry), Ok(Verdict::New))
+        if !bucket.is_given_up(part, frame.head.trainer, CallId::of(&frame.head))
+            || !matches!(self.verdict(slot_index, &frame.head, entry), Ok(PushVerdict::New))
         {
             return Ok(());
         }
-        let text = format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(place));
+        let text =
+            format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(slot_index));
         Err(Refusal::new(ErrorCode::Deadline, text))
     }
 
-    /// A push of rows is not answered with a value: which rows would that be?
-    pub(super) fn check_rows_wish(&self, place: usize, head: &Head) -> Result<(), Refusal> {
-        let chunk = &self.table.chunks[place];
+    /// Refuses a push of rows that asks for the value: the set of rows to return is undefined.
+    pub(super) fn check_rows_request(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
         if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
             return Ok(());
         }
@@ -102,11 +105,11 @@ impl Serving {
         Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
     }
 
-    /// Only a bucket is asked for rows, and only another chunk for halves.
-    pub(super) fn check_wishes(&self, frame: &Frame, places: &[usize]) -> Result<(), Refusal> {
-        for (entry, place) in frame.entries.iter().zip(places) {
-            self.check_half(*place, entry)?;
-            if entry.bytes > 0 && self.table.chunks[*place].bucket().is_none() {
+    /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
+    pub(super) fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
+        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
+            self.check_half(*slot_index, entry)?;
+            if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
                 let name = self.table.held(entry.id).name();
                 return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
             }
@@ -114,44 +117,44 @@ impl Serving {
         Ok(())
     }
 
-    /// Takes in what a push brings to a bucket.
-    pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, mut one: Contribution) {
+    /// Applies a push to a bucket.
+    pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, slot_index: usize, entry: &Entry, mut one: Contribution) {
         let Some(lease) = one.gradient.take() else {
-            self.push_whole(cx, place, entry, one);
+            self.push_whole(cx, slot_index, entry, one);
             return;
         };
         let (part, _) = RowsPart::decode(&lease.bytes()[..entry.bytes as usize]).expect("the payload was checked");
         let rows = RowsLease { lease, bytes: entry.bytes, element_type: entry.element_type, position: cx.position };
         one.is_early_part = part.index + 1 < part.count;
-        if !self.is_wanted(cx, place, &one, entry) {
-            self.push_entry(cx, place, entry, one);
+        if !self.is_awaited_part(cx, slot_index, &one, entry) {
+            self.push_entry(cx, slot_index, entry, one);
         } else if part.count == 1 {
             one.rows.push(rows);
-            self.push_whole(cx, place, entry, one);
+            self.push_whole(cx, slot_index, entry, one);
         } else {
-            self.gather(cx, place, entry, part, rows, one);
+            self.gather(cx, slot_index, entry, part, rows, one);
         }
     }
 
-    /// Takes in a contribution that has no parts. Parts of this call or an earlier one were given up by their sender,
-    /// and would be kept, with the journal from there on, for good.
-    fn push_whole(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, one: Contribution) {
-        if !self.is_before_restored(cx, place)
-            && let Some(bucket) = self.table.chunks[place].bucket_mut()
+    /// Applies an undivided contribution. Drops the sender's partial contributions of this and earlier calls, which
+    /// would hold the journal forever.
+    fn push_whole(&mut self, cx: &mut Context<'_>, slot_index: usize, entry: &Entry, one: Contribution) {
+        if !self.is_before_restored(cx, slot_index)
+            && let Some(bucket) = self.table.chunks[slot_index].bucket_mut()
         {
             bucket.forget(one.trainer, |call| call <= one.sending.call);
         }
-        self.push_entry(cx, place, entry, one);
+        self.push_entry(cx, slot_index, entry, one);
     }
 
-    /// Forgets what earlier lives of a trainer began, of which nothing more will be taken.
+    /// Drops the partial contributions of a trainer's earlier incarnations.
     pub(super) fn forget_earlier_lives(&mut self, trainer: TrainerId, incarnation: Incarnation) {
         for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
             bucket.forget(trainer, |call| call.incarnation < incarnation);
         }
     }
 
-    /// Forgets the parts of a trainer that will not send the rest.
+    /// Drops the partial contributions of a departed trainer.
     pub(super) fn forget_gathered(&mut self, position: u64, trainer: TrainerId) {
         for chunk in self.table.chunks.iter_mut().filter(|chunk| !chunk.is_before_restored(position)) {
             if let Some(bucket) = chunk.bucket_mut() {
@@ -160,14 +163,16 @@ impl Serving {
         }
     }
 
-    /// Drops contributions of which parts have been missing for `limit`, and names whose they are.
-    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, place: usize, limit: Duration) {
-        let Some(bucket) = self.table.chunks[place].bucket_mut() else { return };
-        for GivenUp { trainer, there, count, closing, .. } in bucket.give_up(|since| since + limit <= cx.now) {
+    /// Drops contributions whose parts are missing for `limit`, and logs their trainers.
+    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, slot_index: usize, limit: Duration) {
+        let Some(bucket) = self.table.chunks[slot_index].bucket_mut() else { return };
+        for AbandonedContribution { trainer, there, count, closing, .. } in
+            bucket.give_up(|since| since + limit <= cx.now)
+        {
             let text = format!(
                 "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they \
                  were dropped",
-                self.bucket_text(place),
+                self.bucket_text(slot_index),
                 limit.as_secs_f64()
             );
             tracing::warn!("{text}");
@@ -177,23 +182,23 @@ impl Serving {
         }
     }
 
-    fn bucket_text(&self, place: usize) -> String {
-        let id = self.table.chunks[place].id;
+    fn bucket_text(&self, slot_index: usize) -> String {
+        let id = self.table.chunks[slot_index].id;
         format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
     }
 
-    /// Answers with rows, or with ids of rows that are there.
-    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
-        let chunk = &self.table.chunks[place];
+    /// Answers with rows, or with ids of existing rows.
+    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+        let chunk = &self.table.chunks[slot_index];
         let entry = version_entry(chunk);
         let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
         let is_list = waiter.head.flags.contains(Flags::LIST);
-        let begun = if is_list { bucket.list(cx.pool, wish) } else { bucket.begin_read(cx.pool, wish) };
-        match begun {
+        let first = if is_list { bucket.list(cx.pool, wish) } else { bucket.begin_read(cx.pool, wish) };
+        match first {
             Ok(Some(value)) => {
                 let entry = Entry { bytes: value.len(), ..entry };
-                let pull = RowsPull { place, waiter, entry, value, reading: Reading::default() };
+                let pull = RowsPull { slot_index, waiter, entry, value, reading: PartialRead::default() };
                 if is_list { pull.answer(cx) } else { self.read_on(cx, pull) }
             }
             Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
@@ -204,23 +209,23 @@ impl Serving {
         }
     }
 
-    /// Goes on with a pull. If it is not over it waits for its next turn, behind the others.
+    /// Continues a pull; an unfinished one goes to the end of the queue.
     fn read_on(&mut self, cx: &mut Context<'_>, mut pull: RowsPull) {
-        let RowsPull { place, waiter, value, reading, .. } = &mut pull;
-        let bucket = self.table.chunks[*place].bucket_mut().expect("a wish for rows is one to a bucket");
+        let RowsPull { slot_index, waiter, value, reading, .. } = &mut pull;
+        let bucket = self.table.chunks[*slot_index].bucket_mut().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
-        if bucket.read(&mut self.rows_room, cx.kernels, wish, reading, value, &mut cx.left) {
+        if bucket.read(&mut self.rows_room, cx.kernels, wish, reading, value, &mut cx.replay_left) {
             pull.answer(cx);
         } else {
             self.slow_pulls.push_back(pull);
         }
     }
 
-    /// Goes on with the pulls that take more than a turn; whether there were any.
+    /// Continues pulls that take several turns; true when there were any.
     pub(super) fn read_on_slow(&mut self, cx: &mut Context<'_>) -> bool {
         let count = self.slow_pulls.len();
         for _ in 0..count {
-            if cx.left == 0 {
+            if cx.replay_left == 0 {
                 break;
             }
             let pull = self.slow_pulls.pop_front().expect("they were counted");
@@ -229,45 +234,45 @@ impl Serving {
         count > 0
     }
 
-    /// Gives up the pulls of somebody who is gone.
+    /// Drops the pulls of a closed connection.
     pub(super) fn forget_pulls(&mut self, peer: PeerId) {
         self.slow_pulls.retain(|pull| pull.waiter.peer != peer);
     }
 
-    /// Whether a part belongs to a contribution that is still to come.
-    fn is_wanted(&self, cx: &Context<'_>, place: usize, one: &Contribution, entry: &Entry) -> bool {
-        let chunk = &self.table.chunks[place];
-        if self.is_before_restored(cx, place) {
+    /// Whether a part belongs to a contribution that has not entered yet.
+    fn is_awaited_part(&self, cx: &Context<'_>, slot_index: usize, one: &Contribution, entry: &Entry) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        if self.is_before_restored(cx, slot_index) {
             let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.sending.call));
             return !is_there && chunk.open_in_checkpoint(&one.sending.head).is_some();
         }
-        matches!(self.verdict(place, &one.sending.head, entry), Ok(Verdict::New))
+        matches!(self.verdict(slot_index, &one.sending.head, entry), Ok(PushVerdict::New))
     }
 
     fn gather(
         &mut self,
         cx: &mut Context<'_>,
-        place: usize,
+        slot_index: usize,
         entry: &Entry,
         part: RowsPart,
         rows: RowsLease,
         mut one: Contribution,
     ) {
-        let chunk = &mut self.table.chunks[place];
+        let chunk = &mut self.table.chunks[slot_index];
         let answer = version_entry(chunk);
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
         if one.is_early_part {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);
         }
         match bucket.gather(part, rows, &one, cx.now) {
-            Gathered::Some => self.note_waits(place),
-            Gathered::All { parts, closing } => {
+            GatherOutcome::Some => self.note_waits(slot_index),
+            GatherOutcome::All { parts, closing } => {
                 let sending = Arc::make_mut(&mut one.sending);
                 sending.position = parts.iter().map(|part| part.position).min().unwrap_or(sending.position);
                 (sending.peer, sending.head) = closing.unwrap_or((sending.peer, sending.head));
                 one.rows = parts;
                 one.is_early_part = false;
-                self.push_entry(cx, place, entry, one);
+                self.push_entry(cx, slot_index, entry, one);
             }
         }
     }
@@ -280,10 +285,10 @@ impl RowsPull {
 }
 
 impl Chunk {
-    /// Turns the contributions of the round into the next version of a bucket; false when it takes another turn.
+    /// Applies the round to a bucket; false when it takes another turn.
     pub(super) fn update_rows(
         &mut self,
-        room: &mut RowsRoom,
+        room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
         step: &Step,
         left: &mut u64,
@@ -297,11 +302,11 @@ impl Chunk {
         Ok(is_over)
     }
 
-    /// Goes on under another rule, before the first update.
-    pub(super) fn follow(&mut self, rule: &Arc<Prepared>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
+    /// Replaces the rule, before the first update.
+    pub(super) fn replace_rule(&mut self, rule: &Arc<Prepared>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
         self.rule = Arc::clone(rule);
         if let (Some(bucket), Some(plan)) = (self.bucket_mut(), plan) {
-            bucket.follow(rule, plan)?;
+            bucket.replace_rule(rule, plan)?;
         }
         Ok(())
     }

@@ -1,22 +1,25 @@
-//! A shard that serves: what arrives is received by the parameter's program, and whoever waits is answered.
+//! Serving state of an initialised shard: receives pushes, pulls and sets, accumulates rounds, applies updates and
+//! answers.
 //!
-//! The program ([`super::program`]) says what becomes of a gradient; here is what its ops do to chunks. `recv` gives a
-//! gradient when it may enter the open round; what may not yet waits, unacknowledged, one for each trainer and chunk.
-//! The accumulator is the round; it gives when the round is complete.
+//! The parameter's program ([`super::program`]) defines the flow of a gradient; this module implements its ops on
+//! chunks. `recv` admits a gradient to the open round; an early gradient waits unacknowledged, at most one per trainer
+//! and chunk. The accumulator is the round, and gives its sum when the round is complete.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::bucket::{RowsRoom, Wish};
-use super::chunk::{Chunk, Mark, Open, Stage, Waiter};
+use super::bucket::{RowsRequest, RowsWorkspace};
+use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution, Waiter};
 use super::device::Device;
-use super::gate::{Held, Table, unknown};
+use super::initialisation::{ChunkTable, ShardParameter, unknown};
 use super::pool::Pool;
+use super::presence::Presence;
 use super::program::{Programs, rule_of_mode};
-use super::reply::{NOBODY, Refusal, Replies};
-use super::round::{Contribution, FOLD_AT, Sending};
+use super::reply::{NO_PEER, Refusal, Replies};
+use super::round::{Contribution, FOLD_AT, PushHeader};
 use super::rows::RowsPull;
-use super::running::Member;
+use super::running::ProgramInstance;
+use super::watch::StallLog;
 use crate::config::{Merge, Mode};
 use crate::dtype::Half;
 use crate::error::Failure;
@@ -24,11 +27,11 @@ use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version}
 use crate::memory::Lease;
 use crate::optim::{Algorithm, Numbers, Step};
 use crate::port::Kernels;
-use crate::program::executor::Pace;
+use crate::program::executor::AccumulatorPace;
 use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind};
 
-/// What holds for the job, as the finish frame said.
+/// Settings of the job, from the finish frame.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Job {
     pub(super) mode: Mode,
@@ -36,34 +39,36 @@ pub(super) struct Job {
     pub(super) trainers: u32,
 }
 
-/// What handling a frame needs beside the state.
+/// Resources for handling one frame.
 pub(super) struct Context<'a> {
     pub(super) now: Now,
     pub(super) kernels: &'a mut dyn Kernels,
     pub(super) pool: &'a mut Pool,
     pub(super) device: Option<&'a mut Device>,
     pub(super) replies: &'a mut Replies,
-    /// Who sent the frame.
+    /// Connected trainers.
+    pub(super) trainers: &'a Presence,
+    /// The connection that sent the frame.
     pub(super) peer: PeerId,
-    /// Where in the journal the frame is.
+    /// Position of the frame's journal record.
     pub(super) position: u64,
-    /// How much may still be replayed of what rows have missed, in bytes of weights that an update goes over.
-    pub(super) left: u64,
+    /// Remaining budget for replaying missed row updates, in bytes of weights.
+    pub(super) replay_left: u64,
 }
 
-/// What a complete round waits for.
+/// Why the update of a complete round is stalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lack {
+pub(super) enum StallReason {
     /// A lease for the next value.
     Memory,
-    /// Another turn: its rows have missed so much.
+    /// Another turn: its rows replay many missed updates.
     Time,
     /// A device that works on some of the chunks that step together.
     Device,
 }
 
-impl Lack {
-    /// What it waits for, for people.
+impl StallReason {
+    /// The reason, for log lines and errors.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Memory => "memory that readers hold",
@@ -74,117 +79,125 @@ impl Lack {
 }
 
 impl Context<'_> {
-    /// The accelerator on which chunks live.
+    /// The accelerator that holds chunks.
     pub(super) fn device(&mut self) -> &mut Device {
         self.device.as_deref_mut().expect("a chunk lives on it")
     }
 }
 
-/// The state of a shard that serves.
+/// State of a serving shard.
 pub(super) struct Serving {
     pub(super) job: Job,
-    pub(super) table: Table,
+    pub(super) table: ChunkTable,
     pub(super) programs: Programs,
-    /// The trainers that are finished, with the incarnation that said so.
-    pub(super) left: Vec<Option<Incarnation>>,
-    /// How many pushes have arrived.
+    /// Departed trainers, with the incarnation that left.
+    pub(super) departed: Vec<Option<Incarnation>>,
+    /// Count of pushes so far.
     arrivals: u64,
-    /// Chunks whose complete round could not be applied, and for want of what; tried again when a lease comes back, and
-    /// in every turn.
-    pub(super) stalled: BTreeMap<usize, Lack>,
-    /// Whose departure, value or return comes before new gradients for a device, and until when, see `whole`.
-    pub(super) first: Option<(TrainerId, Now)>,
-    /// Chunks whose value somebody waits for as halves, for which there was no lease; tried again with those.
+    /// Chunks with a stalled update, and the reason; retried in every turn and when a lease is returned.
+    pub(super) stalled: BTreeMap<usize, StallReason>,
+    /// The trainer whose refused leave, set or rejoin goes ahead of new gradients for a device, and the deadline of
+    /// that privilege; see `grouped_update`.
+    pub(super) priority: Option<(TrainerId, Now)>,
+    /// Chunks with a half-precision answer that lacks a lease; retried with `stalled`.
     pub(super) starved: BTreeSet<usize>,
-    /// Pulls of rows that take more than a turn, in the order of their turns.
+    /// Pulls of rows that take several turns, in round-robin order.
     pub(super) slow_pulls: VecDeque<RowsPull>,
-    /// Chunks that are about to run in step; empty between two frames.
-    pub(super) joined: Vec<Member>,
-    /// Chunks that somebody waits for, each once, by when its first waiter asked.
-    waits: BTreeSet<(Now, usize)>,
-    /// Where rows are merged and looked up.
-    pub(super) rows_room: RowsRoom,
-    /// Chunks that come from a checkpoint with contributions that are not in their values, by the journal's position at
-    /// which they were written.
+    /// Chunks queued to run in step; empty between two frames.
+    pub(super) joined: Vec<ProgramInstance>,
+    /// Chunks with a pending request, each once, by the time of its oldest one.
+    pub(super) waits: BTreeSet<(Now, usize)>,
+    /// Time of the last search for waits on lost trainers.
+    pub(super) lost_checked_at: Now,
+    /// Pending requests per connection.
+    pub(super) waiting: BTreeMap<PeerId, usize>,
+    /// Waits that the log has reported.
+    pub(super) watch: StallLog,
+    /// Where rows are merged and lost_checked_at up.
+    pub(super) rows_room: RowsWorkspace,
+    /// Restored chunks with open contributions, by the journal position at which the checkpoint wrote them.
     behind: BTreeSet<(u64, usize)>,
-    /// Those of the update before.
+    /// Cached coefficients of the previous update.
     numbers: Numbers,
 }
 
-/// What is to be done with one entry of a push.
-pub(super) enum Verdict {
-    /// It is in the value already.
+/// Classification of one entry of a push.
+pub(super) enum PushVerdict {
+    /// A duplicate: the value contains it.
     Applied,
-    /// It is in the open round already.
+    /// A duplicate: the open round contains it.
     Contributed,
-    /// It waits already.
+    /// A duplicate of a gradient that waits for its round.
     Waits,
-    /// Its round was complete without it, and is not closed yet.
+    /// Too late: its round is complete without it, and not closed yet.
     Late,
-    /// It is new.
+    /// A new gradient.
     New,
 }
 
 impl Serving {
-    /// Runs `programs`, which were made for this job and this table.
-    pub(super) fn new(job: Job, mut table: Table, programs: Programs) -> Result<Self, Failure> {
+    /// Starts serving with `programs`, which were made for this job and this table.
+    pub(super) fn new(job: Job, mut table: ChunkTable, programs: Programs) -> Result<Self, Failure> {
         if let Some(rule) = rule_of_mode(job.mode) {
-            table.follow(&rule)?;
+            table.replace_rule(&rule)?;
         }
         for held in table.parameters.values_mut() {
-            held.group.chunks.sort_by_key(|place| table.chunks[*place].id);
+            held.group.chunks.sort_by_key(|slot_index| table.chunks[*slot_index].id);
         }
-        let open = |(place, chunk): (usize, &Chunk)| {
+        let open = |(slot_index, chunk): (usize, &Chunk)| {
             let restored = chunk.restored.as_ref().filter(|restored| !restored.open.is_empty())?;
-            Some((restored.position, place))
+            Some((restored.position, slot_index))
         };
         let behind = table.chunks.iter().enumerate().filter_map(open).collect();
-        let left = vec![None; job.trainers as usize];
+        let departed = vec![None; job.trainers as usize];
         Ok(Self {
             job,
             table,
             programs,
-            left,
+            departed,
             arrivals: 0,
             stalled: BTreeMap::new(),
-            first: None,
+            priority: None,
             starved: BTreeSet::new(),
             slow_pulls: VecDeque::new(),
             joined: Vec::new(),
             waits: BTreeSet::new(),
-            rows_room: RowsRoom::default(),
+            lost_checked_at: Now(0),
+            waiting: BTreeMap::new(),
+            watch: StallLog::default(),
+            rows_room: RowsWorkspace::default(),
             behind,
             numbers: Numbers::default(),
         })
     }
 
-    /// Checks a push before anything is landed or applied, so that nothing is half-applied. Adds the places of its
-    /// entries' chunks to `places`.
-    pub(super) fn check_push(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
+    /// Checks a push before anything is received or applied, so that no push is half-applied. Appends the slot indices
+    /// of its chunks.
+    pub(super) fn check_push(&self, frame: &Frame, position: u64, slot_indices: &mut Vec<u32>) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
-        if self.comes_back(&frame.head) && position == u64::MAX {
+        if self.is_rejoin(&frame.head) && position == u64::MAX {
             self.check_all_open()?;
         }
         let mut last = None;
         for entry in &frame.entries {
-            let place = self.table.check_gradient(last, entry)?;
-            last = Some(place);
-            self.check_rows_wish(place, &frame.head)?;
-            self.check_half(place, entry)?;
-            if !self.table.chunks[place].is_before_restored(position)
-                && matches!(self.verdict(place, &frame.head, entry)?, Verdict::New)
+            let slot_index = self.table.check_gradient(last, entry)?;
+            last = Some(slot_index);
+            self.check_rows_request(slot_index, &frame.head)?;
+            self.check_half(slot_index, entry)?;
+            if !self.table.chunks[slot_index].is_before_restored(position)
+                && matches!(self.verdict(slot_index, &frame.head, entry)?, PushVerdict::New)
                 && position == u64::MAX
             {
-                self.check_open_to(place, &frame.head)?;
+                self.check_open_to(slot_index, &frame.head)?;
             }
-            places.push(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"));
+            slot_indices.push(u32::try_from(slot_index).expect("a shard's chunks are counted in 32 bits"));
         }
         Ok(())
     }
 
-    /// Checks a rate with the rules of the chunks that it is for.
-    pub(super) fn check_rate(&self, rate: f64, places: &[u32]) -> Result<(), Refusal> {
-        for chunk in places.iter().map(|place| &self.table.chunks[*place as usize]) {
+    /// Checks a learning rate against the rules of these chunks.
+    pub(super) fn check_rate(&self, rate: f64, slot_indices: &[u32]) -> Result<(), Refusal> {
+        for chunk in slot_indices.iter().map(|slot_index| &self.table.chunks[*slot_index as usize]) {
             chunk.rule.rule().check_rate(rate, chunk.element_type).map_err(|failure| {
                 let name = self.table.held(chunk.id).name();
                 Refusal::invalid(format!("parameter \"{name}\": {failure}"))
@@ -193,25 +206,24 @@ impl Serving {
         Ok(())
     }
 
-    /// Closes the rounds that were complete when a checkpoint wrote their chunks, of those that were written before
-    /// this position of the journal.
+    /// Closes the rounds that were complete when the checkpoint wrote their chunks, up to this journal position.
     pub(super) fn catch_up(&mut self, cx: &mut Context<'_>) {
-        while let Some((_, place)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position) {
+        while let Some((_, slot_index)) = self.behind.first().copied().filter(|(position, _)| *position <= cx.position)
+        {
             self.behind.pop_first();
-            self.note_lost(place);
-            self.set_late(cx, place);
-            self.run(cx, place, None);
-            self.set_late(cx, place);
+            self.note_lost(slot_index);
+            self.apply_deferred_set(cx, slot_index);
+            self.run(cx, slot_index, None);
+            self.apply_deferred_set(cx, slot_index);
         }
     }
 
-    /// A round whose contributions were lost with the end of a journal is not closed without them.
-    fn note_lost(&mut self, place: usize) {
-        let chunk = &self.table.chunks[place];
+    /// Reopens a sealed round whose contributions a truncated journal has lost.
+    fn note_lost(&mut self, slot_index: usize) {
+        let chunk = &self.table.chunks[slot_index];
         let held = self.table.held(chunk.id);
-        let own = [place];
-        let places = if chunk.rule.rule().is_element_wise() { &own[..] } else { &held.group.chunks[..] };
-        let found = places.iter().map(|place| self.table.chunks[*place].sealed_and_found());
+        let slot_indices = self.group_of(slot_index);
+        let found = slot_indices.iter().map(|slot_index| self.table.chunks[*slot_index].sealed_and_found());
         let (sealed, missing) = found.min_by_key(|(sealed, _)| *sealed).expect("there is a chunk");
         if sealed < chunk.sealed {
             let names: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
@@ -222,61 +234,61 @@ impl Serving {
                 chunk.version.0 + 1 + u64::from(sealed),
                 names.join(", ")
             );
-            let places = places.to_vec();
-            places.into_iter().for_each(|place| self.table.chunks[place].sealed = sealed);
+            let slot_indices = slot_indices.to_vec();
+            slot_indices.into_iter().for_each(|slot_index| self.table.chunks[slot_index].sealed = sealed);
         }
     }
 
-    /// The replay of the journal is over: what comes now is new to every chunk.
+    /// Ends replay: every later frame is new to every chunk.
     pub(super) fn replayed(&mut self) {
-        // What was complete is closed by now, or was lost with a journal.
+        // Sealed rounds are closed by now, or reopened by `note_lost`.
         self.table.chunks.iter_mut().for_each(|chunk| (chunk.restored, chunk.sealed) = (None, 0));
     }
 
-    /// Checks a frame that replaces values.
+    /// Checks a set.
     pub(super) fn check_set(&self, frame: &Frame, position: u64) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
         for entry in &frame.entries {
             self.table.check_whole(entry)?;
-            let place = self.table.place(entry.id).expect("the entry was just checked");
+            let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
             if position == u64::MAX {
-                self.check_open(place)?;
-                self.check_no_late(place, Mark::of(&frame.head), frame.head.trainer)?;
+                self.check_open(slot_index)?;
+                self.check_no_deferred_set(slot_index, CallId::of(&frame.head), frame.head.trainer)?;
             }
         }
         Ok(())
     }
 
-    /// Checks a frame that says that a trainer is finished.
+    /// Checks a leave.
     pub(super) fn check_leave(&self, position: u64) -> Result<(), Refusal> {
         if position == u64::MAX { self.check_all_open() } else { Ok(()) }
     }
 
-    /// Applies a push that was checked: `places` are those of its entries' chunks, `body` holds one lease for each.
+    /// Applies a checked push: `slot_indices` are those of its chunks, `body` holds one lease per payload.
     pub(super) fn push(
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
         rate: Option<f64>,
-        places: &[u32],
+        slot_indices: &[u32],
         body: impl IntoIterator<Item = Lease>,
     ) {
-        assert_eq!(frame.entries.len(), places.len(), "the frame was checked");
-        let (trainer, call) = (frame.head.trainer, Mark::of(&frame.head));
+        assert_eq!(frame.entries.len(), slot_indices.len(), "the frame was checked");
+        let (trainer, call) = (frame.head.trainer, CallId::of(&frame.head));
         let (position, arrival) = (cx.position, self.arrivals);
         self.arrivals += 1;
-        let sending = Arc::new(Sending { call, rate, position, arrival, peer: cx.peer, head: frame.head });
-        self.take_back(cx.position, &frame.head);
+        let sending = Arc::new(PushHeader { call, rate, position, arrival, peer: cx.peer, head: frame.head });
+        self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
-        for (entry, place) in frame.entries.iter().zip(places) {
+        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let place = *place as usize;
-            let chunk = &self.table.chunks[place];
+            let slot_index = *slot_index as usize;
+            let chunk = &self.table.chunks[slot_index];
             if chunk.is_joined || !chunk.rule.rule().is_element_wise() {
                 self.run_joined(cx);
             }
-            if self.is_begun_by_earlier_life(&self.table.chunks[place], &frame.head) {
-                self.disown(cx, trainer, entry.id.parameter);
+            if self.is_begun_by_earlier_life(&self.table.chunks[slot_index], &frame.head) {
+                self.withdraw_push(cx, trainer, entry.id.parameter);
             }
             let contribution = Contribution {
                 trainer,
@@ -290,198 +302,137 @@ impl Serving {
                 since: Some(cx.now),
                 sending: Arc::clone(&sending),
             };
-            if self.table.chunks[place].bucket().is_some() {
-                self.push_rows(cx, place, entry, contribution);
+            if self.table.chunks[slot_index].bucket().is_some() {
+                self.push_rows(cx, slot_index, entry, contribution);
             } else {
-                self.push_entry(cx, place, entry, contribution);
+                self.push_entry(cx, slot_index, entry, contribution);
             }
         }
         self.run_joined(cx);
     }
 
-    /// Replaces values; a value that was already set is left alone.
+    /// Applies a set; a duplicate changes nothing.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
-        let call = Mark::of(&frame.head);
-        self.note_let_in(frame.head.trainer);
+        let call = CallId::of(&frame.head);
+        self.note_admitted(frame.head.trainer);
         for (entry, lease) in frame.entries.iter().zip(body) {
-            let place = self.table.place(entry.id).expect("the entry was checked");
-            if self.is_before_restored(cx, place) {
-                self.keep_set_again(cx, place, frame, lease);
-            } else if let Some(lease) = self.keep_set(cx, place, frame, lease) {
-                self.put_set(cx, place, call, (cx.peer, &frame.head), lease);
+            let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
+            if self.is_before_restored(cx, slot_index) {
+                self.restore_set(cx, slot_index, frame, lease);
+            } else if let Some(lease) = self.defer_set(cx, slot_index, frame, lease) {
+                self.apply_set(cx, slot_index, call, (cx.peer, &frame.head), lease);
             }
         }
     }
 
-    /// Answers a pull with what is there, and remembers what is not there yet.
+    /// Answers a pull, or queues it until its version exists.
     pub(super) fn pull(
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
         body: impl IntoIterator<Item = Lease>,
     ) -> Result<(), Refusal> {
-        let places = frame.entries.iter().map(|entry| self.table.place(entry.id).ok_or_else(|| unknown(entry.id)));
-        let places = places.collect::<Result<Vec<_>, _>>()?;
-        self.check_wishes(frame, &places)?;
+        let slot_indices =
+            frame.entries.iter().map(|entry| self.table.slot_index(entry.id).ok_or_else(|| unknown(entry.id)));
+        let slot_indices = slot_indices.collect::<Result<Vec<_>, _>>()?;
+        self.check_requests(frame, &slot_indices)?;
+        self.check_waiters(cx.peer, frame.entries.len())?;
         let mut body = body.into_iter();
-        for (entry, place) in frame.entries.iter().zip(places) {
-            let is_bucket = self.table.chunks[place].bucket().is_some();
+        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
+            let is_bucket = self.table.chunks[slot_index].bucket().is_some();
             let ids = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let wish = is_bucket.then_some(Wish { ids, bytes: entry.bytes });
+            let wish = is_bucket.then_some(RowsRequest { ids, bytes: entry.bytes });
             let (version, half) = (Version(entry.round.0), entry.half);
-            self.want(cx, place, Waiter { peer: cx.peer, head: frame.head, version, since: cx.now, half, wish });
+            self.answer_or_wait(
+                cx,
+                slot_index,
+                Waiter { peer: cx.peer, head: frame.head, version, since: cx.now, half, wish },
+            );
         }
         Ok(())
     }
 
-    /// A trainer is finished: nobody waits for it any more.
+    /// Marks a trainer as departed: rounds no longer wait for it.
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
         self.check_trainer(head)?;
-        self.note_let_in(head.trainer);
-        self.left[head.trainer.0 as usize] = Some(head.incarnation);
+        self.note_admitted(head.trainer);
+        self.departed[head.trainer.0 as usize] = Some(head.incarnation);
         self.forget_gathered(cx.position, head.trainer);
-        let begun = self.table.parameters.iter().filter(|(_, held)| self.begun(held, head.trainer).is_some());
-        for parameter in begun.map(|(index, _)| *index).collect::<Vec<_>>() {
-            self.disown(cx, head.trainer, parameter);
+        let unfinished =
+            self.table.parameters.iter().filter(|(_, held)| self.unfinished_push(held, head.trainer).is_some());
+        for parameter in unfinished.map(|(index, _)| *index).collect::<Vec<_>>() {
+            self.withdraw_push(cx, head.trainer, parameter);
         }
-        // Who waited behind the trainer that left, or for it to catch up, waits no more.
-        for place in 0..self.table.chunks.len() {
-            self.run(cx, place, None);
+        // Gradients that waited for the departed trainer may enter now.
+        for slot_index in 0..self.table.chunks.len() {
+            self.run(cx, slot_index, None);
         }
         cx.replies.done_whole(cx.peer, head);
         Ok(())
     }
 
-    /// Tries again when there is what it lacks.
-    pub(super) fn stall(&mut self, place: usize, lack: Lack) {
-        self.stalled.insert(place, lack);
+    /// Records a stalled update; it is retried when the reason may be gone.
+    pub(super) fn stall(&mut self, slot_index: usize, lack: StallReason) {
+        self.stalled.insert(slot_index, lack);
     }
 
-    /// An update was done: nothing has to be tried again.
+    /// Removes a chunk from the stalled ones after its update.
     #[inline]
-    pub(super) fn stirred(&mut self, place: usize) {
+    pub(super) fn note_updated(&mut self, slot_index: usize) {
         if !self.stalled.is_empty() {
-            self.stalled.remove(&place);
+            self.stalled.remove(&slot_index);
         }
     }
 
-    /// Whether an update waits for something.
+    /// Whether any update is stalled.
     pub(super) fn is_stalled(&self) -> bool {
         !self.stalled.is_empty()
     }
 
-    /// Whether an update waits for this.
-    pub(super) fn lacks(&self, lack: Lack) -> bool {
+    /// Whether any update is stalled for this reason.
+    pub(super) fn lacks(&self, lack: StallReason) -> bool {
         self.stalled.values().any(|one| *one == lack)
     }
 
-    /// Whether something is to be tried again when a lease comes back.
+    /// Whether an update or an answer lacks memory.
     pub(super) fn lacks_memory(&self) -> bool {
-        !self.starved.is_empty() || self.stalled.values().any(|lack| *lack == Lack::Memory)
+        !self.starved.is_empty() || self.lacks(StallReason::Memory)
     }
 
-    /// Whether rows catch up with what they have missed: there is work in every turn.
+    /// Whether rows replay missed updates, which is work for every turn.
     pub(super) fn is_catching_up(&self) -> bool {
-        !self.slow_pulls.is_empty() || self.lacks(Lack::Time)
+        !self.slow_pulls.is_empty() || self.lacks(StallReason::Time)
     }
 
-    /// Says how many updates wait, if some do.
-    pub(super) fn tell_stalled(&self) {
-        if let Some((place, lack)) = self.stalled.first_key_value() {
-            let id = self.table.chunks[*place].id;
+    /// Logs the number of stalled updates, if there are any.
+    pub(super) fn log_stalled(&self) {
+        if let Some((slot_index, lack)) = self.stalled.first_key_value() {
+            let id = self.table.chunks[*slot_index].id;
             let (count, name) = (self.stalled.len(), self.table.held(id).name());
             tracing::warn!("{count} updates wait, first {name:?} chunk {} for {}", id.chunk, lack.text());
         }
     }
 
-    /// Tries again what could not be applied or answered for want of a lease; whether something was.
+    /// Retries updates and answers that lacked a lease; true when any succeeded.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_any = self.retry_lacking(cx, Lack::Memory);
+        let is_any = self.retry_lacking(cx, StallReason::Memory);
         self.answer_starved(cx) || is_any
     }
 
-    /// Goes on with what takes more than a turn: updates and pulls replay up to `replays` bytes each of what rows have
-    /// missed. Whether there was any.
+    /// Continues updates and pulls that take several turns, each with a budget of `replays` bytes of missed row
+    /// updates. True when there was any.
     pub(super) fn go_on_catching_up(&mut self, cx: &mut Context<'_>, replays: u64) -> bool {
-        cx.left = replays;
-        let is_any = self.retry_lacking(cx, Lack::Time) || cx.left < replays;
-        cx.left = replays;
+        cx.replay_left = replays;
+        let is_any = self.retry_lacking(cx, StallReason::Time) || cx.replay_left < replays;
+        cx.replay_left = replays;
         self.read_on_slow(cx) || is_any
     }
 
-    fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: Lack) -> bool {
+    fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: StallReason) -> bool {
         let stalled: Vec<usize> =
-            self.stalled.extract_if(.., |_, lack| *lack == wanted).map(|(place, _)| place).collect();
-        stalled.iter().for_each(|place| self.run(cx, *place, None));
-        stalled.iter().any(|place| !self.stalled.contains_key(place))
-    }
-
-    /// When the next wait comes to its end.
-    pub(super) fn deadline(&self, limit: std::time::Duration) -> Option<Now> {
-        self.waits.first().map(|(since, _)| *since + limit)
-    }
-
-    /// Ends the waits that are older than `limit`, naming who is missing.
-    pub(super) fn expire(&mut self, cx: &mut Context<'_>, limit: std::time::Duration) {
-        while let Some((_, place)) = self.waits.first().copied().filter(|(since, _)| *since + limit <= cx.now) {
-            let mut expired = self.take_waiters(place, |waiter| waiter.since + limit <= cx.now);
-            let chunk = &mut self.table.chunks[place];
-            let version = Version(chunk.version.0 + 1);
-            let overdue = chunk.round.take_overdue(cx.pool, |since| since + limit <= cx.now).into_iter();
-            expired.extend(overdue.map(|(peer, head)| Waiter::new(peer, head, version, cx.now)));
-            if let Some(late) = &mut chunk.late
-                && late.since.is_some_and(|since| since + limit <= cx.now)
-            {
-                late.since = None;
-                let (peer, head, version) = (late.peer, late.head, late.after);
-                expired.push(Waiter::new(peer, head, version, cx.now));
-            }
-            self.give_up_gathered(cx, place, limit);
-            self.note_waits(place);
-            for waiter in expired {
-                let text = self.missing_text(place, &waiter, limit);
-                cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
-            }
-        }
-    }
-
-    fn missing_text(&self, place: usize, waiter: &Waiter, limit: std::time::Duration) -> String {
-        if let Some(text) = self.starved_text(place, waiter) {
-            return format!("{text}, and had none within {:.1} s", limit.as_secs_f64());
-        }
-        let chunk = &self.table.chunks[place];
-        let missing = || {
-            let missing = self.missing(chunk, self.programs.of(place).pace);
-            let missing: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
-            format!("trainer {}", missing.join(", "))
-        };
-        let together = self.together(place);
-        let device = together.iter().find_map(|place| self.table.chunks[*place].seat.as_ref()?.waits_for());
-        let waits_for = device.or_else(|| self.stalled.get(&together[0]).map(|lack| lack.text().to_owned()));
-        format!(
-            "parameter \"{}\" chunk {}: version {} was not reached within {:.1} s; it is at version {} and round {} \
-             waits for {}",
-            self.table.held(chunk.id).name(),
-            chunk.id.chunk,
-            waiter.version,
-            limit.as_secs_f64(),
-            chunk.version,
-            chunk.version.0 + 1,
-            waits_for.unwrap_or_else(missing)
-        )
-    }
-
-    /// For whom the chunk's round waits.
-    fn missing(&self, chunk: &Chunk, pace: Pace) -> Vec<TrainerId> {
-        let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
-        match pace {
-            Pace::Rounds => self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect(),
-            Pace::Bounded(_) => {
-                let slowest = self.active().map(|trainer| clock(&trainer)).min();
-                self.active().filter(|trainer| Some(clock(trainer)) == slowest).collect()
-            }
-            Pace::Any => self.table.held(chunk.id).group.owner.into_iter().collect(),
-        }
+            self.stalled.extract_if(.., |_, lack| *lack == wanted).map(|(slot_index, _)| slot_index).collect();
+        stalled.iter().for_each(|slot_index| self.run(cx, *slot_index, None));
+        stalled.iter().any(|slot_index| !self.stalled.contains_key(slot_index))
     }
 
     fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
@@ -495,25 +446,25 @@ impl Serving {
         if head.trainer.0 < self.job.trainers {
             return Ok(());
         }
-        Err(Refusal::no_such_trainer(head.trainer, self.left.len()))
+        Err(Refusal::no_such_trainer(head.trainer, self.departed.len()))
     }
 
-    pub(super) fn verdict(&self, place: usize, head: &Head, entry: &Entry) -> Result<Verdict, Refusal> {
-        let chunk = &self.table.chunks[place];
-        if chunk.has_heard(head.trainer, Mark::of(head)) {
-            return Ok(Verdict::Applied);
+    pub(super) fn verdict(&self, slot_index: usize, head: &Head, entry: &Entry) -> Result<PushVerdict, Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        if chunk.has_heard(head.trainer, CallId::of(head)) {
+            return Ok(PushVerdict::Applied);
         }
         let entered = chunk.round.contribution(head.trainer);
         if entered.is_some_and(|one| one.is_same_call(head)) {
-            return Ok(Verdict::Contributed);
+            return Ok(PushVerdict::Contributed);
         }
-        match self.programs.of(place).pace {
-            Pace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
-            Pace::Any | Pace::Bounded(_) => self.verdict_alone(chunk, head),
+        match self.programs.of(slot_index).pace {
+            AccumulatorPace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => self.verdict_alone(chunk, head),
         }
     }
 
-    /// Where a round is a step of all trainers.
+    /// The verdict where a round is a step of all trainers.
     #[inline]
     fn verdict_in_rounds(
         &self,
@@ -521,19 +472,19 @@ impl Serving {
         head: &Head,
         round: Round,
         has_entered: bool,
-    ) -> Result<Verdict, Refusal> {
+    ) -> Result<PushVerdict, Refusal> {
         let open = chunk.version.0 + 1;
         if round.0 == open {
-            let other = if 1 <= chunk.sealed { Verdict::Late } else { Verdict::New };
-            return Ok(if has_entered { Verdict::Contributed } else { other });
+            let other = if 1 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            return Ok(if has_entered { PushVerdict::Contributed } else { other });
         }
         if round.0 < open {
-            return Ok(Verdict::Applied);
+            return Ok(PushVerdict::Applied);
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            let other = if 2 <= chunk.sealed { Verdict::Late } else { Verdict::New };
-            return Ok(if waits { Verdict::Waits } else { other });
+            let other = if 2 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            return Ok(if waits { PushVerdict::Waits } else { other });
         }
         Err(self.too_far_ahead(chunk, head, round))
     }
@@ -551,12 +502,12 @@ impl Serving {
         .while_at_work(self.is_at_work(chunk))
     }
 
-    /// Where each gradient is a round of its own.
-    fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<Verdict, Refusal> {
+    /// The verdict where each gradient is a round of its own.
+    fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<PushVerdict, Refusal> {
         match chunk.round.ahead(head.trainer) {
-            Some(one) if one.is_same_call(head) => return Ok(Verdict::Waits),
-            // It gives way, see `push`.
-            Some(_) if self.is_begun_by_earlier_life(chunk, head) => return Ok(Verdict::New),
+            Some(one) if one.is_same_call(head) => return Ok(PushVerdict::Waits),
+            // `push` withdraws it.
+            Some(_) if self.is_begun_by_earlier_life(chunk, head) => return Ok(PushVerdict::New),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
@@ -568,9 +519,9 @@ impl Serving {
             }
             None => {}
         }
-        let has_left = self.left[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
+        let has_left = self.departed[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
         if has_left && !chunk.rule.rule().is_element_wise() {
-            // What is sent again by who has left would keep the others out with a half that nobody completes.
+            // A resend from a departed trainer would block the others with a partial gradient.
             let text = format!(
                 "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
                 self.table.held(chunk.id).name(),
@@ -579,19 +530,19 @@ impl Serving {
             );
             return Err(Refusal::invalid(text));
         }
-        Ok(Verdict::New)
+        Ok(PushVerdict::New)
     }
 
-    /// Whether `recv` gives a contribution to the open round of its chunk.
+    /// Whether a contribution may enter the open round of its chunk.
     #[inline]
-    pub(super) fn may_enter(&self, pace: Pace, place: usize, one: &Contribution) -> bool {
-        let chunk = &self.table.chunks[place];
-        if pace == Pace::Rounds {
+    pub(super) fn may_enter(&self, pace: AccumulatorPace, slot_index: usize, one: &Contribution) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        if pace == AccumulatorPace::Rounds {
             let has_piece = chunk.round.contribution(one.trainer).is_some();
             return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);
         }
         let clock = |trainer| chunk.heard(trainer).clock;
-        // Where everybody has left nobody is waited for, neither now nor by who comes back.
+        // With no active trainers, staleness is unbounded.
         let fewest = || self.active().map(clock).min().unwrap_or(u64::MAX);
         if !pace.admits(false, clock(one.trainer), fewest) {
             return false;
@@ -601,67 +552,74 @@ impl Serving {
     }
 
     #[inline]
-    pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, place: usize, entry: &Entry, contribution: Contribution) {
-        if self.is_before_restored(cx, place) {
-            self.put_again(cx, place, contribution);
+    pub(super) fn push_entry(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: usize,
+        entry: &Entry,
+        contribution: Contribution,
+    ) {
+        if self.is_before_restored(cx, slot_index) {
+            self.restore_contribution(cx, slot_index, contribution);
             return;
         }
-        match self.verdict(place, &contribution.sending.head, entry).expect("the entry was checked") {
-            Verdict::New => self.join(cx, place, contribution),
-            known => self.answer_known(cx, place, &known, &contribution),
+        match self.verdict(slot_index, &contribution.sending.head, entry).expect("the entry was checked") {
+            PushVerdict::New => self.join(cx, slot_index, contribution),
+            known => self.answer_known(cx, slot_index, &known, &contribution),
         }
     }
 
-    /// Answers a push that came before, or says later answers whom to go to.
-    fn answer_known(&mut self, cx: &mut Context<'_>, place: usize, known: &Verdict, again: &Contribution) {
-        let Sending { head, peer, .. } = *again.sending;
-        let chunk = &mut self.table.chunks[place];
+    /// Answers a duplicate push, or redirects its pending answer to the sending connection.
+    fn answer_known(&mut self, cx: &mut Context<'_>, slot_index: usize, known: &PushVerdict, again: &Contribution) {
+        let PushHeader { head, peer, .. } = *again.sending;
+        let chunk = &mut self.table.chunks[slot_index];
         match known {
-            Verdict::Applied => self.answer_applied(cx, place, again.waiter(Version(0), cx.now)),
-            // The parts before the last are answered as they come.
-            Verdict::Contributed | Verdict::Waits if again.is_early_part => {
+            PushVerdict::Applied => self.answer_applied(cx, slot_index, again.waiter(Version(0), cx.now)),
+            // Every part but the last is answered on receipt.
+            PushVerdict::Contributed | PushVerdict::Waits if again.is_early_part => {
                 cx.replies.done(peer, &head, version_entry(chunk));
             }
-            Verdict::Contributed => {
+            PushVerdict::Contributed => {
                 let entry = open_entry(chunk);
                 let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
                 entered.answer_to(again);
                 acknowledge(cx, entered, entry);
             }
-            Verdict::Waits => {
+            PushVerdict::Waits => {
                 let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
                 waiting.answer_to(again);
                 waiting.since = Some(cx.now);
             }
-            // It is answered once the round is closed that is about to be closed without it.
-            Verdict::Late => self.want(cx, place, again.waiter(Version(again.round.0), cx.now)),
-            Verdict::New => unreachable!("what is new was not pushed before"),
+            // The answer follows when the sealed round closes.
+            PushVerdict::Late => self.answer_or_wait(cx, slot_index, again.waiter(Version(again.round.0), cx.now)),
+            PushVerdict::New => unreachable!("what is new was not pushed before"),
         }
-        self.note_waits(place);
+        self.note_waits(slot_index);
     }
 
-    /// Puts a contribution from the journal where it was when the checkpoint wrote its chunk. One that was in the
-    /// value by then, or had come to nothing, is dropped.
-    fn put_again(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let chunk = &mut self.table.chunks[place];
-        let is_it = |one: Open| (one.trainer, one.call) == (contribution.trainer, contribution.sending.call);
+    /// Restores a contribution from the journal to its state in the checkpoint. A contribution that the value contains,
+    /// or that was dropped, is ignored.
+    fn restore_contribution(&mut self, cx: &mut Context<'_>, slot_index: usize, contribution: Contribution) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_it =
+            |one: OpenContribution| (one.trainer, one.call) == (contribution.trainer, contribution.sending.call);
         let is_there = chunk.round.open().any(is_it);
         match chunk.open_in_checkpoint(&contribution.sending.head) {
-            Some(open) if !is_there && open.stage == Stage::Ahead => chunk.round.add_ahead(contribution),
-            Some(_) if !is_there => self.enter(cx, place, contribution),
+            Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),
+            Some(_) if !is_there => self.enter(cx, slot_index, contribution),
             _ => {}
         }
     }
 
-    /// Whether the frame at hand is older than a chunk that came from a checkpoint.
-    pub(super) fn is_before_restored(&self, cx: &Context<'_>, place: usize) -> bool {
-        self.table.chunks[place].is_before_restored(cx.position)
+    /// Whether this frame is older than the chunk's checkpoint.
+    pub(super) fn is_before_restored(&self, cx: &Context<'_>, slot_index: usize) -> bool {
+        self.table.chunks[slot_index].is_before_restored(cx.position)
     }
 
     #[inline]
-    pub(super) fn enter(&mut self, cx: &mut Context<'_>, place: usize, contribution: Contribution) {
-        let chunk = &mut self.table.chunks[place];
-        if !chunk.rule.rule().is_element_wise() && self.programs.of(place).pace != Pace::Rounds {
+    pub(super) fn enter(&mut self, cx: &mut Context<'_>, slot_index: usize, contribution: Contribution) {
+        let chunk = &mut self.table.chunks[slot_index];
+        if !chunk.rule.rule().is_element_wise() && self.programs.of(slot_index).pace != AccumulatorPace::Rounds {
             let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
             held.group.owner = Some(contribution.trainer);
         }
@@ -669,42 +627,44 @@ impl Serving {
         acknowledge(cx, chunk.round.add(contribution), entry);
     }
 
-    /// Answers a push whose gradient is in the value.
-    fn answer_applied(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
+    /// Acknowledges a push that the value contains.
+    fn answer_applied(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         if waiter.head.flags.contains(Flags::WANT_VALUE) {
-            self.send_value(cx, place, waiter);
+            self.send_value(cx, slot_index, waiter);
         } else {
-            cx.replies.done(waiter.peer, &waiter.head, version_entry(&self.table.chunks[place]));
+            cx.replies.done(waiter.peer, &waiter.head, version_entry(&self.table.chunks[slot_index]));
         }
     }
 
-    fn want(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
-        if waiter.version <= self.table.chunks[place].version {
-            self.answer(cx, place, waiter);
+    fn answer_or_wait(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+        if waiter.version <= self.table.chunks[slot_index].version {
+            self.answer(cx, slot_index, waiter);
             return;
         }
-        if waiter.peer == NOBODY {
+        if waiter.peer == NO_PEER {
             return;
         }
-        self.table.chunks[place].waiters.push(waiter);
-        self.note_waits(place);
+        self.add_waiter(slot_index, waiter);
+        self.note_waits(slot_index);
     }
 
-    /// Answers somebody with the value, or with the rows that were asked for.
-    fn answer(&mut self, cx: &mut Context<'_>, place: usize, waiter: Waiter) {
+    /// Answers a due request with the value or the requested rows.
+    fn answer(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         match &waiter.wish {
-            None if waiter.head.kind == Kind::Push => self.answer_applied(cx, place, waiter),
-            Some(_) => self.answer_rows(cx, place, waiter),
-            None => self.send_value(cx, place, waiter),
+            None if waiter.head.kind == Kind::Push => self.answer_applied(cx, slot_index, waiter),
+            Some(_) => self.answer_rows(cx, slot_index, waiter),
+            None => self.send_value(cx, slot_index, waiter),
         }
     }
 
-    /// Keeps the list of waits true to a chunk that may have changed.
+    /// Updates the chunk's entry in `waits`.
     #[inline]
-    pub(super) fn note_waits(&mut self, place: usize) {
-        let chunk = &mut self.table.chunks[place];
-        let is_idle =
-            chunk.waiters.is_empty() && chunk.round.is_bare() && chunk.bucket().is_none() && chunk.late.is_none();
+    pub(super) fn note_waits(&mut self, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_idle = chunk.waiters.is_empty()
+            && chunk.round.is_bare()
+            && chunk.bucket().is_none()
+            && chunk.deferred_set.is_none();
         if chunk.noted.is_none() && is_idle {
             return;
         }
@@ -714,195 +674,196 @@ impl Serving {
         }
         chunk.noted = after;
         if let Some(before) = before {
-            self.waits.remove(&(before, place));
+            self.waits.remove(&(before, slot_index));
         }
         if let Some(after) = after {
-            self.waits.insert((after, place));
+            self.waits.insert((after, slot_index));
         }
     }
 
-    /// Whether the accumulator of a chunk gives: it has a piece of everybody who takes part, or the one it counts to.
+    /// Whether the open round of a chunk is complete.
     #[inline]
-    pub(super) fn is_complete(&self, pace: Pace, place: usize) -> bool {
-        let chunk = &self.table.chunks[place];
+    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+        let chunk = &self.table.chunks[slot_index];
         let round = &chunk.round;
         match pace {
-            // What was ahead is in it first, also of those who are not waited for any more.
-            Pace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
-            Pace::Rounds if 0 < chunk.sealed => !round.is_empty(),
-            Pace::Rounds => round.is_complete(self.active()),
-            Pace::Any | Pace::Bounded(_) => !round.is_empty(),
+            // Early contributions enter first, those of departed trainers too.
+            AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
+            AccumulatorPace::Rounds if 0 < chunk.sealed => !round.is_empty(),
+            AccumulatorPace::Rounds => round.is_complete(self.active()),
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
         }
     }
 
-    /// Whether everybody has sent a gradient for the round after the open one.
-    pub(super) fn is_next_complete(&self, place: usize) -> bool {
-        let round = &self.table.chunks[place].round;
+    /// Whether every active trainer has sent a gradient for the round after the open one.
+    pub(super) fn is_next_complete(&self, slot_index: usize) -> bool {
+        let round = &self.table.chunks[slot_index].round;
         !round.all_ahead().is_empty() && self.active().all(|trainer| round.ahead(trainer).is_some())
     }
 
-    /// The trainers that a synchronous round waits for.
-    fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
-        (0..self.job.trainers).map(TrainerId).filter(|trainer| self.left[trainer.0 as usize].is_none())
+    /// Active trainers: a synchronous round waits for them.
+    pub(super) fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
+        (0..self.job.trainers).map(TrainerId).filter(|trainer| self.departed[trainer.0 as usize].is_none())
     }
 
-    /// Sums the first pieces of a round that waits for the rest.
+    pub(super) fn is_active(&self, trainer: TrainerId) -> bool {
+        self.departed.get(trainer.0 as usize).is_some_and(Option::is_none)
+    }
+
+    /// Sums the first contributions of an incomplete round early.
     #[inline]
-    pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, place: usize) {
-        let chunk = &self.table.chunks[place];
+    pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &self.table.chunks[slot_index];
         if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
             return;
         }
-        if !self.is_complete(self.programs.of(place).pace, place) {
-            self.fold(cx, place);
+        if !self.is_complete(self.programs.of(slot_index).pace, slot_index) {
+            self.fold(cx, slot_index);
         }
     }
 
-    fn fold(&mut self, cx: &mut Context<'_>, place: usize) {
-        // One that left may come back while the round is open, and then its place in the sum is still its own.
+    fn fold(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        // A departed trainer may rejoin while the round is open, and keeps its position in the summation order.
         let everybody = (0..self.job.trainers).map(TrainerId);
-        let chunk = &mut self.table.chunks[place];
-        // A device sums them all at once.
-        if chunk.bucket().is_some() || chunk.seat.is_some() {
+        let chunk = &mut self.table.chunks[slot_index];
+        // A device sums all gradients in one pass.
+        if chunk.bucket().is_some() || chunk.on_device.is_some() {
             return;
         }
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
-    pub(super) fn scale(&self, place: usize) -> f64 {
-        self.programs.of(place).scale(self.table.chunks[place].round.contributors())
+    pub(super) fn scale(&self, slot_index: usize) -> f64 {
+        self.programs.of(slot_index).scale(self.table.chunks[slot_index].round.contributors())
     }
 
-    /// One update of one chunk; false when there was no lease for it, and it will be tried again.
-    pub(super) fn apply(&mut self, cx: &mut Context<'_>, place: usize, norm: Option<f64>) -> bool {
-        let scale = self.scale(place);
-        let chunk = &mut self.table.chunks[place];
+    /// Applies one update of one chunk; false when it is stalled.
+    pub(super) fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>) -> bool {
+        let scale = self.scale(slot_index);
+        let chunk = &mut self.table.chunks[slot_index];
         let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
         let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && scale == 1.0;
         let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
         let updated = match only {
             Some(gradient) => {
-                chunk.take_over(cx.pool, gradient);
+                chunk.adopt_gradient(cx.pool, gradient);
                 Ok(true)
             }
-            None if chunk.seat.is_some() => return self.apply_on_device(cx, place, &step),
-            None if chunk.bucket().is_some() => chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.left),
+            None if chunk.on_device.is_some() => return self.apply_on_device(cx, slot_index, &step),
+            None if chunk.bucket().is_some() => {
+                chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
+            }
             None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
         };
         let lack = match updated {
             Ok(true) => return true,
-            Ok(false) => Lack::Time,
-            Err(_) => Lack::Memory,
+            Ok(false) => StallReason::Time,
+            Err(_) => StallReason::Memory,
         };
-        self.stall(place, lack);
+        self.stall(slot_index, lack);
         false
     }
 
-    /// Closes the round of a chunk whose pieces are in the value: notes that they are, and sends it to who wants it.
-    pub(super) fn publish(&mut self, cx: &mut Context<'_>, place: usize) {
-        let halves = self.halves_of_round(cx, place);
-        let chunk = &mut self.table.chunks[place];
+    /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
+    /// for it.
+    pub(super) fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let halves = self.halves_of_round(cx, slot_index);
+        let chunk = &mut self.table.chunks[slot_index];
         let (entry, version) = (value_entry(chunk, None), chunk.version);
         let mut starved = Vec::new();
         chunk.close_round(&halves, |one, since, value| match value {
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
             None => starved.push(one.waiter(version, since)),
         });
-        starved.into_iter().for_each(|waiter| self.wait_for_memory(place, waiter));
-        self.answer_waiters(cx, place);
-        let chunk = &self.table.chunks[place];
-        if chunk.seat.is_some() || chunk.late.is_some() {
-            self.after_update(cx, place);
+        starved.into_iter().for_each(|waiter| self.wait_for_memory(slot_index, waiter));
+        self.answer_waiters(cx, slot_index);
+        let chunk = &self.table.chunks[slot_index];
+        if chunk.on_device.is_some() || chunk.deferred_set.is_some() {
+            self.after_update(cx, slot_index);
         }
     }
 
-    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, place: usize) {
-        let chunk = &self.table.chunks[place];
+    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &self.table.chunks[slot_index];
         let version = chunk.version;
         if chunk.waiters.is_empty() {
             return;
         }
-        for waiter in self.take_waiters(place, |waiter| waiter.version <= version) {
-            self.answer(cx, place, waiter);
+        let due = self.table.chunks[slot_index].waiters.take_due(version);
+        self.note_taken(&due);
+        for waiter in due {
+            self.answer(cx, slot_index, waiter);
         }
     }
 
-    /// Takes the waiters of a chunk that `is_over` names, in the order of asking.
-    fn take_waiters(&mut self, place: usize, is_over: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
-        let chunk = &mut self.table.chunks[place];
-        let (over, rest) = chunk.waiters.drain(..).partition(is_over);
-        chunk.waiters = rest;
-        over
+    /// Whether a frame comes from a newer incarnation of a departed trainer.
+    pub(super) fn is_rejoin(&self, head: &Head) -> bool {
+        self.departed[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
     }
 
-    /// Whether a frame is of a newer life of a trainer that had left.
-    pub(super) fn comes_back(&self, head: &Head) -> bool {
-        self.left[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
-    }
-
-    /// A newer life of a trainer that had left takes part again.
-    fn take_back(&mut self, position: u64, head: &Head) {
-        if !self.comes_back(head) {
+    /// Makes a departed trainer active again.
+    fn rejoin(&mut self, position: u64, head: &Head) {
+        if !self.is_rejoin(head) {
             return;
         }
-        self.left[head.trainer.0 as usize] = None;
-        self.note_let_in(head.trainer);
-        // It takes up where the slowest of the others is: nobody waits for steps that it never took.
-        for place in 0..self.table.chunks.len() {
-            let chunk = &self.table.chunks[place];
+        self.departed[head.trainer.0 as usize] = None;
+        self.note_admitted(head.trainer);
+        // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
+        for slot_index in 0..self.table.chunks.len() {
+            let chunk = &self.table.chunks[slot_index];
             let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
             if !chunk.is_before_restored(position) {
-                let heard = self.table.chunks[place].heard_mut(head.trainer);
+                let heard = self.table.chunks[slot_index].heard_mut(head.trainer);
                 heard.clock = heard.clock.max(others.unwrap_or(0));
             }
         }
     }
 
-    /// Whether an earlier life of the trainer, which will not send the rest, has begun a push to the chunks that step
-    /// together with this one.
+    /// Whether an earlier incarnation of the trainer has a partial push to this chunk's group.
     fn is_begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> bool {
-        // The parameter is looked up for few rules only.
+        // The parameter is lost_checked_at up for few rules only.
         !chunk.rule.rule().is_element_wise()
             && self
-                .begun(self.table.held(chunk.id), head.trainer)
+                .unfinished_push(self.table.held(chunk.id), head.trainer)
                 .is_some_and(|call| call.incarnation < head.incarnation)
     }
 
-    /// The push of a trainer to chunks that step together, entered or waiting, as long as some of it is missing.
-    fn begun(&self, held: &Held, trainer: TrainerId) -> Option<Mark> {
+    /// A trainer's partial push to a group of chunks: its call, as long as a chunk of the group lacks it.
+    fn unfinished_push(&self, held: &ShardParameter, trainer: TrainerId) -> Option<CallId> {
         let first = held.group.chunks.first()?;
-        if held.rule.rule().is_element_wise() || self.programs.of(*first).pace == Pace::Rounds {
+        if held.rule.rule().is_element_wise() || self.programs.of(*first).pace == AccumulatorPace::Rounds {
             return None;
         }
-        let sent = |place: &usize| {
-            let round = &self.table.chunks[*place].round;
+        let sent = |slot_index: &usize| {
+            let round = &self.table.chunks[*slot_index].round;
             round.contribution(trainer).or(round.ahead(trainer))
         };
         let call = held.group.chunks.iter().find_map(sent)?.sending.call;
-        held.group.chunks.iter().any(|place| sent(place).is_none()).then_some(call)
+        held.group.chunks.iter().any(|slot_index| sent(slot_index).is_none()).then_some(call)
     }
 
-    /// Takes what a trainer has sent of a push that it will not finish out of the others' way. Chunks that come from
-    /// a checkpoint which is newer than the frame at hand are left alone: they tell what was there afterwards.
-    fn disown(&mut self, cx: &mut Context<'_>, trainer: TrainerId, parameter: ParameterIndex) {
+    /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
+    /// from a newer checkpoint stay as they are: they record the later state.
+    fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, parameter: ParameterIndex) {
         let held = self.table.parameters.get_mut(&parameter).expect("the parameter is held");
-        let places = held.group.chunks.clone();
-        if self.table.chunks[places[0]].is_before_restored(cx.position) {
+        let slot_indices = held.group.chunks.clone();
+        if self.table.chunks[slot_indices[0]].is_before_restored(cx.position) {
             return;
         }
         held.group.owner = held.group.owner.filter(|owner| *owner != trainer);
-        for place in &places {
-            let chunk = &mut self.table.chunks[*place];
+        for slot_index in &slot_indices {
+            let chunk = &mut self.table.chunks[*slot_index];
             if let Some((one, since)) =
                 chunk.round.withdraw(trainer).and_then(|one| one.since.map(|since| (one, since)))
             {
-                // Its sender, if it is still there, gets the value that it asked for, with somebody else's gradient.
+                // The sender, if connected, gets the requested value after the next gradient of another trainer.
                 let version = Version(chunk.version.0 + 1);
-                chunk.waiters.push(one.waiter(version, since));
+                let waiter = one.waiter(version, since);
+                self.add_waiter(*slot_index, waiter);
             }
-            self.note_waits(*place);
+            self.note_waits(*slot_index);
         }
-        self.run(cx, places[0], None);
+        self.run(cx, slot_indices[0], None);
     }
 }
 
@@ -910,26 +871,26 @@ pub(super) fn version_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
 }
 
-/// What acknowledges a gradient that is in the open round.
+/// Entry that acknowledges a gradient in the open round.
 fn open_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
 }
 
-/// What brings the value as it is wanted.
+/// Entry for a value, in half precision if requested.
 pub(super) fn value_entry(chunk: &Chunk, half: Option<Half>) -> Entry {
     as_half(Entry { bytes: chunk.bytes, ..version_entry(chunk) }, half)
 }
 
-/// What brings a value in binary32, as it is wanted.
+/// The entry of a float32 value, in half precision if requested.
 fn as_half(entry: Entry, half: Option<Half>) -> Entry {
     half.map_or(entry, |half| Entry { bytes: entry.bytes / 2, element_type: half.element_type(), ..entry })
 }
 
-/// Tells a trainer that its gradient is in the open round; one that wants the value is told by the round's end.
+/// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.
 #[inline]
 fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
-    let Sending { peer, head, .. } = &*one.sending;
-    let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NOBODY;
+    let PushHeader { peer, head, .. } = &*one.sending;
+    let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NO_PEER;
     one.since = wants_value.then_some(cx.now);
     if !wants_value {
         cx.replies.done(*peer, head, entry);

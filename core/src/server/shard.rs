@@ -1,15 +1,19 @@
-//! One core's worth of server: its chunks, its connections, and the order in which frames change them.
+//! One shard of a server: a session that owns chunks and connections, and orders the frames that change them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bucket::RowsRoom;
+use super::bucket::RowsWorkspace;
 use super::device::{Device, NoRoom};
-use super::gate::Table;
+use super::initialisation::ChunkTable;
+use super::membership::PeerOrigin;
+use super::nonfinite::NonFinite;
 use super::pool::Pool;
+use super::presence::Presence;
 use super::program::{Programs, rule_of};
-use super::reply::{Behind, NOBODY, Refusal, Replies};
+use super::record::PrivateCopy;
+use super::reply::{DeviceWait, NO_PEER, Refusal, Replies};
 use super::serving::{Context, Job, Serving};
 use super::snapshot::{Checkpointing, ShardStatus};
 use crate::checkpoint::Journal;
@@ -21,152 +25,168 @@ use crate::memory::{Budget, Lease};
 use crate::optim::{self, Range};
 use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
 use crate::time::Now;
+use crate::wire::answer::Answer;
+use crate::wire::request::Request;
 use crate::wire::{
-    Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
+    ControlAnswer, ControlRequest, Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, HelloMessage,
+    InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
 };
 
-/// How long one wait for an accelerator is.
+/// Length of one wait for the accelerator.
 const SETTLE_STEP: Duration = Duration::from_millis(1);
 
-/// What a shard is told at start.
+/// Settings of a shard, fixed at start.
 #[derive(Clone, Debug)]
 pub struct ShardOptions {
     /// The job's life; frames of another are refused.
     pub epoch: Epoch,
-    /// How long a pull or a push-pull waits for its version before it is answered with who is missing.
+    /// Longest wait of a pull or push-pull for its version; the error then names the missing trainers.
     pub round_timeout: Duration,
-    /// Whether its memory is such that trainers of this machine can read values where they are.
+    /// Time for a disconnected trainer to reconnect; after it, calls that wait for the trainer fail.
+    pub grace: Duration,
+    /// Whether chunk memory is shared, so that trainers on this host read values in place.
     pub shares_memory: bool,
-    /// Frames of one connection that its transport lands at once, at most.
-    pub landings: usize,
+    /// Receives that the transport posts at once for one connection, at most.
+    pub receives: usize,
+    /// Policy for gradients with NaN or infinite elements.
+    pub nonfinite: NonFinite,
 }
 
-/// What a session wants done.
-pub enum Output {
+/// An action that a server session asks of its caller.
+pub enum ServerOutput {
     /// Hand this to the transport.
     Submit(Submit),
     /// End this connection.
     Close(PeerId),
 }
 
-/// One core's worth of server.
+/// One shard of a server: a thread's chunks and connections.
 pub struct Shard {
     pub(super) options: ShardOptions,
     pub(super) phase: Phase,
     pub(super) pool: Pool,
     pub(super) known: Vec<Incarnation>,
     pub(super) journal: Option<Journal>,
-    /// Where the journal ended when it was stopped: the position of everything that is not in it.
+    copied: PrivateCopy,
+    /// End of the journal when it was switched off: the position of every frame that the journal does not hold.
     pub(super) unwritten: u64,
-    /// How much it replays in one turn of what rows have missed, see [`ROWS_REPLAYED_BYTES`].
+    /// The failure of a shard whose files another process owns; nothing may be written after it.
+    replaced: Option<Failure>,
+    /// Bytes of missed row updates that one turn replays, see [`ROWS_REPLAYED_BYTES`].
     pub(super) replays: u64,
-    kernels: Box<dyn Kernels>,
+    pub(super) kernels: Box<dyn Kernels>,
+    /// Gradients replaced by zeros since start.
+    pub(super) skipped: u64,
     pub(super) device: Option<Device>,
-    peers: BTreeMap<PeerId, Peer>,
-    /// Heads without an answer: what was under way when they came may change what they would be refused for.
-    held: BTreeMap<PeerId, Frame>,
-    /// How often something changed that a check looks at.
+    peers: BTreeMap<PeerId, ShardPeer>,
+    pub(super) trainers: Presence,
+    /// Heads without an answer: work in progress at their arrival may remove the reason of their refusal.
+    deferred_heads: BTreeMap<PeerId, Frame>,
+    /// Count of changes to state that checks read.
     changes: u64,
-    /// At which count of changes those heads were looked at last. Nothing when a frame before one has landed since.
+    /// The change count at the last check of the deferred heads; `None` when an earlier frame was received since.
     looked_at: Option<u64>,
     pub(super) checkpointing: Option<Checkpointing>,
 }
 
-/// How far initialisation is.
+/// Progress of initialisation.
 pub(super) enum Phase {
-    /// Nobody has begun.
+    /// No generation has begun.
     Empty,
     /// A generation is filling the table.
-    Filling(Table),
+    Filling(ChunkTable),
     /// Initialised.
     Serving(Box<Serving>),
 }
 
-/// A connection.
-struct Peer {
+/// An accepted connection.
+struct ShardPeer {
     origin: String,
-    who: Option<Who>,
-    /// Frames whose payloads are on their way in, in the order of their heads.
-    landing: VecDeque<Landing>,
-    /// Room for what will be found of frames to come.
-    spare: Vec<Found>,
+    who: Option<TrainerLife>,
+    /// Frames whose payloads are being received, in the order of their heads.
+    receiving: VecDeque<ReceivingFrame>,
+    /// Reusable allocations for the checks of later frames.
+    spare: Vec<FrameCheck>,
 }
 
-/// A frame whose payload has places.
-struct Landing {
-    /// Why it will be refused, once it is here.
+/// A frame whose receive is posted.
+struct ReceivingFrame {
+    /// The refusal that answers the frame after its payload is discarded.
     refusal: Option<Refusal>,
-    found: Found,
+    found: FrameCheck,
 }
 
-/// What a check of a frame found.
+/// The result of a frame's check.
 #[derive(Default)]
-struct Found {
-    /// The count of changes at which the frame was right.
+struct FrameCheck {
+    /// The change count at which the check passed.
     right_at: Option<u64>,
-    /// Of a push, the places of its entries' chunks in the table.
-    places: Vec<u32>,
+    /// Slot indices of a push's chunks, in the order of its entries.
+    slot_indices: Vec<u32>,
 }
 
-/// A frame that was checked and is here.
+/// A checked frame with its payload.
 #[derive(Clone, Copy)]
-struct Arrived<'a> {
+struct ReceivedFrame<'a> {
     now: Now,
     peer: PeerId,
-    /// Where in the journal it is.
+    /// Position of its journal record.
     position: u64,
     frame: &'a Frame,
-    /// Of a push, the places of its entries' chunks in the table.
-    places: &'a [u32],
+    /// Slot indices of a push's chunks, in the order of its entries.
+    slot_indices: &'a [u32],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Who {
+struct TrainerLife {
     trainer: TrainerId,
     incarnation: Incarnation,
 }
 
 impl Shard {
-    /// A shard that holds nothing yet.
+    /// A shard without parameters.
     #[must_use]
     pub fn new(options: ShardOptions, kernels: Box<dyn Kernels>) -> Self {
         Self {
             phase: Phase::Empty,
             pool: Pool::new(options.shares_memory),
+            trainers: Presence::new(options.grace),
             options,
             known: Vec::new(),
             journal: None,
+            copied: PrivateCopy::default(),
             unwritten: 0,
+            replaced: None,
             replays: ROWS_REPLAYED_BYTES,
             kernels,
+            skipped: 0,
             device: None,
             peers: BTreeMap::new(),
-            held: BTreeMap::new(),
+            deferred_heads: BTreeMap::new(),
             changes: 0,
             looked_at: None,
             checkpointing: None,
         }
     }
 
-    /// A shard whose chunks live on an accelerator, as far as they can: from initialisation on, or from the end of
-    /// [`Shard::restore`] on.
+    /// Adds an accelerator, to which the shard offers its chunks at initialisation or at the end of [`Shard::restore`].
     #[must_use]
     pub fn with_accelerator(mut self, accelerator: Box<dyn Accelerator>, no_room: NoRoom) -> Self {
         self.device = Some(Device::new(accelerator, no_room));
         self
     }
 
-    /// Takes an event in, and gives everything out that follows from it.
-    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<Output>) {
+    /// Handles one event and appends the resulting actions to `out`.
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) {
         self.forget_refused(now);
         match event {
             Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, Peer::new(origin));
+                self.peers.insert(peer, ShardPeer::new(origin));
             }
-            Event::Head { peer, frame } => self.land(peer, frame, |_| false, out),
-            Event::Landed { peer, frame, body } => {
-                self.landed(now, peer, &frame, body, out);
-                self.looked_at = self.looked_at.filter(|_| !self.held.contains_key(&peer));
+            Event::Head { peer, frame } => self.post_receive(peer, frame, |_| false, out),
+            Event::Received { peer, frame, body } => {
+                self.received(now, peer, &frame, body, out);
+                self.looked_at = self.looked_at.filter(|_| !self.deferred_heads.contains_key(&peer));
             }
             Event::Sent { body, .. } => {
                 drop(body);
@@ -174,15 +194,25 @@ impl Shard {
             }
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
-                self.peers.remove(&peer);
-                self.held.remove(&peer);
+                self.closed(now, peer);
+                self.deferred_heads.remove(&peer);
                 if let Phase::Serving(serving) = &mut self.phase {
                     serving.forget_pulls(peer);
-                    serving.forget_wanted_halves(peer);
+                    serving.forget_waiters(peer);
                 }
                 self.retry(now, out);
             }
-            Event::Left { .. } | Event::Connected { .. } => {}
+            Event::Transmitted { .. } | Event::Connected { .. } => {}
+        }
+    }
+
+    /// Removes a closed connection and starts the grace time of a trainer without another one.
+    fn closed(&mut self, now: Now, peer: PeerId) {
+        let trainer = self.peers.remove(&peer).and_then(|peer| peer.who).map(|who| who.trainer);
+        let is_connected =
+            |trainer| self.peers.values().any(|other| other.who.is_some_and(|who| who.trainer == trainer));
+        if let Some(trainer) = trainer.filter(|trainer| *trainer != NO_TRAINER && !is_connected(*trainer)) {
+            self.trainers.closed(now, trainer);
         }
     }
 
@@ -192,48 +222,56 @@ impl Shard {
         }
     }
 
-    /// Ends the waits that are over. Call when [`Shard::deadline`] has passed.
-    pub fn expire(&mut self, now: Now, out: &mut Vec<Output>) {
+    /// Ends expired waits. Call when [`Shard::deadline`] has passed.
+    pub fn expire(&mut self, now: Now, out: &mut Vec<ServerOutput>) {
+        self.log_waits(now);
         let limit = self.options.round_timeout;
-        self.turn(now, out, |serving, cx| serving.expire(cx, limit));
+        self.turn(now, out, |serving, cx| {
+            serving.expire(cx, limit);
+            serving.expire_lost(cx);
+        });
     }
 
-    /// When [`Shard::expire`] has something to do.
+    /// The next time at which [`Shard::expire`] has work.
     #[must_use]
     pub fn deadline(&self) -> Option<Now> {
         match &self.phase {
-            Phase::Serving(serving) => serving.deadline(self.options.round_timeout),
+            Phase::Serving(serving) => serving.deadline(self.options.round_timeout, &self.trainers),
             Phase::Empty | Phase::Filling(_) => None,
         }
     }
 
-    /// Gives the accelerator its work and goes on with what it has done, with rows that catch up, tries again what had
-    /// no memory, and looks again at heads without an answer; true when something was done. Call it every turn, and
-    /// soon again while [`Shard::is_under_way`].
+    /// Exchanges work with the accelerator, continues rows that catch up, retries updates that lacked memory, and
+    /// checks deferred heads again; true when anything was done. Call it every turn, and again soon while
+    /// [`Shard::is_under_way`].
     ///
     /// # Errors
-    /// [`Failure::Node`] when what lived on the accelerator is lost: a process that starts anew has it from the
-    /// checkpoint and the journal; and when what was restored finds no room there and must.
-    pub fn attend(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+    /// [`Failure::Node`] when states on the accelerator are lost (a restart restores them from checkpoint and journal),
+    /// when restored chunks that must live on it find no room, and when another process owns the shard's files.
+    pub fn attend(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        if let Some(replaced) = &self.replaced {
+            return Err(replaced.clone());
+        }
+        self.log_waits(now);
         let is_any = self.catch_up_rows(now, out);
         let is_any = self.attend_device(now, out)? || is_any;
         self.forget_refused(now);
         if self.looked_at != Some(self.changes) {
             self.looked_at = Some(self.changes);
-            for (peer, frame) in std::mem::take(&mut self.held) {
-                self.land(peer, frame, |refusal| refusal.may_pass, out);
+            for (peer, frame) in std::mem::take(&mut self.deferred_heads) {
+                self.post_receive(peer, frame, |refusal| refusal.may_pass, out);
             }
         }
         Ok(is_any)
     }
 
-    fn attend_device(&mut self, now: Now, out: &mut Vec<Output>) -> Result<bool, Failure> {
+    fn attend_device(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
             && device.is_new(serving.table.generation)
         {
-            device.take_in(serving, &self.pool)?;
+            device.adopt_chunks(serving, &self.pool)?;
         }
         let mut done = Vec::new();
         device.exchange(&mut done)?;
@@ -250,8 +288,8 @@ impl Shard {
         ended.map(|()| true)
     }
 
-    /// Tries again what could not be applied or answered for want of a lease; whether something was.
-    fn retry(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
+    /// Retries updates and answers that lacked a lease; true when any succeeded.
+    fn retry(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> bool {
         let mut is_any = false;
         if matches!(&self.phase, Phase::Serving(serving) if serving.lacks_memory()) {
             self.turn(now, out, |serving, cx| is_any = serving.retry(cx));
@@ -259,8 +297,8 @@ impl Shard {
         is_any
     }
 
-    /// Goes on with what takes more than a turn; whether there was any.
-    fn catch_up_rows(&mut self, now: Now, out: &mut Vec<Output>) -> bool {
+    /// Continues work that takes several turns; true when there was any.
+    fn catch_up_rows(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> bool {
         let (mut is_any, replays) = (false, self.replays);
         if matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up()) {
             self.turn(now, out, |serving, cx| is_any = serving.go_on_catching_up(cx, replays));
@@ -268,21 +306,21 @@ impl Shard {
         is_any
     }
 
-    /// Whether the accelerator has work, or rows catch up with what they have missed.
+    /// Whether the accelerator has work in flight or rows replay missed updates.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         let is_catching_up = matches!(&self.phase, Phase::Serving(serving) if serving.is_catching_up());
         is_catching_up || self.device.as_ref().is_some_and(Device::is_under_way)
     }
 
-    /// Waits until the accelerator has nothing to do, every round that is complete is closed, and every state is in the
-    /// host's memory, so that a checkpoint is taken without it. It is given up when nothing has happened for `limit`.
-    /// A round without memory for its next value, because readers hold versions, stays open: waiting here brings none
-    /// back. A checkpoint holds it as open, and the journal what is in it; a line of the log says how many there are.
+    /// Drains the accelerator: completes its work, closes every complete round and stores every state in host memory,
+    /// so that a checkpoint needs no device. Fails when nothing completes for `limit`. A round that lacks memory
+    /// because readers hold old versions stays open; the checkpoint records it as open, the journal holds its
+    /// gradients, and one log line counts such rounds.
     ///
     /// # Errors
-    /// As [`Shard::attend`]; and when it was given up, naming the accelerator.
-    pub fn settle(&mut self, now: Now, limit: Duration, out: &mut Vec<Output>) -> Result<(), Failure> {
+    /// The errors of [`Shard::attend`], and a timeout that names the accelerator.
+    pub fn settle(&mut self, now: Now, limit: Duration, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
         if let Phase::Serving(serving) = &mut self.phase {
             serving.forget_not_stored();
         }
@@ -293,13 +331,13 @@ impl Shard {
             }
             let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
             let Some(device) = &mut self.device else {
-                serving.tell_stalled();
+                serving.log_stalled();
                 return Ok(());
             };
             serving.release_held(device);
             serving.store_all(device);
             if !device.is_under_way() && device.released.is_empty() {
-                serving.tell_stalled();
+                serving.log_stalled();
                 return serving.not_stored().map_or(Ok(()), |text| Err(Failure::Call(text)));
             }
             if limit <= waited {
@@ -320,84 +358,92 @@ impl Shard {
         }
     }
 
-    /// Runs `work` on a shard that serves, and sends what it answers.
-    fn turn(&mut self, now: Now, out: &mut Vec<Output>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
+    /// Runs `work` on a serving shard and flushes its replies.
+    fn turn(&mut self, now: Now, out: &mut Vec<ServerOutput>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
         let mut replies = Replies::default();
         if let Phase::Serving(serving) = &mut self.phase {
             self.changes += u64::from(serving.is_stalled());
             let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
             let device = self.device.as_mut();
-            let (replies, left) = (&mut replies, self.replays);
-            let mut cx = Context { now, kernels, pool, device, replies, peer: NOBODY, position: 0, left };
+            let (replies, replay_left) = (&mut replies, self.replays);
+            let trainers = &self.trainers;
+            let mut cx =
+                Context { now, kernels, pool, device, replies, trainers, peer: NO_PEER, position: 0, replay_left };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
     }
 
-    /// Decides where a payload goes before it is read: into leases, or nowhere when the frame is refused. A frame is
-    /// refused only when those of its connection before it are here: until then they may make it right, and it waits.
-    /// One that has waited is not refused, either, for what `waits` says.
-    fn land(&mut self, peer: PeerId, frame: Frame, waits: impl FnOnce(&Refusal) -> bool, out: &mut Vec<Output>) {
+    /// Chooses the receive buffers of a payload: leases, or none for a refused frame, whose payload is discarded. A
+    /// frame is refused only after the earlier frames of its connection are applied, because they may make it valid;
+    /// until then its head is deferred. A deferred head stays deferred as long as `waits` accepts the refusal.
+    fn post_receive(
+        &mut self,
+        peer: PeerId,
+        frame: Frame,
+        waits: impl FnOnce(&Refusal) -> bool,
+        out: &mut Vec<ServerOutput>,
+    ) {
         let mut found = self.spare(peer);
-        let checked = self.check(peer, &frame, &mut found).and_then(|()| self.places(&frame));
+        let checked = self.check(peer, &frame, &mut found).and_then(|()| self.receive_buffers(&frame));
         let sender = self.peers.get_mut(&peer);
         let (refusal, into) = match (checked, sender) {
-            (Err(refusal), Some(sender)) if !sender.landing.is_empty() || waits(&refusal) => {
+            (Err(refusal), Some(sender)) if !sender.receiving.is_empty() || waits(&refusal) => {
                 sender.spare.push(found.cleared());
-                self.held.insert(peer, frame);
+                self.deferred_heads.insert(peer, frame);
                 return;
             }
             (Ok(into), _) => (None, into),
-            (Err(refusal), _) => (Some(refusal), Incoming::nowhere(&frame)),
+            (Err(refusal), _) => (Some(refusal), Incoming::discard_all(&frame)),
         };
         if let Some(sender) = self.peers.get_mut(&peer) {
-            sender.landing.push_back(Landing { refusal, found });
+            sender.receiving.push_back(ReceivingFrame { refusal, found });
         }
-        out.push(Output::Submit(Submit::Land { peer, into }));
+        out.push(ServerOutput::Submit(Submit::PostReceive { peer, into }));
     }
 
-    /// Room for what is found of a frame.
-    fn spare(&mut self, peer: PeerId) -> Found {
+    /// A reusable allocation for a frame's check.
+    fn spare(&mut self, peer: PeerId) -> FrameCheck {
         self.peers.get_mut(&peer).and_then(|peer| peer.spare.pop()).unwrap_or_default()
     }
 
-    fn places(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
+    fn receive_buffers(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
         let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
-        let mut places = Vec::with_capacity(frame.entries.len());
+        let mut buffers = Vec::with_capacity(frame.entries.len());
         let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.has_rows());
-        // Without rows, entries of one length in a row are as good as one.
+        // Without rows, consecutive entries of one length are allocated together.
         for alike in frame.entries.chunk_by(|one, next| !has_rows && one.bytes == next.bytes) {
             let bytes = alike[0].bytes;
-            let mut put = |lease| places.push(Incoming::Chunk { lease, bytes });
+            let mut put = |lease| buffers.push(Incoming::Chunk { lease, bytes });
             match alike {
                 _ if bytes == 0 => {}
                 [entry] => put(take(&self.phase, &mut self.pool, entry).map_err(busy)?),
                 _ => self.pool.take_many(bytes, alike.len(), &mut put).map_err(busy)?,
             }
         }
-        Ok(places)
+        Ok(buffers)
     }
 
-    fn landed(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<Output>) {
+    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<ServerOutput>) {
         let mut replies = Replies::to(frame.entries.len());
-        let has_places = frame.payload_bytes() > 0;
-        let landing = self.peers.get_mut(&peer).filter(|_| has_places).and_then(|peer| peer.landing.pop_front());
-        let Landing { refusal, mut found } =
-            landing.unwrap_or_else(|| Landing { refusal: None, found: self.spare(peer) });
+        let has_payload = frame.payload_bytes() > 0;
+        let receiving = self.peers.get_mut(&peer).filter(|_| has_payload).and_then(|peer| peer.receiving.pop_front());
+        let ReceivingFrame { refusal, mut found } =
+            receiving.unwrap_or_else(|| ReceivingFrame { refusal: None, found: self.spare(peer) });
         let checked = match refusal {
             Some(refusal) => Err(refusal),
             None => self.check(peer, frame, &mut found),
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
-            Ok(()) => self.record_and_apply(now, peer, frame, &found.places, body, &mut replies),
+            Ok(()) => self.record_and_apply(now, peer, frame, &found.slot_indices, body, &mut replies),
             Err(refusal) => Err(refusal),
         };
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.spare.push(found.cleared());
         }
         if let Err(refusal) = done {
-            if let (Phase::Serving(serving), Some(Behind::Work)) = (&mut self.phase, refusal.behind) {
+            if let (Phase::Serving(serving), Some(DeviceWait::Work)) = (&mut self.phase, refusal.behind) {
                 serving.note_refused(now, frame.head.trainer);
                 self.changes += 1;
             }
@@ -406,10 +452,17 @@ impl Shard {
         replies.flush(|peer| self.peers.contains_key(&peer), out);
     }
 
-    fn refuse(&mut self, peer: PeerId, head: &Head, refusal: &Refusal, replies: &mut Replies, out: &mut Vec<Output>) {
+    fn refuse(
+        &mut self,
+        peer: PeerId,
+        head: &Head,
+        refusal: &Refusal,
+        replies: &mut Replies,
+        out: &mut Vec<ServerOutput>,
+    ) {
         let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
         if refusal.behind.is_some() {
-            // It comes again by itself, soon, and gets in.
+            // The client retries by itself within milliseconds, so this is no warning.
             tracing::debug!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
         } else {
             tracing::warn!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);
@@ -420,30 +473,32 @@ impl Shard {
         }
         replies.refused(peer, head, refusal);
         replies.flush(|peer| self.peers.contains_key(&peer), out);
-        out.push(Output::Close(peer));
+        out.push(ServerOutput::Close(peer));
     }
 
-    /// Accepts a connection: a newer life of a trainer closes the door to its older ones.
+    /// Accepts a connection; a newer incarnation of a trainer closes the connections of older ones.
     fn welcome(
         &mut self,
         peer: PeerId,
         frame: &Frame,
         replies: &mut Replies,
-        out: &mut Vec<Output>,
+        out: &mut Vec<ServerOutput>,
     ) -> Result<(), Refusal> {
         let head = &frame.head;
-        let who = Who { trainer: head.trainer, incarnation: head.incarnation };
+        let HelloMessage { host, process, .. } = decode(&frame.control)?;
+        let who = TrainerLife { trainer: head.trainer, incarnation: head.incarnation };
         if who.trainer != NO_TRAINER {
-            self.meet(who)?;
-            if let Phase::Serving(serving) = &mut self.phase {
-                serving.forget_earlier_lives(who.trainer, who.incarnation);
-            }
-            let older = |one: &Peer| one.who.is_some_and(|other| other.trainer == who.trainer);
-            out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| Output::Close(*id)));
+            self.record_join(who, frame)?;
+            self.join(who)?;
+            let older = |one: &ShardPeer| one.who.is_some_and(|other| other.trainer == who.trainer);
+            out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| ServerOutput::Close(*id)));
         }
         if let Some(peer) = self.peers.get_mut(&peer) {
             tracing::debug!(origin = peer.origin, trainer = %who.trainer, "welcome");
             peer.who = Some(who);
+            if who.trainer != NO_TRAINER {
+                self.trainers.connected(who.trainer, PeerOrigin { address: peer.origin.clone(), host, process });
+            }
         }
         let message = WelcomeMessage { generation: self.generation().0 };
         let answer = Head { epoch: self.options.epoch, ..head.answer(Kind::Welcome) };
@@ -451,8 +506,42 @@ impl Shard {
         Ok(())
     }
 
-    /// Notes a trainer's incarnation, and refuses one that was superseded.
-    fn meet(&mut self, who: Who) -> Result<(), Refusal> {
+    /// Journals a newer incarnation before it is acknowledged, so that a restarted server still refuses the older ones,
+    /// even when the newer one never pushes.
+    fn record_join(&mut self, who: TrainerLife, hello: &Frame) -> Result<(), Refusal> {
+        let known = self.known.get(who.trainer.0 as usize).copied().unwrap_or_default();
+        if who.trainer.0 < TRAINERS_MAX && known < who.incarnation {
+            self.record(hello, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Records a trainer's incarnation and drops the partial pushes of older ones.
+    fn join(&mut self, who: TrainerLife) -> Result<(), Refusal> {
+        self.note_incarnation(who)?;
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.forget_earlier_lives(who.trainer, who.incarnation);
+        }
+        Ok(())
+    }
+
+    /// Appends a frame and its payloads to the journal, if there is one, and returns the record's position.
+    fn record(&mut self, frame: &Frame, body: &[Incoming]) -> Result<u64, Refusal> {
+        let Some(journal) = &mut self.journal else { return Ok(self.unwritten) };
+        let head = frame.encode();
+        let recorded = journal.append(&self.copied.parts(&head, body));
+        let refused = |failure: Failure| {
+            let text = format!("the journal cannot be written: {failure}");
+            if matches!(failure, Failure::Node(_)) {
+                self.replaced = Some(failure);
+            }
+            Refusal::new(ErrorCode::Busy, text)
+        };
+        recorded.map_err(refused)
+    }
+
+    /// Records a trainer's incarnation; refuses a superseded one.
+    fn note_incarnation(&mut self, who: TrainerLife) -> Result<(), Refusal> {
         if who.trainer.0 >= TRAINERS_MAX {
             return Err(Refusal::invalid(format!("trainer {} is over the limit of {TRAINERS_MAX}", who.trainer)));
         }
@@ -468,9 +557,9 @@ impl Shard {
         Ok(())
     }
 
-    /// Everything that can be wrong with a frame, found before anything changes. What was right when the frame began
-    /// to arrive still is if nothing has changed since.
-    fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut Found) -> Result<(), Refusal> {
+    /// Checks a frame completely before any state changes. A check that passed when the head arrived is reused if no
+    /// state has changed since.
+    fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut FrameCheck) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.kind == Kind::Hello {
             return self.check_epoch(head, true);
@@ -485,12 +574,12 @@ impl Shard {
         }
         self.check_epoch(head, false)?;
         if who.trainer != NO_TRAINER {
-            self.meet(who)?;
+            self.note_incarnation(who)?;
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
         if found.right_at.take() != Some(self.changes) {
-            self.check_state(frame, u64::MAX, &mut found.places)?;
+            self.check_state(frame, u64::MAX, &mut found.slot_indices)?;
         }
         found.right_at = Some(self.changes);
         Ok(())
@@ -503,21 +592,21 @@ impl Shard {
         Err(Refusal::other_epoch(head.epoch, self.options.epoch))
     }
 
-    /// The part of the check that a replayed frame undergoes too. Who sent it is not asked again: a life that was
-    /// superseded since was not when its frame was accepted. `places` is filled with those of a push's chunks.
-    fn check_state(&self, frame: &Frame, position: u64, places: &mut Vec<u32>) -> Result<(), Refusal> {
+    /// The part of the check that replayed frames undergo too. It does not check the sender: an incarnation superseded
+    /// later was current when its frame was journalled. Fills `slot_indices` with those of a push's chunks.
+    fn check_state(&self, frame: &Frame, position: u64, slot_indices: &mut Vec<u32>) -> Result<(), Refusal> {
         let head = &frame.head;
-        places.clear();
+        slot_indices.clear();
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 let rate = check_rate(frame)?;
-                serving.check_push(frame, position, places)?;
-                rate.map_or(Ok(()), |rate| serving.check_rate(rate, places))
+                serving.check_push(frame, position, slot_indices)?;
+                rate.map_or(Ok(()), |rate| serving.check_rate(rate, slot_indices))
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, position),
             (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(position),
-            (Kind::Pull, Phase::Serving(_)) => Ok(()),
+            (Kind::Pull, Phase::Serving(_)) | (Kind::Control, _) => Ok(()),
             (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => {
                 Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"))
             }
@@ -525,7 +614,7 @@ impl Shard {
         }
     }
 
-    /// The fence: an older generation is refused, a newer one starts from nothing.
+    /// The generation fence: refuses an older generation; a newer one starts from an empty table.
     fn check_generation(&self, head: &Head) -> Result<(), Refusal> {
         let current = match &self.phase {
             Phase::Empty => Generation(0),
@@ -539,40 +628,37 @@ impl Shard {
         Err(Refusal::new(ErrorCode::Fenced, text))
     }
 
-    /// Writes a frame that changes something to the journal, then lets it.
+    /// Journals a frame that changes state, then applies it.
     fn record_and_apply(
         &mut self,
         now: Now,
         peer: PeerId,
         frame: &Frame,
-        places: &[u32],
+        slot_indices: &[u32],
         mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let mut position = self.unwritten;
-        self.own_rows(frame, &mut body)?;
+        self.copy_foreign_rows(frame, &mut body)?;
+        self.screen(frame, slot_indices, &mut body)?;
         if let Phase::Serving(serving) = &mut self.phase {
             serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
         }
         if frame.head.kind == Kind::Finish {
             self.check_room(frame)?;
         }
-        if let Some(journal) = self.journal.as_mut().filter(|_| frame.head.kind.is_mutating()) {
-            let head = frame.encode();
-            let mut parts: Vec<&[u8]> = vec![&head];
-            parts.extend(body.iter().map(Incoming::bytes));
-            position = journal.append(&parts).map_err(|failure| {
-                Refusal::new(ErrorCode::Busy, format!("the journal cannot be written: {failure}"))
-            })?;
+        if frame.head.kind.is_mutating() {
+            position = self.record(frame, &body)?;
         }
-        let leases = body.into_iter().filter_map(|place| match place {
+        let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
-        self.apply(&Arrived { now, peer, position, frame, places }, leases.collect(), replies)
+        self.apply(&ReceivedFrame { now, peer, position, frame, slot_indices }, leases.collect(), replies)
     }
 
-    /// Whether parameters that must live on the accelerator find room there. They keep it.
+    /// Reserves room on the accelerator for parameters that must live there; refuses the finish frame where it is
+    /// short.
     fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
         let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
         if !device.must_hold_all() || table.generation != frame.head.generation {
@@ -582,33 +668,33 @@ impl Shard {
         device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
-    /// Copies rows and ids that lie in their sender's memory: what was checked must be what is applied, and a sender
-    /// may write there meanwhile.
-    fn own_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
+    /// Copies rows and ids out of their sender's memory: the sender may write there between the check and the update.
+    fn copy_foreign_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
         if !serving.has_rows() {
             return Ok(());
         }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
-        for (_, place) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
-            if let Incoming::Chunk { lease, bytes } = place
+        for (_, incoming) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
+            if let Incoming::Chunk { lease, bytes } = incoming
                 && lease.is_foreign()
             {
                 let own = self.pool.take_for_rows(*bytes);
                 let mut own = own.map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
-                own.bytes_mut()[..*bytes as usize].copy_from_slice(&lease.bytes()[..*bytes as usize]);
+                lease.copy_to(&mut own.bytes_mut()[..*bytes as usize]);
                 *lease = own;
             }
         }
         Ok(())
     }
 
-    fn apply(&mut self, arrived: &Arrived<'_>, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
-        let Arrived { now, peer, position, frame, places } = *arrived;
+    fn apply(&mut self, arrived: &ReceivedFrame<'_>, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
+        let ReceivedFrame { now, peer, position, frame, slot_indices } = *arrived;
         self.changes += u64::from(frame.head.kind.is_mutating());
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
             Kind::Finish => return self.finish(peer, frame, replies),
+            Kind::Control => return self.answer_wait_question(now, peer, frame, replies),
             _ => {}
         }
         let Phase::Serving(serving) = &mut self.phase else {
@@ -616,13 +702,14 @@ impl Shard {
         };
         let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
         let device = self.device.as_mut();
-        // While the journal is replayed nobody waits.
-        let left = if peer == NOBODY { u64::MAX } else { self.replays };
-        let mut cx = Context { now, kernels, pool, device, replies, peer, position, left };
+        // Replay has no other peers to serve, so one turn may replay everything.
+        let replay_left = if peer == NO_PEER { u64::MAX } else { self.replays };
+        let trainers = &self.trainers;
+        let mut cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
         match frame.head.kind {
             Kind::Push => {
                 let message = decode::<PushMessage>(&frame.control)?;
-                serving.push(&mut cx, frame, message.rate, places, leases);
+                serving.push(&mut cx, frame, message.rate, slot_indices, leases);
             }
             Kind::Set => serving.set(&mut cx, frame, leases),
             Kind::Pull => serving.pull(&mut cx, frame, leases)?,
@@ -632,11 +719,31 @@ impl Shard {
         Ok(())
     }
 
+    /// Answers a trainer's question about what its calls wait for.
+    fn answer_wait_question(
+        &self,
+        now: Now,
+        peer: PeerId,
+        frame: &Frame,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let Some(Request::Waiting(_)) = decode::<ControlRequest>(&frame.control)?.request else {
+            return Err(Refusal::invalid("a shard has no answer to a question for the coordinator"));
+        };
+        let waits_for = match &self.phase {
+            Phase::Serving(serving) => serving.describe_wait(now, &self.trainers, peer).unwrap_or_default(),
+            Phase::Empty | Phase::Filling(_) => String::new(),
+        };
+        let message = ControlAnswer { answer: Some(Answer::Waiting(waits_for)) };
+        replies.whole(peer, Frame::with_control(frame.head.answer(Kind::Answer), &message));
+        Ok(())
+    }
+
     fn init(&mut self, peer: PeerId, frame: &Frame, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
         let generation = frame.head.generation;
         let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
         let table = match &mut self.phase {
-            // What was finished under this generation is finished: the frame was sent twice.
+            // A resend: this generation is finished already.
             Phase::Serving(serving) if serving.table.generation == generation => {
                 frame.entries.iter().for_each(|entry| replies.done(peer, &frame.head, bare(entry)));
                 return Ok(());
@@ -645,7 +752,7 @@ impl Shard {
             _ => self.begin(generation),
         };
         table.declare(decode::<InitMessage>(&frame.control)?, &frame.entries)?;
-        let (mut leases, mut room) = (leases.into_iter(), RowsRoom::default());
+        let (mut leases, mut room) = (leases.into_iter(), RowsWorkspace::default());
         for entry in &frame.entries {
             let lease = (entry.bytes > 0).then(|| leases.next().expect("there is a lease for every payload"));
             table.begin(&mut room, entry, lease)?;
@@ -654,10 +761,10 @@ impl Shard {
         Ok(())
     }
 
-    fn begin(&mut self, generation: Generation) -> &mut Table {
+    fn begin(&mut self, generation: Generation) -> &mut ChunkTable {
         self.pool = Pool::new(self.options.shares_memory);
         self.device.iter_mut().for_each(Device::forget);
-        self.phase = Phase::Filling(Table::new(generation));
+        self.phase = Phase::Filling(ChunkTable::new(generation));
         match &mut self.phase {
             Phase::Filling(table) => table,
             Phase::Empty | Phase::Serving(_) => unreachable!("the phase was just set"),
@@ -680,7 +787,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Initialised: the budget is reckoned, the state tensors are made, and from here on nothing is mapped.
+    /// Starts serving: computes the memory budget and creates the optimizer states. No chunk memory is mapped
+    /// afterwards.
     pub(super) fn serve(&mut self, message: &FinishMessage) -> Result<(), Refusal> {
         let Phase::Filling(table) = &self.phase else {
             return Err(lost(message.chunks, 0));
@@ -693,9 +801,9 @@ impl Shard {
         let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
-        let landings = u64::try_from(self.options.landings).unwrap_or(u64::MAX);
-        let rows = plans.map(|plan| plan.bytes_on_their_way(trainers, landings)).fold(0, u64::saturating_add);
-        let budget = budget(table, &job, landings);
+        let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
+        let rows = plans.map(|plan| plan.bytes_in_flight(trainers, receives)).fold(0, u64::saturating_add);
+        let budget = budget(table, &job, receives);
         self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
@@ -707,7 +815,7 @@ impl Shard {
         made.map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
-    /// Feeds one journal record through the same door that frames come through; nobody is answered.
+    /// Applies one journal record through the check and apply path of live frames, without replies.
     pub(super) fn replay(&mut self, position: u64, record: &[u8]) -> Result<(), Failure> {
         let damaged = |what: String| Failure::Node(format!("journal record at {position}: {what}"));
         let (header, rest) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("no header".into()))?;
@@ -717,12 +825,17 @@ impl Shard {
         }
         let (table, mut payload) = rest.split_at(prefix.rest_bytes());
         let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
-        // The journal knows the lives that it has frames of; a checkpoint may know newer ones.
-        let _ = self.meet(Who { trainer: frame.head.trainer, incarnation: frame.head.incarnation });
+        let who = TrainerLife { trainer: frame.head.trainer, incarnation: frame.head.incarnation };
+        if frame.head.kind == Kind::Hello {
+            // The checkpoint may know a newer incarnation.
+            let _ = self.join(who);
+            return Ok(());
+        }
+        let _ = self.note_incarnation(who);
         self.catch_up(position);
-        // A frame that was refused when it was written is refused again, for the same reason.
-        let mut places = Vec::new();
-        if self.check_state(&frame, position, &mut places).is_err() {
+        // A frame that was refused live is refused again for the same reason.
+        let mut slot_indices = Vec::new();
+        if self.check_state(&frame, position, &mut slot_indices).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();
@@ -736,10 +849,11 @@ impl Shard {
             payload = after;
         }
         if let Phase::Serving(serving) = &mut self.phase {
-            // It was found to be right before it was written; this counts the rows that are coming.
+            // The check passed before the frame was journalled; this call reserves room for new rows.
             let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), position);
         }
-        let arrived = Arrived { now: Now(0), peer: NOBODY, position, frame: &frame, places: &places };
+        let arrived =
+            ReceivedFrame { now: Now(0), peer: NO_PEER, position, frame: &frame, slot_indices: &slot_indices };
         let _ = self.apply(&arrived, leases, &mut Replies::default());
         Ok(())
     }
@@ -747,11 +861,12 @@ impl Shard {
     fn catch_up(&mut self, position: u64) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
-        let (device, peer, left) = (None, NOBODY, u64::MAX);
-        serving.catch_up(&mut Context { now: Now(0), kernels, pool, device, replies, peer, position, left });
+        let (device, peer, replay_left) = (None, NO_PEER, u64::MAX);
+        let (now, trainers) = (Now(0), &self.trainers);
+        serving.catch_up(&mut Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left });
     }
 
-    /// The replay of the journal is over.
+    /// Ends the replay of the journal.
     pub(super) fn replayed(&mut self) {
         self.catch_up(u64::MAX);
         if let Phase::Serving(serving) = &mut self.phase {
@@ -759,28 +874,28 @@ impl Shard {
         }
     }
 
-    /// What this shard holds, for people.
+    /// A summary of the shard's contents for logs.
     #[must_use]
     pub fn status(&self) -> ShardStatus {
         ShardStatus::of(self)
     }
 }
 
-impl Found {
-    /// Room for what is found of another frame.
+impl FrameCheck {
+    /// The allocation, emptied for another frame.
     fn cleared(self) -> Self {
         Self { right_at: None, ..self }
     }
 }
 
-impl Peer {
+impl ShardPeer {
     fn new(origin: String) -> Self {
-        Self { origin, who: None, landing: VecDeque::new(), spare: Vec::new() }
+        Self { origin, who: None, receiving: VecDeque::new(), spare: Vec::new() }
     }
 }
 
 impl Job {
-    /// Checks what a finish frame says.
+    /// Checks the job settings of a finish frame.
     pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
         let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame without the job's settings"))?;
         let mode = Mode::from_numbers(job.mode, job.staleness)
@@ -799,7 +914,7 @@ impl Job {
     }
 }
 
-/// Room for a payload: rows have theirs, because nobody knows beforehand how many come.
+/// A lease for a payload. Rows have a pool of their own, because their count is not known in advance.
 fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Lease, Failure> {
     match phase {
         Phase::Serving(serving) if serving.is_of_rows(entry) => pool.take_for_rows(entry.bytes),
@@ -811,7 +926,7 @@ fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
     M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
 
-/// The rate of a push. One that is not a number would end in every parameter.
+/// The learning rate sent with a push. A rate that is no number would corrupt every parameter.
 fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
     let rate = decode::<PushMessage>(&frame.control)?.rate;
     let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
@@ -824,8 +939,8 @@ fn lost(expected: u64, found: u64) -> Refusal {
     Refusal::new(ErrorCode::InitialisationLost, text)
 }
 
-/// The sum of reasons for chunk memory, beyond the values, which have theirs already.
-fn budget(table: &Table, job: &Job, landings: u64) -> Budget {
+/// The reasons for chunk memory beyond the values, which are allocated already.
+fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
@@ -837,11 +952,11 @@ fn budget(table: &Table, job: &Job, landings: u64) -> Budget {
     let trainers = u64::from(job.trainers);
     let mut budget = Budget::new();
     for (class, (chunks, states)) in counts {
-        // Each trainer has one connection.
+        // A trainer has one connection.
         let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
-        let landing = trainers * landings * frame;
+        let receiving = trainers * receives * frame;
         budget.line("optimizer state", class, states);
-        budget.line("gradients that land", class, landing);
+        budget.line("gradients that land", class, receiving);
         budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
         budget.line("the sum of a round's first gradients", class, chunks * 2);
         budget.line("a value that is set and waits for updates", class, chunks);
@@ -852,11 +967,11 @@ fn budget(table: &Table, job: &Job, landings: u64) -> Budget {
 
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
     let table = &mut serving.table;
-    for place in 0..table.chunks.len() {
-        if table.chunks[place].bucket().is_some() {
+    for slot_index in 0..table.chunks.len() {
+        if table.chunks[slot_index].bucket().is_some() {
             continue;
         }
-        let chunk = &mut table.chunks[place];
+        let chunk = &mut table.chunks[slot_index];
         let rule = Arc::clone(&chunk.rule);
         chunk.states.reserve_exact(rule.states().len().saturating_sub(chunk.states.len()));
         for declared in rule.states().iter().skip(chunk.states.len()) {

@@ -1,9 +1,9 @@
-//! What of a shard outlives its process, and how it comes back.
+//! Checkpoint and restart of a shard.
 //!
-//! A checkpoint is taken chunk by chunk while the shard serves. Each chunk is written as of its last closed
-//! round, with the marks that say which gradients are in it; gradients of open rounds are in the journal, which
-//! is kept from the oldest of them on. A restart loads the checkpoint and feeds the journal through the door
-//! that frames come through; the marks tell what is contained already.
+//! A checkpoint is taken chunk by chunk while the shard serves. Each chunk is written as of its last closed round, with
+//! call ids that say which gradients it contains; gradients of open rounds are in the journal, which is kept from the
+//! oldest of them on. A restart loads the checkpoint and replays the journal through the path of live frames; the call
+//! ids identify duplicates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::bucket::{Bucket, BucketTensors};
-use super::chunk::{Chunk, Heard, Mark, Open, Restoring, Stage};
+use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution, RestoredState, TrainerMarks};
 use super::device::Device;
-use super::gate::Table;
+use super::initialisation::ChunkTable;
 use super::program::rule_of_mode;
 use super::serving::{Job, Serving};
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
-    ChunkLayout, ChunkRecord, Journal, ShardCheckpoint, StateLayout, Storage, load_latest, replay,
+    ChunkLayout, ChunkRecord, Folder, Journal, Loaded, ReplayOptions, Replayed, ShardCheckpoint, StateLayout,
+    journal_needed_from, load_latest, replay,
 };
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
-use crate::limits::FRAME_PAYLOAD_BYTES_MAX;
-use crate::rows::Rates;
-use crate::wire::{FinishMessage, Frame, Head, InitMessage, JobMessage, Kind};
+use crate::rows::RateChanges;
+use crate::wire::{FinishMessage, InitMessage, JobMessage};
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
@@ -39,32 +39,52 @@ pub struct Checkpointing {
     bucket: Option<BucketWriting>,
 }
 
-/// A bucket on its way into a checkpoint: its rows are copied, some in every turn, as they are when it begins, and then
-/// the copy is written, some of it in every turn.
+/// A bucket being written: its rows are copied in pieces, one per turn, as of the start, and the copy is then written
+/// in pieces.
 struct BucketWriting {
     version: Version,
     marks: Vec<u8>,
-    /// The copy, when it is whole.
+    /// The complete copy.
     copy: Option<BucketTensors>,
-    /// How much of it is written.
+    /// Bytes written.
     written: u64,
 }
 
-/// What a restart found.
+/// How a shard keeps its journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalOptions {
+    /// Whether acknowledged frames are journalled; otherwise frames after the last checkpoint are lost with the
+    /// process.
+    pub is_on: bool,
+    /// Whether a record survives the loss of the host before it is acknowledged.
+    pub sync: bool,
+    /// Whether damage with whole records behind it ends the journal there, instead of being refused.
+    pub accepts_torn_tail: bool,
+}
+
+/// Result of a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
     /// The checkpoint that was loaded, if there was one.
-    pub checkpoint: Option<u64>,
-    /// Newer checkpoints that could not be loaded, and why.
-    pub fell_back: Vec<String>,
-    /// Journal records that were fed through the door.
-    pub records: u64,
+    pub loaded: Option<Loaded>,
+    /// The replayed part of the journal.
+    pub replayed: Replayed,
 }
 
-/// What is shown of each chunk: its name, version, value and state tensors.
+impl Restored {
+    /// Warnings for the operator, one per line.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let fell_back = self.loaded.iter().flat_map(|loaded| &loaded.fell_back);
+        let older = fell_back.map(|reason| format!("an older checkpoint is used: {reason}"));
+        older.chain(self.replayed.warnings()).collect()
+    }
+}
+
+/// Visitor of chunks: id, version, value and state tensors.
 pub type Visit<'a> = dyn FnMut(ChunkId, Version, &[u8], &[&[u8]]) + 'a;
 
-/// What a shard holds, for people.
+/// Summary of a shard's contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStatus {
     /// Zero before initialisation.
@@ -103,41 +123,43 @@ impl ShardStatus {
 }
 
 impl Shard {
-    /// Gives the shard its journal, after bringing back what the last process left.
+    /// Restores the state of the last process from checkpoint and journal, then opens the journal.
     ///
     /// # Errors
-    /// When what is on disk cannot be read or is of another job; nothing is then served.
-    pub fn restore(&mut self, storage: &Arc<dyn Storage>, directory: &str, sync: bool) -> Result<Restored, Failure> {
-        let mut restored = Restored::default();
+    /// When the files cannot be read, are damaged, or belong to another shard or job; the shard then does not serve.
+    pub fn restore(&mut self, folder: &Folder, options: JournalOptions) -> Result<Restored, Failure> {
         let mut about = None;
-        let loaded = load_latest(&**storage, directory, None, &mut |record| self.restore_chunk(&record, &mut about))?;
-        let mut from = 0;
-        if let Some(loaded) = loaded {
-            restored.checkpoint = Some(loaded.number);
-            restored.fell_back = loaded.fell_back;
-            from = loaded.journal_from;
-            self.restore_about(
-                about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?,
-            )?;
+        let storage = folder.storage();
+        let visit = &mut |record: ChunkRecord<'_>| self.restore_chunk(&record, &mut about);
+        let loaded = load_latest(storage, folder.directory(), Some(folder.identity()), visit)?;
+        if loaded.is_some() {
+            let about = about.ok_or_else(|| Failure::Node("the checkpoint does not describe its shard".into()))?;
+            self.restore_about(about)?;
         }
-        let replayed = replay(&**storage, directory, from, &mut |position, record| self.replay(position, record))?;
-        restored.records = replayed.records;
-        let mut journal = Journal::open(Arc::clone(storage), directory, sync)?;
+        let reading = ReplayOptions {
+            storage,
+            directory: folder.directory(),
+            identity: Some(folder.identity()),
+            from: loaded.as_ref().map_or(0, |loaded| loaded.journal_from),
+            accepts_torn_tail: options.accepts_torn_tail,
+        };
+        let replayed = replay(&reading, &mut |position, record| self.replay(position, record))?;
+        // A journal position that a chunk counts as past is not reused.
+        let mut least = reading.from;
         if let Phase::Serving(serving) = &mut self.phase {
             let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
-            pad(&mut journal, restored.map(|restored| restored.position).max().unwrap_or(0))?;
+            least = restored.map(|restored| restored.position).max().unwrap_or(0).max(least);
         }
         self.replayed();
-        self.journal = Some(journal);
-        Ok(restored)
+        if options.is_on {
+            self.journal = Some(Journal::begin(folder, options.sync, &replayed, least)?);
+        } else {
+            self.unwritten = replayed.end.max(least);
+        }
+        Ok(Restored { loaded, replayed })
     }
 
-    /// Writes nothing down from here on: what comes after the last checkpoint is lost with the process.
-    pub fn stop_journal(&mut self) {
-        self.unwritten = self.journal.take().map_or(self.unwritten, |journal| journal.position());
-    }
-
-    /// How long the journal is, over all its life; where it ended when nothing is written down any more.
+    /// Length of the journal over its life; its end when journalling is off.
     #[must_use]
     pub fn journal_position(&self) -> u64 {
         self.journal.as_ref().map_or(self.unwritten, Journal::position)
@@ -146,13 +168,8 @@ impl Shard {
     /// Begins a checkpoint under `number`; does nothing before initialisation.
     ///
     /// # Errors
-    /// When the disk refuses; what was saved before stays.
-    pub fn begin_checkpoint(
-        &mut self,
-        storage: &Arc<dyn Storage>,
-        directory: &str,
-        number: u64,
-    ) -> Result<bool, Failure> {
+    /// When the disk refuses or its owner was replaced; what was saved before stays.
+    pub fn begin_checkpoint(&mut self, folder: &Folder, number: u64) -> Result<bool, Failure> {
         self.device.as_ref().map_or(Ok(()), Device::check_kept)?;
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
@@ -162,9 +179,8 @@ impl Shard {
         let from = open.map_or(now, |open| open.min(now));
         let generation = serving.table.generation;
         let about = self.about(serving).encode_to_vec();
-        let digest = blake3::hash(&about).into();
         let layout = layout(serving);
-        let writer = ShardCheckpoint::begin(Arc::clone(storage), directory, number, digest, from, layout)?;
+        let writer = ShardCheckpoint::begin(folder, number, from, layout)?;
         if let Some(journal) = &mut self.journal {
             journal.rotate()?;
         }
@@ -203,11 +219,11 @@ impl Shard {
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
         let mut left = bytes;
-        // Chunks that step together are written together, as of one round: a restart could not close a round that
-        // only some of them have seen. They lie side by side, because a parameter is initialised in one go.
-        let mut together = None;
+        // A group is written as of one round: a restart could not close a round that only some of its chunks contain.
+        // Chunks of a parameter are adjacent, because initialisation is sequential.
+        let mut writing_group = None;
         while let Some(id) = checkpoint.writer.next() {
-            if left == 0 && together != Some(id.parameter) {
+            if left == 0 && writing_group != Some(id.parameter) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -217,35 +233,35 @@ impl Shard {
                 checkpoint.writer.push(about)?;
                 continue;
             }
-            let place = serving.table.place(id);
-            let place = place.expect("the layout is of this generation's chunks");
-            if together != Some(id.parameter)
+            let slot_index = serving.table.slot_index(id);
+            let slot_index = slot_index.expect("the layout is of this generation's chunks");
+            if writing_group != Some(id.parameter)
                 && let Some(device) = &mut self.device
                 && !serving.hold_for_checkpoint(device, id, bytes)?
             {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
-            let chunk = &mut serving.table.chunks[place];
+            let chunk = &mut serving.table.chunks[slot_index];
             if chunk.bucket().is_some() {
                 checkpoint.push_bucket(chunk, position, &mut left)?;
             } else {
                 left = left.saturating_sub(push_chunk(&mut checkpoint.writer, chunk, position)?);
             }
-            if let (true, Some(device)) = (serving.table.chunks[place].release(), &mut self.device) {
-                device.released.push(place);
+            if let (true, Some(device)) = (serving.table.chunks[slot_index].release(), &mut self.device) {
+                device.released.push(slot_index);
             }
-            together = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
+            writing_group = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
 
-    /// Forgets the part of the journal that no checkpoint needs any more.
+    /// Deletes the part of the journal that no checkpoint needs.
     ///
     /// # Errors
     /// When the disk refuses.
-    pub fn retain_journal(&mut self, storage: &dyn Storage, directory: &str) -> Result<(), Failure> {
-        let needed = crate::checkpoint::journal_needed_from(storage, directory)?;
+    pub fn retain_journal(&mut self, folder: &Folder) -> Result<(), Failure> {
+        let needed = journal_needed_from(folder.storage(), folder.directory())?;
         match (&mut self.journal, needed) {
             (Some(journal), Some(position)) => journal.retain_from(position),
             _ => Ok(()),
@@ -272,13 +288,12 @@ impl Shard {
 
     fn about(&self, serving: &Serving) -> AboutMessage {
         AboutMessage {
-            epoch: self.options.epoch.0,
             generation: serving.table.generation.0,
             chunks: serving.table.chunks.len() as u64,
             job: Some(serving.job.to_message()),
             parameters: serving.table.parameters.iter().map(|(index, held)| held.message(*index)).collect(),
             known: self.known.iter().map(|known| known.0).collect(),
-            left: serving.left.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
+            left: serving.departed.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
         }
     }
 
@@ -322,18 +337,12 @@ impl Shard {
     }
 
     fn restore_about(&mut self, about: AboutMessage) -> Result<(), Failure> {
-        if about.epoch != self.options.epoch.0 {
-            return Err(Failure::Node(format!(
-                "the checkpoint is of epoch {}, this job is epoch {}: give each job a directory of its own",
-                about.epoch, self.options.epoch
-            )));
-        }
         let finish = FinishMessage { chunks: about.chunks, job: about.job };
         self.serve(&finish).map_err(|refusal| Failure::Node(refusal.text))?;
         self.known = about.known.into_iter().map(Incarnation).collect();
         if let Phase::Serving(serving) = &mut self.phase {
             let left = about.left.into_iter().map(|left| (left > 0).then_some(Incarnation(left)));
-            serving.left = left.collect();
+            serving.departed = left.collect();
         }
         Ok(())
     }
@@ -342,9 +351,9 @@ impl Shard {
 fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
     chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
-    chunk.heard = marks.heard.iter().map(Heard::from).collect();
+    chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
-    chunk.restored = Some(Box::new(Restoring { position: marks.position, open }));
+    chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
 }
 
 impl Job {
@@ -352,19 +361,6 @@ impl Job {
         let (mode, staleness) = self.mode.numbers();
         JobMessage { mode, staleness, merge: self.merge.number(), trainers: self.trainers, chunk_bytes: 0 }
     }
-}
-
-/// Brings a journal that lost its tail with the host to where the checkpoint saw it, with records that mean nothing:
-/// a position that a chunk counts as past is not given to a frame that is new.
-fn pad(journal: &mut Journal, position: u64) -> Result<(), Failure> {
-    let nothing = Frame::bare(Head::new(Kind::Pull)).encode();
-    while journal.position() < position {
-        let missing = position - journal.position();
-        let bytes = missing.min(u64::from(FRAME_PAYLOAD_BYTES_MAX));
-        let padding = vec![0; usize::try_from(bytes).expect("a payload's length fits an address")];
-        journal.append(&[&nothing, &padding])?;
-    }
-    Ok(())
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
@@ -384,8 +380,8 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
 }
 
 /// The chunks of a table by parameter and then by chunk, whatever the order in which they came.
-fn in_order(table: &Table) -> impl Iterator<Item = &Chunk> {
-    table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|place| &table.chunks[*place]))
+fn in_order(table: &ChunkTable) -> impl Iterator<Item = &Chunk> {
+    table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|slot_index| &table.chunks[*slot_index]))
 }
 
 impl Checkpointing {
@@ -434,23 +430,21 @@ fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Res
     Ok(u64::from(chunk.bytes) * (1 + states.len() as u64))
 }
 
-fn table_of(about: &AboutMessage) -> Result<Table, Failure> {
-    let mut table = Table::new(Generation(about.generation));
+fn table_of(about: &AboutMessage) -> Result<ChunkTable, Failure> {
+    let mut table = ChunkTable::new(Generation(about.generation));
     for message in &about.parameters {
         table.declare(message.clone(), &[]).map_err(|refusal| Failure::Node(refusal.text))?;
     }
     let mode = about.job.and_then(|job| Mode::from_numbers(job.mode, job.staleness));
     if let Some(rule) = mode.and_then(rule_of_mode) {
         // Tables of rows are made as they were, without the states of the rule that was declared.
-        table.follow(&rule)?;
+        table.replace_rule(&rule)?;
     }
     Ok(table)
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct AboutMessage {
-    #[prost(uint64, tag = "1")]
-    epoch: u64,
     #[prost(uint32, tag = "2")]
     generation: u32,
     #[prost(uint64, tag = "3")]
@@ -509,8 +503,8 @@ impl RateMessage {
     }
 }
 
-fn rates(marks: &MarksMessage) -> Rates {
-    let mut rates = Rates::default();
+fn rates(marks: &MarksMessage) -> RateChanges {
+    let mut rates = RateChanges::default();
     marks.rates.iter().for_each(|one| rates.note(Version(one.version), one.rate));
     rates
 }
@@ -535,27 +529,27 @@ struct OpenMessage {
 }
 
 impl OpenMessage {
-    fn of(open: Open) -> Self {
-        let Open { trainer, call, stage } = open;
+    fn of(open: OpenContribution) -> Self {
+        let OpenContribution { trainer, call, stage } = open;
         Self {
             trainer: trainer.0,
             incarnation: call.incarnation.0,
             sequence: call.sequence.0,
-            is_ahead: stage == Stage::Ahead,
-            is_gathered: stage == Stage::Gathered,
-            set_after: if let Stage::Set(after) = stage { Some(after.0) } else { None },
+            is_ahead: stage == ContributionStage::Ahead,
+            is_gathered: stage == ContributionStage::GatherOutcome,
+            set_after: if let ContributionStage::Set(after) = stage { Some(after.0) } else { None },
         }
     }
 
-    fn open(self) -> Open {
-        let call = Mark { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
+    fn open(self) -> OpenContribution {
+        let call = CallId { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
         let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
-            (Some(after), ..) => Stage::Set(Version(after)),
-            (None, true, _) => Stage::Gathered,
-            (None, false, true) => Stage::Ahead,
-            (None, false, false) => Stage::Entered,
+            (Some(after), ..) => ContributionStage::Set(Version(after)),
+            (None, true, _) => ContributionStage::GatherOutcome,
+            (None, false, true) => ContributionStage::Ahead,
+            (None, false, false) => ContributionStage::Entered,
         };
-        Open { trainer: TrainerId(self.trainer), call, stage }
+        OpenContribution { trainer: TrainerId(self.trainer), call, stage }
     }
 }
 
@@ -574,7 +568,7 @@ struct HeardMessage {
 }
 
 impl HeardMessage {
-    fn of(heard: &Heard) -> Self {
+    fn of(heard: &TrainerMarks) -> Self {
         Self {
             push_incarnation: heard.push.incarnation.0,
             push_sequence: heard.push.sequence.0,
@@ -585,9 +579,10 @@ impl HeardMessage {
     }
 }
 
-impl From<&HeardMessage> for Heard {
+impl From<&HeardMessage> for TrainerMarks {
     fn from(message: &HeardMessage) -> Self {
-        let mark = |incarnation, sequence| Mark { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
+        let mark =
+            |incarnation, sequence| CallId { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
         Self {
             push: mark(message.push_incarnation, message.push_sequence),
             set: mark(message.set_incarnation, message.set_sequence),

@@ -7,7 +7,7 @@ use crate::error::Failure;
 /// How to reach an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Whatever is fastest: shared memory within a machine, between machines verbs where both have a device, else TCP.
+    /// The fastest path: shared memory within a host; between hosts verbs where both have a device, else TCP.
     Auto,
     /// Between machines, always there.
     Tcp,
@@ -90,17 +90,18 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.scheme {
-            Scheme::Auto => "auto",
-            Scheme::Tcp => "tcp",
-            Scheme::Shm => "shm",
-            Scheme::Verbs => "verbs",
-            Scheme::Loopback => "loopback",
-        };
+        formatter.write_str(match self.scheme {
+            // An address without a required scheme is printed without one, for trainers' settings.
+            Scheme::Auto => "",
+            Scheme::Tcp => "tcp://",
+            Scheme::Shm => "shm://",
+            Scheme::Verbs => "verbs://",
+            Scheme::Loopback => "loopback://",
+        })?;
         if self.host.contains(':') {
-            write!(formatter, "{scheme}://[{}]:{}", self.host, self.port)
+            write!(formatter, "[{}]:{}", self.host, self.port)
         } else {
-            write!(formatter, "{scheme}://{}:{}", self.host, self.port)
+            write!(formatter, "{}:{}", self.host, self.port)
         }
     }
 }

@@ -6,7 +6,7 @@ use prost::{Enumeration, Message, Oneof};
 
 use crate::partition::DeclarationMessage;
 
-/// Who opens a connection.
+/// The kind of process that opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum Role {
@@ -21,7 +21,7 @@ pub enum Role {
 /// The first message of a connection.
 #[derive(Clone, PartialEq, Message)]
 pub struct HelloMessage {
-    /// Who opens it.
+    /// The kind of process that opens it.
     #[prost(enumeration = "Role", tag = "1")]
     pub role: i32,
     /// The host it runs on, for error texts.
@@ -30,10 +30,12 @@ pub struct HelloMessage {
     /// Its process number there, for error texts.
     #[prost(uint32, tag = "3")]
     pub process: u32,
+    /// How long its calls wait for a server that is not there, in milliseconds; absent is until their deadline.
+    #[prost(uint64, optional, tag = "4")]
+    pub absence_millis: Option<u64>,
 }
 
-/// What a transport adds to the hello of somebody who offers another way than the socket. It is a field of the hello,
-/// but sessions neither write nor see it.
+/// A transport's offer of another path than the socket, added to the hello. Sessions neither write nor see it.
 #[derive(Clone, PartialEq, Message)]
 pub struct OfferMessage {
     /// The offer, in the transport's own bytes.
@@ -88,15 +90,15 @@ pub enum ErrorCode {
 /// The message of an error or a refusal.
 #[derive(Clone, PartialEq, Message)]
 pub struct ErrorMessage {
-    /// What a program should do about it.
+    /// Error code, for programs.
     #[prost(enumeration = "ErrorCode", tag = "1")]
     pub code: i32,
-    /// What a person should read.
+    /// Error text, for people.
     #[prost(string, tag = "2")]
     pub text: String,
 }
 
-/// What a push says beside its entries.
+/// Control message of a push.
 #[derive(Clone, PartialEq, Message)]
 pub struct PushMessage {
     /// The learning rate of this gradient, which replaces the schedule's.
@@ -129,7 +131,7 @@ pub struct FinishMessage {
     pub job: Option<JobMessage>,
 }
 
-/// What holds for a whole job.
+/// Settings of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct JobMessage {
     /// The number of the mode: 0 sync, 1 async, 2 bounded staleness, 3 deltas.
@@ -177,6 +179,9 @@ pub struct RegisterRequest {
     /// Its address and shards.
     #[prost(message, optional, tag = "2")]
     pub entry: Option<ServerEntry>,
+    /// Whether it has served this job since it started, and reports again.
+    #[prost(bool, tag = "3")]
+    pub renews: bool,
 }
 
 /// A trainer reports for duty.
@@ -224,11 +229,11 @@ pub struct CatalogueRequest {
     pub page: u32,
 }
 
-/// The questions to the coordinator.
+/// The questions to the coordinator, and one to shards.
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlRequest {
     /// Exactly one of them.
-    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub request: Option<request::Request>,
 }
 
@@ -287,14 +292,20 @@ pub mod request {
         /// gives back; any other changes nothing.
         #[prost(bool, tag = "10")]
         Resign(bool),
+        /// A trainer gives its rank up, and its connection ends.
+        #[prost(bool, tag = "11")]
+        Release(bool),
+        /// Asked of a shard: what the calls of this connection wait for.
+        #[prost(bool, tag = "12")]
+        Waiting(bool),
     }
 }
 
-/// The coordinator's answers.
+/// The answers to them.
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlAnswer {
     /// Exactly one of them.
-    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub answer: Option<answer::Answer>,
 }
 
@@ -348,5 +359,8 @@ pub mod answer {
         /// The model is on disk.
         #[prost(message, tag = "6")]
         Saved(Saved),
+        /// Describes what the oldest call of the sender waits for; empty when none waits.
+        #[prost(string, tag = "7")]
+        Waiting(String),
     }
 }

@@ -18,7 +18,7 @@ const CHECKED_BYTES: usize = HEADER_BYTES - 4;
 
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES, "the header is drawn with 64 bytes");
 
-/// What a frame is for.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -101,6 +101,10 @@ impl Flags {
     pub const UNCHECKED: Self = Self(2);
     /// On a pull of buckets: answer with ids of rows that are there, not with values.
     pub const LIST: Self = Self(4);
+    /// On a push: no element of its payloads is NaN or infinite, if they are floats. Set by the transport that receives
+    /// it, where it has the payloads in hand anyway. It leaves no process: [`Frame::encode`](super::Frame::encode)
+    /// leaves it out.
+    pub const FINITE: Self = Self(1 << 15);
     const KNOWN: u16 = 7;
 
     /// Whether every bit of `other` is set.
@@ -125,13 +129,13 @@ impl Flags {
 /// The fields of a header that a session reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What the frame is for.
+    /// Kind of the frame.
     pub kind: Kind,
     /// Bits.
     pub flags: Flags,
     /// The job's life; zero in a hello from somebody who does not know it yet.
     pub epoch: Epoch,
-    /// Who sends, or to whom an answer goes.
+    /// The trainer that sends the frame, or receives the answer.
     pub trainer: TrainerId,
     /// Which life of that trainer.
     pub incarnation: Incarnation,
@@ -166,11 +170,20 @@ impl Head {
     }
 }
 
+/// The four bytes as text, where they are one: what speaks there is another program.
+fn as_text(found: u32) -> String {
+    let bytes = found.to_le_bytes();
+    match bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        true => format!(" (\"{}\", another program's protocol)", bytes.escape_ascii()),
+        false => String::new(),
+    }
+}
+
 /// Why bytes are not a frame. Every one of them ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// The first four bytes are not ours.
-    #[error("not a pserver frame: it begins with {found:#010x}, expected {MAGIC:#010x} (\"PSRV\")")]
+    #[error("not a pserver frame: it begins with {found:#010x}{}, expected {MAGIC:#010x} (\"PSRV\")", as_text(*found))]
     Magic {
         /// The number found.
         found: u32,
@@ -192,7 +205,7 @@ pub enum WireError {
     /// A length over its bound.
     #[error("{what} {found} is over the limit of {limit}")]
     TooLong {
-        /// What is too long.
+        /// The field.
         what: &'static str,
         /// The length claimed.
         found: u64,
@@ -281,7 +294,7 @@ pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u
         magic: MAGIC.into(),
         version: WIRE_VERSION,
         kind: head.kind as u8,
-        flags: head.flags.0.into(),
+        flags: (head.flags.0 & Flags::KNOWN).into(),
         epoch: head.epoch.0.into(),
         trainer: head.trainer.0.into(),
         incarnation: head.incarnation.0.into(),

@@ -1,4 +1,4 @@
-//! What a frame is: 64 bytes of header, entries of 32 bytes, a control message, then the entries' payloads.
+//! Wire format of a frame: 64 bytes of header, entries of 32 bytes, a control message, then the entries' payloads.
 //!
 //! `docs/WIRE.md` draws every byte. Not here: reading or writing a socket; a transport reads a header, asks
 //! [`Prefix`] how much follows, and hands the session a checked [`Frame`].

@@ -121,6 +121,18 @@ fn only_who_asks_for_values_may_ask_for_halves() {
     }
 }
 
+/// Whether a gradient is finite is known to those who have looked: nobody is told by a frame, and none may say so.
+#[test]
+fn what_a_transport_has_found_leaves_no_process() {
+    let plain = example();
+    let mut found = plain.clone();
+    found.head.flags = found.head.flags.with(Flags::FINITE);
+    assert_eq!(found.encode(), plain.encode());
+    let mut bytes = plain.encode();
+    bytes[7] |= 0x80;
+    assert!(decode(&bytes).is_err(), "the flag has no meaning from outside");
+}
+
 #[test]
 fn a_hello_is_bounded_before_anybody_is_known() {
     let hello = |control: usize| Frame { control: vec![0; control], ..Frame::bare(Head::new(Kind::Hello)) };
@@ -172,13 +184,13 @@ fn addresses_are_read_or_refused_by_name() {
         assert_eq!(address.is_loopback(), loopback, "{text}");
     };
     good("tcp://127.0.0.1:7164", "tcp://127.0.0.1:7164", true);
-    good("node7:7164", "auto://node7:7164", false);
+    good("node7:7164", "node7:7164", false);
     good("shm://node7:7164", "shm://node7:7164", true);
     good("tcp://node7.cluster.example:0", "tcp://node7.cluster.example:0", false);
-    good("localhost:65535", "auto://localhost:65535", true);
-    good("[::1]:7164", "auto://[::1]:7164", true);
+    good("localhost:65535", "localhost:65535", true);
+    good("[::1]:7164", "[::1]:7164", true);
     good("tcp://[fe80::1%eth0]:1", "tcp://[fe80::1%eth0]:1", false);
-    good("10.0.0.1:80", "auto://10.0.0.1:80", false);
+    good("10.0.0.1:80", "10.0.0.1:80", false);
     good("verbs://node7:1", "verbs://node7:1", false);
     good("loopback://server:3", "loopback://server:3", true);
     let bad = |text: &str, expected: &str| {

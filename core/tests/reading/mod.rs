@@ -1,9 +1,12 @@
-//! What reads bytes from outside, one function each: whatever the bytes are, nothing panics, and what is read is
-//! written and read again as the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same
+//! One function for each reader of outside bytes: no input makes it panic, and a value that is read, written and read
+//! again is the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same
 //! functions.
 //!
 //! Each says whether the bytes were read, so that a run can tell that it tried more than refusals.
 
+mod files;
+
+pub(crate) use files::{coordinator_file, journal, manifest};
 use prost::Message;
 use pserver_core::checksum::checksum;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
@@ -11,7 +14,7 @@ use pserver_core::ids::{ChunkIndex, ServerIndex};
 use pserver_core::partition::{Catalogue, CataloguePage};
 use pserver_core::program::{Graph, Program};
 use pserver_core::rule::syntax::Syntax;
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_core::wire::{Frame, HEADER_BYTES, Head, Kind, Prefix};
 
 /// A function of this page.
@@ -19,7 +22,7 @@ pub(crate) type Reading = fn(&[u8]) -> bool;
 
 /// All of them, by the names of the fuzz targets.
 #[allow(dead_code, reason = "a fuzz target calls one of them by its name")]
-pub(crate) const ALL: [(&str, Reading); 7] = [
+pub(crate) const ALL: [(&str, Reading); 10] = [
     ("program_text", program_text),
     ("program_bytes", program_bytes),
     ("rule_text", rule_text),
@@ -27,6 +30,9 @@ pub(crate) const ALL: [(&str, Reading); 7] = [
     ("config_bytes", config_bytes),
     ("wire_frame", wire_frame),
     ("catalogue_page", catalogue_page),
+    ("coordinator_file", coordinator_file),
+    ("manifest", manifest),
+    ("journal", journal),
 ];
 
 /// A program as text.
@@ -59,7 +65,7 @@ pub(crate) fn rule_text(bytes: &[u8]) -> bool {
             Syntax::parse(&printed).unwrap_or_else(|failure| panic!("{failure}, in what was printed:\n{printed}"));
         assert_eq!(again.to_string(), printed);
     }
-    Written::new(text, &Settings::new()).is_ok_and(|rule| rule.lower().is_ok())
+    CheckedRule::new(text, &RuleSettings::new()).is_ok_and(|rule| rule.lower().is_ok())
 }
 
 /// A configuration as text.
@@ -115,8 +121,11 @@ pub(crate) fn catalogue_page(bytes: &[u8]) -> bool {
     assert_eq!(again.digest(), catalogue.digest());
     for (one, other) in catalogue.iter().zip(again.iter()) {
         let last = ChunkIndex(one.chunk_count() - 1);
-        assert_eq!((one.place(ChunkIndex(0)), one.place(last)), (other.place(ChunkIndex(0)), other.place(last)));
-        assert!(one.declaration().home.is_none_or(|home| one.place(last).server == home), "a home is kept");
+        assert_eq!(
+            (one.shard_of(ChunkIndex(0)), one.shard_of(last)),
+            (other.shard_of(ChunkIndex(0)), other.shard_of(last))
+        );
+        assert!(one.declaration().owner.is_none_or(|owner| one.shard_of(last).server == owner), "an owner is kept");
     }
     let servers = (0..catalogue.topology().servers()).map(ServerIndex);
     let held: u128 = servers.map(|server| u128::from(catalogue.bytes_on(server))).sum();

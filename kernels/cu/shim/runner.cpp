@@ -1,6 +1,6 @@
 // A program that runs kernels of a library that the shim made, which its one argument names. It does what its standard
 // input says, one command after the other, and answers on its standard output.
-// All numbers are u64, little endian. A buffer ends at a page that nobody may touch, but for what alignment asks for;
+// All numbers are u64, little endian. A buffer ends at an inaccessible page, except for padding;
 // that rest, and what stands before the buffer, are checked when buffers are given back.
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-// What the library exports (docs/CUDA.md).
+// Exports of the library (docs/CUDA.md).
 static int (*shim_launch)(const char*, const unsigned[3], const unsigned[3], unsigned, void**);
 static void (*shim_order)(unsigned long long);
 static void (*shim_drop)(int);

@@ -25,7 +25,7 @@
 //   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
 //   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool; 2: it refuses to
 //                                        say whose it is
-//   PSERVER_STANDIN_STRANGERS=201        what it answers of an address that nobody gave, in place of 1
+//   PSERVER_STANDIN_STRANGERS=201        the error for an address that was not allocated, in place of 1
 //   PSERVER_STANDIN_RESIDENT=4           blocks of a kernel that a multiprocessor has at once
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
 
@@ -254,7 +254,7 @@ struct World {
     for (std::string path; std::getline(paths, path, ':');) this->libraries.push_back(Library::load(path));
   }
 
-  // What the call is to return without being done, or zero.
+  // The injected error of the call, or zero.
   Code called(const char* call) {
     const uint64_t nth = ++calls[call];
     for (const Failure& failure : failures)
@@ -354,7 +354,7 @@ World& world() {
 }
 
 thread_local Context* current = nullptr;
-// What was current before, below what was pushed.
+// The contexts below the current one.
 thread_local std::vector<Context*> beneath;
 
 // Locks, and returns early when this call is to fail.
@@ -406,7 +406,7 @@ void note_unpinned(const char* way, uint64_t bytes) {
     std::ofstream(path, std::ios::app) << way << " " << bytes << "\n";
 }
 
-// What a launch hands over: a buffer and its length behind `extra`.
+// The argument of a launch: a buffer and its length behind `extra`.
 std::vector<uint64_t> packed(void** params, void** extra) {
   if (params || !extra) broken("a launch without a packed argument");
   const void* start = nullptr;
@@ -566,7 +566,7 @@ Code cuCtxPushCurrent_v2(void* context) {
 Code cuCtxPopCurrent_v2(void** context) {
   CALL(cuCtxPopCurrent_v2)
   if (beneath.empty()) broken("a context is popped that was not pushed");
-  // Who pushes a context leaves no copy on its way: its owner may free what it reads or writes.
+  // A caller that pushes a context leaves no copy in flight: the owner may free the memory of the copy.
   if (current->own)
     for (const Operation& operation : current->own->operations)
       if (operation.devices) broken("a context is popped with a copy on its way");

@@ -1,13 +1,13 @@
-//! What every implementation of [`Accelerator`] must keep, in one suite.
+//! Conformance suite for every implementation of [`Accelerator`].
 //!
-//! - An update has the bits of [`Plain`], the parameter's and the states', round after round, whatever else is under
-//!   way.
-//! - A sum that stays with its slot has the sums of squares of the plain form, and an update of it the bits of one of
+//! - An update has the bits of [`Plain`], the parameter's and the states', round after round, with any other work in
+//!   flight.
+//! - A sum that stays with its slot has the sums of squares of the reference, and an update of it the bits of one of
 //!   its gradients.
-//! - Work comes back whole and once, and then nobody has its leases.
-//! - A load of the parameter alone leaves the states.
-//! - A chunk for which there is no room is refused with the bytes asked for; slots are counted from zero, and again
-//!   from zero after [`Accelerator::clear`].
+//! - Work completes once and as a whole, and its leases are released then.
+//! - A load of the parameter alone does not change the states.
+//! - A chunk without room is refused with the bytes asked for; slots are counted from zero, and again from zero after
+//!   [`Accelerator::clear`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use pserver_core::port::{
     Accelerator, Code, DeviceSlot, Done, GradientLease, Kernels, NotAdopted, Plain, Resident, Update, Work,
 };
 
-/// A device that has not ended its work after so many waits has lost it.
+/// A device that has not completed its work after this many waits counts as lost.
 const WAITS_MAX: u32 = 20_000;
 const WAIT: Duration = Duration::from_millis(1);
 const ROUNDS: u64 = 3;
@@ -44,7 +44,7 @@ pub fn check(mut open: impl FnMut() -> Box<dyn Accelerator>, rules: &[Rule]) {
 }
 
 /// A chunk as it must be, beside the device's.
-struct Chunk {
+struct ReferenceChunk {
     prepared: Prepared,
     element_type: ElementType,
     parameter: Vec<u8>,
@@ -52,7 +52,7 @@ struct Chunk {
     slot: DeviceSlot,
 }
 
-impl Chunk {
+impl ReferenceChunk {
     fn resident(&self) -> Resident {
         let bytes = u32::try_from(self.parameter.len()).expect("a chunk is short");
         Resident { element_type: self.element_type, bytes, code: code_of(&self.prepared), keeps_sum: self.keeps_sum() }
@@ -69,7 +69,7 @@ impl Chunk {
         Work::Load { slot: self.slot, parameter, states }
     }
 
-    /// What a round's update takes.
+    /// The gradients of a round's update.
     fn gradients(&self, round: u64) -> Vec<(ElementType, Vec<u8>)> {
         let elements = self.parameter.len() / size(self.element_type);
         let count = [1, 2, 5][usize::try_from((round + u64::from(self.slot.0)) % 3).expect("it is small")];
@@ -91,7 +91,7 @@ impl Chunk {
         squares
     }
 
-    /// The sum of a round for the device. That of [`UNSUMMED`] is of other gradients than the update.
+    /// The work that sums a round. That of [`UNSUMMED`] has other gradients than the update.
     fn sum(&self, arena: &Arena, round: u64) -> Work {
         let gradients = self.gradients(if round == UNSUMMED { round + 1 } else { round });
         let squares = arena.take(self.resident().squares_bytes()).expect("there is room");
@@ -156,7 +156,7 @@ impl Chunk {
     }
 }
 
-fn chunks(device: &mut dyn Accelerator, rules: &[Rule]) -> Vec<Chunk> {
+fn chunks(device: &mut dyn Accelerator, rules: &[Rule]) -> Vec<ReferenceChunk> {
     let exact = |algorithm| Rule { algorithm, ..Rule::default() };
     let all = rules.iter().cloned().flat_map(|rule| [(rule.clone(), Float32, 1027), (rule, Float64, 64)]);
     let (add, sum) = (exact(Algorithm::Add), exact(Algorithm::Sum));
@@ -171,7 +171,7 @@ fn chunks(device: &mut dyn Accelerator, rules: &[Rule]) -> Vec<Chunk> {
         };
         let states = prepared.states().iter().enumerate().map(state).collect();
         let parameter = super::values(element_type, elements, seed ^ 0x55, 3);
-        let mut chunk = Chunk { prepared, element_type, parameter, states, slot: DeviceSlot(0) };
+        let mut chunk = ReferenceChunk { prepared, element_type, parameter, states, slot: DeviceSlot(0) };
         chunk.slot = device.adopt(&chunk.resident()).expect("there is room");
         assert_eq!(chunk.slot.0 as usize, chunks.len(), "slots are counted from zero");
         chunks.push(chunk);
@@ -189,14 +189,14 @@ fn check_updates(device: &mut dyn Accelerator, arena: &Arena, rules: &[Rule]) {
         let sums: Vec<_> = chunks.iter().filter(|chunk| chunk.keeps_sum()).collect();
         let works = sums.iter().map(|chunk| chunk.sum(arena, round)).collect();
         run(device, works).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
-        // What is stored meanwhile leaves the sums.
+        // A store in between does not change the sums.
         let stores = sums.iter().map(|chunk| chunk.store(arena)).collect();
         run(device, stores).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
         let updates = chunks.iter_mut().map(|chunk| chunk.update(arena, round)).collect();
         run(device, updates).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
         let stores = chunks.iter().filter(|chunk| !chunk.states.is_empty()).map(|chunk| chunk.store(arena)).collect();
         run(device, stores).iter().for_each(|done| chunks[done.work.slot().0 as usize].check(done, round));
-        assert_eq!(arena.usage().slots_in_use, 0, "what is back was dropped, and nobody else has it");
+        assert_eq!(arena.usage().slots_in_use, 0, "completed work was dropped with its leases");
     }
 }
 
@@ -322,12 +322,13 @@ mod tests {
     fn a_faulty_one_is_noticed() {
         for fault in [Fault::Refuses(3), Fault::Breaks(2), Fault::Dies(4), Fault::IsFull(2), Fault::CannotPin] {
             let open = || {
-                let inner = Simulated::new(crate::Faulty::new(Cpu::new(), u64::MAX), 1 << 24, 2);
+                let inner = Simulated::new(crate::FaultyKernels::new(Cpu::new(), u64::MAX), 1 << 24, 2);
                 Box::new(FaultyAccelerator::new(inner, fault)) as Box<dyn Accelerator>
             };
             std::panic::catch_unwind(|| check(open, &[])).expect_err("the suite sees it");
         }
-        let wrong = || Box::new(Simulated::new(crate::Faulty::new(Cpu::new(), 5), 1 << 24, 2)) as Box<dyn Accelerator>;
+        let wrong =
+            || Box::new(Simulated::new(crate::FaultyKernels::new(Cpu::new(), 5), 1 << 24, 2)) as Box<dyn Accelerator>;
         std::panic::catch_unwind(|| check(wrong, &[])).expect_err("a wrong bit is seen");
     }
 }

@@ -1,4 +1,4 @@
-//! What a test does that lacks its hardware or its tool (`docs/TESTING.md`, "Skips").
+//! Skips of tests without their hardware or tool (`docs/TESTING.md`, "Skips").
 
 use std::fs::OpenOptions;
 use std::io::Write;

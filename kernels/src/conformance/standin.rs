@@ -1,8 +1,8 @@
-//! A CUDA driver without a device (`kernels/cu/standin`), for tests of whatever opens one: g++ makes it, once, and a
-//! test runs itself again in a process that finds it.
+//! Simulated CUDA driver (`kernels/cu/standin`) for tests: g++ compiles it once, and a test runs itself again in a
+//! process that loads it.
 //!
-//! Everything is named by the digest of what it was made of, in one folder beside the tests' programs, which all
-//! packages share. What the driver can be told is at the head of `driver.cpp`.
+//! Every file is named by the digest of its sources, in one folder beside the tests' programs, which all packages
+//! share. The head of `driver.cpp` lists the driver's options.
 
 use std::fs::{create_dir_all, rename, write};
 use std::os::unix::fs::symlink;
@@ -11,17 +11,17 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::{env, io};
 
-use crate::cuda::Module;
+use crate::cuda::ModuleSource;
 
 const DRIVER: &str = include_str!("../../cu/standin/driver.cpp");
 const COMPILER: &str = include_str!("../../cu/standin/compiler.cpp");
 const RUNNER: &str = include_str!("../../cu/shim/runner.cpp");
-/// What the compiler puts before and behind a text.
+/// The texts before and behind a module's source.
 const SHIM: [(&str, &str); 2] =
     [("shim.h", include_str!("../../cu/shim/shim.h")), ("launch.h", include_str!("../../cu/shim/launch.h"))];
 
 const STRICT: &[&str] = &["-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"];
-/// No product is fused with a sum, and elements are read as what they are not declared as.
+/// Products and sums are not contracted, and type punning is allowed.
 const EXACT: &[&str] = &["-ffp-contract=off", "-fno-fast-math", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"];
 const PROGRAM: &[&str] = &["-Wall", "-Wextra", "-Werror"];
 
@@ -29,7 +29,7 @@ const PROGRAM: &[&str] = &["-Wall", "-Wextra", "-Werror"];
 const INSIDE: &str = "PSERVER_STANDIN";
 const PATH: &str = "LD_LIBRARY_PATH";
 
-/// What a process is told: names of its environment, and values.
+/// Environment variables for a process.
 pub type Told = Vec<(&'static str, String)>;
 
 /// Whether this is a process in which a test runs itself again.
@@ -38,7 +38,8 @@ pub fn is_inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Runs the calling test, and no other, in a process of its own that is told this; what it wrote, and how it ended.
+/// Runs the calling test, and no other, in a process of its own with this environment; returns its output and exit
+/// status.
 ///
 /// # Panics
 /// When the caller is not on a test's own thread, which has its name, or the program cannot be started again.
@@ -62,10 +63,10 @@ pub fn run_again(told: &[(&str, &str)]) {
     assert!(text.contains("1 passed"), "the test ran itself: {text}");
 }
 
-/// What lets a process find the driver.
+/// The environment in which a process loads the driver.
 ///
 /// # Errors
-/// That there is no g++.
+/// When there is no g++.
 pub fn driver() -> Result<Told, String> {
     // Under every name that is looked for, so that none finds the driver that a host has.
     let library = made("driver", "libcuda.so", DRIVER, STRICT)?;
@@ -77,20 +78,20 @@ pub fn driver() -> Result<Told, String> {
     Ok(vec![(PATH, folder.display().to_string())])
 }
 
-/// As [`driver`], whose modules have these kernels.
+/// As [`driver`], for modules with these kernels.
 ///
 /// # Errors
-/// That there is no g++.
-pub fn driver_with(module: &Module) -> Result<Told, String> {
+/// When there is no g++.
+pub fn driver_with(module: &ModuleSource) -> Result<Told, String> {
     let mut told = driver()?;
     told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
     Ok(told)
 }
 
-/// As [`driver`], with a compiler of texts beside it.
+/// As [`driver`], with a simulated NVRTC.
 ///
 /// # Errors
-/// That there is no g++.
+/// When there is no g++.
 ///
 /// # Panics
 /// When the folder of the tests cannot be written.
@@ -104,15 +105,17 @@ pub fn driver_with_compiler() -> Result<Told, String> {
         put(&shim.join(name), text);
     }
     told[0].1 = format!("{}:{folder}", told[0].1);
-    told.extend([("PSERVER_STANDIN_FOLDER", folder), ("PSERVER_STANDIN_SHIM", shim.display().to_string())]);
+    // A compiled text names files of this folder, and is kept there: another checkout has other files.
+    told.extend([("XDG_CACHE_HOME", folder.clone()), ("PSERVER_STANDIN_FOLDER", folder)]);
+    told.push(("PSERVER_STANDIN_SHIM", shim.display().to_string()));
     Ok(told)
 }
 
-/// As [`driver_with_compiler`], whose shipped modules have these kernels: all that a program needs.
+/// As [`driver_with_compiler`], for shipped modules with these kernels: everything that a program needs.
 ///
 /// # Errors
-/// That there is no g++.
-pub fn everything(module: &Module) -> Result<Told, String> {
+/// When there is no g++.
+pub fn everything(module: &ModuleSource) -> Result<Told, String> {
     let mut told = driver_with_compiler()?;
     told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
     Ok(told)
@@ -121,15 +124,15 @@ pub fn everything(module: &Module) -> Result<Told, String> {
 /// A library of these kernels, for the driver or for [`runner`].
 ///
 /// # Errors
-/// That there is no g++.
-pub fn kernels(module: &Module) -> Result<PathBuf, String> {
+/// When there is no g++.
+pub fn kernels(module: &ModuleSource) -> Result<PathBuf, String> {
     made("kernels", "kernels.so", &module.shim(), EXACT)
 }
 
-/// A program that loads such a library and does what its standard input says.
+/// A program that loads such a library and executes the commands on its standard input.
 ///
 /// # Errors
-/// That there is no g++.
+/// When there is no g++.
 pub fn runner() -> Result<PathBuf, String> {
     made("runner", "runner", RUNNER, PROGRAM)
 }
@@ -143,18 +146,18 @@ pub fn beside_the_program(name: &str) -> PathBuf {
     env::current_exe().expect("a process knows its program").with_file_name(name)
 }
 
-/// The folder of what is made of this text.
+/// The folder for the outputs of this source.
 fn folder_of(what: &str, text: &str) -> PathBuf {
     let digest = blake3::hash(text.as_bytes()).to_hex();
-    // Tests are in `deps`, examples in `examples`, and all take what one of them made.
+    // Tests are in `deps`, examples in `examples`, and all share one folder.
     let folder = beside_the_program("../standin").join(format!("{what}-{}", &digest[..16]));
     create_dir_all(&folder).expect("the folder of the tests can be written");
     folder
 }
 
-/// What g++ makes of a text, unless it is there already.
+/// The output of g++ for a source, compiled on first use.
 fn made(what: &str, name: &str, text: &str, options: &[&str]) -> Result<PathBuf, String> {
-    // The tests of this process want the same at the same time, and one of them makes it.
+    // Tests of one process need the same output at the same time; the first one compiles it.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder_of(what, &format!("{options:?}\n{text}"));
@@ -182,7 +185,7 @@ fn made(what: &str, name: &str, text: &str, options: &[&str]) -> Result<PathBuf,
     }
 }
 
-/// Writes a file whole, whoever else does.
+/// Writes a file atomically.
 fn put(path: &Path, text: &str) {
     let own = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     let written = write(&own, text).and_then(|()| rename(&own, path));

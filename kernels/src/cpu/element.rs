@@ -12,19 +12,19 @@ pub(crate) const TILE: usize = 2048;
 
 /// A tile's worth of one tensor on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
-pub(crate) struct Scratch<E: Element>(pub(crate) [E::Bytes; TILE]);
+pub(crate) struct Scratch<E: KernelElement>(pub(crate) [E::Bytes; TILE]);
 
-impl<E: Element> Scratch<E> {
+impl<E: KernelElement> Scratch<E> {
     pub(crate) fn zero() -> Self {
         Self([E::default().store(); TILE])
     }
 }
 
 /// An element in memory.
-pub(crate) type Bytes<E> = <E as Source<E>>::Bytes;
+pub(crate) type ElementBytes<E> = <E as StoredAs<E>>::Bytes;
 
 /// A type as it lies in a tensor that can be read as `E`: `E` itself, or a half that is widened.
-pub(crate) trait Source<E> {
+pub(crate) trait StoredAs<E> {
     /// One element in memory, little endian.
     type Bytes: Copy + std::fmt::Debug;
 
@@ -33,21 +33,21 @@ pub(crate) trait Source<E> {
 }
 
 /// A type that a parameter may have.
-pub(crate) trait Element: Copy + Default + Source<Self> {
-    fn view_mut(bytes: &mut [u8]) -> &mut [<Self as Source<Self>>::Bytes];
-    fn store(self) -> <Self as Source<Self>>::Bytes;
-    fn flat(view: &[<Self as Source<Self>>::Bytes]) -> &[u8];
+pub(crate) trait KernelElement: Copy + Default + StoredAs<Self> {
+    fn view_mut(bytes: &mut [u8]) -> &mut [<Self as StoredAs<Self>>::Bytes];
+    fn store(self) -> <Self as StoredAs<Self>>::Bytes;
+    fn flat(view: &[<Self as StoredAs<Self>>::Bytes]) -> &[u8];
     /// Adds in this type: floats round, integers wrap.
     fn plus(self, other: Self) -> Self;
     /// Whether a gradient's elements are of this very type, so that they can be read where they lie.
     fn is_type_of(gradient: &Gradient<'_>) -> bool;
     /// Adds a tile's worth of a gradient to `into`, or copies it there when it is the `FIRST`.
-    fn merge<const FIRST: bool>(into: &mut [<Self as Source<Self>>::Bytes], gradient: &Gradient<'_>, start: usize);
+    fn merge<const FIRST: bool>(into: &mut [<Self as StoredAs<Self>>::Bytes], gradient: &Gradient<'_>, start: usize);
 }
 
 /// A type that an optimizer may work on.
-pub(crate) trait Real:
-    Element
+pub(crate) trait KernelReal:
+    KernelElement
     + Default
     + std::fmt::Debug
     + PartialOrd
@@ -71,14 +71,14 @@ pub(crate) trait Real:
 }
 
 /// IEEE binary16.
-pub(crate) struct Half;
+pub(crate) struct Binary16;
 
 /// bfloat16.
-pub(crate) struct Brain;
+pub(crate) struct Bfloat16;
 
 macro_rules! source {
     ($type:ty) => {
-        impl Source<Self> for $type {
+        impl StoredAs<Self> for $type {
             type Bytes = [u8; size_of::<$type>()];
 
             #[inline(always)]
@@ -98,7 +98,7 @@ macro_rules! integer {
     ($type:ty, $element_type:expr) => {
         source!($type);
 
-        impl Element for $type {
+        impl KernelElement for $type {
             #[inline(always)]
             fn view_mut(bytes: &mut [u8]) -> &mut [[u8; size_of::<$type>()]] {
                 bytes.as_chunks_mut().0
@@ -140,7 +140,7 @@ macro_rules! real {
     ($type:ty, $element_type:expr) => {
         source!($type);
 
-        impl Element for $type {
+        impl KernelElement for $type {
             #[inline(always)]
             fn view_mut(bytes: &mut [u8]) -> &mut [[u8; size_of::<$type>()]] {
                 bytes.as_chunks_mut().0
@@ -168,14 +168,14 @@ macro_rules! real {
             #[inline(always)]
             fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
                 match gradient.element_type {
-                    ElementType::Float16 => merge_as::<Self, Half, FIRST>(into, gradient.bytes, start),
-                    ElementType::Bfloat16 => merge_as::<Self, Brain, FIRST>(into, gradient.bytes, start),
+                    ElementType::Float16 => merge_as::<Self, Binary16, FIRST>(into, gradient.bytes, start),
+                    ElementType::Bfloat16 => merge_as::<Self, Bfloat16, FIRST>(into, gradient.bytes, start),
                     _ => merge_as::<Self, Self, FIRST>(into, gradient.bytes, start),
                 }
             }
         }
 
-        impl Source<$type> for Half {
+        impl StoredAs<$type> for Binary16 {
             type Bytes = [u8; 2];
 
             #[inline(always)]
@@ -189,7 +189,7 @@ macro_rules! real {
             }
         }
 
-        impl Source<$type> for Brain {
+        impl StoredAs<$type> for Bfloat16 {
             type Bytes = [u8; 2];
 
             #[inline(always)]
@@ -203,7 +203,7 @@ macro_rules! real {
             }
         }
 
-        impl Real for $type {
+        impl KernelReal for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
 
@@ -215,7 +215,7 @@ macro_rules! real {
 
             #[inline(always)]
             fn of_scalar(scalar: f64) -> Self {
-                <Self as reference::Real>::of_scalar(scalar)
+                <Self as reference::RuleReal>::of_scalar(scalar)
             }
 
             #[inline(always)]
@@ -250,8 +250,8 @@ real!(f32, ElementType::Float32);
 real!(f64, ElementType::Float64);
 
 #[inline(always)]
-fn merge_as<E: Element, S: Source<E>, const FIRST: bool>(
-    into: &mut [<E as Source<E>>::Bytes],
+fn merge_as<E: KernelElement, S: StoredAs<E>, const FIRST: bool>(
+    into: &mut [<E as StoredAs<E>>::Bytes],
     gradient: &[u8],
     start: usize,
 ) {
@@ -279,7 +279,7 @@ fn widen_half(bits: u16) -> f32 {
 mod tests {
     use half::{bf16, f16};
 
-    use super::{Brain, Source, widen_half};
+    use super::{Bfloat16, StoredAs, widen_half};
 
     fn same(found: f32, expected: f32) {
         assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{found} {expected}");
@@ -289,7 +289,7 @@ mod tests {
     fn every_half_widens_exactly() {
         for bits in 0..=u16::MAX {
             same(widen_half(bits), f16::from_bits(bits).to_f32());
-            same(<Brain as Source<f32>>::load(bits.to_le_bytes()), bf16::from_bits(bits).to_f32());
+            same(<Bfloat16 as StoredAs<f32>>::load(bits.to_le_bytes()), bf16::from_bits(bits).to_f32());
         }
     }
 }

@@ -1,7 +1,6 @@
-//! The kernels of the CPU: sums and exact updates as loops that the compiler turns into vector code, rules as code that
-//! is generated for them.
+//! CPU kernels: sums and exact updates as loops that the compiler vectorises, rules as generated code.
 //!
-//! Not here: how a rule is run (`crate::native`, `crate::tiles`); what its bits are
+//! Not here: the execution of a rule (`crate::native`, `crate::tiles`); its reference bits
 //! ([`pserver_core::rule::reference`]).
 //!
 //! Every byte comes from memory once. A sum is made in tiles that stay in the first-level cache: the gradients of a
@@ -9,12 +8,11 @@
 //! in front of the rule itself, in the same pass.
 //!
 //! Elements are read and written as little-endian byte arrays at any address: there is one path for every alignment,
-//! and for every split of a buffer. A product and a sum always round apart: `mul_add` would give other bits where there
-//! is no such instruction. What is not a number stays so, but which of its bit patterns comes out is not promised; of
-//! halves it is.
+//! and for every split of a buffer. A product and a sum always round separately: `mul_add` would give other bits where
+//! there is no such instruction. NaN stays NaN, but its bit pattern is unspecified, except in half precision.
 
 pub(crate) mod element;
-mod halves;
+mod half_precision;
 mod rules;
 pub(crate) mod sum;
 #[cfg(test)]
@@ -26,14 +24,14 @@ use pserver_core::optim::{Formula, Gradient, assert_gradients_fit};
 use pserver_core::port::{Kernels, Update};
 
 use crate::native::Width;
-use element::{Bytes, Element, Real};
+use element::{ElementBytes, KernelElement, KernelReal};
 pub use rules::Form;
-use rules::{RuleUpdate, Rules};
+use rules::{RuleKernels, RuleUpdate};
 
-/// The kernels of the CPU. What they keep is the code of rules, so each shard has its own.
+/// The CPU kernels. They cache the code of rules, so each shard has its own.
 #[derive(Debug)]
 pub struct Cpu {
-    rules: Rules,
+    rules: RuleKernels,
 }
 
 impl Default for Cpu {
@@ -52,7 +50,7 @@ impl Cpu {
     /// Runs rules in this form, or as tiles where the machine cannot.
     #[must_use]
     pub fn with(form: Form) -> Self {
-        Self { rules: Rules::new(form) }
+        Self { rules: RuleKernels::new(form) }
     }
 }
 
@@ -63,8 +61,8 @@ impl Kernels for Cpu {
 
     /// # Panics
     ///
-    /// When a length, a type or the number of states does not fit, or when the rule does not go with the type;
-    /// whoever calls has checked them.
+    /// When a length, a type or the number of states does not fit, or when the rule does not go with the type: callers
+    /// check them before.
     fn update(&mut self, update: Update<'_>) {
         let Update { formula, element_type, parameter, states, gradients } = update;
         assert_gradients_fit(element_type, parameter, gradients);
@@ -90,8 +88,8 @@ impl Kernels for Cpu {
         }
     }
 
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
-        halve(half, value, into);
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        narrow_to_half(half, value, into);
     }
 
     fn name(&self) -> &'static str {
@@ -103,11 +101,11 @@ impl Kernels for Cpu {
     }
 }
 
-/// `into = g0 + g1 + ...` in the order given, in the parameter's type; halves are widened first.
+/// `into = g0 + g1 + ...` in this order, in the parameter's type; half precision is widened first.
 ///
 /// # Panics
 ///
-/// When a length or a type does not fit; whoever calls has checked them.
+/// When a length or a type does not fit: callers check them before.
 pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>]) {
     assert_gradients_fit(element_type, into, gradients);
     if let [alone] = gradients
@@ -127,13 +125,13 @@ pub fn sum(element_type: ElementType, into: &mut [u8], gradients: &[Gradient<'_>
     }
 }
 
-/// `into` = a value in binary32 as halves.
+/// Converts a binary32 value to half precision.
 ///
 /// # Panics
 ///
-/// When `into` is not half as long as `value`; whoever calls has made it so.
-pub fn halve(half: Half, value: &[u8], into: &mut [u8]) {
-    assert!(value.len().is_multiple_of(4) && value.len() == 2 * into.len(), "there is a half for every element");
+/// When `into` is not half as long as `value`.
+pub fn narrow_to_half(half: Half, value: &[u8], into: &mut [u8]) {
+    assert!(value.len().is_multiple_of(4) && value.len() == 2 * into.len(), "two bytes for every element");
     match half {
         Half::Float16 => halve_wide::<true>(value, into),
         Half::Bfloat16 => halve_wide::<false>(value, into),
@@ -165,28 +163,28 @@ fn scale(element_type: ElementType, values: &mut [u8], scale: f64) {
 // AVX-512 brings FMA with it; the compiler does not fuse a product and a sum unless asked by `mul_add`, and nothing
 // here asks. `multiversion` widens `avx512f` to Ice Lake's set: older processors with AVX-512 run the AVX2 code.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn sum_wide<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
+fn sum_wide<E: KernelElement>(into: &mut [u8], gradients: &[Gradient<'_>]) {
     sum::into_whole::<E>(into, gradients);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn sum_tile_wide<E: Element>(into: &mut [Bytes<E>], gradients: &[Gradient<'_>], start: usize) {
+fn sum_tile_wide<E: KernelElement>(into: &mut [ElementBytes<E>], gradients: &[Gradient<'_>], start: usize) {
     sum::into_tile::<E>(into, gradients, start);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_wide<E: Element>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
+fn add_wide<E: KernelElement>(parameter: &mut [u8], gradients: &[Gradient<'_>]) {
     sum::onto_whole::<E>(parameter, gradients, |sum| sum);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_scaled_wide<E: Real>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
+fn add_scaled_wide<E: KernelReal>(parameter: &mut [u8], gradients: &[Gradient<'_>], scale: f64) {
     let scale = E::nearest(scale);
     sum::onto_whole::<E>(parameter, gradients, |sum| sum * scale);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn scale_wide<E: Real>(values: &mut [u8], scale: f64) {
+fn scale_wide<E: KernelReal>(values: &mut [u8], scale: f64) {
     let scale = E::nearest(scale);
     for value in E::view_mut(values) {
         *value = (E::load(*value) * scale).store();
@@ -196,12 +194,12 @@ fn scale_wide<E: Real>(values: &mut [u8], scale: f64) {
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
 fn halve_wide<const IS_BINARY16: bool>(value: &[u8], into: &mut [u8]) {
     if IS_BINARY16 {
-        halves::into_whole(value, into, halves::half);
+        half_precision::into_whole(value, into, half_precision::half);
     } else {
-        halves::into_whole(value, into, halves::brain);
+        half_precision::into_whole(value, into, half_precision::brain);
     }
 }
 
 fn refuse_half(element_type: ElementType) -> ! {
-    panic!("a parameter of type {element_type} was let through; halves are for gradients")
+    panic!("a parameter of type {element_type} was admitted; half precision is for gradients")
 }

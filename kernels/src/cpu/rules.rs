@@ -1,9 +1,9 @@
-//! Which code runs a rule, and how long it is kept.
+//! Cache of code for rules.
 //!
-//! A shard's chunks have few rules, and each comes behind the same `Arc`, so code is found by that identity: the code
-//! of the update before, nearly always; else it is looked up. No lock is taken and nothing is hashed. A rule whose code
-//! is kept is kept too, so an identity is never another rule's. Rules that differ in their constants only share code,
-//! which is handed its scalars with every update.
+//! A shard's chunks have few rules, and each comes behind the same `Arc`, so code is found by that identity: nearly
+//! always it is the code of the last update. No lock is taken and nothing is hashed. The cache keeps the rule as well,
+//! so an identity is never reused. Rules that differ in their constants only share code, which gets its scalars with
+//! every update.
 
 #[cfg(test)]
 mod tests;
@@ -16,10 +16,10 @@ use pserver_core::limits::STATES_MAX;
 use pserver_core::optim::Gradient;
 use pserver_core::rule::ssa::{Lowered, ScalarId};
 
-use super::element::{Real, Scratch, TILE};
+use super::element::{KernelReal, Scratch, TILE};
 use super::sum_tile_wide;
-use crate::native::{self, Function, GRADIENTS_MAX, Source, Target, Tensors, Vectors, Width};
-use crate::tiles::{self, Program, Slots};
+use crate::native::{self, CallTensors, CodeTarget, GRADIENTS_MAX, GeneratedFunction, GradientFormat, Vectors, Width};
+use crate::tiles::{self, TileProgram, TileSlots};
 
 /// How rules are run on this machine. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Form {
         forms.filter(|form| form.vectors().is_none_or(|vectors| is_allowed && vectors.are_there())).collect()
     }
 
-    /// The fastest that this machine can run; asked once.
+    /// The fastest form on this machine, detected once.
     #[must_use]
     pub fn best() -> Self {
         static BEST: OnceLock<Form> = OnceLock::new();
@@ -57,10 +57,10 @@ impl Form {
     }
 }
 
-/// Rules whose code is kept. A job with more of them looks for code, or generates it, now and then.
+/// Rules in the cache. A job with more of them looks up or generates code from time to time.
 const KEPT_MAX: usize = 4096;
 
-/// One rule's update of a piece of a parameter of floats.
+/// An update of a piece of a float parameter by a rule.
 pub(super) struct RuleUpdate<'a, 'b> {
     pub(super) code: &'a Arc<Lowered>,
     /// As [`Lowered::evaluate`] gave them.
@@ -73,59 +73,62 @@ pub(super) struct RuleUpdate<'a, 'b> {
 
 /// Code, and the room it works in.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub(super) struct RuleKernels {
     form: Form,
-    kept: Vec<Kept>,
+    /// The most gradients that generated code adds in one call, at most [`GRADIENTS_MAX`].
+    at_once: usize,
+    kept: Vec<CachedRule>,
     /// Where each of them is.
-    places: BTreeMap<Key, usize>,
-    /// Which one ran last.
+    places: BTreeMap<RuleKey, usize>,
+    /// The entry that ran last.
     recent: usize,
-    /// Which one goes when there is no room.
+    /// The entry that is evicted next.
     oldest: usize,
-    singles: Slots<f32>,
-    doubles: Slots<f64>,
+    singles: TileSlots<f32>,
+    doubles: TileSlots<f64>,
 }
 
-/// The address of a rule that is kept, and what it runs on.
-type Key = (usize, Width, Source);
+/// The address of a cached rule, and the variant of its code.
+type RuleKey = (usize, Width, GradientFormat);
 
 #[derive(Debug)]
-struct Kept {
+struct CachedRule {
     code: Arc<Lowered>,
     width: Width,
-    source: Source,
-    run: Run,
+    source: GradientFormat,
+    run: RuleExecution,
 }
 
 #[derive(Clone, Debug)]
-enum Run {
+enum RuleExecution {
     /// With the scalars that it uses, and where it finds them.
     Generated {
-        function: Arc<Function>,
+        function: Arc<GeneratedFunction>,
         used: Vec<ScalarId>,
         scalars: Vec<u8>,
     },
-    Tiles(Arc<Program>),
+    Tiles(Arc<TileProgram>),
 }
 
-impl Kept {
-    fn key(&self) -> Key {
+impl CachedRule {
+    fn key(&self) -> RuleKey {
         (Arc::as_ptr(&self.code).addr(), self.width, self.source)
     }
 }
 
-impl Rules {
+impl RuleKernels {
     /// In this form, or as tiles where the machine cannot.
     pub(super) fn new(form: Form) -> Self {
         let is_here = form == Form::best() || Form::here().contains(&form);
         Self {
             form: if is_here { form } else { Form::Tiles },
+            at_once: native::gradients_at_once(),
             kept: Vec::new(),
             places: BTreeMap::new(),
             recent: 0,
             oldest: 0,
-            singles: Slots::default(),
-            doubles: Slots::default(),
+            singles: TileSlots::default(),
+            doubles: TileSlots::default(),
         }
     }
 
@@ -133,20 +136,20 @@ impl Rules {
         self.form
     }
 
-    /// Updates in one pass, or, with gradients of several types or of none or of very many, tile by tile on their sum.
+    /// Updates in one pass. Gradients of several types, of none, or more than `at_once` are added in tiles first.
     pub(super) fn update(&mut self, update: RuleUpdate<'_, '_>) {
-        let one_type = source_of(update.gradients);
-        let source = one_type.unwrap_or(Source::Own);
+        let one_type = source_of(update.gradients).filter(|_| update.gradients.len() <= self.at_once);
+        let source = one_type.unwrap_or(GradientFormat::Own);
         self.find(update.code, update.width, source);
         match &mut self.kept[self.recent].run {
-            Run::Generated { function, used, scalars } => {
+            RuleExecution::Generated { function, used, scalars } => {
                 native::write_scalars(update.width, used, update.scalars, scalars);
-                let call = Call { function, scalars };
+                let call = GeneratedCall { function, scalars };
                 if one_type.is_some() { call.fused(update) } else { call.by_tiles(update) }
             }
-            Run::Tiles(program) => {
+            RuleExecution::Tiles(program) => {
                 let RuleUpdate { scalars, weights, states, gradients, .. } = update;
-                let tensors = tiles::Tensors { weights, states, gradients, scalars };
+                let tensors = tiles::TileTensors { weights, states, gradients, scalars };
                 match update.width {
                     Width::Single => program.run(&mut self.singles, tensors),
                     Width::Double => program.run(&mut self.doubles, tensors),
@@ -156,8 +159,8 @@ impl Rules {
     }
 
     /// Makes the code of a rule the recent one.
-    fn find(&mut self, code: &Arc<Lowered>, width: Width, source: Source) {
-        let is_it = |kept: &Kept| Arc::ptr_eq(&kept.code, code) && kept.width == width && kept.source == source;
+    fn find(&mut self, code: &Arc<Lowered>, width: Width, source: GradientFormat) {
+        let is_it = |kept: &CachedRule| Arc::ptr_eq(&kept.code, code) && kept.width == width && kept.source == source;
         if self.kept.get(self.recent).is_some_and(is_it) {
             return;
         }
@@ -166,11 +169,12 @@ impl Rules {
     }
 
     #[cold]
-    fn keep(&mut self, code: &Arc<Lowered>, width: Width, source: Source) -> usize {
-        let is_alike = |kept: &&Kept| kept.width == width && kept.source == source && computes_alike(&kept.code, code);
+    fn keep(&mut self, code: &Arc<Lowered>, width: Width, source: GradientFormat) -> usize {
+        let is_alike =
+            |kept: &&CachedRule| kept.width == width && kept.source == source && computes_alike(&kept.code, code);
         let run = self.kept.iter().find(is_alike).map(|kept| kept.run.clone());
         let run = run.unwrap_or_else(|| self.generate(code, width, source));
-        let kept = Kept { code: Arc::clone(code), width, source, run };
+        let kept = CachedRule { code: Arc::clone(code), width, source, run };
         let key = kept.key();
         let place = if self.kept.len() < KEPT_MAX {
             self.kept.push(kept);
@@ -185,15 +189,16 @@ impl Rules {
         place
     }
 
-    fn generate(&self, code: &Lowered, width: Width, source: Source) -> Run {
-        let generated = self.form.vectors().and_then(|vectors| Function::new(code, Target { vectors, width }, source));
+    fn generate(&self, code: &Lowered, width: Width, source: GradientFormat) -> RuleExecution {
+        let generated =
+            self.form.vectors().and_then(|vectors| GeneratedFunction::new(code, CodeTarget { vectors, width }, source));
         match generated {
             Some(function) => {
                 let used = native::used_scalars(code);
                 let scalars = native::scalar_room(width, &used);
-                Run::Generated { function: Arc::new(function), scalars, used }
+                RuleExecution::Generated { function: Arc::new(function), scalars, used }
             }
-            None => Run::Tiles(Arc::new(Program::new(code))),
+            None => RuleExecution::Tiles(Arc::new(TileProgram::new(code))),
         }
     }
 }
@@ -204,25 +209,25 @@ fn computes_alike(one: &Lowered, other: &Lowered) -> bool {
     one.ops() == other.ops() && one.weight() == other.weight() && values(one) == values(other)
 }
 
-/// The one type of all gradients, when one call can take them.
-fn source_of(gradients: &[Gradient<'_>]) -> Option<Source> {
+/// The type of all gradients, if it is one.
+fn source_of(gradients: &[Gradient<'_>]) -> Option<GradientFormat> {
     let first = gradients.first()?.element_type;
-    let is_one = gradients.len() <= GRADIENTS_MAX && gradients.iter().all(|other| other.element_type == first);
+    let is_one = gradients.iter().all(|other| other.element_type == first);
     is_one.then_some(match first {
-        ElementType::Float16 => Source::Half,
-        ElementType::Bfloat16 => Source::Brain,
-        _ => Source::Own,
+        ElementType::Float16 => GradientFormat::Half,
+        ElementType::Bfloat16 => GradientFormat::Brain,
+        _ => GradientFormat::Own,
     })
 }
 
 /// A generated function with the scalars of one update.
 #[derive(Clone, Copy)]
-struct Call<'a> {
-    function: &'a Function,
+struct GeneratedCall<'a> {
+    function: &'a GeneratedFunction,
     scalars: &'a [u8],
 }
 
-impl Call<'_> {
+impl GeneratedCall<'_> {
     fn fused(self, update: RuleUpdate<'_, '_>) {
         let RuleUpdate { weights, states, gradients, .. } = update;
         if let [lone] = gradients {
@@ -240,7 +245,7 @@ impl Call<'_> {
         }
     }
 
-    fn tile_by_tile<E: Real>(self, update: RuleUpdate<'_, '_>) {
+    fn tile_by_tile<E: KernelReal>(self, update: RuleUpdate<'_, '_>) {
         let RuleUpdate { weights, states, gradients, .. } = update;
         let mut scratch = Scratch::<E>::zero();
         let size = size_of::<E>();
@@ -259,6 +264,6 @@ impl Call<'_> {
     }
 
     fn run(self, weights: &mut [u8], states: &mut [&mut [u8]], gradients: &[&[u8]]) {
-        self.function.run(Tensors { weights, states, gradients, scalars: self.scalars });
+        self.function.run(CallTensors { weights, states, gradients, scalars: self.scalars });
     }
 }

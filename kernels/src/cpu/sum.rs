@@ -2,11 +2,11 @@
 
 use pserver_core::optim::Gradient;
 
-use super::element::{Bytes, Element, Scratch, Source, TILE};
+use super::element::{ElementBytes, KernelElement, Scratch, StoredAs, TILE};
 
 /// `into = g0 + g1 + ...`; no gradients sum to zero.
 #[inline(always)]
-pub(super) fn into_whole<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]) {
+pub(super) fn into_whole<E: KernelElement>(into: &mut [u8], gradients: &[Gradient<'_>]) {
     for (tile, into) in E::view_mut(into).chunks_mut(TILE).enumerate() {
         into_tile::<E>(into, gradients, tile * TILE);
     }
@@ -14,7 +14,7 @@ pub(super) fn into_whole<E: Element>(into: &mut [u8], gradients: &[Gradient<'_>]
 
 /// `onto += scaled(g0 + g1 + ...)`
 #[inline(always)]
-pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>], scaled: impl Fn(E) -> E) {
+pub(super) fn onto_whole<E: KernelElement>(onto: &mut [u8], gradients: &[Gradient<'_>], scaled: impl Fn(E) -> E) {
     // A lone gradient is its own sum, and a small chunk should not pay for clearing a tile.
     if let [lone] = gradients
         && E::is_type_of(lone)
@@ -30,16 +30,20 @@ pub(super) fn onto_whole<E: Element>(onto: &mut [u8], gradients: &[Gradient<'_>]
 }
 
 #[inline(always)]
-fn onto_tile<E: Element>(onto: &mut [Bytes<E>], merged: &[Bytes<E>], scaled: impl Fn(E) -> E) {
+fn onto_tile<E: KernelElement>(onto: &mut [ElementBytes<E>], merged: &[ElementBytes<E>], scaled: impl Fn(E) -> E) {
     for (onto, &merged) in onto.iter_mut().zip(merged) {
         *onto = E::load(*onto).plus(scaled(E::load(merged))).store();
     }
 }
 
-/// The sum of the gradients' elements from `start` on, as many as `into` holds. It starts from the first gradient
-/// and not from zero, so that a lone negative zero stays one.
+/// The sum of the gradients' elements from `start` on, as many as `into` holds. It starts from the first gradient and
+/// not from zero, so that a single negative zero is kept.
 #[inline(always)]
-pub(crate) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradients: &[Gradient<'_>], start: usize) {
+pub(crate) fn into_tile<E: KernelElement>(
+    into: &mut [<E as StoredAs<E>>::Bytes],
+    gradients: &[Gradient<'_>],
+    start: usize,
+) {
     let Some((first, mut others)) = gradients.split_first() else {
         into.fill(E::default().store());
         return;
@@ -66,8 +70,8 @@ pub(crate) fn into_tile<E: Element>(into: &mut [<E as Source<E>>::Bytes], gradie
 /// Adds four gradients of the parameter's own type in one pass, in order, so that memory streams from several places
 /// at once and the partial sum is stored once; `FIRST` starts from them instead of adding to `into`.
 #[inline(always)]
-fn merge_four<E: Element, const FIRST: bool>(
-    into: &mut [<E as Source<E>>::Bytes],
+fn merge_four<E: KernelElement, const FIRST: bool>(
+    into: &mut [<E as StoredAs<E>>::Bytes],
     gradients: [&Gradient<'_>; 4],
     start: usize,
 ) {

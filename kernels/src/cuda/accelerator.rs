@@ -1,4 +1,4 @@
-//! The accelerator: chunks in the device's memory, and work that runs through its lanes.
+//! CUDA accelerator: chunks in device memory, updated by work that runs on three streams.
 //!
 //! ```text
 //! In       numbers, gradients -> bank    numbers, gradients -> next bank
@@ -6,9 +6,9 @@
 //! Out                                                         parameter ->
 //! ```
 //!
-//! Events order a piece of work's copies and kernels, and those of the next one begin while it runs. The host waits for
-//! nothing; it asks for the one event at the end. Bytes in memory that is not pinned go through a ring of pinned
-//! pieces, and the work is submitted as far as there are free ones, a little in every turn of the caller's loop.
+//! Events order the copies and kernels of one piece of work; the next one overlaps with it. The host never blocks; it
+//! polls the event at the end. Bytes in memory that is not pinned go through a ring of pinned staging pieces, and work
+//! is submitted as far as pieces are free, a little in every turn of the caller's loop.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -23,124 +23,126 @@ use pserver_core::memory::Arena;
 use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 use super::arguments::GRADIENTS_MAX;
-use super::checked::Refused;
-use super::code::{Kernels, Program};
+use super::checked::DriverError;
+use super::chunk_memory::{ChunkMemory, ChunkRanges};
+use super::code::{KernelLoader, UpdateKernel};
 use super::gathering::{Banks, aligned};
-use super::locked::Locked;
-use super::room::{Places, Room};
-use super::safe::{Context, Entry, Event, Lanes, Memory, Part, Piece, Pinned, Ring, Ticket};
-use super::settings::Settings;
-use super::submission::Course;
+use super::pinned_arena::PinnedArena;
+use super::safe::{
+    CudaContext, CudaEvent, DeviceMemory, DeviceRange, KernelFunction, PinnedMemory, PinnedRange, Ring, StreamSet,
+    Ticket,
+};
+use super::settings::CudaSettings;
+use super::submission::Submission;
 
-/// Work that is under way at the same time: enough that copies and kernels of several chunks overlap, and that a round
-/// of small chunks is not one at a time.
+/// Work items in flight: enough that copies and kernels of several chunks overlap, also in a round of small chunks.
 const DEPTH: usize = 64;
 
-/// One update's numbers at most.
+/// Bytes of the numbers of one update, at most.
 const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
 
-/// Pieces of the ring that bytes of memory go through which is not pinned.
+/// Pieces of the staging ring for memory that is not pinned.
 pub(super) const RING_PIECES: usize = 8;
 
-/// How long [`Accelerator::wait`] looks away: about what a copy of a MiB takes.
+/// Sleep between polls in [`Accelerator::wait`]: about the time of a copy of 1 MiB.
 const LOOK_AWAY: Duration = Duration::from_micros(20);
-/// How often it looks before it looks away.
+/// Polls before the first sleep.
 const LOOKS: u32 = 32;
 
-/// A device of CUDA.
+/// An accelerator on one CUDA device.
 pub struct Cuda {
     name: String,
-    settings: Settings,
-    pub(super) context: Arc<Context>,
-    // The lanes go first: whatever they work on is given up after them.
-    pub(super) lanes: Lanes<Job>,
+    settings: CudaSettings,
+    pub(super) context: Arc<CudaContext>,
+    // Dropped first: all memory that the streams work on is released after them.
+    pub(super) streams: StreamSet<SubmittedWork>,
     pub(super) ring: Ring,
-    /// Work whose bytes are not all on their way: nothing else begins before.
-    pub(super) course: Option<Course>,
-    pub(super) kernels: Kernels,
+    /// Work that is submitted in part, because the staging ring is full. No other work begins before it is complete.
+    pub(super) submission: Option<Submission>,
+    pub(super) kernels: KernelLoader,
     pub(super) banks: Banks,
-    /// The sum of the groups so far. Only the compute lane touches it, in order.
-    pub(super) sum: Part,
-    pub(super) desks: Vec<Desk>,
-    pub(super) free: Vec<Seat>,
-    room: Room,
-    pub(super) slots: Vec<Slot>,
-    pub(super) arenas: Vec<Locked>,
-    /// Work that was not submitted whole, and why.
-    pub(super) spoiled: Vec<(Ticket, Failure)>,
-    /// Work that is over and not yet told.
-    pub(super) over: Vec<Done>,
-    /// Why the device is gone.
+    /// The partial sum of a streamed update. Only the compute stream touches it, in order.
+    pub(super) sum: DeviceRange,
+    pub(super) device_scratch: Vec<DeviceScratch>,
+    pub(super) free: Vec<HostScratch>,
+    chunk_memory: ChunkMemory,
+    pub(super) slots: Vec<SlotState>,
+    pub(super) arenas: Vec<PinnedArena>,
+    /// Work that was not submitted in full, and the reason.
+    pub(super) failed: Vec<(Ticket, Failure)>,
+    /// Completed work that the caller has not polled yet.
+    pub(super) completed: Vec<Done>,
+    /// The reason why the device is lost.
     lost: Option<String>,
-    /// Places for the lists of the work that begins.
+    /// Buffers for the work that begins, kept to avoid allocations.
     pub(super) packed: Vec<u8>,
     pub(super) gradients: Vec<(u32, ElementType)>,
-    /// Of what goes to the device, in order: whether the device reads it where it is.
+    /// For each copy to the device, in order: whether its source is pinned.
     pub(super) is_pinned: Vec<bool>,
 }
 
-/// A chunk's place.
-pub(super) struct Slot {
+/// A chunk that lives on the device.
+pub(super) struct SlotState {
     pub(super) resident: Resident,
-    pub(super) program: Program,
-    pub(super) sum: Entry,
-    pub(super) parameter: Part,
-    pub(super) states: Vec<Part>,
-    pub(super) kept: Option<Kept>,
+    pub(super) program: UpdateKernel,
+    pub(super) sum: KernelFunction,
+    pub(super) parameter: DeviceRange,
+    pub(super) states: Vec<DeviceRange>,
+    pub(super) kept: Option<KeptSum>,
     pub(super) is_loaded: bool,
     pub(super) is_busy: bool,
-    /// Why nobody knows what is in it.
+    /// The reason why the content is unknown.
     pub(super) broken: Option<String>,
 }
 
-/// A slot's sum of gradients, for the next update.
-pub(super) struct Kept {
-    pub(super) sum: Part,
-    pub(super) squares: Part,
-    /// What makes the squares.
-    pub(super) entry: Entry,
-    /// Whether there is a sum.
+/// A chunk's sum of gradients, kept for the next update.
+pub(super) struct KeptSum {
+    pub(super) sum: DeviceRange,
+    pub(super) squares: DeviceRange,
+    /// The kernel that computes the squares.
+    pub(super) entry: KernelFunction,
+    /// Whether the sum has been computed.
     pub(super) is_there: bool,
 }
 
-/// What one piece of work under way needs on the device.
-pub(super) struct Desk {
-    pub(super) numbers: Part,
-    /// Where there are no gradients: its copy in is done, and later its kernel. A wait is for what was recorded when it
-    /// was asked for, so one event is both.
-    pub(super) reached: Event,
+/// Device memory and event of one piece of work in flight.
+pub(super) struct DeviceScratch {
+    pub(super) numbers: DeviceRange,
+    /// Recorded first after the copy in (work without gradients) and later after the kernel. A wait refers to the last
+    /// record before it, so one event serves both.
+    pub(super) reached: CudaEvent,
 }
 
-/// What it needs on the host.
-pub(super) struct Seat {
-    pub(super) desk: usize,
-    pub(super) numbers: Piece,
-    pub(super) end: Event,
+/// Pinned memory and event of one piece of work in flight.
+pub(super) struct HostScratch {
+    pub(super) scratch: usize,
+    pub(super) numbers: PinnedRange,
+    pub(super) end: CudaEvent,
 }
 
-/// Work under way.
-pub(super) struct Job {
+/// A piece of work in flight.
+pub(super) struct SubmittedWork {
     pub(super) work: Work,
-    pub(super) desk: usize,
-    pub(super) numbers: Piece,
+    pub(super) scratch: usize,
+    pub(super) numbers: PinnedRange,
 }
 
 impl Cuda {
-    /// Opens a device and takes the memory that does not depend on chunks.
+    /// Opens a device and allocates the memory that does not depend on chunks.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what was missing: the driver, a device, this device, memory (bytes asked for and free).
-    pub fn open(settings: Settings) -> Result<Self, Failure> {
+    /// [`Failure::Call`] names what was missing: the driver, a device, this device, memory (bytes asked for and free).
+    pub fn open(settings: CudaSettings) -> Result<Self, Failure> {
         settings.check()?;
-        let context = Context::open(settings.ordinal).map_err(Failure::call)?;
+        let context = CudaContext::open(settings.ordinal).map_err(Failure::call)?;
         let found = context.properties();
         let (major, minor) = found.driver;
         let name = format!("cuda:{} ({}, driver for CUDA {major}.{minor})", settings.ordinal, found.name);
-        let refused = |error: Refused| Failure::call(format!("CUDA device {}: {error}", settings.ordinal));
+        let refused = |error: DriverError| Failure::call(format!("CUDA device {}: {error}", settings.ordinal));
         let sum_bytes = aligned(u64::from(settings.chunk_bytes));
         let gradient_bytes = settings.gradient_bytes;
         let fixed = sum_bytes + gradient_bytes + (DEPTH * NUMBERS_BYTES) as u64;
-        let memory = Memory::new(&context, fixed).map_err(|error| {
+        let memory = DeviceMemory::new(&context, fixed).map_err(|error| {
             let (free, total) = context.memory().unwrap_or((0, 0));
             Failure::call(format!(
                 "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum {sum_bytes} \
@@ -150,42 +152,42 @@ impl Cuda {
         })?;
         let part = |range| memory.part(range);
         let pinned = |bytes: usize| {
-            Pinned::new(&context, bytes).map_err(|error| {
+            PinnedMemory::new(&context, bytes).map_err(|error| {
                 let ordinal = settings.ordinal;
                 let text = "bytes of the host's memory were to be pinned for its copies";
                 Failure::call(format!("CUDA device {ordinal}: {bytes} {text}: {error}"))
             })
         };
-        let seats = pinned(DEPTH * NUMBERS_BYTES)?.pieces(NUMBERS_BYTES);
+        let host_scratch = pinned(DEPTH * NUMBERS_BYTES)?.pieces(NUMBERS_BYTES);
         let piece_bytes = (settings.staging_bytes as usize / RING_PIECES).max(1);
         let ring = pinned(piece_bytes * RING_PIECES)?.pieces(piece_bytes);
-        let mut desks = Vec::with_capacity(DEPTH);
+        let mut device_scratch = Vec::with_capacity(DEPTH);
         let mut free = Vec::with_capacity(DEPTH);
-        for (desk, numbers) in seats.into_iter().enumerate() {
-            let event = || Event::new(&context, false).map_err(refused);
-            let from = sum_bytes + gradient_bytes + (desk * NUMBERS_BYTES) as u64;
+        for (scratch, numbers) in host_scratch.into_iter().enumerate() {
+            let event = || CudaEvent::new(&context, false).map_err(refused);
+            let from = sum_bytes + gradient_bytes + (scratch * NUMBERS_BYTES) as u64;
             let place = part(from..from + NUMBERS_BYTES as u64);
-            desks.push(Desk { numbers: place, reached: event()? });
-            free.push(Seat { desk, numbers, end: event()? });
+            device_scratch.push(DeviceScratch { numbers: place, reached: event()? });
+            free.push(HostScratch { scratch, numbers, end: event()? });
         }
         Ok(Self {
-            lanes: Lanes::new(&context, DEPTH).map_err(refused)?,
+            streams: StreamSet::new(&context, DEPTH).map_err(refused)?,
             ring: Ring::new(&context, ring).map_err(refused)?,
-            course: None,
-            kernels: Kernels::new(&context, settings.cache.as_deref())?,
+            submission: None,
+            kernels: KernelLoader::new(&context, settings.cache.as_deref())?,
             banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
             sum: part(0..sum_bytes),
-            room: Room::new(&context, settings.memory_bytes, fixed),
+            chunk_memory: ChunkMemory::new(&context, settings.memory_bytes, fixed),
             packed: Vec::with_capacity(NUMBERS_BYTES),
             gradients: Vec::with_capacity(GRADIENTS_MAX),
             is_pinned: Vec::with_capacity(GRADIENTS_MAX),
             slots: Vec::new(),
             arenas: Vec::new(),
-            spoiled: Vec::new(),
-            over: Vec::with_capacity(DEPTH),
+            failed: Vec::new(),
+            completed: Vec::with_capacity(DEPTH),
             lost: None,
             name,
-            desks,
+            device_scratch,
             free,
             context,
             settings,
@@ -196,8 +198,8 @@ impl Cuda {
         self.lost.as_ref().map_or(Ok(()), |reason| Err(Failure::Device(format!("{} is lost: {reason}", self.name))))
     }
 
-    /// A call failed that no single piece of work is behind.
-    pub(super) fn lose(&mut self, refused: &Refused) -> Failure {
+    /// Marks the device as lost, after a call failed that belongs to no single piece of work.
+    pub(super) fn lose(&mut self, refused: &DriverError) -> Failure {
         let failure = Failure::Device(format!("{} is lost: {refused}", self.name));
         if self.lost.is_none() {
             tracing::error!(%refused, device = self.name, "a CUDA device is lost; its memory is not used again");
@@ -206,33 +208,33 @@ impl Cuda {
         failure
     }
 
-    /// Gives arenas their pages back, unless the device may still work on them.
-    fn let_go(&mut self) {
-        if self.lost.is_none() && self.lanes.len() == 0 {
+    /// Unpins arenas, unless the device may still access them.
+    fn release_arenas(&mut self) {
+        if self.lost.is_none() && self.streams.len() == 0 {
             self.arenas.clear();
         } else {
             self.arenas.drain(..).for_each(mem::forget);
         }
     }
 
-    /// Goes on with what is not all on its way, and takes what is over from the lanes.
+    /// Continues a partial submission, and collects completed work from the streams.
     fn collect(&mut self) -> Result<(), Failure> {
         self.check_alive()?;
-        self.go_on()?;
-        let Self { lanes, free, slots, spoiled, over, .. } = self;
-        let collected = lanes.release(|ticket, job, end| {
-            let Job { work, desk, numbers } = job;
-            free.push(Seat { desk, numbers, end });
+        self.advance()?;
+        let Self { streams, free, slots, failed, completed, .. } = self;
+        let collected = streams.release(|ticket, job, end| {
+            let SubmittedWork { work, scratch, numbers } = job;
+            free.push(HostScratch { scratch, numbers, end });
             let slot = &mut slots[work.slot().0 as usize];
             slot.is_busy = false;
-            let spoilt = spoiled.iter().position(|(other, _)| *other == ticket);
-            let outcome = spoilt.map_or(Ok(()), |place| Err(spoiled.swap_remove(place).1));
+            let spoilt = failed.iter().position(|(other, _)| *other == ticket);
+            let outcome = spoilt.map_or(Ok(()), |place| Err(failed.swap_remove(place).1));
             match &outcome {
-                Ok(()) => slot.note_happened(&work),
+                Ok(()) => slot.record_completion(&work),
                 Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
                 Err(_) => {}
             }
-            over.push(Done { work, outcome });
+            completed.push(Done { work, outcome });
         });
         collected.map_err(|refused| self.lose(&refused))
     }
@@ -240,7 +242,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        self.let_go();
+        self.release_arenas();
     }
 }
 
@@ -248,14 +250,14 @@ impl Accelerator for Cuda {
     fn capabilities(&self) -> DeviceFacts {
         DeviceFacts {
             name: self.name.clone(),
-            bytes_free: if self.lost.is_some() { 0 } else { self.room.free() },
+            bytes_free: if self.lost.is_some() { 0 } else { self.chunk_memory.free() },
             bytes_least: self.settings.bytes_least,
         }
     }
 
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure> {
         self.check_alive()?;
-        let mut locked = Locked::new(arena);
+        let mut locked = PinnedArena::new(arena);
         locked.try_first(&self.context).map_err(Failure::call)?;
         self.arenas.push(locked);
         Ok(())
@@ -271,44 +273,44 @@ impl Accelerator for Cuda {
         let program = self.kernels.program(&resident.code, resident.element_type)?;
         let sum = self.kernels.sum(resident.element_type)?;
         let squares = resident.keeps_sum.then(|| self.kernels.squares(resident.element_type)).transpose()?;
-        let Places { parameter, states, kept } = self.room.take(resident)?;
-        let kept = kept.zip(squares).map(|((sum, squares), entry)| Kept { sum, squares, entry, is_there: false });
+        let ChunkRanges { parameter, states, kept } = self.chunk_memory.take(resident)?;
+        let kept = kept.zip(squares).map(|((sum, squares), entry)| KeptSum { sum, squares, entry, is_there: false });
         let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
         let resident = resident.clone();
         let (is_loaded, is_busy, broken) = (false, false, None);
-        self.slots.push(Slot { resident, program, sum, parameter, states, kept, is_loaded, is_busy, broken });
+        self.slots.push(SlotState { resident, program, sum, parameter, states, kept, is_loaded, is_busy, broken });
         Ok(slot)
     }
 
     fn clear(&mut self) {
-        let course = self.course.take();
+        let submission = self.submission.take();
         if self.lost.is_none() {
-            // After a restore this is a thread's first call of the driver.
+            // After a restore this is the thread's first call of the driver.
             let waited = self.context.enter().and_then(|()| {
-                course.map_or(Ok(()), |course| self.lanes.close_early(course.ticket))?;
-                self.lanes.synchronize()
+                submission.map_or(Ok(()), |submission| self.streams.close_early(submission.ticket))?;
+                self.streams.synchronize()
             });
             let emptied = waited.and_then(|()| {
-                self.lanes.empty(|job, end| {
-                    self.free.push(Seat { desk: job.desk, numbers: job.numbers, end });
+                self.streams.empty(|job, end| {
+                    self.free.push(HostScratch { scratch: job.scratch, numbers: job.numbers, end });
                 })
             });
             emptied.unwrap_or_else(|refused| drop(self.lose(&refused)));
         }
-        self.over.clear();
-        self.spoiled.clear();
+        self.completed.clear();
+        self.failed.clear();
         self.slots.clear();
-        self.let_go();
-        self.room.clear();
+        self.release_arenas();
+        self.chunk_memory.clear();
         self.kernels.clear();
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {
         self.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
-        self.go_on()?;
-        while self.course.is_none()
-            && self.lanes.has_room()
+        self.advance()?;
+        while self.submission.is_none()
+            && self.streams.has_room()
             && let Some(work) = queue.pop_front()
         {
             self.begin(work)?;
@@ -320,15 +322,15 @@ impl Accelerator for Cuda {
         self.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.collect()?;
-        done.append(&mut self.over);
+        done.append(&mut self.completed);
         Ok(())
     }
 
     fn wait(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut looks = 0;
-        while self.over.is_empty() && 0 < self.lanes.len() && self.lost.is_none() {
-            // What fails here is kept, and the next poll says it.
+        while self.completed.is_empty() && 0 < self.streams.len() && self.lost.is_none() {
+            // The failure is kept, and the next poll returns it.
             if self.context.enter().is_err() || self.collect().is_err() || until <= Instant::now() {
                 return;
             }

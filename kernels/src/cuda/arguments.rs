@@ -1,27 +1,28 @@
-//! What the kernels take: for every entry point one structure, passed by value as its only parameter.
+//! Argument structures: every entry point takes one structure, passed by value as its only parameter.
 //!
-//! The layouts are those of C, with `u64` for every address on the device; zero is no address. `kernels/cu/base.cu` has
-//! the same structures. They are plain numbers (`bytemuck::Pod`, all zeros to begin with), so making one is safe;
+//! The layouts are those of C, with `u64` for every device address; zero is no address. `kernels/cu/base.cu` declares
+//! the same structures. They are plain numbers (`bytemuck::Pod`, initialised with zeros), so building one is safe;
 //! launching a kernel on one is not.
 
 use bytemuck::{Pod, Zeroable};
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::STATES_MAX;
 
-/// The gradients that one launch adds. Whoever has more adds them beforehand with [`sum_entry`], which changes no bit.
+/// Gradients that one launch adds. A caller with more adds the others beforehand with [`sum_entry`], which changes no
+/// bit.
 pub const GRADIENTS_MAX: usize = 64;
 
-/// The threads of a block, for every kernel. Kernels use no dynamic shared memory.
+/// Threads of a block, for every kernel. Kernels use no dynamic shared memory.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// An address on the device; zero is none. It is a multiple of the element's size; one that is a multiple of 16 is read
-/// and written 16 bytes at a time, if all tensors of the launch are.
-pub type Address = u64;
+/// A device address; zero is none. It is a multiple of the element's size. Loads and stores are 16 bytes wide if all
+/// tensors of the launch begin at multiples of 16.
+pub type DeviceAddress = u64;
 
-/// How elements lie in memory.
+/// The element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-pub enum Kind {
+pub enum ElementKind {
     /// binary32
     Float32 = 0,
     /// binary64
@@ -30,14 +31,14 @@ pub enum Kind {
     Float16 = 2,
     /// bfloat16
     Bfloat16 = 3,
-    /// Whole numbers of 32 bits, of either sign: their sums are the same.
+    /// 32-bit integers, signed or not: the sums are the same.
     Word = 4,
-    /// Whole numbers of 64 bits, of either sign.
+    /// 64-bit integers, signed or not.
     Long = 5,
 }
 
-impl Kind {
-    /// Of this element type.
+impl ElementKind {
+    /// The kind for this element type.
     #[must_use]
     pub const fn of(element_type: ElementType) -> Self {
         match element_type {
@@ -50,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// How entry points of this type of parameter are called; none for halves, which are no parameters.
+    /// The suffix of entry points for this type of parameter; none for half precision, which is no parameter type.
     #[must_use]
     pub const fn suffix(self) -> Option<&'static str> {
         match self {
@@ -62,17 +63,17 @@ impl Kind {
         }
     }
 
-    /// The number that kernels are handed.
+    /// The number that kernels receive.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
     }
 }
 
-/// What `pserver_sum_*` does with the sum `s` of the gradients, the parameter `w` and the scale.
+/// The operation of `pserver_sum_*` on the sum `s` of the gradients, the parameter `w` and the scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Merge {
+pub enum SumMode {
     /// `w = s`
     Sum = 0,
     /// `w = w + s * scale`: [`Formula::Add`](pserver_core::optim::Formula::Add).
@@ -92,29 +93,29 @@ pub struct UpdateArguments {
     /// How many elements every tensor has; any number.
     pub elements: u64,
     /// The parameter, updated in place.
-    pub weights: Address,
+    pub weights: DeviceAddress,
     /// The states of the rule in its order, updated in place.
-    pub states: [Address; STATES_MAX],
-    /// A sum so far, of the parameter's type, or none.
-    pub sum: Address,
+    pub states: [DeviceAddress; STATES_MAX],
+    /// A partial sum of the parameter's type, or none.
+    pub sum: DeviceAddress,
     /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For
-    /// `pserver_sum_*` one number of the parameter's type, the scale, rounded to nearest; none for whole numbers and
-    /// for [`Merge::Sum`].
-    pub scalars: Address,
-    /// A `u32`: unless it is zero the kernel does nothing at all. Or none.
-    pub skip: Address,
-    /// Where the new weights go once more, as halves of `copy_kind`; or none.
-    pub copy: Address,
+    /// `pserver_sum_*` one number of the parameter's type, the scale, rounded to nearest; none for integers and for
+    /// [`SumMode::Sum`].
+    pub scalars: DeviceAddress,
+    /// A `u32` or none: the kernel does nothing unless it is zero.
+    pub skip: DeviceAddress,
+    /// A second destination of the new weights, converted to `copy_kind`; or none.
+    pub copy: DeviceAddress,
     /// How many gradients there are, from 0 to [`GRADIENTS_MAX`].
     pub count: u32,
-    /// The [`Kind`] of all gradients: the parameter's own, or a half for a parameter of floats.
+    /// The [`ElementKind`] of all gradients: the parameter's own, or half precision for a parameter of floats.
     pub gradient_kind: u32,
-    /// The [`Kind`] of the copy: a half. Not for whole numbers.
+    /// The [`ElementKind`] of the copy, half precision. Not for integers.
     pub copy_kind: u32,
-    /// A [`Merge`], for `pserver_sum_*`.
+    /// A [`SumMode`], for `pserver_sum_*`.
     pub merge: u32,
     /// The gradients in trainer order.
-    pub gradients: [Address; GRADIENTS_MAX],
+    pub gradients: [DeviceAddress; GRADIENTS_MAX],
 }
 
 /// Taken by `pserver_squares_f32` and `pserver_squares_f64`: one thread for every block of
@@ -123,12 +124,12 @@ pub struct UpdateArguments {
 #[repr(C)]
 pub struct SquaresArguments {
     /// A whole gradient, or a chunk of one that begins at a multiple of the block.
-    pub values: Address,
+    pub values: DeviceAddress,
     /// How many elements.
     pub elements: u64,
-    /// As many `f64` as there are blocks, the last perhaps short: what
-    /// [`square_sums`](pserver_core::optim::square_sums) hands out.
-    pub squares: Address,
+    /// One `f64` for each block, of which the last may be short: the output of
+    /// [`square_sums`](pserver_core::optim::square_sums).
+    pub squares: DeviceAddress,
 }
 
 /// Taken by `pserver_total`, one block: `*total = *total + squares[0] + squares[1] + ...`, left to right.
@@ -136,11 +137,11 @@ pub struct SquaresArguments {
 #[repr(C)]
 pub struct TotalArguments {
     /// The sums of blocks, `f64`.
-    pub squares: Address,
+    pub squares: DeviceAddress,
     /// How many.
     pub count: u64,
     /// An `f64`, the total so far: zero before the first chunk.
-    pub total: Address,
+    pub total: DeviceAddress,
 }
 
 /// Taken by `pserver_finite`: writes one to `flag` when an element of a gradient is infinite or not a number, and
@@ -151,13 +152,13 @@ pub struct FiniteArguments {
     /// How many elements every gradient has.
     pub elements: u64,
     /// A `u32`, zero before.
-    pub flag: Address,
+    pub flag: DeviceAddress,
     /// How many gradients there are.
     pub count: u32,
-    /// Their [`Kind`], a float.
+    /// Their [`ElementKind`], a float.
     pub kind: u32,
     /// The gradients.
-    pub gradients: [Address; GRADIENTS_MAX],
+    pub gradients: [DeviceAddress; GRADIENTS_MAX],
 }
 
 /// Taken by `pserver_cast`: every float in another type, rounded once to nearest even.
@@ -166,20 +167,20 @@ pub struct FiniteArguments {
 pub struct CastArguments {
     /// How many elements.
     pub elements: u64,
-    /// What is read.
-    pub from: Address,
-    /// What is written.
-    pub into: Address,
-    /// The [`Kind`] of what is read, a float.
+    /// The source.
+    pub from: DeviceAddress,
+    /// The destination.
+    pub into: DeviceAddress,
+    /// The [`ElementKind`] of the source, a float.
     pub from_kind: u32,
-    /// The [`Kind`] of what is written, a float.
+    /// The [`ElementKind`] of the destination, a float.
     pub into_kind: u32,
 }
 
-/// The pairs that one block of the sort and of the segments looks at.
+/// Pairs that one block of the sort and segment kernels processes.
 pub const SORT_TILE: u32 = 2048;
 
-/// The counts that a tile has in a pass of the sort: one for each value of a digit.
+/// Counts of a tile in one pass of the sort: one for each value of a digit.
 pub const SORT_DIGITS: u32 = 256;
 
 /// Taken by `pserver_sort_count`, `pserver_sort_scatter`, `pserver_segment_count` and `pserver_segment_write`, each
@@ -194,18 +195,19 @@ pub struct SortArguments {
     /// How many pairs, fewer than 2^32.
     pub pairs: u64,
     /// `u64`: the keys (ids or slots) as they are before the pass; sorted, for the segments.
-    pub keys: Address,
-    /// `u32`: where each pair stood at first, or none in the first pass, where that is where it stands.
-    pub places: Address,
+    pub keys: DeviceAddress,
+    /// `u32`: the original index of each pair; none in the first pass, where it equals the current index.
+    pub places: DeviceAddress,
     /// `u64`: the keys after the pass. For `pserver_segment_write`: the unique keys, ascending.
-    pub keys_after: Address,
-    /// `u32`: the places after the pass. For `pserver_segment_write`: where in the sorted pairs each unique key begins,
-    /// and behind the last one where it ends, `unique + 1` of them.
-    pub places_after: Address,
-    /// `u32`, zeroed by nobody: for the sort `SORT_DIGITS * tiles`, digit by digit; for the segments one for each tile.
-    pub counts: Address,
+    pub keys_after: DeviceAddress,
+    /// `u32`: the original indices after the pass. For `pserver_segment_write`: where in the sorted pairs each unique
+    /// key begins, then the end of the last one; `unique + 1` entries.
+    pub places_after: DeviceAddress,
+    /// `u32`, not initialised by the caller: for the sort `SORT_DIGITS * tiles`, digit by digit; for the segments one
+    /// for each tile.
+    pub counts: DeviceAddress,
     /// `u32`: how many unique keys there are; written by `pserver_segment_write`.
-    pub unique: Address,
+    pub unique: DeviceAddress,
     /// The lowest bit of the digit.
     pub shift: u32,
     /// Zero.
@@ -217,49 +219,49 @@ pub struct SortArguments {
 #[repr(C)]
 pub struct ScanArguments {
     /// `u32`.
-    pub counts: Address,
+    pub counts: DeviceAddress,
     /// How many.
     pub count: u64,
 }
 
 /// Taken by `pserver_rows_<type>_<key>`: for every unique row the sum of its contributions, as
-/// [`Merge`](pserver_core::rows::Merge) has it, and the rule on the sum. Any grid; a warp takes a row.
+/// [`RowMerge`](pserver_core::rows::RowMerge) computes it, and the rule on the sum. Any grid; a warp takes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowsArguments {
-    /// `u32` on the device: how many unique rows there are, as `pserver_segment_write` left it.
-    pub unique: Address,
+    /// `u32` on the device: the number of unique rows, as `pserver_segment_write` left it.
+    pub unique: DeviceAddress,
     /// `u64`: the unique keys.
-    pub keys: Address,
+    pub keys: DeviceAddress,
     /// `u32`: where in `places` each unique row begins, and where the last one ends.
-    pub starts: Address,
+    pub starts: DeviceAddress,
     /// `u32`: places of rows among all contributions, one contribution's rows behind the other's.
-    pub places: Address,
-    /// `u32`: which record a unique row is kept in, for each of `keys`; or none where the key itself is the record.
-    pub slots: Address,
+    pub places: DeviceAddress,
+    /// `u32`: the record of a unique row, for each of `keys`; none where the key itself is the record.
+    pub slots: DeviceAddress,
     /// Records: a row's weights, the states behind them, at `records + slot * stride`.
-    pub records: Address,
+    pub records: DeviceAddress,
     /// From one record to the next, in bytes; a multiple of the element's size.
     pub stride: u64,
     /// From a row's weights to its first state and from a state to the next, in bytes; a multiple of the element's
     /// size. For separate tensors this is the length of a tensor, and `stride` that of a row.
     pub state_stride: u64,
     /// As in [`UpdateArguments`].
-    pub scalars: Address,
+    pub scalars: DeviceAddress,
     /// As in [`UpdateArguments`].
-    pub skip: Address,
+    pub skip: DeviceAddress,
     /// The elements of a row.
     pub width: u32,
     /// How many contributions there are, from 1 to [`GRADIENTS_MAX`].
     pub count: u32,
-    /// The [`Kind`] of all contributions.
+    /// The [`ElementKind`] of all contributions.
     pub gradient_kind: u32,
     /// Zero.
     pub reserved: u32,
     /// Which place is the first of each contribution, in trainer order.
     pub firsts: [u32; GRADIENTS_MAX],
     /// Each contribution's rows, one behind the other.
-    pub gradients: [Address; GRADIENTS_MAX],
+    pub gradients: [DeviceAddress; GRADIENTS_MAX],
 }
 
 /// One operation of a rule's scalars as `pserver_scalars` reads it; [`scalar_code`](super::scalars::scalar_code) makes
@@ -269,13 +271,13 @@ pub struct RowsArguments {
 pub struct ScalarCode {
     /// Which operation.
     pub operation: u32,
-    /// Its operands, as places before it.
+    /// Its operands, as indices of earlier operations.
     pub operands: [u32; 3],
     /// A constant's value.
     pub value: f64,
 }
 
-/// What differs between updates, in device memory, where the host or a captured step writes it.
+/// Inputs that differ between updates, in device memory, where the host or a captured graph writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarValues {
@@ -283,58 +285,58 @@ pub struct ScalarValues {
     pub rate: f64,
     /// [`ScalarInput::Count`](pserver_core::rule::ssa::ScalarInput::Count)
     pub count: f64,
-    /// The merge's factor, by which the sum of the gradients is multiplied.
+    /// The merge's factor of the sum of the gradients.
     pub scale: f64,
     /// The bound of the norm; infinite when there is none.
     pub clip_norm: f64,
 }
 
-/// Taken by `pserver_scalars`, one block: reckons a rule's scalars, so that a captured step need not be told them.
+/// Taken by `pserver_scalars`, one block: computes a rule's scalars, so that a captured graph needs no host input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScalarsArguments {
     /// [`ScalarValues`].
-    pub values: Address,
+    pub values: DeviceAddress,
     /// An `f64`, the sum of the squares of the summed gradient before it is scaled, as `pserver_total` leaves it; or
     /// none, when there is no `clip_norm`.
-    pub total: Address,
-    /// A `u32`: unless it is zero the count is not advanced; or none.
-    pub skip: Address,
+    pub total: DeviceAddress,
+    /// A `u32` or none: unless it is zero the count is not incremented.
+    pub skip: DeviceAddress,
     /// [`ScalarCode`], as many as `operations`.
-    pub code: Address,
-    /// `u32`: which scalars are handed on, as many as `used`.
-    pub places: Address,
-    /// Where they go, in the parameter's type.
-    pub scalars: Address,
+    pub code: DeviceAddress,
+    /// `u32`: the indices of the scalars to store, `used` of them.
+    pub places: DeviceAddress,
+    /// The destination, in the parameter's type.
+    pub scalars: DeviceAddress,
     /// How many operations; at most [`RULE_SCALARS_MAX`](pserver_core::limits::RULE_SCALARS_MAX).
     pub operations: u32,
-    /// How many scalars are handed on.
+    /// The number of scalars to store.
     pub used: u32,
-    /// The [`Kind`] of the parameter: a float of 32 or 64 bits.
+    /// The [`ElementKind`] of the parameter: a float of 32 or 64 bits.
     pub kind: u32,
-    /// One: `count` in `values` is one more afterwards.
+    /// One: `count` in `values` is incremented afterwards.
     pub advances: u32,
 }
 
-/// The entry point of whole-number and float sums for a parameter's type; none for halves.
+/// The entry point of integer and float sums for a parameter's type; none for half precision.
 #[must_use]
 pub fn sum_entry(element_type: ElementType) -> Option<&'static str> {
-    match Kind::of(element_type) {
-        Kind::Float32 => Some("pserver_sum_f32"),
-        Kind::Float64 => Some("pserver_sum_f64"),
-        Kind::Word => Some("pserver_sum_u32"),
-        Kind::Long => Some("pserver_sum_u64"),
-        Kind::Float16 | Kind::Bfloat16 => None,
+    match ElementKind::of(element_type) {
+        ElementKind::Float32 => Some("pserver_sum_f32"),
+        ElementKind::Float64 => Some("pserver_sum_f64"),
+        ElementKind::Word => Some("pserver_sum_u32"),
+        ElementKind::Long => Some("pserver_sum_u64"),
+        ElementKind::Float16 | ElementKind::Bfloat16 => None,
     }
 }
 
-/// The entry point of the sums of squares of a sum of this type; none for what is no float of 32 or 64 bits.
+/// The entry point of the sums of squares of a sum of this type; none for other types than f32 and f64.
 #[must_use]
 pub fn squares_entry(element_type: ElementType) -> Option<&'static str> {
-    match Kind::of(element_type) {
-        Kind::Float32 => Some("pserver_squares_f32"),
-        Kind::Float64 => Some("pserver_squares_f64"),
-        Kind::Word | Kind::Long | Kind::Float16 | Kind::Bfloat16 => None,
+    match ElementKind::of(element_type) {
+        ElementKind::Float32 => Some("pserver_squares_f32"),
+        ElementKind::Float64 => Some("pserver_squares_f64"),
+        ElementKind::Word | ElementKind::Long | ElementKind::Float16 | ElementKind::Bfloat16 => None,
     }
 }
 

@@ -1,43 +1,43 @@
-//! Compiled rules, kept between runs.
+//! Disk cache of compiled rules.
 //!
-//! A file is named by what it was made of, so it is never out of date, only missing. It is written under another name
-//! and renamed, so it is whole; should it not be, its own digest says so, and the rule is compiled again.
+//! A file's name is the digest of its source, so an entry is never stale, only absent. A file is written under a
+//! temporary name and renamed; its own digest detects damage, and the rule is then compiled again.
 //!
-//! What is read here runs on the device. So the folder is this user's, and nobody else may write to it; one that is not
-//! like that is not used.
+//! The content runs on the device. So the folder must belong to this user and be writable by no other; otherwise it is
+//! not used.
 
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The first bytes of a file, and the form they are followed by: a digest of the rest, and the rest.
+/// The first bytes of a file; a digest of the rest and the rest follow.
 const BEGINNING: &[u8; 16] = b"pserver cubin 1\n";
 
-/// A folder that is made is its owner's alone.
+/// A new folder is accessible to its owner only.
 const FOLDER_MODE: u32 = 0o700;
-/// Bits that let others write.
+/// Mode bits that let other users write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// A folder of compiled rules. What goes wrong with it is said and costs a compilation, nothing more.
+/// A folder of compiled rules. An error in it is logged and costs a compilation, nothing more.
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// In this folder, which is made when something is kept; nothing when it is not one to trust.
+    /// The cache in this folder, which is created on the first write; none when the folder is not trustworthy.
     pub(super) fn new(folder: &Path) -> Option<Self> {
         match check(folder, rustix::process::geteuid().as_raw()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, folder = %folder.display(), "compiled rules are not kept between runs");
+                tracing::warn!(%error, folder = %folder.display(), "compiled rules are not cached between runs");
                 None
             }
             _ => Some(Self { folder: folder.to_path_buf() }),
         }
     }
 
-    /// What was kept under this name.
+    /// The image stored under this name.
     pub(super) fn get(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.join(name);
         match read(&path) {
@@ -54,17 +54,17 @@ impl Cache {
         }
     }
 
-    /// Keeps an image under this name.
+    /// Stores an image under this name.
     pub(super) fn put(&self, name: &str, image: &[u8]) {
         if let Err(error) = self.write(name, image) {
-            tracing::warn!(%error, folder = %self.folder.display(), "a compiled rule cannot be kept");
+            tracing::warn!(%error, folder = %self.folder.display(), "a compiled rule cannot be cached");
         }
     }
 
     fn write(&self, name: &str, image: &[u8]) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&self.folder)?;
         check(&self.folder, rustix::process::geteuid().as_raw())?;
-        // Two shards, or two servers, may write the same at the same time: each under a name that nobody else has.
+        // Two shards, or two servers, may write the same image at the same time, each to a temporary file of its own.
         let mut file = tempfile::Builder::new().prefix(name).suffix(".part").tempfile_in(&self.folder)?;
         for bytes in [BEGINNING, blake3::hash(image).as_bytes().as_slice(), image] {
             file.write_all(bytes)?;
@@ -75,7 +75,7 @@ impl Cache {
     }
 }
 
-/// Whether this is a folder of user `own` that nobody else writes to.
+/// Checks that this is a folder of user `own` that no other user can write to.
 fn check(folder: &Path, own: u32) -> io::Result<()> {
     let found = fs::metadata(folder)?;
     if !found.is_dir() {
@@ -92,7 +92,7 @@ fn check(folder: &Path, own: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The image, or nothing when the file is not what was written.
+/// The image; none when the file is damaged.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.read_to_end(&mut bytes)?;

@@ -1,38 +1,38 @@
-//! What the driver's functions return, as `Result`s that name the call and what it said.
+//! Results of driver calls as `Result`s that name the call and the error.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
 
-use super::sys::{self, CUDA_SUCCESS, Code, Driver};
+use super::sys::{self, CUDA_SUCCESS, Driver, ResultCode};
 
-/// A call that the driver refused.
+/// An error of a driver call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    /// Which one.
+pub(super) struct DriverError {
+    /// The call.
     pub(super) call: &'static str,
-    /// What it returned.
-    pub(super) code: Code,
-    /// The driver's name for that.
+    /// The returned code.
+    pub(super) code: ResultCode,
+    /// The driver's name for the code.
     pub(super) name: String,
 }
 
-impl Refused {
-    /// Whether it is about this call alone: what was asked for cannot be had, and the device is well. All else is of
-    /// the device, and stays: an illegal address, a launch that failed, memory that lost its bits.
+impl DriverError {
+    /// Whether the error concerns this call alone: the request cannot be met, and the device works. All other errors
+    /// make the context unusable: an illegal address, a failed launch, an uncorrectable memory error.
     pub(super) fn is_of_the_call(&self) -> bool {
         sys::ERRORS_OF_CALLS.contains(&self.code)
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for DriverError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}: {} ({})", self.call, self.name, self.code)
     }
 }
 
-/// A call's result: nothing, or what was refused.
-pub(super) fn called(driver: &Driver, call: &'static str, code: Code) -> Result<(), Refused> {
+/// Converts a returned code.
+pub(super) fn called(driver: &Driver, call: &'static str, code: ResultCode) -> Result<(), DriverError> {
     if code == CUDA_SUCCESS {
         return Ok(());
     }
@@ -45,5 +45,5 @@ pub(super) fn called(driver: &Driver, call: &'static str, code: Code) -> Result<
     } else {
         "an error that the driver has no name for".to_owned()
     };
-    Err(Refused { call, code, name })
+    Err(DriverError { call, code, name })
 }

@@ -1,4 +1,4 @@
-//! Which kernel runs for a chunk.
+//! Choice of the kernel for a chunk.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,58 +10,58 @@ use pserver_core::error::Failure;
 use pserver_core::port::{Code, NotAdopted};
 use pserver_core::rule::ssa::Lowered;
 
-use super::arguments::{Merge, squares_entry, sum_entry};
+use super::arguments::{SumMode, squares_entry, sum_entry};
 use super::cache::Cache;
-use super::checked::Refused;
+use super::checked::DriverError;
 use super::emit::Emitted;
-use super::safe::{Compiler, Context, Entry, Module};
+use super::safe::{Compiler, CudaContext, CudaModule, KernelFunction};
 use super::sys::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
 use super::{shipped, source};
 
-/// What is launched for a chunk's update, and how its numbers are handed over.
+/// The kernel of a chunk's update, and the layout of its numbers.
 #[derive(Clone)]
-pub(super) struct Program {
-    pub(super) entry: Entry,
-    pub(super) numbers: Numbers,
+pub(super) struct UpdateKernel {
+    pub(super) entry: KernelFunction,
+    pub(super) numbers: NumbersLayout,
 }
 
-/// What the numbers of an update become in the device's memory.
+/// The layout of an update's numbers in device memory.
 #[derive(Clone)]
-pub(super) enum Numbers {
-    /// Nothing.
-    None(Merge),
+pub(super) enum NumbersLayout {
+    /// No numbers.
+    None(SumMode),
     /// A scale, in the parameter's type.
-    Scale(Merge),
+    Scale(SumMode),
     /// The scalars that a rule uses, in the parameter's type.
     Scalars(Arc<Emitted>),
 }
 
-/// The kernels of a device, loaded when they are first needed.
-pub(super) struct Kernels {
-    shipped: Arc<Module>,
-    made: Made,
-    /// The rules of chunks, the last one last: a parameter's chunks come one behind the other, and share one.
+/// The kernels of a device, loaded on first use.
+pub(super) struct KernelLoader {
+    shipped: Arc<CudaModule>,
+    made: CompiledModules,
+    /// The rules of chunks, the most recent last: a parameter's chunks are adopted in sequence, and share one.
     emitted: Vec<(Arc<Lowered>, Arc<Emitted>)>,
-    /// The kernels of rules by their names, or why there is none. Rules that differ only in numbers have one.
-    entries: BTreeMap<String, Result<Entry, String>>,
+    /// The kernels of rules by name, or the reason why there is none. Rules that differ only in numbers share one.
+    entries: BTreeMap<String, Result<KernelFunction, String>>,
 }
 
-/// Modules that are made of texts where the host has a compiler, and kept between runs.
-pub(super) struct Made {
-    context: Arc<Context>,
+/// Modules compiled at run time, where the host has NVRTC, with a disk cache.
+pub(super) struct CompiledModules {
+    context: Arc<CudaContext>,
     cache: Option<Cache>,
 }
 
-impl Numbers {
-    /// What the sum becomes; a rule says that itself.
-    pub(super) fn merge(&self) -> Merge {
+impl NumbersLayout {
+    /// The kernel's operation on the sum; a rule has its own.
+    pub(super) fn merge(&self) -> SumMode {
         match self {
             Self::None(merge) | Self::Scale(merge) => *merge,
-            Self::Scalars(_) => Merge::Sum,
+            Self::Scalars(_) => SumMode::Sum,
         }
     }
 
-    /// Writes one update's numbers as the kernel takes them, in place of what `into` held.
+    /// Writes one update's numbers in the kernel's layout, replacing the content of `into`.
     #[expect(clippy::cast_possible_truncation, reason = "the scale is rounded to the parameter's type")]
     pub(super) fn pack(&self, element_type: ElementType, numbers: &[f64], into: &mut Vec<u8>) {
         into.clear();
@@ -74,56 +74,56 @@ impl Numbers {
     }
 }
 
-impl Kernels {
-    /// Loads what is shipped. Rules that are not among it are compiled, and kept in this folder.
+impl KernelLoader {
+    /// Loads the shipped kernels. Other rules are compiled, and cached in this folder.
     ///
     /// # Errors
-    /// [`Failure::Call`] when the driver does not load them; where it has no memory for them, names the bytes.
-    pub(super) fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, Failure> {
+    /// [`Failure::Call`] when the driver does not load them; without memory for them, names the bytes.
+    pub(super) fn new(context: &Arc<CudaContext>, cache: Option<&Path>) -> Result<Self, Failure> {
         Ok(Self {
             shipped: load_shipped(context)?,
-            made: Made::new(context, cache),
+            made: CompiledModules::new(context, cache),
             emitted: Vec::new(),
             entries: BTreeMap::new(),
         })
     }
 
     /// The kernel that adds gradients of this parameter's type.
-    pub(super) fn sum(&self, element_type: ElementType) -> Result<Entry, NotAdopted> {
+    pub(super) fn sum(&self, element_type: ElementType) -> Result<KernelFunction, NotAdopted> {
         let name = sum_entry(element_type)
             .ok_or_else(|| Failure::call(format!("a parameter of {element_type}; it can be a gradient only")))?;
         self.shipped.entry(name).map_err(|error| self.refused(name, &error))
     }
 
     /// The kernel that makes the sums of squares of a sum of this type.
-    pub(super) fn squares(&self, element_type: ElementType) -> Result<Entry, NotAdopted> {
+    pub(super) fn squares(&self, element_type: ElementType) -> Result<KernelFunction, NotAdopted> {
         let name = squares_entry(element_type)
             .ok_or_else(|| Failure::call(format!("a sum of {element_type} to keep; expected float32 or float64")))?;
         self.shipped.entry(name).map_err(|error| self.refused(name, &error))
     }
 
-    /// What runs for a chunk.
+    /// The kernel for a chunk.
     ///
     /// # Errors
-    /// When there is no kernel for it, and none can be made; says why. When the device has no memory for it, how much
-    /// is free.
-    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<Program, NotAdopted> {
+    /// When there is no kernel and none can be compiled, with the reason. When the device has no memory for it, with
+    /// the free bytes.
+    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<UpdateKernel, NotAdopted> {
         let merge = match code {
-            Code::Add => Merge::Add,
-            Code::Sum => Merge::Scale,
+            Code::Add => SumMode::Add,
+            Code::Sum => SumMode::Scale,
             Code::Rule(rule) => return self.rule(rule, element_type),
         };
-        let numbers = if element_type.is_float() { Numbers::Scale(merge) } else { Numbers::None(merge) };
-        Ok(Program { entry: self.sum(element_type)?, numbers })
+        let numbers = if element_type.is_float() { NumbersLayout::Scale(merge) } else { NumbersLayout::None(merge) };
+        Ok(UpdateKernel { entry: self.sum(element_type)?, numbers })
     }
 
-    /// Forgets the rules of a job, and gives up the modules that were made for them.
+    /// Forgets the rules of a job and unloads the modules compiled for them.
     pub(super) fn clear(&mut self) {
         self.emitted.clear();
         self.entries.clear();
     }
 
-    fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<Program, NotAdopted> {
+    fn rule(&mut self, rule: &Arc<Lowered>, element_type: ElementType) -> Result<UpdateKernel, NotAdopted> {
         if !matches!(element_type, ElementType::Float32 | ElementType::Float64) {
             return Err(NotAdopted::Unfit(format!("a rule for {element_type}; expected float32 or float64")));
         }
@@ -137,7 +137,7 @@ impl Kernels {
                 found
             }
         };
-        Ok(Program { entry: entry.map_err(NotAdopted::Unfit)?, numbers: Numbers::Scalars(emitted) })
+        Ok(UpdateKernel { entry: entry.map_err(NotAdopted::Unfit)?, numbers: NumbersLayout::Scalars(emitted) })
     }
 
     fn emitted(&mut self, rule: &Arc<Lowered>) -> Arc<Emitted> {
@@ -149,28 +149,33 @@ impl Kernels {
         emitted
     }
 
-    /// The kernel that is shipped, or one that is made; or why it cannot be. What the driver refuses otherwise is not
-    /// of the rule, and is not kept.
-    fn find(&self, rule: &Emitted, element_type: ElementType, name: &str) -> Result<Result<Entry, String>, NotAdopted> {
+    /// The shipped kernel, or a compiled one; the inner error says why the rule has none. Other refusals of the driver
+    /// are not properties of the rule and are not remembered.
+    fn find(
+        &self,
+        rule: &Emitted,
+        element_type: ElementType,
+        name: &str,
+    ) -> Result<Result<KernelFunction, String>, NotAdopted> {
         match self.shipped.entry(name) {
             Ok(entry) => return Ok(Ok(entry)),
             Err(error) if error.code == CUDA_ERROR_NOT_FOUND => {}
             Err(error) => return Err(self.refused(name, &error)),
         }
-        match self.made.of(&source::Module::of_update(rule, element_type)) {
+        match self.made.of(&source::ModuleSource::of_update(rule, element_type)) {
             Ok(module) => module.entry(name).map(Ok).map_err(|error| self.refused(name, &error)),
-            Err(Unmade::Compiled(why)) => {
-                Ok(Err(format!("the rule is not one of the kernels that are shipped, and cannot be compiled: {why}")))
+            Err(ModuleError::Compiled(why)) => {
+                Ok(Err(format!("the rule has no shipped kernel, and cannot be compiled: {why}")))
             }
-            Err(Unmade::Loaded(error, bytes)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
+            Err(ModuleError::Loaded(error, bytes)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(NotAdopted::Full(no_room(&self.made.context, &format!("kernel {name}"), bytes, &error)))
             }
-            Err(Unmade::Loaded(error, _)) => Err(self.refused(name, &error)),
+            Err(ModuleError::Loaded(error, _)) => Err(self.refused(name, &error)),
         }
     }
 
-    /// What the driver says of a kernel. It may load one only when it is asked for it, and then lack the memory.
-    fn refused(&self, name: &str, error: &Refused) -> NotAdopted {
+    /// The failure for a kernel that the driver refused. The driver may load a kernel lazily and lack memory only then.
+    fn refused(&self, name: &str, error: &DriverError) -> NotAdopted {
         match self.made.context.memory() {
             Ok((free, total)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => NotAdopted::Full(format!(
                 "memory of CUDA device {}: kernel {name} found no room, {free} of {total} are free: {error}",
@@ -181,16 +186,16 @@ impl Kernels {
     }
 }
 
-/// Why there is no module of a text.
+/// The reason why there is no module for a source.
 #[derive(Debug)]
-pub(super) enum Unmade {
-    /// It cannot be compiled here, now or later; why.
+pub(super) enum ModuleError {
+    /// It cannot be compiled here, now or later.
     Compiled(String),
-    /// The driver does not load it, which may pass; and how many bytes it has.
-    Loaded(Refused, usize),
+    /// The driver did not load it, which may pass; with its length in bytes.
+    Loaded(DriverError, usize),
 }
 
-impl fmt::Display for Unmade {
+impl fmt::Display for ModuleError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Compiled(why) => write!(formatter, "compiled: {why}"),
@@ -199,50 +204,52 @@ impl fmt::Display for Unmade {
     }
 }
 
-impl Made {
-    /// For this device, kept in this folder.
-    pub(super) fn new(context: &Arc<Context>, folder: Option<&Path>) -> Self {
+impl CompiledModules {
+    /// Compiled modules for this device, cached in this folder.
+    pub(super) fn new(context: &Arc<CudaContext>, folder: Option<&Path>) -> Self {
         Self { context: Arc::clone(context), cache: folder.and_then(Cache::new) }
     }
 
-    /// The module of a text: kept from an earlier run, or compiled now; else what it cannot be, and why.
-    pub(super) fn of(&self, text: &source::Module) -> Result<Arc<Module>, Unmade> {
-        let compiler = Compiler::find().map_err(|why| Unmade::Compiled(why.to_string()))?;
+    /// The module for a source: cached by an earlier run, or compiled now.
+    pub(super) fn of(&self, text: &source::ModuleSource) -> Result<Arc<CudaModule>, ModuleError> {
+        let compiler = Compiler::find().map_err(|why| ModuleError::Compiled(why.to_string()))?;
         let (major, minor) = compiler.version();
         let name = format!("{}-{}-nvrtc{major}.{minor}.cubin", text.digest(), architecture(&self.context));
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
-            match Module::load(&self.context, &image) {
+            match CudaModule::load(&self.context, &image) {
                 Ok(module) => return Ok(module),
-                Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(Unmade::Loaded(error, image.len())),
-                Err(error) => tracing::warn!(%error, name, "a compiled module that was kept cannot be loaded"),
+                Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
+                    return Err(ModuleError::Loaded(error, image.len()));
+                }
+                Err(error) => tracing::warn!(%error, name, "a cached compiled module cannot be loaded"),
             }
         }
         let compiled = compiler.compile(text.text(), &options(&self.context));
-        let image = compiled.map_err(|why| Unmade::Compiled(why.to_string()))?;
-        let loaded = Module::load(&self.context, &image);
-        // Compiled it is, whether there is room for it now or not.
+        let image = compiled.map_err(|why| ModuleError::Compiled(why.to_string()))?;
+        let loaded = CudaModule::load(&self.context, &image);
+        // The binary is good even if there is no memory for it now, so it is cached.
         if let Some(cache) = &self.cache
             && loaded.as_ref().err().is_none_or(|error| error.code == CUDA_ERROR_OUT_OF_MEMORY)
         {
             cache.put(&name, &image);
         }
-        loaded.map_err(|error| Unmade::Loaded(error, image.len()))
+        loaded.map_err(|error| ModuleError::Loaded(error, image.len()))
     }
 }
 
-/// What the device's code is compiled for.
-fn architecture(context: &Context) -> String {
+/// The compute architecture that code is compiled for.
+fn architecture(context: &CudaContext) -> String {
     let (major, minor) = context.properties().capability;
     format!("sm_{major}{minor}")
 }
 
-/// How a text is compiled: no product is fused with a sum.
-fn options(context: &Context) -> [String; 3] {
+/// Compiler options: products and sums are not contracted.
+fn options(context: &CudaContext) -> [String; 3] {
     [format!("--gpu-architecture={}", architecture(context)), "--fmad=false".into(), "--std=c++17".into()]
 }
 
-/// For which module there was no room, and how much there is.
-fn no_room(context: &Context, what: &str, bytes: usize, error: &Refused) -> String {
+/// The error text for a module that found no memory.
+fn no_room(context: &CudaContext, what: &str, bytes: usize, error: &DriverError) -> String {
     let ordinal = context.properties().ordinal;
     let (free, total) = context.memory().unwrap_or((0, 0));
     format!(
@@ -251,12 +258,12 @@ fn no_room(context: &Context, what: &str, bytes: usize, error: &Refused) -> Stri
     )
 }
 
-/// The committed kernels: those for the device itself, or those that the driver compiles.
+/// The committed kernels: the cubin for compute capability 9, else the PTX, which the driver compiles.
 ///
 /// # Errors
-/// [`Failure::Call`] with what the driver refused; where it has no memory for them, names the bytes.
-pub(super) fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Failure> {
-    let refused = |image: &[u8], error: &Refused| {
+/// [`Failure::Call`] with the driver's refusal, and the bytes where it had no memory.
+pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>, Failure> {
+    let refused = |image: &[u8], error: &DriverError| {
         let ordinal = context.properties().ordinal;
         let room = match context.memory() {
             Ok((free, total)) if error.code == CUDA_ERROR_OUT_OF_MEMORY => {
@@ -267,11 +274,11 @@ pub(super) fn load_shipped(context: &Arc<Context>) -> Result<Arc<Module>, Failur
         Failure::call(format!("CUDA device {ordinal}: {room}{error}"))
     };
     if context.properties().capability.0 == 9 {
-        match Module::load(context, shipped::CUBIN) {
+        match CudaModule::load(context, shipped::CUBIN) {
             Ok(module) => return Ok(module),
             Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(refused(shipped::CUBIN, &error)),
             Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
         }
     }
-    Module::load(context, shipped::PTX).map_err(|error| refused(shipped::PTX, &error))
+    CudaModule::load(context, shipped::PTX).map_err(|error| refused(shipped::PTX, &error))
 }

@@ -1,26 +1,28 @@
-//! A rule as CUDA C++: its straight-line code, one operation a line.
+//! Code generator from a rule's straight-line code to CUDA C++, one operation per line.
 //!
-//! The text is a structure that is a template over the parameter's type, so that binary32 and binary64 have one text.
-//! Its constructor reads the scalars that the rule uses, and `run` computes one element. Numbers are scalars, so rules
-//! that differ only in numbers have one text, and its digest, the key, says which kernel computes them.
+//! The output is a structure template over the parameter's type, so binary32 and binary64 share one source. Its
+//! constructor reads the scalars that the rule uses, and `run` computes one element. Numbers are scalars, so rules that
+//! differ only in numbers share one source; its digest, the key, identifies the kernel.
 
 use std::fmt::Write;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::STATES_MAX;
-use pserver_core::rule::ssa::{Binary, Comparison, Function, Lowered, Op, ScalarId, Unary, ValueId, round_to_binary32};
-use pserver_core::rule::uses::{Tensor, Uses, outputs};
+use pserver_core::rule::ssa::{
+    Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, Unary, ValueId, round_to_binary32,
+};
+use pserver_core::rule::uses::{UpdatedTensor, Uses, outputs};
 
-use super::arguments::Kind;
+use super::arguments::ElementKind;
 
-/// The digits of a key.
+/// Hexadecimal digits of a key.
 const KEY_DIGITS: usize = 16;
-/// What a small rule has at most: operations, and states.
+/// The most operations and states of a small rule.
 const SMALL: (usize, usize) = (32, 2);
-/// What stands for the structure's name where the key is not known yet.
+/// The structure's name in the text that the key is computed from.
 const NAMELESS: &str = "Rule";
 
-/// A rule's text, and what a launch of it needs.
+/// A rule's source code, and what a launch of it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emitted {
     key: String,
@@ -31,7 +33,7 @@ pub struct Emitted {
 }
 
 impl Emitted {
-    /// Of this code.
+    /// Generates the source of this code.
     #[must_use]
     pub fn of(code: &Lowered) -> Self {
         let uses = Uses::of(code);
@@ -43,19 +45,19 @@ impl Emitted {
         Self { key, text, used, is_small }
     }
 
-    /// Names what is computed: rules with one key differ only in the values of their scalars.
+    /// Identifies the kernel: rules with one key differ only in the values of their scalars.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The structure.
+    /// The source of the structure.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The scalars that a launch is handed, in order.
+    /// The scalars that a launch takes, in order.
     #[must_use]
     pub fn used(&self) -> &[ScalarId] {
         &self.used
@@ -79,8 +81,8 @@ impl Emitted {
         format!("pserver_rows_{}_{}", float_suffix(element_type), self.key)
     }
 
-    /// Writes the used ones of one update's scalars as a launch is handed them, in place of what `into` held. `scalars`
-    /// is what [`Lowered::evaluate`] gave.
+    /// Writes the used scalars of one update in the layout of a launch, replacing the content of `into`. `scalars` is
+    /// the result of [`Lowered::evaluate`].
     ///
     /// # Panics
     /// When the type is not f32 or f64, or the scalars are another rule's.
@@ -104,9 +106,9 @@ impl Emitted {
         self.kernel(element_type, &self.rows_entry(element_type), "RowsArguments", "rows_all")
     }
 
-    /// A small rule in binary32 gets four blocks of 256 threads on a multiprocessor, so a thread has 64 registers, and
-    /// enough of them have loads on their way with one gradient too. Others get two blocks and 128 registers, so that
-    /// they spill none.
+    /// A small rule in binary32 gets four blocks of 256 threads on a multiprocessor: 64 registers per thread, and
+    /// enough threads in flight to hide loads even with one gradient. Other rules get two blocks and 128 registers, so
+    /// that they spill none.
     fn kernel(&self, element_type: ElementType, name: &str, arguments: &str, body: &str) -> String {
         let is_single = element_type == ElementType::Float32;
         let real = if is_single { "float" } else { "double" };
@@ -119,10 +121,10 @@ impl Emitted {
     }
 }
 
-/// Whether 64 registers are enough for a thread in binary32.
+/// Whether 64 registers per thread are enough in binary32.
 fn is_small(code: &Lowered, uses: &Uses) -> bool {
     let used = || code.ops().iter().enumerate().filter(|(place, _)| !uses.is_unused(*place)).map(|(_, op)| op);
-    let calls = used().any(|op| matches!(op, Op::Call(..) | Op::Power(..)));
+    let calls = used().any(|op| matches!(op, RuleOp::Call(..) | RuleOp::Power(..)));
     !calls && used().count() <= SMALL.0 && code.states().len() <= SMALL.1
 }
 
@@ -135,14 +137,14 @@ fn float_suffix(element_type: ElementType) -> &'static str {
         matches!(element_type, ElementType::Float32 | ElementType::Float64),
         "a rule was let through for {element_type}; expected float32 or float64"
     );
-    Kind::of(element_type).suffix().expect("a float of this size is a parameter's type")
+    ElementKind::of(element_type).suffix().expect("a float of this size is a parameter's type")
 }
 
-/// The scalars that operations on elements use, once each, in the order in which code finds them.
+/// The scalars that element operations use, once each, in order of first use.
 fn used_scalars(code: &Lowered, uses: &Uses) -> Vec<ScalarId> {
     let mut used = Vec::new();
     for (place, op) in code.ops().iter().enumerate() {
-        if let Op::Scalar(scalar) = op
+        if let RuleOp::Scalar(scalar) = op
             && !uses.is_unused(place)
             && !used.contains(scalar)
         {
@@ -173,8 +175,8 @@ fn structure(code: &Lowered, uses: &Uses, used: &[ScalarId]) -> String {
     for output in outputs(code) {
         let value = ValueName(output.value.index());
         match output.tensor {
-            Tensor::State(state) => line(&mut text, 2, format_args!("s[{state}] = {value};")),
-            Tensor::Weight => line(&mut text, 2, format_args!("w = {value};")),
+            UpdatedTensor::State(state) => line(&mut text, 2, format_args!("s[{state}] = {value};")),
+            UpdatedTensor::Weight => line(&mut text, 2, format_args!("w = {value};")),
         }
     }
     text.push_str("    }\n};\n");
@@ -185,10 +187,10 @@ fn line(text: &mut String, depth: usize, content: std::fmt::Arguments<'_>) {
     writeln!(text, "{:1$}{content}", "", depth * 4).expect("a string takes everything");
 }
 
-const fn tensor_bit(tensor: Tensor) -> usize {
+const fn tensor_bit(tensor: UpdatedTensor) -> usize {
     match tensor {
-        Tensor::State(state) => state,
-        Tensor::Weight => STATES_MAX,
+        UpdatedTensor::State(state) => state,
+        UpdatedTensor::Weight => STATES_MAX,
     }
 }
 
@@ -201,27 +203,27 @@ impl std::fmt::Display for ValueName {
     }
 }
 
-fn expression(op: Op, used: &[ScalarId]) -> String {
+fn expression(op: RuleOp, used: &[ScalarId]) -> String {
     let name = |value: ValueId| ValueName(value.index());
     match op {
-        Op::Weight => "w".to_owned(),
-        Op::Gradient => "g".to_owned(),
-        Op::State(state) => format!("s[{}]", state.index()),
-        Op::Scalar(scalar) => {
+        RuleOp::Weight => "w".to_owned(),
+        RuleOp::Gradient => "g".to_owned(),
+        RuleOp::State(state) => format!("s[{}]", state.index()),
+        RuleOp::Scalar(scalar) => {
             let place = used.iter().position(|known| *known == scalar).expect("what is used was collected");
             format!("c{place}")
         }
-        Op::Unary(unary, operand) => unary_call(unary, &name(operand)),
-        Op::Binary(binary, left, right) => format!("{}({}, {})", binary_name(binary), name(left), name(right)),
-        Op::Compare(comparison, left, right) => format!("{} {} {}", name(left), relation(comparison), name(right)),
-        Op::Not(operand) => format!("!{}", name(operand)),
-        Op::And(left, right) => format!("{} && {}", name(left), name(right)),
-        Op::Or(left, right) => format!("{} || {}", name(left), name(right)),
-        Op::Select { mask, then, otherwise } => format!("{} ? {} : {}", name(mask), name(then), name(otherwise)),
-        Op::Call(function, operand) => {
+        RuleOp::Unary(unary, operand) => unary_call(unary, &name(operand)),
+        RuleOp::Binary(binary, left, right) => format!("{}({}, {})", binary_name(binary), name(left), name(right)),
+        RuleOp::Compare(comparison, left, right) => format!("{} {} {}", name(left), relation(comparison), name(right)),
+        RuleOp::Not(operand) => format!("!{}", name(operand)),
+        RuleOp::And(left, right) => format!("{} && {}", name(left), name(right)),
+        RuleOp::Or(left, right) => format!("{} || {}", name(left), name(right)),
+        RuleOp::Select { mask, then, otherwise } => format!("{} ? {} : {}", name(mask), name(then), name(otherwise)),
+        RuleOp::Call(function, operand) => {
             format!("Nearest<Real>::of({}(wide({})))", function_name(function), name(operand))
         }
-        Op::Power(base, exponent) => {
+        RuleOp::Power(base, exponent) => {
             format!("Nearest<Real>::of(power(wide({}), wide({})))", name(base), name(exponent))
         }
     }
@@ -257,12 +259,12 @@ const fn relation(comparison: Comparison) -> &'static str {
     }
 }
 
-const fn function_name(function: Function) -> &'static str {
+const fn function_name(function: RuleFunction) -> &'static str {
     match function {
-        Function::Exponential => "exponential",
-        Function::ExponentialMinusOne => "exponential_minus_one",
-        Function::Logarithm => "logarithm",
-        Function::LogarithmOnePlus => "logarithm_one_plus",
-        Function::HyperbolicTangent => "hyperbolic_tangent",
+        RuleFunction::Exponential => "exponential",
+        RuleFunction::ExponentialMinusOne => "exponential_minus_one",
+        RuleFunction::Logarithm => "logarithm",
+        RuleFunction::LogarithmOnePlus => "logarithm_one_plus",
+        RuleFunction::HyperbolicTangent => "hyperbolic_tangent",
     }
 }

@@ -1,37 +1,38 @@
-//! CUDA: the texts of the kernels, their entry points and what they are handed (`docs/CUDA.md` has it at length), and
-//! the driver that loads and runs them.
+//! CUDA backend: kernel sources, their entry points and argument structures, and the driver API calls that load and run
+//! them. `docs/CUDA.md` describes it.
 //!
-//! Not here: which chunks live on a device, and what becomes of them when it fails ([`pserver_core::server`]); which
+//! Not here: which chunks live on a device, and what happens to them when it fails ([`pserver_core::server`]); which
 //! device a shard gets (`capi/src/node/device.rs`); the reference for every bit ([`pserver_core::rule::reference`],
-//! [`pserver_core::optim`], [`pserver_core::rows::Merge`]). A server has no use for the kernels of rows, norms, casts
-//! and scalars: there is nobody who would call them.
+//! [`pserver_core::optim`], [`pserver_core::rows::RowMerge`]). No server calls the kernels for rows, norms, casts and
+//! scalars.
 //!
-//! Nothing of CUDA is needed to build this or to start: the driver is looked for when somebody opens a device.
+//! Building and starting need nothing of CUDA: the driver is loaded when a device is opened.
 //!
-//! Read [`arguments`] (what every entry point takes), [`emit`] (a rule becomes a text), [`source`] (texts become a
-//! module), [`scalars`] (what a rule's scalars are on the device), [`shipped`] (what is compiled and committed).
+//! Read [`arguments`] (the parameters of every entry point), [`emit`] (a rule becomes source code), [`source`] (sources
+//! become a module), [`scalars`] (a rule's scalars on the device), [`shipped`] (the committed binaries).
 //!
-//! Then the driver side: `sys` (its functions), `checked` (what they return), `safe` (its objects; all unsafe code is
-//! in these three), `code` and `cache` (which kernel runs), [`Settings`], `room` and `locked` (memory), [`Gathering`]
-//! (how gradients come together), `submission` (how a piece of work becomes copies and kernels), [`Cuda`] (the
-//! accelerator). [`Found`] is a device that nobody has taken yet, [`Beside`] the accelerator as kernels, [`Probe`] what
-//! `psbench` times, [`Direct`] any kernel by hand, [`Foreign`] a trainer's own memory.
+//! Then the driver side: `sys` (its functions), `checked` (their results), `safe` (its objects; all unsafe code is in
+//! these three), `code` and `cache` (the choice of a kernel), [`CudaSettings`], `chunk_memory` and `pinned_arena`
+//! (memory), [`GatherPlan`] (grouping of gradients), `submission` (work becomes copies and kernels), [`Cuda`] (the
+//! accelerator). [`CudaDevice`] is a device before memory is taken from it, [`AcceleratorKernels`] adapts an
+//! accelerator to the kernels port, [`Probe`] is what `psbench` times, [`KernelLauncher`] launches any kernel by name,
+//! [`ForeignMemory`] is a trainer's own memory.
 
 use pserver_core::error::Failure;
 
 mod accelerator;
+mod accelerator_kernels;
 pub mod arguments;
-mod beside;
 mod cache;
 mod checked;
+mod chunk_memory;
 mod code;
-mod direct;
+mod device;
 pub mod emit;
-mod found;
 mod gathering;
-mod locked;
+mod launcher;
+mod pinned_arena;
 mod probe;
-mod room;
 mod safe;
 pub mod scalars;
 mod settings;
@@ -43,20 +44,20 @@ mod sys;
 mod tests;
 
 pub use accelerator::Cuda;
-pub use beside::Beside;
-pub use direct::{Direct, DirectBuffer, DirectLaunch, DirectStep};
+pub use accelerator_kernels::AcceleratorKernels;
+pub use device::CudaDevice;
 pub use emit::Emitted;
-pub use found::Found;
-pub use gathering::Gathering;
-pub use probe::{Probe, Timed, Way};
-pub use safe::{Claim, Foreign, Whose};
-pub use settings::{Settings, rules_folder};
-pub use source::Module;
+pub use gathering::GatherPlan;
+pub use launcher::{KernelLaunch, KernelLauncher, LaunchBuffer, LaunchGraph};
+pub use probe::{CopyDirection, Probe, TimedUpdate};
+pub use safe::{ForeignClaim, ForeignMemory, MemoryOwner};
+pub use settings::{CudaSettings, rules_folder};
+pub use source::ModuleSource;
 
-/// Opens a device, with everything else as it is when nobody chooses.
+/// Opens a device with default settings.
 ///
 /// # Errors
-/// [`Failure::Call`] with what was missing: the driver, a device, this device, memory.
+/// [`Failure::Call`] names what was missing: the driver, a device, this device, memory.
 pub fn open(ordinal: u32) -> Result<Cuda, Failure> {
-    Cuda::open(Settings::of(ordinal))
+    Cuda::open(CudaSettings::of(ordinal))
 }

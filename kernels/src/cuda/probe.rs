@@ -1,7 +1,7 @@
-//! What a device does in a second: kernels on tensors that lie there, and the copies that bound them.
+//! Throughput of a device for `psbench`: kernels on tensors in device memory, and the copies that bound them.
 //!
-//! For `psbench`. Times are the device's own, from events around what is timed; the host's part is measured by whoever
-//! runs an [`Accelerator`](pserver_core::port::Accelerator).
+//! Times are the device's own, from events around the measured work. The host's part is measured on an
+//! [`Accelerator`](pserver_core::port::Accelerator).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,45 +10,47 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::port::Code;
 
-use super::arguments::{GRADIENTS_MAX, Kind, UpdateArguments};
-use super::checked::Refused;
-use super::code::Kernels;
+use super::arguments::{ElementKind, GRADIENTS_MAX, UpdateArguments};
+use super::checked::DriverError;
+use super::code::KernelLoader;
 use super::gathering::aligned;
-use super::safe::{Context, Event, Lane, Lanes, Memory, Part, Piece, Pinned, Ticket};
-use super::settings::Settings;
+use super::safe::{
+    CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket,
+};
+use super::settings::CudaSettings;
 use super::submission::grid;
 
-/// How long copies within the device run before they are timed: a device that has rested is slow at first.
+/// Duration of copies within the device before they are timed: an idle device starts at a lower clock.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// What all bytes of the tensors are: each element is 0.046, of binary32 and of bfloat16. Zeros may take less power to
+/// The byte that fills all tensors: each element is 0.046 in binary32 and in bfloat16. Zeros may take less power to
 /// move, and so less time.
 const FILLING: u8 = 0x3d;
 
-/// A device on which one thing at a time is timed.
+/// A device on which one operation at a time is timed.
 pub struct Probe {
-    context: Arc<Context>,
-    lanes: Lanes<Held>,
-    kernels: Kernels,
-    begin: Event,
-    end: Event,
+    context: Arc<CudaContext>,
+    streams: StreamSet<HostBuffer>,
+    kernels: KernelLoader,
+    begin: CudaEvent,
+    end: CudaEvent,
 }
 
-/// Memory of the host that a copy is timed with.
-struct Held {
-    piece: Piece,
+/// Pinned host memory for a timed copy.
+struct HostBuffer {
+    piece: PinnedRange,
 }
 
-/// An update that is timed.
+/// An update to time.
 #[derive(Clone, Copy, Debug)]
-pub struct Timed<'a> {
-    /// What is computed.
+pub struct TimedUpdate<'a> {
+    /// The computation.
     pub code: &'a Code,
     /// The type of parameter and states.
     pub element_type: ElementType,
     /// The type of the gradients.
     pub gradient_type: ElementType,
-    /// Elements of every tensor.
+    /// Elements of each tensor.
     pub elements: u64,
     /// How many gradients, at most 64.
     pub gradients: usize,
@@ -56,9 +58,9 @@ pub struct Timed<'a> {
     pub numbers: &'a [f64],
 }
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyDirection {
     /// Within the device: each byte is read and written.
     Within,
     /// From pinned memory of the host.
@@ -72,14 +74,14 @@ impl Probe {
     ///
     /// # Errors
     /// [`Failure::Call`] with what was missing.
-    pub fn open(settings: &Settings) -> Result<Self, Failure> {
-        let context = Context::open(settings.ordinal).map_err(Failure::call)?;
-        let refused = |error: Refused| Failure::call(error.to_string());
-        let event = || Event::new(&context, true).map_err(refused);
+    pub fn open(settings: &CudaSettings) -> Result<Self, Failure> {
+        let context = CudaContext::open(settings.ordinal).map_err(Failure::call)?;
+        let refused = |error: DriverError| Failure::call(error.to_string());
+        let event = || CudaEvent::new(&context, true).map_err(refused);
         context.enter().map_err(refused)?;
         Ok(Self {
-            lanes: Lanes::new(&context, 2).map_err(refused)?,
-            kernels: Kernels::new(&context, settings.cache.as_deref())?,
+            streams: StreamSet::new(&context, 2).map_err(refused)?,
+            kernels: KernelLoader::new(&context, settings.cache.as_deref())?,
             begin: event()?,
             end: event()?,
             context,
@@ -94,28 +96,29 @@ impl Probe {
         (found.name.clone(), format!("sm_{major}{minor}"), format!("{driver_major}.{driver_minor}"))
     }
 
-    /// Bytes of the device's memory that are free.
+    /// Free bytes of the device's memory.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused.
+    /// [`Failure::Call`] with the driver's refusal.
     pub fn free_bytes(&self) -> Result<u64, Failure> {
         self.context.memory().map(|(free, _)| free).map_err(|refused| Failure::call(refused.to_string()))
     }
 
-    /// Seconds of each of `repetitions` copies of so many bytes. Copies within the device run for 0.2 s before.
+    /// Seconds of each of `repetitions` copies of this many bytes. Copies within the device are preceded by 0.2 s of
+    /// warm-up.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused.
-    pub fn copies(&mut self, way: Way, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Failure> {
+    /// [`Failure::Call`] with the driver's refusal.
+    pub fn copies(&mut self, way: CopyDirection, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Failure> {
         self.try_copies(way, bytes, repetitions).map_err(|refused| Failure::call(refused.to_string()))
     }
 
-    fn try_copies(&mut self, way: Way, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Refused> {
+    fn try_copies(&mut self, way: CopyDirection, bytes: u64, repetitions: u32) -> Result<Vec<f64>, DriverError> {
         self.context.enter()?;
-        let memory = Memory::new(&self.context, bytes * 2)?;
+        let memory = DeviceMemory::new(&self.context, bytes * 2)?;
         let (first, second) = (memory.part(0..bytes), memory.part(bytes..bytes * 2));
-        if way == Way::Within {
-            let mut copy = || self.timed(Lane::Compute, |lanes| lanes.copy(Lane::Compute, &first, &second));
+        if way == CopyDirection::Within {
+            let mut copy = || self.timed(StreamId::Compute, |streams| streams.copy(StreamId::Compute, &first, &second));
             let until = Instant::now() + WARM_UP;
             while Instant::now() < until {
                 copy()?;
@@ -123,77 +126,77 @@ impl Probe {
             return (0..repetitions).map(|_| copy()).collect();
         }
         let length = usize::try_from(bytes).expect("an address has 64 bits");
-        let mut pieces = Pinned::new(&self.context, length)?.pieces(length);
+        let mut pieces = PinnedMemory::new(&self.context, length)?.pieces(length);
         let mut piece = pieces.pop().expect("the memory is one piece");
         let mut seconds = Vec::new();
         for _ in 0..repetitions {
-            let end = Event::new(&self.context, false)?;
-            let ticket = self.lanes.hold(Held { piece }, end);
-            let lane = if way == Way::In { Lane::In } else { Lane::Out };
-            let timed = self.timed(lane, |lanes| match way {
-                Way::In => lanes.copy_in(ticket, |held| held.piece.bytes(), &first),
-                _ => lanes.copy_out(ticket, &first, |held| held.piece.bytes_mut()),
+            let end = CudaEvent::new(&self.context, false)?;
+            let ticket = self.streams.hold(HostBuffer { piece }, end);
+            let stream = if way == CopyDirection::In { StreamId::In } else { StreamId::Out };
+            let timed = self.timed(stream, |streams| match way {
+                CopyDirection::In => streams.copy_in(ticket, |held| held.piece.bytes(), &first),
+                _ => streams.copy_out(ticket, &first, |held| held.piece.bytes_mut()),
             });
-            piece = self.back(lane, ticket)?.piece;
+            piece = self.back(stream, ticket)?.piece;
             seconds.push(timed?);
         }
         Ok(seconds)
     }
 
-    /// Seconds of each of `repetitions` times that so many bytes are copied from pinned memory of the host and as many
-    /// to it, both at once: until both are there.
+    /// Seconds of each of `repetitions` simultaneous copies of this many bytes in both directions between pinned host
+    /// memory and the device, until both are complete.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused.
+    /// [`Failure::Call`] with the driver's refusal.
     pub fn copies_both(&mut self, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Failure> {
         self.try_both(bytes, repetitions).map_err(|refused| Failure::call(refused.to_string()))
     }
 
-    fn try_both(&mut self, bytes: u64, repetitions: u32) -> Result<Vec<f64>, Refused> {
+    fn try_both(&mut self, bytes: u64, repetitions: u32) -> Result<Vec<f64>, DriverError> {
         self.context.enter()?;
-        let memory = Memory::new(&self.context, bytes * 2)?;
+        let memory = DeviceMemory::new(&self.context, bytes * 2)?;
         let (first, second) = (memory.part(0..bytes), memory.part(bytes..bytes * 2));
         let length = usize::try_from(bytes).expect("an address has 64 bits");
-        let mut pieces = Pinned::new(&self.context, length * 2)?.pieces(length);
-        let is_in = Event::new(&self.context, false)?;
+        let mut pieces = PinnedMemory::new(&self.context, length * 2)?.pieces(length);
+        let is_in = CudaEvent::new(&self.context, false)?;
         let mut seconds = Vec::new();
         for _ in 0..repetitions {
-            let ends = [Event::new(&self.context, false)?, Event::new(&self.context, false)?];
+            let ends = [CudaEvent::new(&self.context, false)?, CudaEvent::new(&self.context, false)?];
             let [into, out] = ends.map(|end| {
                 let piece = pieces.pop().expect("there are two");
-                self.lanes.hold(Held { piece }, end)
+                self.streams.hold(HostBuffer { piece }, end)
             });
-            self.lanes.record(Lane::In, &self.begin)?;
-            self.lanes.wait(Lane::Out, &self.begin)?;
-            self.lanes.copy_in(into, |held| held.piece.bytes(), &first)?;
-            self.lanes.copy_out(out, &second, |held| held.piece.bytes_mut())?;
-            self.lanes.record(Lane::In, &is_in)?;
-            self.lanes.wait(Lane::Out, &is_in)?;
-            self.lanes.record(Lane::Out, &self.end)?;
-            self.lanes.synchronize()?;
+            self.streams.record(StreamId::In, &self.begin)?;
+            self.streams.wait(StreamId::Out, &self.begin)?;
+            self.streams.copy_in(into, |held| held.piece.bytes(), &first)?;
+            self.streams.copy_out(out, &second, |held| held.piece.bytes_mut())?;
+            self.streams.record(StreamId::In, &is_in)?;
+            self.streams.wait(StreamId::Out, &is_in)?;
+            self.streams.record(StreamId::Out, &self.end)?;
+            self.streams.synchronize()?;
             seconds.push(self.end.seconds_since(&self.begin)?);
-            self.lanes.close(Lane::In, into)?;
-            self.lanes.close(Lane::Out, out)?;
-            self.lanes.empty(|held, _| pieces.push(held.piece))?;
+            self.streams.close(StreamId::In, into)?;
+            self.streams.close(StreamId::Out, out)?;
+            self.streams.empty(|held, _| pieces.push(held.piece))?;
         }
         Ok(seconds)
     }
 
-    fn back(&mut self, lane: Lane, ticket: Ticket) -> Result<Held, Refused> {
-        self.lanes.close(lane, ticket)?;
+    fn back(&mut self, stream: StreamId, ticket: Ticket) -> Result<HostBuffer, DriverError> {
+        self.streams.close(stream, ticket)?;
         let mut held = None;
-        self.lanes.empty(|value, _| held = Some(value))?;
+        self.streams.empty(|value, _| held = Some(value))?;
         Ok(held.expect("it was held"))
     }
 
-    /// Seconds of each of `repetitions` updates of tensors that lie on the device, all of one small number.
+    /// Seconds of each of `repetitions` updates of tensors on the device, all filled with one small number.
     ///
     /// # Errors
-    /// [`Failure::Call`] when there is no kernel, or what the driver refused.
+    /// [`Failure::Call`] when there is no kernel, or with the driver's refusal.
     ///
     /// # Panics
     /// When there are more gradients than a kernel takes.
-    pub fn updates(&mut self, timed: &Timed<'_>, repetitions: u32) -> Result<Vec<f64>, Failure> {
+    pub fn updates(&mut self, timed: &TimedUpdate<'_>, repetitions: u32) -> Result<Vec<f64>, Failure> {
         self.context.enter().map_err(|refused| Failure::call(refused.to_string()))?;
         let program = self.kernels.program(timed.code, timed.element_type)?;
         let mut packed = Vec::new();
@@ -203,25 +206,29 @@ impl Probe {
             let launch = UpdateArguments { merge: program.numbers.merge() as u32, ..launch };
             let grid = grid(&self.context, &program.entry, timed.elements);
             let seconds = (0..repetitions)
-                .map(|_| self.timed(Lane::Compute, |lanes| lanes.launch(&program.entry, grid, &launch)))
-                .collect::<Result<Vec<_>, Refused>>();
+                .map(|_| self.timed(StreamId::Compute, |streams| streams.launch(&program.entry, grid, &launch)))
+                .collect::<Result<Vec<_>, DriverError>>();
             drop(memory);
             seconds
         };
-        run().map_err(|refused: Refused| Failure::call(refused.to_string()))
+        run().map_err(|refused: DriverError| Failure::call(refused.to_string()))
     }
 
-    /// Tensors that are filled, and a launch that has them.
-    fn prepare(&mut self, timed: &Timed<'_>, numbers: &[u8]) -> Result<(Arc<Memory>, UpdateArguments), Refused> {
+    /// Filled tensors, and the arguments of a launch on them.
+    fn prepare(
+        &mut self,
+        timed: &TimedUpdate<'_>,
+        numbers: &[u8],
+    ) -> Result<(Arc<DeviceMemory>, UpdateArguments), DriverError> {
         assert!(timed.gradients <= GRADIENTS_MAX, "{} gradients", timed.gradients);
         let own = aligned(timed.elements * timed.element_type.bytes());
         let each = aligned(timed.elements * timed.gradient_type.bytes());
         let states = timed.code.states() as u64;
         let place = aligned(numbers.len().max(1) as u64);
-        let memory = Memory::new(&self.context, place + own * (1 + states) + each * timed.gradients as u64)?;
+        let memory = DeviceMemory::new(&self.context, place + own * (1 + states) + each * timed.gradients as u64)?;
         let all = memory.part(0..place + own * (1 + states) + each * timed.gradients as u64);
-        self.lanes.fill(Lane::Compute, &all, FILLING)?;
-        self.lanes.synchronize()?;
+        self.streams.fill(StreamId::Compute, &all, FILLING)?;
+        self.streams.synchronize()?;
         if !numbers.is_empty() {
             self.bring(numbers, &all.part(0..numbers.len() as u64))?;
         }
@@ -235,8 +242,8 @@ impl Probe {
             skip: 0,
             copy: 0,
             count: u32::try_from(timed.gradients).expect("there are at most 64"),
-            gradient_kind: Kind::of(timed.gradient_type).code(),
-            copy_kind: Kind::of(timed.element_type).code(),
+            gradient_kind: ElementKind::of(timed.gradient_type).code(),
+            copy_kind: ElementKind::of(timed.element_type).code(),
             merge: 0,
             gradients: [0; GRADIENTS_MAX],
         };
@@ -247,26 +254,26 @@ impl Probe {
         Ok((memory, launch))
     }
 
-    fn bring(&mut self, bytes: &[u8], to: &Part) -> Result<(), Refused> {
-        let mut pieces = Pinned::new(&self.context, bytes.len())?.pieces(bytes.len());
+    fn bring(&mut self, bytes: &[u8], to: &DeviceRange) -> Result<(), DriverError> {
+        let mut pieces = PinnedMemory::new(&self.context, bytes.len())?.pieces(bytes.len());
         let mut piece = pieces.pop().expect("the memory is one piece");
         piece.bytes_mut().copy_from_slice(bytes);
-        let end = Event::new(&self.context, false)?;
-        let ticket = self.lanes.hold(Held { piece }, end);
-        self.lanes.copy_in(ticket, |held| held.piece.bytes(), to)?;
-        self.back(Lane::In, ticket).map(drop)
+        let end = CudaEvent::new(&self.context, false)?;
+        let ticket = self.streams.hold(HostBuffer { piece }, end);
+        self.streams.copy_in(ticket, |held| held.piece.bytes(), to)?;
+        self.back(StreamId::In, ticket).map(drop)
     }
 
-    /// The device's seconds for what is submitted to one lane.
+    /// The device's seconds for the work submitted to one stream.
     fn timed(
         &mut self,
-        lane: Lane,
-        submit: impl FnOnce(&mut Lanes<Held>) -> Result<(), Refused>,
-    ) -> Result<f64, Refused> {
-        self.lanes.record(lane, &self.begin)?;
-        submit(&mut self.lanes)?;
-        self.lanes.record(lane, &self.end)?;
-        self.lanes.synchronize()?;
+        stream: StreamId,
+        submit: impl FnOnce(&mut StreamSet<HostBuffer>) -> Result<(), DriverError>,
+    ) -> Result<f64, DriverError> {
+        self.streams.record(stream, &self.begin)?;
+        submit(&mut self.streams)?;
+        self.streams.record(stream, &self.end)?;
+        self.streams.synchronize()?;
         self.end.seconds_since(&self.begin)
     }
 }

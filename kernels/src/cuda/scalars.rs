@@ -1,11 +1,10 @@
-//! A rule's scalars as `pserver_scalars` reads them.
+//! Encoding of a rule's scalars for `pserver_scalars`.
 
-use pserver_core::rule::ssa::{Binary, Comparison, Function, Lowered, ScalarInput, ScalarOp, Unary};
+use pserver_core::rule::ssa::{Binary, Comparison, Lowered, RuleFunction, ScalarInput, ScalarOp, Unary};
 
 use super::arguments::ScalarCode;
 
-/// The scalars' list, one operation after the other. It lies in device memory as it is; numbers are the host's, little
-/// endian.
+/// The scalars' list, one operation after the other, as it lies in device memory; numbers are little endian.
 #[must_use]
 pub fn scalar_code(code: &Lowered) -> Vec<ScalarCode> {
     code.scalars().iter().map(|scalar| operation(*scalar)).collect()
@@ -54,12 +53,12 @@ const fn binary_number(binary: Binary) -> u32 {
     }
 }
 
-const fn function_number(function: Function) -> u32 {
+const fn function_number(function: RuleFunction) -> u32 {
     match function {
-        Function::Exponential => 20,
-        Function::ExponentialMinusOne => 21,
-        Function::Logarithm => 22,
-        Function::LogarithmOnePlus => 23,
-        Function::HyperbolicTangent => 24,
+        RuleFunction::Exponential => 20,
+        RuleFunction::ExponentialMinusOne => 21,
+        RuleFunction::Logarithm => 22,
+        RuleFunction::LogarithmOnePlus => 23,
+        RuleFunction::HyperbolicTangent => 24,
     }
 }

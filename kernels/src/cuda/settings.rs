@@ -1,4 +1,4 @@
-//! What can be chosen for a device.
+//! Settings of a device.
 
 use std::path::{Path, PathBuf};
 
@@ -8,39 +8,39 @@ use pserver_core::limits::CHUNK_BYTES_MAX;
 use super::arguments::GRADIENTS_MAX;
 use super::gathering::{BANKS, aligned};
 
-/// What a job gets for gradients at the least, so that many small chunks are on their way at the same time.
+/// The least memory for gradients of a job, so that many small chunks are in flight at the same time.
 const GRADIENT_BYTES_LEAST: u64 = 32 << 20;
-/// And at the most: four times over, sixteen gradients of four MiB or sixty-four of one.
+/// The most: four banks of sixteen gradients of 4 MiB, or sixty-four of 1 MiB.
 const GRADIENT_BYTES_MOST: u64 = 256 << 20;
 
-/// Eight pieces of 256 KiB: while one is filled, which takes about 25 microseconds, others are on their way.
+/// Eight pieces of 256 KiB: while one is filled, which takes about 25 us, others are copied.
 const STAGING_BYTES: u32 = 2 << 20;
 
-/// Which device, and how much of it.
+/// The device, and the resources to take from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Which device, from zero, as the driver counts them.
+pub struct CudaSettings {
+    /// The ordinal of the device, from zero, as the driver counts.
     pub ordinal: u32,
-    /// Bytes of its memory for parameters, states and kept sums; none is whatever is free. They are taken when chunks
-    /// are adopted.
+    /// Bytes of device memory for parameters, states and kept sums; none means all free memory. They are allocated when
+    /// chunks are adopted.
     pub memory_bytes: Option<u64>,
-    /// Bytes of its memory for gradients that are on their way to a sum. They are taken when the device is opened.
+    /// Bytes of device memory for gradients before they are summed. They are allocated when the device is opened.
     pub gradient_bytes: u64,
-    /// Bytes of the host's memory that are pinned for what lies where nothing is: it is copied there first.
+    /// Bytes of pinned host memory, through which memory that is not pinned is copied.
     pub staging_bytes: u32,
     /// The largest chunk that is adopted.
     pub chunk_bytes: u32,
     /// Chunks shorter than this are not offered (see [`DeviceFacts`](pserver_core::port::DeviceFacts)).
     pub bytes_least: u32,
-    /// Where compiled rules are kept between runs; none is nowhere.
+    /// The folder of compiled rules; none means no cache.
     pub cache: Option<PathBuf>,
 }
 
-impl Settings {
-    /// A device with everything else as it is when nobody chooses, for chunks of any size.
+impl CudaSettings {
+    /// Default settings for a device, for chunks of any size.
     ///
-    /// Below 64 KiB a launch and its copies take about as long as the processor needs for the same chunk; that is
-    /// reckoned from what calls of the driver cost, and not measured.
+    /// Below 64 KiB a launch and its copies take about as long as the processor needs for the same chunk; that is an
+    /// estimate from the cost of driver calls, not a measurement.
     #[must_use]
     pub fn of(ordinal: u32) -> Self {
         Self {
@@ -54,8 +54,8 @@ impl Settings {
         }
     }
 
-    /// The same for a job whose chunks have at most `chunk_bytes` bytes, and whose updates at most `gradients`
-    /// gradients: room for all of one update's, in every bank, between bounds.
+    /// Settings for a job whose chunks have at most `chunk_bytes` bytes, and whose updates at most `gradients`
+    /// gradients: each bank holds all gradients of one update, within bounds.
     #[must_use]
     pub fn for_job(ordinal: u32, chunk_bytes: u32, gradients: u32) -> Self {
         let at_once = u64::from(gradients).clamp(1, GRADIENTS_MAX as u64);
@@ -64,14 +64,14 @@ impl Settings {
         Self { chunk_bytes, gradient_bytes, ..Self::of(ordinal) }
     }
 
-    /// The least that can be chosen for gradients: each bank has room for one of a whole chunk.
+    /// The least memory for gradients: each bank holds one of a whole chunk.
     #[must_use]
     pub fn gradient_bytes_least(chunk_bytes: u32) -> u64 {
         aligned(chunk_bytes.into()) * BANKS as u64
     }
 
     /// # Errors
-    /// When a number cannot be; names it and what is expected.
+    /// When a number is out of range; names it and the expected range.
     pub(super) fn check(&self) -> Result<(), Failure> {
         if self.chunk_bytes == 0 || CHUNK_BYTES_MAX < self.chunk_bytes {
             let found = self.chunk_bytes;
@@ -88,11 +88,11 @@ impl Settings {
     }
 }
 
-/// Where compiled rules are kept when nobody says: below the cache of the user, as the XDG base directory
-/// specification has it. `variable` looks up a variable of the environment. Nowhere when that names no folder.
+/// The default folder of compiled rules: in the user's cache folder, by the XDG base directory specification.
+/// `variable` looks up an environment variable. None when no variable names a folder.
 #[must_use]
 pub fn rules_folder(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // A relative path is invalid there, and is as if it were not set.
+    // A relative path is invalid there, and is treated as unset.
     let folder = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))?;
     Some(caches.join(Path::new("pserver/rules")))
@@ -100,12 +100,12 @@ pub fn rules_folder(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf
 
 #[cfg(test)]
 mod tests {
-    use super::{Settings, rules_folder};
+    use super::{CudaSettings, rules_folder};
 
     #[test]
     fn a_job_gets_room_for_the_gradients_of_one_update_in_every_bank() {
         let check = |chunk_bytes, gradients, expected: u64| {
-            let settings = Settings::for_job(0, chunk_bytes, gradients);
+            let settings = CudaSettings::for_job(0, chunk_bytes, gradients);
             assert_eq!((settings.chunk_bytes, settings.gradient_bytes), (chunk_bytes, expected));
             settings.check().expect("it is one that can be opened");
         };

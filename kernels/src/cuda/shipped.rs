@@ -1,7 +1,7 @@
-//! The module that is shipped: which rules it has, and the committed artifacts of its text.
+//! Shipped module: the rules in it, and the committed binaries of its source.
 //!
-//! `cargo ci kernels` makes the artifacts. A rule that is not among these is compiled from its text where there is a
-//! compiler at run time, or it is not run on the device.
+//! `cargo ci kernels` makes the binaries. A rule that is not in it is compiled at run time where there is a compiler,
+//! and otherwise does not run on the device.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Formula, Prepared, Regularizer, Rule, Step};
 use pserver_core::rule::ssa::Lowered;
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 
-use super::{Emitted, Module};
+use super::{Emitted, ModuleSource};
 
 /// For devices of compute capability 9.
 pub const CUBIN: &[u8] = include_bytes!("../../gen/pserver.sm_90.cubin");
-/// For every device from compute capability 8 on, whose driver compiles it. It ends with a zero, as drivers want it.
+/// For every device from compute capability 8 on; the driver compiles it. It ends with a zero, as the driver requires.
 pub const PTX: &[u8] = include_bytes!("../../gen/pserver.compute_80.ptx");
-/// What the artifacts were made of: a word and its values a line.
+/// The inputs of the binaries: a word and its values a line.
 pub const MANIFEST: &str = include_str!("../../gen/manifest.txt");
 
-/// The types that rules are shipped for.
+/// The parameter types of shipped rules.
 pub const ELEMENT_TYPES: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
-/// Whether the artifacts have a kernel of this name.
+/// Whether the binaries have a kernel of this name.
 #[must_use]
 pub fn has(entry: &str) -> bool {
     MANIFEST.lines().any(|line| line.strip_prefix("entry ").and_then(|rest| rest.split(' ').next()) == Some(entry))
 }
 
-/// The rules that are shipped, each with a name for the manifest. Their numbers do not matter, but for those that make
-/// another rule of one: zero, and FTRL's power of one half.
+/// The shipped rules, each with a name for the manifest. Their numbers do not matter, except those that change the
+/// code: zero, and FTRL's power of one half.
 ///
 /// # Panics
-/// When the project's own texts are no rules.
+/// When one of the project's own texts is no valid rule.
 #[must_use]
 pub fn rules() -> Vec<(String, Emitted)> {
     let mut rules = Vec::new();
@@ -56,16 +56,16 @@ pub fn rules() -> Vec<(String, Emitted)> {
     rules.into_iter().map(|(name, rule)| (name, emitted(rule))).collect()
 }
 
-/// The whole module: every rule for tensors, and those for rows that stand alone.
+/// The whole module: every rule for tensors, and rules without regularizers or clips for rows.
 #[must_use]
-pub fn module() -> Module {
+pub fn module() -> ModuleSource {
     let rules = rules();
     let is_alone = |name: &str| algorithms().iter().any(|(known, _)| *known == name);
     let rows = rules.iter().filter(|(name, _)| is_alone(name));
-    Module::new(rules.iter().map(|(_, emitted)| emitted), rows.map(|(_, emitted)| emitted), &ELEMENT_TYPES)
+    ModuleSource::new(rules.iter().map(|(_, emitted)| emitted), rows.map(|(_, emitted)| emitted), &ELEMENT_TYPES)
 }
 
-/// What the manifest of artifacts made now says.
+/// The manifest for binaries of the current source.
 #[must_use]
 pub fn manifest(cubin: &[u8], ptx: &[u8]) -> String {
     let module = module();
@@ -92,12 +92,13 @@ fn code_of(rule: Rule) -> Arc<Lowered> {
     let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Rule { code, .. } => Arc::clone(code),
-        Formula::Add { .. } | Formula::Sum { .. } => unreachable!("what is exact has kernels of its own"),
+        Formula::Add { .. } | Formula::Sum { .. } => unreachable!("add and sum have kernels of their own"),
     }
 }
 
 fn algorithms() -> [(&'static str, Algorithm); 11] {
-    let lion = Written::new(include_str!("../../../core/rules/lion.rule"), &Settings::new()).expect("it is a rule");
+    let lion =
+        CheckedRule::new(include_str!("../../../core/rules/lion.rule"), &RuleSettings::new()).expect("it is a rule");
     [
         ("sgd", Algorithm::Sgd),
         ("momentum", Algorithm::Momentum { momentum: 0.9, nesterov: false }),
@@ -109,7 +110,7 @@ fn algorithms() -> [(&'static str, Algorithm); 11] {
         ("adam", Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }),
         ("ftrl", Algorithm::Ftrl { learning_rate_power: -0.5, beta: 1.0 }),
         ("ftrl power", Algorithm::Ftrl { learning_rate_power: -0.3, beta: 1.0 }),
-        ("lion", Algorithm::Written(Arc::new(lion))),
+        ("lion", Algorithm::Custom(Arc::new(lion))),
     ]
 }
 
@@ -123,7 +124,7 @@ mod tests {
         assert!(made == MANIFEST, "kernels or rules changed: run `cargo ci kernels`; the manifest would be\n{made}");
     }
 
-    /// Numbers are scalars: a rule with others is the same kernel.
+    /// Numbers are scalars: a rule with other numbers has the same kernel.
     #[test]
     fn a_rule_with_other_numbers_is_shipped_too() {
         let adam = Algorithm::AdamW { beta1: 0.8, beta2: 0.99, epsilon: 1e-7 };

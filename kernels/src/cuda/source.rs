@@ -1,4 +1,4 @@
-//! A module's whole text: the kernels that do not depend on a rule, then rules and theirs; or one rule's update alone.
+//! Source of a module: the fixed kernels, then rules and their kernels; or one rule's update alone.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use pserver_core::dtype::ElementType;
 
 use super::emit::Emitted;
 
-/// What every module begins with, in this order: all that an update needs, and no kernel.
+/// The common beginning of every module, in this order: everything that an update needs, without a kernel.
 const BASE: [&str; 5] = [
     include_str!("../../cu/base.cu"),
     include_str!("../../cu/elementary.cu"),
@@ -15,7 +15,7 @@ const BASE: [&str; 5] = [
     include_str!("../../cu/update.cu"),
 ];
 
-/// The kernels that do not depend on a rule, and what rows need.
+/// The fixed kernels, and helpers for rows.
 const FIXED: [&str; 6] = [
     include_str!("../../cu/merge.cu"),
     include_str!("../../cu/rows.cu"),
@@ -25,7 +25,7 @@ const FIXED: [&str; 6] = [
     include_str!("../../cu/scalars.cu"),
 ];
 
-/// The kernels that do not depend on a rule, each with its structure.
+/// The fixed kernels, each with its argument structure.
 pub const FIXED_ENTRIES: [(&str, &str); 15] = [
     ("pserver_sum_f32", "UpdateArguments"),
     ("pserver_sum_f64", "UpdateArguments"),
@@ -44,17 +44,17 @@ pub const FIXED_ENTRIES: [(&str, &str); 15] = [
     ("pserver_scalars", "ScalarsArguments"),
 ];
 
-/// A module: its text and the names of its kernels.
+/// A module's source and the names of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Module {
+pub struct ModuleSource {
     text: String,
-    /// With the structure that each takes.
+    /// Each with its argument structure.
     entries: Vec<(String, &'static str)>,
 }
 
-impl Module {
-    /// With kernels that update tensors by some rules and rows by some, for these types, and with those that every
-    /// module has. Rules with one key are one.
+impl ModuleSource {
+    /// A module with tensor updates by some rules and row updates by some, for these types, and with the fixed kernels.
+    /// Rules with the same key are merged.
     ///
     /// # Panics
     /// When a type is not f32 or f64.
@@ -88,8 +88,7 @@ impl Module {
         Self { text, entries }
     }
 
-    /// The kernel that updates a tensor of one type by one rule, and nothing else: what is compiled while somebody
-    /// waits.
+    /// A module with one kernel, which updates a tensor of one type by one rule: compiled while the job waits.
     ///
     /// # Panics
     /// When the type is not f32 or f64.
@@ -99,7 +98,7 @@ impl Module {
         Self { text, entries: vec![(rule.update_entry(element_type), "UpdateArguments")] }
     }
 
-    /// CUDA C++ that needs no header.
+    /// CUDA C++ without includes.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
@@ -110,13 +109,13 @@ impl Module {
         self.entries.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The digest of the text.
+    /// The digest of the source.
     #[must_use]
     pub fn digest(&self) -> String {
         blake3::hash(self.text.as_bytes()).to_hex().to_string()
     }
 
-    /// The same kernels as C++ that runs on this machine's processor, for a shared library: see `docs/CUDA.md`.
+    /// The same kernels as C++ for this machine's processor, for a shared library: see `docs/CUDA.md`.
     #[must_use]
     pub fn shim(&self) -> String {
         let mut text = include_str!("../../cu/shim/shim.h").to_owned();

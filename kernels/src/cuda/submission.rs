@@ -1,4 +1,4 @@
-//! How a piece of work becomes copies, kernels and events.
+//! Submission of work to the device: copies, kernels and events.
 
 use std::ops::Range;
 
@@ -8,62 +8,62 @@ use pserver_core::limits::STATES_MAX;
 use pserver_core::memory::Lease;
 use pserver_core::port::{Done, GradientLease, Work};
 
-use super::accelerator::{Cuda, Job, RING_PIECES, Seat, Slot};
-use super::arguments::{BLOCK_THREADS, GRADIENTS_MAX, Kind, Merge, SquaresArguments, UpdateArguments};
-use super::checked::Refused;
-use super::gathering::{Gathering, aligned};
-use super::safe::{Context, Entry, Grid, Lane, Part, Ticket};
+use super::accelerator::{Cuda, HostScratch, RING_PIECES, SlotState, SubmittedWork};
+use super::arguments::{BLOCK_THREADS, ElementKind, GRADIENTS_MAX, SquaresArguments, SumMode, UpdateArguments};
+use super::checked::DriverError;
+use super::gathering::{GatherPlan, aligned};
+use super::safe::{CudaContext, DeviceRange, Grid, KernelFunction, StreamId, Ticket};
 
-/// Elements that a thread computes at once.
+/// Elements per thread and iteration.
 const ELEMENTS_AT_ONCE: u64 = 8;
 
-/// Which work it is, once the lanes have it.
+/// The kind of work, after the streams took ownership of it.
 #[derive(Clone, Copy)]
-enum Task {
+enum WorkKind {
     Load { states: usize },
     Sum,
     Update,
     Store,
 }
 
-/// Work that is submitted as far as there is room in the ring.
-pub(super) struct Course {
+/// Progress of a submission, which advances as far as the staging ring has free pieces.
+pub(super) struct Submission {
     pub(super) ticket: Ticket,
     index: usize,
-    desk: usize,
-    task: Task,
-    /// What the kernel will take.
+    scratch: usize,
+    task: WorkKind,
+    /// The kernel's arguments.
     launch: UpdateArguments,
-    /// The gradients that come together, in which bank, and how much of it they take.
+    /// The current group of gradients, its bank, and the bytes of the bank in use.
     group: Range<usize>,
     bank: usize,
     filled: u64,
-    /// What goes to the device next, and how much of it is on its way.
+    /// The next tensor to copy to the device, and the bytes of it already submitted.
     item: usize,
     offset: u64,
-    /// Whether its numbers are on their way.
+    /// Whether the copy of its numbers has been submitted.
     is_begun: bool,
     /// Whether its slot has been written.
     is_written: bool,
-    /// Pieces of the ring that it may take in this turn.
+    /// Pieces of the ring that it may still use in this turn.
     allowed: usize,
 }
 
-/// Why work was not submitted whole, and whether its slot has been written.
+/// The error of a partial submission, and whether its slot has been written.
 struct Stopped {
-    refused: Refused,
+    refused: DriverError,
     is_written: bool,
 }
 
 impl Cuda {
-    /// Submits one piece of work, whole or as far as there is room in the ring. What the driver refuses is the work's
-    /// outcome, or the device's end.
+    /// Submits one piece of work, completely or as far as the ring has room. A driver error is the work's outcome, or
+    /// makes the device lost.
     pub(super) fn begin(&mut self, work: Work) -> Result<(), Failure> {
         let index = work.slot().0 as usize;
         let slot = &mut self.slots[index];
         if let Some(reason) = &slot.broken {
             let outcome = Err(Failure::Device(format!("slot {index} is broken: {reason}")));
-            self.over.push(Done { work, outcome });
+            self.completed.push(Done { work, outcome });
             return Ok(());
         }
         slot.check(&work);
@@ -72,12 +72,12 @@ impl Cuda {
         self.gradients.clear();
         self.packed.clear();
         let task = match &work {
-            Work::Load { states, .. } => Task::Load { states: states.len() },
-            Work::Store { .. } => Task::Store,
+            Work::Load { states, .. } => WorkKind::Load { states: states.len() },
+            Work::Store { .. } => WorkKind::Store,
             Work::Sum { gradients, .. } => {
                 self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 slot.kept.as_mut().expect("the work was checked").is_there = false;
-                Task::Sum
+                WorkKind::Sum
             }
             Work::Update { numbers, gradients, is_summed, .. } => {
                 if *is_summed {
@@ -86,17 +86,17 @@ impl Cuda {
                     self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 }
                 slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.packed);
-                Task::Update
+                WorkKind::Update
             }
         };
         self.lock(&work);
-        let Seat { desk, mut numbers, end } = self.free.pop().expect("whoever begins has asked for room");
+        let HostScratch { scratch, mut numbers, end } = self.free.pop().expect("the caller checked has_room");
         numbers.bytes_mut()[..self.packed.len()].copy_from_slice(&self.packed);
-        let ticket = self.lanes.hold(Job { work, desk, numbers }, end);
-        self.course = Some(Course {
+        let ticket = self.streams.hold(SubmittedWork { work, scratch, numbers }, end);
+        self.submission = Some(Submission {
             ticket,
             index,
-            desk,
+            scratch,
             task,
             launch,
             group: 0..0,
@@ -108,33 +108,33 @@ impl Cuda {
             is_written: false,
             allowed: 0,
         });
-        self.go_on()
+        self.advance()
     }
 
-    /// Goes on with the work that is not all submitted, as far as there is room.
-    pub(super) fn go_on(&mut self) -> Result<(), Failure> {
-        let Some(mut course) = self.course.take() else { return Ok(()) };
-        course.allowed = RING_PIECES;
-        let advanced = match course.task {
-            Task::Load { states } => self.load(&mut course, states),
-            Task::Sum => self.sum(&mut course),
-            Task::Update => self.update(&mut course),
-            Task::Store => self.store(&course).map(|()| true),
+    /// Continues a partial submission as far as the ring has room.
+    pub(super) fn advance(&mut self) -> Result<(), Failure> {
+        let Some(mut submission) = self.submission.take() else { return Ok(()) };
+        submission.allowed = RING_PIECES;
+        let advanced = match submission.task {
+            WorkKind::Load { states } => self.load(&mut submission, states),
+            WorkKind::Sum => self.sum(&mut submission),
+            WorkKind::Update => self.update(&mut submission),
+            WorkKind::Store => self.store(&submission).map(|()| true),
         };
         match advanced {
             Ok(true) => Ok(()),
             Ok(false) => {
-                self.course = Some(course);
+                self.submission = Some(submission);
                 Ok(())
             }
             Err(refused) => {
-                let Course { ticket, index, is_written, .. } = course;
-                self.spoil(ticket, index, &Stopped { refused, is_written })
+                let Submission { ticket, index, is_written, .. } = submission;
+                self.fail_work(ticket, index, &Stopped { refused, is_written })
             }
         }
     }
 
-    /// Holds the pages that the work's copies touch, and notes which of those to the device lie in others.
+    /// Pins the pages that the work's copies touch, and records which sources of copies to the device are not pinned.
     fn lock(&mut self, work: &Work) {
         let (arenas, context, is_pinned) = (&mut self.arenas, &self.context, &mut self.is_pinned);
         let mut lock =
@@ -158,173 +158,184 @@ impl Cuda {
         }
     }
 
-    /// Copies what is left of the course's next item to its place; whether all of it is on its way.
-    fn bring(&mut self, course: &mut Course, from: Item, to: &Part) -> Result<bool, Refused> {
-        let (ticket, item, length) = (course.ticket, course.item, to.bytes());
+    /// Submits the rest of the current tensor's copy; returns whether the copy is complete.
+    fn copy_to_device(
+        &mut self,
+        submission: &mut Submission,
+        from: ItemBytes,
+        to: &DeviceRange,
+    ) -> Result<bool, DriverError> {
+        let (ticket, item, length) = (submission.ticket, submission.item, to.bytes());
         let from_offset = |offset: u64| {
             let number = |bytes| usize::try_from(bytes).expect("a chunk's length has 32 bits");
             number(offset)..number(length)
         };
         if self.is_pinned[item] {
-            self.lanes.copy_in(ticket, |job| &from(job, item)[from_offset(0)], to)?;
+            self.streams.copy_in(ticket, |job| &from(job, item)[from_offset(0)], to)?;
         }
-        while !self.is_pinned[item] && course.offset < length {
-            if course.allowed == 0 {
+        while !self.is_pinned[item] && submission.offset < length {
+            if submission.allowed == 0 {
                 return Ok(false);
             }
-            let (offset, rest) = (course.offset, to.part(course.offset..length));
-            let went =
-                self.lanes.copy_through(&mut self.ring, ticket, |job| &from(job, item)[from_offset(offset)], &rest)?;
+            let (offset, rest) = (submission.offset, to.part(submission.offset..length));
+            let went = self.streams.copy_through(
+                &mut self.ring,
+                ticket,
+                |job| &from(job, item)[from_offset(offset)],
+                &rest,
+            )?;
             if went == 0 {
                 return Ok(false);
             }
-            course.offset += went as u64;
-            course.allowed -= 1;
+            submission.offset += went as u64;
+            submission.allowed -= 1;
         }
-        course.item += 1;
-        course.offset = 0;
+        submission.item += 1;
+        submission.offset = 0;
         Ok(true)
     }
 
-    fn load(&mut self, course: &mut Course, states: usize) -> Result<bool, Refused> {
-        while course.item <= states {
-            let slot = &self.slots[course.index];
-            let to = if course.item == 0 { &slot.parameter } else { &slot.states[course.item - 1] };
+    fn load(&mut self, submission: &mut Submission, states: usize) -> Result<bool, DriverError> {
+        while submission.item <= states {
+            let slot = &self.slots[submission.index];
+            let to = if submission.item == 0 { &slot.parameter } else { &slot.states[submission.item - 1] };
             let to = to.clone();
-            let is_on_its_way = self.bring(course, loaded, &to)?;
-            // From the first copy on the slot is another one.
-            course.is_written = true;
+            let is_on_its_way = self.copy_to_device(submission, loaded, &to)?;
+            // From the first copy on the slot's old content is lost.
+            submission.is_written = true;
             if !is_on_its_way {
                 return Ok(false);
             }
         }
-        self.lanes.close(Lane::In, course.ticket)?;
+        self.streams.close(StreamId::In, submission.ticket)?;
         Ok(true)
     }
 
-    fn store(&mut self, course: &Course) -> Result<(), Refused> {
-        let slot = &self.slots[course.index];
+    fn store(&mut self, submission: &Submission) -> Result<(), DriverError> {
+        let slot = &self.slots[submission.index];
         for (place, state) in slot.states.iter().enumerate() {
             let length = slot.resident.bytes as usize;
-            self.lanes.copy_out(course.ticket, state, |job| &mut stored(job, place).bytes_mut()[..length])?;
+            self.streams.copy_out(submission.ticket, state, |job| &mut stored(job, place).bytes_mut()[..length])?;
         }
-        self.lanes.close(Lane::Out, course.ticket)
+        self.streams.close(StreamId::Out, submission.ticket)
     }
 
-    /// Sums the gradients in the slot's place for a sum, and then their squares.
-    fn sum(&mut self, course: &mut Course) -> Result<bool, Refused> {
-        while self.next_group(course)? {
-            if !self.gather(course)? {
+    /// Sums the gradients into the slot's kept sum, and then their squares.
+    fn sum(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
+        while self.next_group(submission)? {
+            if !self.gather(submission)? {
                 return Ok(false);
             }
-            self.reckon(course)?;
+            self.sum_group(submission)?;
         }
-        let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
+        let (slot, scratch) = (&self.slots[submission.index], &self.device_scratch[submission.scratch]);
         let kept = slot.kept.as_ref().expect("the work was checked");
-        let (elements, values) = (course.launch.elements, kept.sum.address());
+        let (elements, values) = (submission.launch.elements, kept.sum.address());
         if self.gradients.is_empty() {
-            let zero = UpdateArguments { weights: values, merge: Merge::Sum as u32, ..course.launch };
-            self.lanes.launch(&slot.sum, grid(&self.context, &slot.sum, elements), &zero)?;
+            let zero = UpdateArguments { weights: values, merge: SumMode::Sum as u32, ..submission.launch };
+            self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, elements), &zero)?;
         }
-        // A thread has a block of squares to itself.
+        // One thread per block of squares.
         let threads = u64::from(slot.resident.squares_bytes()) / 8;
         let grid = grid(&self.context, &kept.entry, threads * ELEMENTS_AT_ONCE);
         let squares = SquaresArguments { values, elements, squares: kept.squares.address() };
-        self.lanes.launch(&kept.entry, grid, &squares)?;
-        self.lanes.record(Lane::Compute, &desk.reached)?;
-        self.lanes.wait(Lane::Out, &desk.reached)?;
+        self.streams.launch(&kept.entry, grid, &squares)?;
+        self.streams.record(StreamId::Compute, &scratch.reached)?;
+        self.streams.wait(StreamId::Out, &scratch.reached)?;
         let length = slot.resident.squares_bytes() as usize;
-        self.lanes.copy_out(course.ticket, &kept.squares, |job| &mut into(job).bytes_mut()[..length])?;
-        self.lanes.close(Lane::Out, course.ticket)?;
+        self.streams.copy_out(submission.ticket, &kept.squares, |job| &mut into(job).bytes_mut()[..length])?;
+        self.streams.close(StreamId::Out, submission.ticket)?;
         Ok(true)
     }
 
-    fn update(&mut self, course: &mut Course) -> Result<bool, Refused> {
-        if !std::mem::replace(&mut course.is_begun, true) && !self.packed.is_empty() {
+    fn update(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
+        if !std::mem::replace(&mut submission.is_begun, true) && !self.packed.is_empty() {
             let numbers = self.packed.len();
-            let place = self.desks[course.desk].numbers.part(0..numbers as u64);
-            self.lanes.copy_in(course.ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
-            course.launch.scalars = place.address();
+            let place = self.device_scratch[submission.scratch].numbers.part(0..numbers as u64);
+            self.streams.copy_in(submission.ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
+            submission.launch.scalars = place.address();
         }
-        while self.next_group(course)? {
-            if !self.gather(course)? {
+        while self.next_group(submission)? {
+            if !self.gather(submission)? {
                 return Ok(false);
             }
-            self.reckon(course)?;
+            self.sum_group(submission)?;
         }
-        let (slot, desk) = (&self.slots[course.index], &self.desks[course.desk]);
+        let (slot, scratch) = (&self.slots[submission.index], &self.device_scratch[submission.scratch]);
         if self.gradients.is_empty() {
-            let grid = grid(&self.context, &slot.program.entry, course.launch.elements);
-            self.lanes.record(Lane::In, &desk.reached)?;
-            self.lanes.wait(Lane::Compute, &desk.reached)?;
-            self.lanes.launch(&slot.program.entry, grid, &course.launch)?;
-            course.is_written = true;
-            self.lanes.record(Lane::Compute, &desk.reached)?;
-            self.lanes.wait(Lane::Out, &desk.reached)?;
+            let grid = grid(&self.context, &slot.program.entry, submission.launch.elements);
+            self.streams.record(StreamId::In, &scratch.reached)?;
+            self.streams.wait(StreamId::Compute, &scratch.reached)?;
+            self.streams.launch(&slot.program.entry, grid, &submission.launch)?;
+            submission.is_written = true;
+            self.streams.record(StreamId::Compute, &scratch.reached)?;
+            self.streams.wait(StreamId::Out, &scratch.reached)?;
         } else {
-            // The kernel is what used the last group.
-            self.lanes.wait(Lane::Out, &self.banks.bank(course.bank).used)?;
+            // The kernel released the last group's bank.
+            self.streams.wait(StreamId::Out, &self.banks.bank(submission.bank).used)?;
         }
         let length = slot.resident.bytes as usize;
-        self.lanes.copy_out(course.ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length])?;
-        self.lanes.close(Lane::Out, course.ticket)?;
+        self.streams.copy_out(submission.ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length])?;
+        self.streams.close(StreamId::Out, submission.ticket)?;
         Ok(true)
     }
 
-    /// Whether there is a group to bring: the one that is on its way, or another one, for which a bank is taken.
-    fn next_group(&mut self, course: &mut Course) -> Result<bool, Refused> {
-        if !course.group.is_empty() {
+    /// Whether there is a group to copy: the current one, or the next one, for which a bank is taken.
+    fn next_group(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
+        if !submission.group.is_empty() {
             return Ok(true);
         }
-        let Some(group) = next_group(&self.gradients, course.group.end, self.banks.room()) else { return Ok(false) };
-        course.bank = self.banks.turn();
-        self.lanes.wait(Lane::In, &self.banks.bank(course.bank).used)?;
-        (course.item, course.group, course.filled) = (group.start, group, 0);
+        let Some(group) = next_group(&self.gradients, submission.group.end, self.banks.room()) else {
+            return Ok(false);
+        };
+        submission.bank = self.banks.turn();
+        self.streams.wait(StreamId::In, &self.banks.bank(submission.bank).used)?;
+        (submission.item, submission.group, submission.filled) = (group.start, group, 0);
         Ok(true)
     }
 
-    /// Copies a group's gradients one behind the other into its bank, and says where they are; whether all are on
-    /// their way.
-    fn gather(&mut self, course: &mut Course) -> Result<bool, Refused> {
-        while course.item < course.group.end {
-            let bytes = u64::from(self.gradients[course.item].0);
-            let part = self.banks.bank(course.bank).part.part(course.filled..course.filled + bytes);
-            let place = course.item - course.group.start;
-            if !self.bring(course, gradient, &part)? {
+    /// Copies a group's gradients one behind the other into its bank, and enters their addresses; returns whether all
+    /// are submitted.
+    fn gather(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
+        while submission.item < submission.group.end {
+            let bytes = u64::from(self.gradients[submission.item].0);
+            let part = self.banks.bank(submission.bank).part.part(submission.filled..submission.filled + bytes);
+            let place = submission.item - submission.group.start;
+            if !self.copy_to_device(submission, gradient, &part)? {
                 return Ok(false);
             }
-            course.launch.gradients[place] = part.address();
-            course.filled += aligned(bytes);
+            submission.launch.gradients[place] = part.address();
+            submission.filled += aligned(bytes);
         }
         Ok(true)
     }
 
-    /// Starts the kernel of a group that is on its way: it sums, and with the last group of an update it computes that.
-    fn reckon(&mut self, course: &mut Course) -> Result<(), Refused> {
-        let (slot, bank) = (&self.slots[course.index], self.banks.bank(course.bank));
-        let Course { launch, group, task, .. } = course;
-        // Whose sum stays with the slot is summed there.
-        let kept = slot.kept.as_ref().filter(|_| matches!(task, Task::Sum)).map(|kept| kept.sum.address());
+    /// Starts the kernel of a copied group: it sums, and with the last group of an update it also computes that.
+    fn sum_group(&mut self, submission: &mut Submission) -> Result<(), DriverError> {
+        let (slot, bank) = (&self.slots[submission.index], self.banks.bank(submission.bank));
+        let Submission { launch, group, task, .. } = submission;
+        // A kept sum is computed in the slot's own memory.
+        let kept = slot.kept.as_ref().filter(|_| matches!(task, WorkKind::Sum)).map(|kept| kept.sum.address());
         launch.count = u32::try_from(group.len()).expect("a group has at most as many as a kernel takes");
-        launch.gradient_kind = Kind::of(self.gradients[group.start].1).code();
-        self.lanes.record(Lane::In, &bank.filled)?;
-        self.lanes.wait(Lane::Compute, &bank.filled)?;
+        launch.gradient_kind = ElementKind::of(self.gradients[group.start].1).code();
+        self.streams.record(StreamId::In, &bank.filled)?;
+        self.streams.wait(StreamId::Compute, &bank.filled)?;
         if kept.is_some() || group.end < self.gradients.len() {
             let weights = kept.unwrap_or_else(|| self.sum.address());
-            let partial = UpdateArguments { weights, scalars: 0, merge: Merge::Sum as u32, ..*launch };
-            self.lanes.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
+            let partial = UpdateArguments { weights, scalars: 0, merge: SumMode::Sum as u32, ..*launch };
+            self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
             launch.sum = weights;
         } else {
             let entry = &slot.program.entry;
-            self.lanes.launch(entry, grid(&self.context, entry, launch.elements), launch)?;
-            course.is_written = true;
+            self.streams.launch(entry, grid(&self.context, entry, launch.elements), launch)?;
+            submission.is_written = true;
         }
         *group = group.end..group.end;
-        self.lanes.record(Lane::Compute, &bank.used)
+        self.streams.record(StreamId::Compute, &bank.used)
     }
 
-    /// What was submitted of the work is waited for, and its leases come back; or the device is lost.
-    fn spoil(&mut self, ticket: Ticket, index: usize, stopped: &Stopped) -> Result<(), Failure> {
+    /// Waits for the submitted part of failed work, and returns its leases; or marks the device as lost.
+    fn fail_work(&mut self, ticket: Ticket, index: usize, stopped: &Stopped) -> Result<(), Failure> {
         let Stopped { refused, is_written } = stopped;
         if !refused.is_of_the_call() {
             return Err(self.lose(refused));
@@ -334,13 +345,13 @@ impl Cuda {
         } else {
             Failure::call(format!("slot {index}: {refused}"))
         };
-        self.spoiled.push((ticket, failure));
-        self.lanes.close_early(ticket).map_err(|refused| self.lose(&refused))
+        self.failed.push((ticket, failure));
+        self.streams.close_early(ticket).map_err(|refused| self.lose(&refused))
     }
 }
 
-impl Slot {
-    /// Whether the work is what the slot was adopted for.
+impl SlotState {
+    /// Checks that the work is what the slot was adopted for.
     fn check(&self, work: &Work) {
         let slot = work.slot();
         assert!(!self.is_busy, "slot {slot} has work under way");
@@ -380,8 +391,8 @@ impl Slot {
         }
     }
 
-    /// Work of the slot has happened.
-    pub(super) fn note_happened(&mut self, work: &Work) {
+    /// Updates the slot's state after its work completed.
+    pub(super) fn record_completion(&mut self, work: &Work) {
         self.is_loaded = true;
         let is_there = match work {
             Work::Sum { .. } => true,
@@ -395,11 +406,11 @@ impl Slot {
         u64::from(self.resident.bytes) / self.resident.element_type.bytes()
     }
 
-    /// What its kernel takes, without gradients and numbers.
+    /// The kernel's arguments, without gradients and numbers.
     fn arguments(&self) -> UpdateArguments {
         let mut states = [0; STATES_MAX];
         states.iter_mut().zip(&self.states).for_each(|(into, state)| *into = state.address());
-        let own = Kind::of(self.resident.element_type).code();
+        let own = ElementKind::of(self.resident.element_type).code();
         UpdateArguments {
             elements: self.elements(),
             weights: self.parameter.address(),
@@ -417,43 +428,43 @@ impl Slot {
     }
 }
 
-/// The gradients from `first` on that are one group: of one type, and as many as there is room for.
+/// The next group of gradients from `first` on: of one type, and as many as a bank holds.
 fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Option<Range<usize>> {
     let (bytes, element_type) = *gradients.get(first)?;
     let alike = gradients[first..].iter().take_while(|(_, other)| *other == element_type).count();
-    let at_once = Gathering::of(alike, bytes.into(), room).at_once();
+    let at_once = GatherPlan::of(alike, bytes.into(), room).at_once();
     Some(first..first + alike.min(at_once))
 }
 
-/// As many blocks as the elements are worth, and no more than are there at once: others would wait for their turn.
-pub(super) fn grid(context: &Context, entry: &Entry, elements: u64) -> Grid {
+/// Enough blocks for the elements, at most the number that is resident at once: more would only queue.
+pub(super) fn grid(context: &CudaContext, entry: &KernelFunction, elements: u64) -> Grid {
     let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
     let most = u64::from(context.properties().multiprocessors.max(1) * entry.resident());
     let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
     Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }
 
-/// The bytes of work that go to the device, by their number.
-type Item = fn(&Job, usize) -> &[u8];
+/// The source bytes of a copy to the device, by index.
+type ItemBytes = fn(&SubmittedWork, usize) -> &[u8];
 
-fn loaded(job: &Job, item: usize) -> &[u8] {
+fn loaded(job: &SubmittedWork, item: usize) -> &[u8] {
     let Work::Load { parameter, states, .. } = &job.work else { unreachable!("only a load brings states") };
     item.checked_sub(1).map_or_else(|| parameter.bytes(), |place| states[place].bytes())
 }
 
-fn stored(job: &mut Job, place: usize) -> &mut Lease {
+fn stored(job: &mut SubmittedWork, place: usize) -> &mut Lease {
     let Work::Store { states, .. } = &mut job.work else { unreachable!("only a store takes states") };
     &mut states[place]
 }
 
-fn gradient(job: &Job, index: usize) -> &[u8] {
+fn gradient(job: &SubmittedWork, index: usize) -> &[u8] {
     let (Work::Sum { gradients, .. } | Work::Update { gradients, .. }) = &job.work else {
         unreachable!("only a sum and an update have gradients")
     };
     gradients[index].gradient().bytes
 }
 
-fn into(job: &mut Job) -> &mut Lease {
+fn into(job: &mut SubmittedWork) -> &mut Lease {
     let (Work::Sum { squares: into, .. } | Work::Update { into, .. }) = &mut job.work else {
         unreachable!("only a sum and an update have one place")
     };

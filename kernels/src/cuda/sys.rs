@@ -1,8 +1,8 @@
-//! The functions of libcuda and libnvrtc that are called here, found when they are asked for.
+//! Bindings to libcuda and libnvrtc, loaded on first use.
 //!
-//! Types are cudarc's. Its functions are not called: they panic when a symbol is missing, and they read a result into
-//! an enumeration that the codes of a newer driver do not fit. That ours take what cudarc's take is checked when this
-//! is compiled. Nor is its search for the libraries used, which knows no compiler of CUDA 13.
+//! Types are cudarc's. Its functions are not used: they panic when a symbol is missing, and they read a result into an
+//! enumeration that the codes of a newer driver do not fit. A compile-time check compares our signatures with cudarc's.
+//! Its library search is not used either: it does not know the compiler of CUDA 13.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -16,64 +16,64 @@ use cudarc::nvrtc::sys as nvrtc;
 pub(super) use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::{Library, os::unix};
 
-/// What a call returns: zero, or why not.
-pub(super) type Code = c_uint;
+/// The result of a call: zero, or an error code.
+pub(super) type ResultCode = c_uint;
 
-pub(super) const CUDA_SUCCESS: Code = cuda::CUresult::CUDA_SUCCESS as Code;
-pub(super) const CUDA_ERROR_INVALID_VALUE: Code = cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code;
-pub(super) const CUDA_ERROR_NOT_FOUND: Code = cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code;
-pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Code = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
-pub(super) const CUDA_ERROR_NO_DEVICE: Code = cuda::CUresult::CUDA_ERROR_NO_DEVICE as Code;
-pub(super) const CUDA_ERROR_NOT_READY: Code = cuda::CUresult::CUDA_ERROR_NOT_READY as Code;
-/// What a driver answers that is well and cannot do what it was asked.
-pub(super) const ERRORS_OF_CALLS: [Code; 13] = [
-    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
+pub(super) const CUDA_SUCCESS: ResultCode = cuda::CUresult::CUDA_SUCCESS as ResultCode;
+pub(super) const CUDA_ERROR_INVALID_VALUE: ResultCode = cuda::CUresult::CUDA_ERROR_INVALID_VALUE as ResultCode;
+pub(super) const CUDA_ERROR_NOT_FOUND: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_FOUND as ResultCode;
+pub(super) const CUDA_ERROR_OUT_OF_MEMORY: ResultCode = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as ResultCode;
+pub(super) const CUDA_ERROR_NO_DEVICE: ResultCode = cuda::CUresult::CUDA_ERROR_NO_DEVICE as ResultCode;
+pub(super) const CUDA_ERROR_NOT_READY: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_READY as ResultCode;
+/// Errors that concern the call alone: the device works and cannot meet the request.
+pub(super) const ERRORS_OF_CALLS: [ResultCode; 13] = [
+    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as ResultCode,
     CUDA_ERROR_OUT_OF_MEMORY,
-    cuda::CUresult::CUDA_ERROR_INVALID_IMAGE as Code,
-    cuda::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as Code,
-    cuda::CUresult::CUDA_ERROR_INVALID_PTX as Code,
-    cuda::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as Code,
-    cuda::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as Code,
-    cuda::CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED as Code,
-    cuda::CUresult::CUDA_ERROR_NOT_FOUND as Code,
-    cuda::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES as Code,
-    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code,
-    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as Code,
-    cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
+    cuda::CUresult::CUDA_ERROR_INVALID_IMAGE as ResultCode,
+    cuda::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as ResultCode,
+    cuda::CUresult::CUDA_ERROR_INVALID_PTX as ResultCode,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as ResultCode,
+    cuda::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as ResultCode,
+    cuda::CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED as ResultCode,
+    cuda::CUresult::CUDA_ERROR_NOT_FOUND as ResultCode,
+    cuda::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES as ResultCode,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as ResultCode,
+    cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as ResultCode,
+    cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as ResultCode,
 ];
-/// What a driver answers of an address that it did not give, or that cannot have given any.
-pub(super) const ERRORS_OF_STRANGERS: [Code; 6] = [
-    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
-    cuda::CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
-    cuda::CUresult::CUDA_ERROR_DEINITIALIZED as Code,
-    cuda::CUresult::CUDA_ERROR_STUB_LIBRARY as Code,
-    cuda::CUresult::CUDA_ERROR_INVALID_CONTEXT as Code,
+/// Errors of the driver for an address that it did not allocate.
+pub(super) const ERRORS_OF_STRANGERS: [ResultCode; 6] = [
+    cuda::CUresult::CUDA_ERROR_INVALID_VALUE as ResultCode,
+    cuda::CUresult::CUDA_ERROR_NOT_INITIALIZED as ResultCode,
+    cuda::CUresult::CUDA_ERROR_DEINITIALIZED as ResultCode,
+    cuda::CUresult::CUDA_ERROR_STUB_LIBRARY as ResultCode,
+    cuda::CUresult::CUDA_ERROR_INVALID_CONTEXT as ResultCode,
     CUDA_ERROR_NO_DEVICE,
 ];
 /// Kinds of memory.
 pub(super) const KIND_HOST: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
 pub(super) const KIND_DEVICE: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
-/// A capture that other threads' calls do not disturb.
+/// A capture that calls of other threads do not invalidate.
 pub(super) const CAPTURE_OF_THREAD: c_uint = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint;
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
-/// What the driver's library is called, in the order in which it is looked for. The second may be a stub for linkers.
+/// The driver's library names, in search order. The second may be a linker stub.
 pub(super) const DRIVER_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// As above, of the compiler's.
+/// The compiler's library names.
 pub(super) const COMPILER_NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
 
-/// The driver's library, looked for once and never unloaded.
+/// The driver's library, loaded once and never unloaded.
 pub(super) fn driver() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     LIBRARY.get_or_init(|| first(&DRIVER_NAMES)).as_ref()
 }
 
-/// The driver's library where somebody in this process has loaded it. It is not loaded here: memory of a device is
-/// there only where it was.
+/// The driver's library if this process has already loaded it. It is not loaded here: without it there is no device
+/// memory in the process.
 pub(super) fn driver_of_process() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    // What `dlfcn.h` calls RTLD_NOLOAD: only what is loaded already.
+    // RTLD_NOLOAD of `dlfcn.h`: succeeds only for a loaded library.
     const NO_LOAD: c_int = 4;
     if let Some(library) = LIBRARY.get() {
         return Some(library);
@@ -84,7 +84,7 @@ pub(super) fn driver_of_process() -> Option<&'static Library> {
     Some(LIBRARY.get_or_init(|| found.into()))
 }
 
-/// The compiler's libraries that there are, looked for one by one.
+/// The compiler's libraries that exist, opened one by one.
 pub(super) fn compilers() -> impl Iterator<Item = Library> {
     COMPILER_NAMES.iter().filter_map(|name| open(name))
 }
@@ -98,7 +98,7 @@ fn open(name: &str) -> Option<Library> {
     unsafe { Library::new(name) }.ok()
 }
 
-/// A library's functions, all found or none.
+/// A library's functions; loading fails if one is missing.
 macro_rules! functions {
     ($(#[$about:meta])* $table:ident from $library:ident, which returns $result:ident {
         $($name:ident($($argument:ty),*);)*
@@ -109,8 +109,8 @@ macro_rules! functions {
         #[expect(non_snake_case, reason = "the names are the library's")]
         #[derive(Clone, Copy)]
         pub(super) struct $table {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
-            $(pub(super) $other: unsafe extern "C" fn($($other_argument),*) -> Code,)*
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> ResultCode,)*
+            $(pub(super) $other: unsafe extern "C" fn($($other_argument),*) -> ResultCode,)*
         }
 
         impl $table {
@@ -118,17 +118,17 @@ macro_rules! functions {
             pub(super) fn load(library: &'static Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
-                        type Function = unsafe extern "C" fn($($argument),*) -> Code;
+                        type Signature = unsafe extern "C" fn($($argument),*) -> ResultCode;
                         // SAFETY: the signature is that of cudarc's binding for this name, compared below; nobody
                         // unloads it.
-                        let found = unsafe { library.get::<Function>(stringify!($name).as_bytes()) };
+                        let found = unsafe { library.get::<Signature>(stringify!($name).as_bytes()) };
                         *found.map_err(|_| stringify!($name))?
                     },)*
                     $($other: {
-                        type Function = unsafe extern "C" fn($($other_argument),*) -> Code;
+                        type Signature = unsafe extern "C" fn($($other_argument),*) -> ResultCode;
                         // SAFETY: the signature is that of cudarc's binding, with a number of the same size in place
                         // of an enumeration.
-                        let found = unsafe { library.get::<Function>(stringify!($other).as_bytes()) };
+                        let found = unsafe { library.get::<Signature>(stringify!($other).as_bytes()) };
                         *found.map_err(|_| stringify!($other))?
                     },)*
                 })
@@ -136,7 +136,7 @@ macro_rules! functions {
         }
 
         $(const _: unsafe fn($($argument),*) -> $library::$result = $library::$name;)*
-        const _: () = assert!(size_of::<$library::$result>() == size_of::<Code>(), "a result is read as a number");
+        const _: () = assert!(size_of::<$library::$result>() == size_of::<ResultCode>(), "a result is a number");
     };
 }
 
@@ -188,12 +188,12 @@ functions! {
             *mut *mut c_void
         );
     } and with numbers for enumerations {
-        cuGetErrorName(Code, *mut *const c_char);
+        cuGetErrorName(ResultCode, *mut *const c_char);
     }
 }
 
 functions! {
-    /// Of the driver, what makes graphs; only who captures one asks for it.
+    /// The driver's graph functions, loaded on the first capture.
     Graphs from cuda, which returns CUresult {
         cuStreamEndCapture(CUstream, *mut CUgraph);
         cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);

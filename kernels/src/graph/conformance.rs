@@ -1,16 +1,16 @@
-//! What every implementation of [`Arithmetic`] must keep, in one suite.
+//! Conformance suite for every implementation of [`Arithmetic`].
 //!
-//! - A product is within [`PRODUCT_ULPS`] of the oracle's, in units of the sum of its terms' magnitudes.
-//! - Everything else has the oracle's bits.
+//! - A product is within [`PRODUCT_ULPS`] of the reference, in units of the sum of its terms' magnitudes.
+//! - Everything else has the reference's bits.
 //! - The same inputs give the same bits again.
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::luck::Luck;
 use pserver_core::port::Arithmetic;
+use pserver_core::prng::Prng;
 use pserver_core::program::{
-    Block, Dim, Elements, Facts, Graph, Node, Op, OpKind, PlainArithmetic, Program, Purpose, Role, Tensor, Value,
-    Variable,
+    Block, Dim, Elements, Graph, Node, Op, OpKind, OpRole, PlainArithmetic, Program, Purpose, Tensor, Variable,
+    VariableFacts, VariableValue,
 };
 
 /// How far an element of a product may be from the oracle's, for each term of its sum, in units of the type's precision
@@ -22,10 +22,10 @@ pub const PRODUCT_ULPS: f64 = 2.0;
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
-/// Panics with the first promise that `arithmetic` breaks: which op, which inputs, what was found and expected.
+/// Checks `arithmetic`.
 ///
 /// # Panics
-/// That is how it tells.
+/// With the first violated property, its op and inputs, the found and the expected values.
 pub fn check(arithmetic: &mut dyn Arithmetic) {
     for element_type in FLOATS {
         for [rows, inner, columns] in [[1, 1, 1], [1, 7, 1], [2, 3, 4], [8, 64, 10], [33, 65, 17], [64, 128, 96]] {
@@ -39,16 +39,21 @@ pub fn check(arithmetic: &mut dyn Arithmetic) {
     }
 }
 
-/// An arithmetic whose products are wrong in their last element, to see that the suite sees it.
+/// An arithmetic whose products are wrong in their last element, to test the suite itself.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Faulty {
+pub struct FaultyArithmetic {
     plain: PlainArithmetic,
 }
 
-impl Arithmetic for Faulty {
-    fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Result<Vec<Value>, Failure> {
+impl Arithmetic for FaultyArithmetic {
+    fn run(
+        &mut self,
+        node: &Node,
+        inputs: &[&VariableValue],
+        outputs: &[&VariableFacts],
+    ) -> Result<Vec<VariableValue>, Failure> {
         let mut given = self.plain.run(node, inputs, outputs)?;
-        if let (OpKind::Matmul { .. }, Some(Value::Dense(tensor))) = (&node.kind, given.first_mut())
+        if let (OpKind::Matmul { .. }, Some(VariableValue::Dense(tensor))) = (&node.kind, given.first_mut())
             && let Some(last) = tensor.bytes_mut().last_mut()
         {
             *last ^= 1;
@@ -62,7 +67,7 @@ impl Arithmetic for Faulty {
 }
 
 /// An op with the shapes of its inputs.
-struct Case {
+struct OpCase {
     kind: OpKind,
     inputs: &'static [&'static [u64]],
     /// The input that is ids below 5.
@@ -70,9 +75,9 @@ struct Case {
     outputs: usize,
 }
 
-fn cases() -> Vec<Case> {
-    let plain = |kind, inputs| Case { kind, inputs, ids: None, outputs: 1 };
-    let ids = |kind, inputs, place, outputs| Case { kind, inputs, ids: Some(place), outputs };
+fn cases() -> Vec<OpCase> {
+    let plain = |kind, inputs| OpCase { kind, inputs, ids: None, outputs: 1 };
+    let ids = |kind, inputs, place, outputs| OpCase { kind, inputs, ids: Some(place), outputs };
     let mut cases = vec![
         plain(OpKind::Scale { factor: 0.3 }, &[&[3, 7]]),
         plain(OpKind::Sum, &[&[3, 7], &[3, 7], &[3, 7]]),
@@ -91,7 +96,7 @@ fn cases() -> Vec<Case> {
         plain(OpKind::TanhGradient, &[&[65], &[65]]),
         plain(OpKind::SigmoidCrossEntropyGradient, &[&[9], &[9], &[9]]),
         plain(OpKind::MeanGradient, &[&[3, 7], &[]]),
-        Case { outputs: 2, ..plain(OpKind::Split { axis: 1, lengths: vec![3, 4] }, &[&[5, 7]]) },
+        OpCase { outputs: 2, ..plain(OpKind::Split { axis: 1, lengths: vec![3, 4] }, &[&[5, 7]]) },
         ids(OpKind::SoftmaxWithCrossEntropy, &[&[9, 5], &[9]], 1, 2),
         ids(OpKind::Accuracy, &[&[9, 5], &[9]], 1, 1),
         ids(OpKind::SoftmaxWithCrossEntropyGradient, &[&[9, 5], &[9], &[9]], 1, 1),
@@ -112,11 +117,11 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-fn check_exact(arithmetic: &mut dyn Arithmetic, element_type: ElementType, case: &Case) {
-    let mut luck = Luck(1);
+fn check_exact(arithmetic: &mut dyn Arithmetic, element_type: ElementType, case: &OpCase) {
+    let mut prng = Prng(1);
     let inputs = case.inputs.iter().enumerate().map(|(place, shape)| match case.ids {
-        Some(ids) if ids == place => ids_tensor(shape, &mut luck),
-        _ => tensor(element_type, shape, &mut luck),
+        Some(ids) if ids == place => ids_tensor(shape, &mut prng),
+        _ => tensor(element_type, shape, &mut prng),
     });
     let inputs = inputs.collect::<Vec<_>>();
     let found = run(arithmetic, &case.kind, &inputs, case.outputs);
@@ -131,10 +136,10 @@ fn check_product(
     transpose_left: bool,
     transpose_right: bool,
 ) {
-    let mut luck = Luck(rows * 1000 + columns);
+    let mut prng = Prng(rows * 1000 + columns);
     let left = if transpose_left { [inner, rows] } else { [rows, inner] };
     let right = if transpose_right { [columns, inner] } else { [inner, columns] };
-    let inputs = [tensor(element_type, &left, &mut luck), tensor(element_type, &right, &mut luck)];
+    let inputs = [tensor(element_type, &left, &mut prng), tensor(element_type, &right, &mut prng)];
     let kind = OpKind::Matmul { transpose_left, transpose_right };
     let found = run(arithmetic, &kind, &inputs, 1);
     assert_eq!(found, run(arithmetic, &kind, &inputs, 1), "{kind:?} gives other bits the second time");
@@ -154,27 +159,27 @@ fn check_product(
 }
 
 /// Runs one op, checked as a program of its own.
-fn run(arithmetic: &mut dyn Arithmetic, kind: &OpKind, inputs: &[Tensor], outputs: usize) -> Vec<Value> {
+fn run(arithmetic: &mut dyn Arithmetic, kind: &OpKind, inputs: &[Tensor], outputs: usize) -> Vec<VariableValue> {
     let names = |prefix: &str, count: usize| (0..count).map(|place| format!("{prefix}{place}")).collect::<Vec<_>>();
     let (reads, writes) = (names("x", inputs.len()), names("y", outputs));
     let variables = reads.iter().zip(inputs).map(|(name, tensor)| {
         let shape: Vec<Dim> = tensor.shape().iter().copied().map(Dim::Fixed).collect();
-        let facts = Facts::dense(tensor.elements().element_type(), shape);
+        let facts = VariableFacts::dense(tensor.elements().element_type(), shape);
         Variable { name: name.clone(), facts, purpose: Purpose::Data }
     });
     let variables = variables.collect();
-    let op = Op { kind: kind.clone(), inputs: reads, outputs: writes, role: Role::Forward };
+    let op = Op { kind: kind.clone(), inputs: reads, outputs: writes, role: OpRole::Forward };
     let program = Program { blocks: vec![Block { parent: None, variables, ops: vec![op] }] };
     let graph = Graph::new(program).unwrap_or_else(|failure| panic!("{failure}"));
     let node = &graph.scopes()[0].nodes[0];
-    let values: Vec<Value> = inputs.iter().cloned().map(Value::from).collect();
-    let facts: Vec<&Facts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
+    let values: Vec<VariableValue> = inputs.iter().cloned().map(VariableValue::from).collect();
+    let facts: Vec<&VariableFacts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
     arithmetic.run(node, &values.iter().collect::<Vec<_>>(), &facts).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 /// In [-4, 4), so that sums cancel and sigmoids saturate a little.
-fn tensor(element_type: ElementType, shape: &[u64], luck: &mut Luck) -> Tensor {
-    let values = (0..shape.iter().product()).map(|_| (luck.next() >> 12) as f64 * 2.0_f64.powi(-49) - 4.0);
+fn tensor(element_type: ElementType, shape: &[u64], prng: &mut Prng) -> Tensor {
+    let values = (0..shape.iter().product()).map(|_| (prng.next() >> 12) as f64 * 2.0_f64.powi(-49) - 4.0);
     let elements = match element_type {
         ElementType::Float32 => Elements::Float32(values.map(narrow).collect()),
         _ => Elements::Float64(values.collect()),
@@ -182,8 +187,8 @@ fn tensor(element_type: ElementType, shape: &[u64], luck: &mut Luck) -> Tensor {
     Tensor::new(shape, elements)
 }
 
-fn ids_tensor(shape: &[u64], luck: &mut Luck) -> Tensor {
-    let ids = (0..shape.iter().product()).map(|_| i64::try_from(luck.below(5)).expect("below 5"));
+fn ids_tensor(shape: &[u64], prng: &mut Prng) -> Tensor {
+    let ids = (0..shape.iter().product()).map(|_| i64::try_from(prng.below(5)).expect("below 5"));
     Tensor::new(shape, Elements::Int64(ids.collect()))
 }
 

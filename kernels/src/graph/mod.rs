@@ -1,9 +1,8 @@
-//! The arithmetic of programs, where speed matters: products of matrices by the crate `matrixmultiply` (behind
-//! `ndarray`, which needs no unsafe code of ours), and sums over a batch. Everything else is the plain form's loops,
-//! which compile to vector code as they are.
+//! Fast arithmetic of programs: matrix products by the crate `matrixmultiply` (behind `ndarray`, without unsafe code
+//! here), and sums over a batch. Everything else runs the reference loops, which compile to vector code.
 //!
-//! The bits of a product depend on its shape and on what the processor can do, and on nothing else: one thread, and
-//! blocks whose sizes are constants.
+//! The bits of a product depend only on its shape and the processor's instructions: one thread, and blocks of constant
+//! size.
 
 pub mod conformance;
 mod product;
@@ -13,7 +12,7 @@ mod tests;
 
 use pserver_core::error::Failure;
 use pserver_core::port::Arithmetic;
-use pserver_core::program::{Elements, Facts, Node, OpKind, PlainArithmetic, Tensor, Value};
+use pserver_core::program::{Elements, Node, OpKind, PlainArithmetic, Tensor, VariableFacts, VariableValue};
 
 /// Arithmetic on the CPU.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,14 +21,20 @@ pub struct CpuArithmetic {
 }
 
 impl Arithmetic for CpuArithmetic {
-    fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Result<Vec<Value>, Failure> {
+    fn run(
+        &mut self,
+        node: &Node,
+        inputs: &[&VariableValue],
+        outputs: &[&VariableFacts],
+    ) -> Result<Vec<VariableValue>, Failure> {
         let fast = match (&node.kind, inputs) {
-            (OpKind::Matmul { transpose_left, transpose_right }, [Value::Dense(left), Value::Dense(right)]) => {
-                matmul(left, *transpose_left, right, *transpose_right)
-            }
-            (OpKind::Add, [Value::Dense(x), Value::Dense(y)]) => repeating(x, y, rows::Pair::Add),
-            (OpKind::Mul, [Value::Dense(x), Value::Dense(y)]) => repeating(x, y, rows::Pair::Mul),
-            (OpKind::SumTo, [Value::Dense(x), Value::Dense(like)]) => sum_to(x, like),
+            (
+                OpKind::Matmul { transpose_left, transpose_right },
+                [VariableValue::Dense(left), VariableValue::Dense(right)],
+            ) => matmul(left, *transpose_left, right, *transpose_right),
+            (OpKind::Add, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Add),
+            (OpKind::Mul, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Mul),
+            (OpKind::SumTo, [VariableValue::Dense(x), VariableValue::Dense(like)]) => sum_to(x, like),
             _ => None,
         };
         match fast {
@@ -69,7 +74,7 @@ fn is_row(whole: &Tensor, small: &Tensor) -> bool {
     whole.shape().ends_with(small.shape()) && !small.elements().is_empty()
 }
 
-fn repeating(x: &Tensor, y: &Tensor, pair: rows::Pair) -> Option<Tensor> {
+fn repeating(x: &Tensor, y: &Tensor, pair: rows::PairOp) -> Option<Tensor> {
     if !is_row(x, y) {
         return None;
     }

@@ -2,18 +2,18 @@
 
 use std::ops::{Add, Mul};
 
-/// What two elements become.
+/// An operation on two elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Pair {
+pub(super) enum PairOp {
     Add,
     Mul,
 }
 
 /// Every row of the whole with the one row, which is not empty. The bits are those of the plain form.
-pub(super) fn repeating<T: Copy + Add<Output = T> + Mul<Output = T>>(whole: &[T], row: &[T], pair: Pair) -> Vec<T> {
+pub(super) fn repeating<T: Copy + Add<Output = T> + Mul<Output = T>>(whole: &[T], row: &[T], pair: PairOp) -> Vec<T> {
     match pair {
-        Pair::Add => each(whole, row, |x, y| x + y),
-        Pair::Mul => each(whole, row, |x, y| x * y),
+        PairOp::Add => each(whole, row, |x, y| x + y),
+        PairOp::Mul => each(whole, row, |x, y| x * y),
     }
 }
 

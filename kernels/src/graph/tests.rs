@@ -13,5 +13,5 @@ fn the_oracle_keeps_what_arithmetic_promises() {
 #[test]
 #[should_panic(expected = "matmul")]
 fn a_wrong_product_is_found() {
-    conformance::check(&mut conformance::Faulty::default());
+    conformance::check(&mut conformance::FaultyArithmetic::default());
 }

@@ -2,32 +2,36 @@
 
 use pserver_core::rule::ssa::Lowered;
 
-use super::{Source, Target, Tensors, Vectors};
+use super::{CallTensors, CodeTarget, GRADIENTS_MAX, GradientFormat, Vectors};
 
-/// There is none.
+/// No function exists on this processor.
 #[derive(Debug)]
-pub(crate) enum Function {}
+pub(crate) enum GeneratedFunction {}
 
 impl Vectors {
-    /// They are another processor's.
+    /// False: these vectors belong to another processor.
     pub(crate) const fn are_there(self) -> bool {
         false
     }
 }
 
-impl Function {
+impl GeneratedFunction {
     /// None, for every rule.
-    pub(crate) const fn new(_: &Lowered, _: Target, _: Source) -> Option<Self> {
+    pub(crate) const fn new(_: &Lowered, _: CodeTarget, _: GradientFormat) -> Option<Self> {
         None
     }
 
     /// Cannot be called.
-    pub(crate) fn run(&self, _: Tensors<'_, '_>) {
+    pub(crate) fn run(&self, _: CallTensors<'_, '_>) {
         match *self {}
     }
 }
 
-/// Whether this system lets a program run what it wrote: nobody has tried.
+/// Whether the system allows executing generated code: not tried here.
 pub(crate) const fn is_allowed() -> bool {
     false
+}
+
+pub(crate) const fn gradients_at_once() -> usize {
+    GRADIENTS_MAX
 }

@@ -1,31 +1,31 @@
 //! Rules as generated vector code: the values of an element stay in registers from the first load to the last store.
 //!
-//! Not here: what a rule is and what its bits are ([`pserver_core::rule`]); when code is generated and how long it is
-//! kept (`crate::cpu`); the same arithmetic without generated code (`crate::tiles`).
+//! Not here: rules and their reference bits ([`pserver_core::rule`]); the cache of generated code (`crate::cpu`); the
+//! same arithmetic without generated code (`crate::tiles`).
 //!
 //! A rule is assembled for one set of vector instructions, one element type and one kind of gradient. The function adds
 //! the gradients in trainer order and runs the rule on the sum, one vector after another, in one pass over memory.
 //! Every operation of the rule is one instruction with one rounding, or a few that only move bits.
 //!
-//! `x86` writes the code. On other processors `absent` stands in its place and has none.
+//! `x86` generates the code. On other processors `absent` takes its place and has none.
 
 #[cfg(not(target_arch = "x86_64"))]
 mod absent;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use pserver_core::rule::reference::Real;
-use pserver_core::rule::ssa::{Lowered, Op, ScalarId};
+use pserver_core::rule::reference::RuleReal;
+use pserver_core::rule::ssa::{Lowered, RuleOp, ScalarId};
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) use absent::{Function, is_allowed};
+pub(crate) use absent::{GeneratedFunction, gradients_at_once, is_allowed};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Function, is_allowed};
+pub(crate) use x86::{GeneratedFunction, gradients_at_once, is_allowed};
 
-/// A set of vector instructions. Which one a machine has is found when the program runs.
+/// A set of vector instructions, detected at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vectors {
-    /// 16 registers of 32 bytes, with F16C for halves.
+    /// 16 registers of 32 bytes, with F16C for half precision.
     Avx2,
     /// 32 registers of 64 bytes: the foundation, DQ and VL.
     Avx512,
@@ -42,7 +42,7 @@ pub(crate) enum Width {
 
 /// The elements of a gradient in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Source {
+pub(crate) enum GradientFormat {
     /// The parameter's own type.
     Own,
     /// IEEE binary16.
@@ -51,19 +51,20 @@ pub(crate) enum Source {
     Brain,
 }
 
-/// Instructions and element type together: what decides how an operation is encoded.
+/// Instruction set and element type, which together select the encoding of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct CodeTarget {
     pub(crate) vectors: Vectors,
     pub(crate) width: Width,
 }
 
-/// The gradients that one call adds: as many streams as a core reads ahead of. Whoever has more adds them beforehand.
+/// The most gradients that one call adds. A caller with more, or with more than [`gradients_at_once`], adds them in
+/// tiles beforehand.
 pub(crate) const GRADIENTS_MAX: usize = 16;
 
-/// What one call works on. Tensors begin anywhere.
+/// The tensors of one call, at any alignment.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only generated code reads them"))]
-pub(crate) struct Tensors<'a, 'b> {
+pub(crate) struct CallTensors<'a, 'b> {
     pub(crate) weights: &'a mut [u8],
     pub(crate) states: &'a mut [&'b mut [u8]],
     /// One to [`GRADIENTS_MAX`], in trainer order.
@@ -76,7 +77,7 @@ pub(crate) struct Tensors<'a, 'b> {
 pub(crate) fn used_scalars(code: &Lowered) -> Vec<ScalarId> {
     let mut used = Vec::new();
     for op in code.ops() {
-        if let Op::Scalar(scalar) = op
+        if let RuleOp::Scalar(scalar) = op
             && !used.contains(scalar)
         {
             used.push(*scalar);

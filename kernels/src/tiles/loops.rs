@@ -1,35 +1,43 @@
 //! One loop for each operation. Masks are ones and zeros in slots of reals.
 
-use pserver_core::rule::ssa::{Binary, Comparison, Function, Op, Unary, ValueId, power};
+use pserver_core::rule::ssa::{Binary, Comparison, RuleFunction, RuleOp, Unary, ValueId, power};
 
-use crate::cpu::element::Real;
+use crate::cpu::element::KernelReal;
 
-/// Fills `to` with what the operation defines, where that is computed and not loaded.
+/// Fills `to` with the result of an operation that is computed, not loaded.
 #[inline(always)]
-pub(super) fn operation<'a, E: Real + 'a>(op: Op, to: &mut [E], of: impl Fn(ValueId) -> &'a [E]) {
+pub(super) fn operation<'a, E: KernelReal + 'a>(op: RuleOp, to: &mut [E], of: impl Fn(ValueId) -> &'a [E]) {
     let mask = |holds: bool| if holds { E::ONE } else { E::ZERO };
     match op {
-        Op::Weight | Op::Gradient | Op::State(_) | Op::Scalar(_) => {}
-        Op::Unary(op, operand) => unary(op, to, of(operand)),
-        Op::Binary(op, left, right) => binary(op, to, of(left), of(right)),
-        Op::Compare(Comparison::Less, left, right) => two(to, of(left), of(right), |left, right| mask(left < right)),
-        Op::Compare(Comparison::LessOrEqual, left, right) => {
+        RuleOp::Weight | RuleOp::Gradient | RuleOp::State(_) | RuleOp::Scalar(_) => {}
+        RuleOp::Unary(op, operand) => unary(op, to, of(operand)),
+        RuleOp::Binary(op, left, right) => binary(op, to, of(left), of(right)),
+        RuleOp::Compare(Comparison::Less, left, right) => {
+            two(to, of(left), of(right), |left, right| mask(left < right))
+        }
+        RuleOp::Compare(Comparison::LessOrEqual, left, right) => {
             two(to, of(left), of(right), |left, right| mask(left <= right));
         }
-        Op::Compare(Comparison::Equal, left, right) => two(to, of(left), of(right), |left, right| mask(left == right)),
-        Op::Not(operand) => one(to, of(operand), |held| mask(held == E::ZERO)),
-        Op::And(left, right) => two(to, of(left), of(right), |left, right| if left == E::ZERO { left } else { right }),
-        Op::Or(left, right) => two(to, of(left), of(right), |left, right| if left == E::ZERO { right } else { left }),
-        Op::Select { mask, then, otherwise } => select(to, of(mask), of(then), of(otherwise)),
-        Op::Call(function, operand) => call(function, to, of(operand)),
-        Op::Power(base, exponent) => {
+        RuleOp::Compare(Comparison::Equal, left, right) => {
+            two(to, of(left), of(right), |left, right| mask(left == right))
+        }
+        RuleOp::Not(operand) => one(to, of(operand), |held| mask(held == E::ZERO)),
+        RuleOp::And(left, right) => {
+            two(to, of(left), of(right), |left, right| if left == E::ZERO { left } else { right })
+        }
+        RuleOp::Or(left, right) => {
+            two(to, of(left), of(right), |left, right| if left == E::ZERO { right } else { left })
+        }
+        RuleOp::Select { mask, then, otherwise } => select(to, of(mask), of(then), of(otherwise)),
+        RuleOp::Call(function, operand) => call(function, to, of(operand)),
+        RuleOp::Power(base, exponent) => {
             two(to, of(base), of(exponent), |base, exponent| E::nearest(power(base.widen(), exponent.widen())))
         }
     }
 }
 
 #[inline(always)]
-fn unary<E: Real>(op: Unary, to: &mut [E], operand: &[E]) {
+fn unary<E: KernelReal>(op: Unary, to: &mut [E], operand: &[E]) {
     match op {
         Unary::Negate => one(to, operand, |value| -value),
         Unary::Absolute => one(to, operand, E::abs),
@@ -40,7 +48,7 @@ fn unary<E: Real>(op: Unary, to: &mut [E], operand: &[E]) {
 }
 
 #[inline(always)]
-fn binary<E: Real>(op: Binary, to: &mut [E], left: &[E], right: &[E]) {
+fn binary<E: KernelReal>(op: Binary, to: &mut [E], left: &[E], right: &[E]) {
     match op {
         Binary::Add => two(to, left, right, |left, right| left + right),
         Binary::Subtract => two(to, left, right, |left, right| left - right),
@@ -53,26 +61,26 @@ fn binary<E: Real>(op: Binary, to: &mut [E], left: &[E], right: &[E]) {
 }
 
 #[inline(always)]
-fn select<E: Real>(to: &mut [E], mask: &[E], then: &[E], otherwise: &[E]) {
+fn select<E: KernelReal>(to: &mut [E], mask: &[E], then: &[E], otherwise: &[E]) {
     for (((to, &mask), &then), &otherwise) in to.iter_mut().zip(mask).zip(then).zip(otherwise) {
         *to = if mask == E::ZERO { otherwise } else { then };
     }
 }
 
 #[inline(always)]
-fn call<E: Real>(function: Function, to: &mut [E], operand: &[E]) {
+fn call<E: KernelReal>(function: RuleFunction, to: &mut [E], operand: &[E]) {
     one(to, operand, |value| E::nearest(function.of(value.widen())));
 }
 
 #[inline(always)]
-fn one<E: Real>(to: &mut [E], operand: &[E], of: impl Fn(E) -> E) {
+fn one<E: KernelReal>(to: &mut [E], operand: &[E], of: impl Fn(E) -> E) {
     for (to, &operand) in to.iter_mut().zip(operand) {
         *to = of(operand);
     }
 }
 
 #[inline(always)]
-fn two<E: Real>(to: &mut [E], left: &[E], right: &[E], of: impl Fn(E, E) -> E) {
+fn two<E: KernelReal>(to: &mut [E], left: &[E], right: &[E], of: impl Fn(E, E) -> E) {
     for ((to, &left), &right) in to.iter_mut().zip(left).zip(right) {
         *to = of(left, right);
     }

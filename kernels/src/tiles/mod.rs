@@ -10,10 +10,10 @@ mod loops;
 
 use multiversion::multiversion;
 use pserver_core::optim::Gradient;
-use pserver_core::rule::ssa::{Lowered, Op};
-use pserver_core::rule::uses::{Output, Tensor, Uses, outputs};
+use pserver_core::rule::ssa::{Lowered, RuleOp};
+use pserver_core::rule::uses::{UpdatedElement, UpdatedTensor, Uses, outputs};
 
-use crate::cpu::element::{Bytes, Real};
+use crate::cpu::element::{ElementBytes, KernelReal};
 use crate::cpu::sum;
 
 /// The elements of a tile: every value of a long rule fits the first-level cache.
@@ -21,29 +21,29 @@ const TILE: usize = 512;
 
 /// A rule with a place for every value.
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
-    ops: Vec<Step>,
-    outputs: Vec<Output>,
+pub(crate) struct TileProgram {
+    ops: Vec<TileOp>,
+    outputs: Vec<UpdatedElement>,
     slot_of: Vec<usize>,
     slots: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Step {
-    op: Op,
+struct TileOp {
+    op: RuleOp,
     slot: usize,
 }
 
 /// Slots, kept from update to update.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Slots<E: Real> {
+pub(crate) struct TileSlots<E: KernelReal> {
     values: Vec<Vec<E>>,
     /// Where several gradients are added.
-    sum: Vec<Bytes<E>>,
+    sum: Vec<ElementBytes<E>>,
 }
 
-/// What one update works on.
-pub(crate) struct Tensors<'a, 'b> {
+/// The operands of one update.
+pub(crate) struct TileTensors<'a, 'b> {
     pub(crate) weights: &'a mut [u8],
     pub(crate) states: &'a mut [&'b mut [u8]],
     pub(crate) gradients: &'a [Gradient<'a>],
@@ -51,7 +51,7 @@ pub(crate) struct Tensors<'a, 'b> {
     pub(crate) scalars: &'a [f64],
 }
 
-impl Program {
+impl TileProgram {
     /// Gives every value of the code a slot.
     pub(crate) fn new(code: &Lowered) -> Self {
         let uses = Uses::of(code);
@@ -62,16 +62,16 @@ impl Program {
                 program.slot_of.push(usize::MAX);
                 continue;
             }
-            // A scalar fills its slot before the first tile, so it shares it with nobody.
-            let shared = if matches!(op, Op::Scalar(_)) { None } else { free.pop() };
+            // A scalar fills its slot before the first tile, so no other value shares that slot.
+            let shared = if matches!(op, RuleOp::Scalar(_)) { None } else { free.pop() };
             let slot = shared.unwrap_or(program.slots);
             program.slots = program.slots.max(slot + 1);
             program.slot_of.push(slot);
-            program.ops.push(Step { op: *op, slot });
+            program.ops.push(TileOp { op: *op, slot });
             let mut ended: Vec<usize> = op.operands().map(|operand| operand.index()).collect();
             ended.sort_unstable();
             ended.dedup();
-            ended.retain(|&value| uses.next(value, place).is_none() && !matches!(code.ops()[value], Op::Scalar(_)));
+            ended.retain(|&value| uses.next(value, place).is_none() && !matches!(code.ops()[value], RuleOp::Scalar(_)));
             free.extend(ended.iter().map(|&value| program.slot_of[value]));
         }
         program
@@ -82,7 +82,7 @@ impl Program {
     /// # Panics
     ///
     /// When the tensors are not those of the rule.
-    pub(crate) fn run<E: Real>(&self, slots: &mut Slots<E>, mut tensors: Tensors<'_, '_>) {
+    pub(crate) fn run<E: KernelReal>(&self, slots: &mut TileSlots<E>, mut tensors: TileTensors<'_, '_>) {
         slots.values.resize_with(self.slots.max(slots.values.len()), || vec![E::ZERO; TILE]);
         slots.sum.resize(TILE, E::ZERO.store());
         run_wide::<E>(self, slots, &mut tensors);
@@ -90,10 +90,10 @@ impl Program {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn run_wide<E: Real>(program: &Program, slots: &mut Slots<E>, tensors: &mut Tensors<'_, '_>) {
+fn run_wide<E: KernelReal>(program: &TileProgram, slots: &mut TileSlots<E>, tensors: &mut TileTensors<'_, '_>) {
     let elements = E::view(tensors.weights).len();
     for step in &program.ops {
-        if let Op::Scalar(scalar) = step.op {
+        if let RuleOp::Scalar(scalar) = step.op {
             let value = E::of_scalar(tensors.scalars[scalar.index()]);
             slots.values[step.slot][..elements.min(TILE)].fill(value);
         }
@@ -111,8 +111,8 @@ fn run_wide<E: Real>(program: &Program, slots: &mut Slots<E>, tensors: &mut Tens
         }
         for result in &program.outputs {
             let tensor = match result.tensor {
-                Tensor::Weight => &mut *tensors.weights,
-                Tensor::State(state) => &mut *tensors.states[state],
+                UpdatedTensor::Weight => &mut *tensors.weights,
+                UpdatedTensor::State(state) => &mut *tensors.states[state],
             };
             let into = &mut E::view_mut(tensor)[start..][..length];
             let from = &slots.values[program.slot_of[result.value.index()]];
@@ -122,11 +122,17 @@ fn run_wide<E: Real>(program: &Program, slots: &mut Slots<E>, tensors: &mut Tens
 }
 
 #[inline(always)]
-fn load<E: Real>(op: Op, to: &mut [E], sum: &mut [Bytes<E>], tensors: &Tensors<'_, '_>, start: usize) {
+fn load<E: KernelReal>(
+    op: RuleOp,
+    to: &mut [E],
+    sum: &mut [ElementBytes<E>],
+    tensors: &TileTensors<'_, '_>,
+    start: usize,
+) {
     match op {
-        Op::Weight => copy::<E>(to, E::view(tensors.weights), start),
-        Op::State(state) => copy::<E>(to, E::view(tensors.states[state.index()]), start),
-        Op::Gradient => match tensors.gradients {
+        RuleOp::Weight => copy::<E>(to, E::view(tensors.weights), start),
+        RuleOp::State(state) => copy::<E>(to, E::view(tensors.states[state.index()]), start),
+        RuleOp::Gradient => match tensors.gradients {
             [lone] if E::is_type_of(lone) => copy::<E>(to, E::view(lone.bytes), start),
             gradients => {
                 sum::into_tile::<E>(sum, gradients, start);
@@ -138,7 +144,7 @@ fn load<E: Real>(op: Op, to: &mut [E], sum: &mut [Bytes<E>], tensors: &Tensors<'
 }
 
 #[inline(always)]
-fn copy<E: Real>(to: &mut [E], from: &[Bytes<E>], start: usize) {
+fn copy<E: KernelReal>(to: &mut [E], from: &[ElementBytes<E>], start: usize) {
     let from = &from[start..][..to.len()];
     to.iter_mut().zip(from).for_each(|(to, from)| *to = E::load(*from));
 }

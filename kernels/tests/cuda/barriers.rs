@@ -9,10 +9,10 @@ use crate::launches::module;
 use crate::reductions::{scalars_are_right, total_is_right};
 use crate::rows::uniting_is_right;
 
-/// Some kernels' name, and whether they left what they should.
+/// A kernel's name, and the check of its results.
 type Workload = (&'static str, fn(&mut dyn Launcher) -> bool);
 
-/// What every kernel with a barrier is run by.
+/// The launches that cover every kernel with a barrier.
 const WORKLOADS: [Workload; 3] =
     [("sort and segments", uniting_is_right), ("total", total_is_right), ("scalars", scalars_are_right)];
 

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use pserver_kernels::conformance::{skips::skip, standin};
-use pserver_kernels::cuda::Module;
+use pserver_kernels::cuda::ModuleSource;
 
-use crate::launcher::{Address, BufferId, Launcher};
+use crate::launcher::{BufferId, DeviceAddress, Launcher};
 
 /// A process that runs kernels.
 pub(crate) struct Shim {
@@ -17,8 +17,8 @@ pub(crate) struct Shim {
 }
 
 impl Shim {
-    /// Of this module; none, and the skip is reported, where there is no g++.
-    pub(crate) fn new(module: &Module) -> Option<Self> {
+    /// A process for this module; none, with a reported skip, where there is no g++.
+    pub(crate) fn new(module: &ModuleSource) -> Option<Self> {
         let (runner, kernels) = match standin::runner().and_then(|runner| Ok((runner, standin::kernels(module)?))) {
             Ok(made) => made,
             Err(why) => {
@@ -49,7 +49,7 @@ impl Shim {
         lines.as_chunks().0.iter().map(|line| u64::from_le_bytes(*line)).filter(|line| *line != 0).collect()
     }
 
-    /// Ends the process, and says what of.
+    /// Ends the process, and returns its exit status.
     pub(crate) fn end(mut self) -> std::process::ExitStatus {
         drop(self.commands.take());
         self.process.wait().expect("a child can be waited for")
@@ -61,7 +61,7 @@ impl Shim {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        // A process that has ended is found out by whoever waits for an answer.
+        // The next read of an answer detects a process that has ended.
         let _ = self.commands.as_mut().expect("it was piped").write_all(bytes);
     }
 
@@ -83,7 +83,7 @@ impl Launcher for Shim {
         BufferId(self.buffers - 1)
     }
 
-    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[DeviceAddress]) {
         self.numbers(&[2, name.len() as u64]);
         self.send(name.as_bytes());
         self.numbers(&[grid[0], grid[1], arguments.len() as u64]);

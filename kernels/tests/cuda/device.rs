@@ -4,20 +4,20 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use pserver_kernels::conformance::standin::beside_the_program;
-use pserver_kernels::cuda::{Direct, DirectBuffer, DirectLaunch, DirectStep, Module};
+use pserver_kernels::cuda::{KernelLaunch, KernelLauncher, LaunchBuffer, LaunchGraph, ModuleSource};
 
-use crate::launcher::{Address, BufferId, Launcher};
+use crate::launcher::{BufferId, DeviceAddress, Launcher};
 
-/// What stands before and behind a buffer.
+/// The byte before and behind a buffer.
 const GUARD: u8 = 0xa5;
 /// How much of it: more than a thread writes at once.
 const GUARD_BYTES: usize = 64;
 
 /// A device, with guards around buffers.
 pub(crate) struct OnDevice {
-    device: Direct,
+    device: KernelLauncher,
     buffers: Vec<Held>,
-    /// Kernels that were asked for and are neither shipped nor, without a compiler, to be had.
+    /// Requested kernels that are neither shipped nor compilable here.
     missing: BTreeSet<String>,
     /// Why nothing could be compiled.
     without: Option<String>,
@@ -30,44 +30,44 @@ pub(crate) struct StepLaunch {
 }
 
 struct Held {
-    buffer: DirectBuffer,
+    buffer: LaunchBuffer,
     /// Where the content begins.
     begin: usize,
     bytes: usize,
 }
 
 impl OnDevice {
-    /// The first device, with the kernels that are shipped and, where there is a compiler, those of this module.
-    pub(crate) fn open(module: &Module) -> Result<Self, String> {
-        // The tests of this process want the same at the same time, and with a compiler for devices it takes minutes:
-        // one of them compiles it, and the next process has it too.
+    /// The first device, with the shipped kernels and, where there is a compiler, those of this module.
+    pub(crate) fn open(module: &ModuleSource) -> Result<Self, String> {
+        // The tests of this process need the same module at the same time, and compiling takes minutes: one of them
+        // compiles it, and the next process finds it in the cache.
         static MAKING: Mutex<()> = Mutex::new(());
         let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut device = Direct::open(0, &beside_the_program("rules")).map_err(|why| why.to_string())?;
+        let mut device = KernelLauncher::open(0, &beside_the_program("rules")).map_err(|why| why.to_string())?;
         let is_there = module.entries().all(|entry| device.has(entry));
         let without = if is_there { None } else { device.add(module).err().map(|why| why.to_string()) };
         Ok(Self { device, buffers: Vec::new(), missing: BTreeSet::new(), without })
     }
 
     /// A launch for [`OnDevice::capture`], with addresses put in.
-    pub(crate) fn prepared(&self, name: &str, arguments: &[u8], addresses: &[Address]) -> StepLaunch {
+    pub(crate) fn prepared(&self, name: &str, arguments: &[u8], addresses: &[DeviceAddress]) -> StepLaunch {
         StepLaunch { name: name.to_owned(), arguments: self.with_addresses(arguments, addresses) }
     }
 
     /// Launches as one graph, each on two blocks.
-    pub(crate) fn capture(&mut self, launches: &[StepLaunch]) -> DirectStep {
-        let launches: Vec<DirectLaunch<'_>> =
+    pub(crate) fn capture(&mut self, launches: &[StepLaunch]) -> LaunchGraph {
+        let launches: Vec<KernelLaunch<'_>> =
             launches.iter().map(|launch| (launch.name.as_str(), (2, 1), launch.arguments.as_slice())).collect();
         self.device.capture(&launches).expect("the driver captures launches")
     }
 
-    pub(crate) fn replay(&mut self, step: &DirectStep) {
+    pub(crate) fn replay(&mut self, step: &LaunchGraph) {
         self.device.replay(step).expect("the kernels run");
     }
 
     /// Where a buffer's content begins, as the device counts.
     pub(crate) fn place(&self, buffer: BufferId) -> usize {
-        usize::try_from(self.address(Address::of(0, buffer))).expect("an address has 64 bits")
+        usize::try_from(self.address(DeviceAddress::of(0, buffer))).expect("an address has 64 bits")
     }
 
     /// Writes the first bytes of a buffer anew.
@@ -77,7 +77,7 @@ impl OnDevice {
         self.device.write(buffer, begin, bytes).expect("the device takes bytes");
     }
 
-    fn with_addresses(&self, arguments: &[u8], addresses: &[Address]) -> Vec<u8> {
+    fn with_addresses(&self, arguments: &[u8], addresses: &[DeviceAddress]) -> Vec<u8> {
         let mut arguments = arguments.to_vec();
         for address in addresses {
             arguments[address.offset..][..8].copy_from_slice(&self.address(*address).to_le_bytes());
@@ -85,14 +85,14 @@ impl OnDevice {
         arguments
     }
 
-    /// What was left out.
+    /// Prints the missing kernels.
     pub(crate) fn report(&self) {
         if let (Some(why), false) = (&self.without, self.missing.is_empty()) {
             println!("{}: {} kernels are left out: {why}", self.device.name(), self.missing.len());
         }
     }
 
-    fn address(&self, address: Address) -> u64 {
+    fn address(&self, address: DeviceAddress) -> u64 {
         let held = &self.buffers[usize::try_from(address.buffer.0).expect("few buffers")];
         self.device.address(held.buffer) + held.begin as u64 + address.within
     }
@@ -108,7 +108,7 @@ impl Launcher for OnDevice {
         BufferId(self.buffers.len() as u64 - 1)
     }
 
-    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[DeviceAddress]) {
         let arguments = self.with_addresses(arguments, addresses);
         let [wide, high] = grid.map(|blocks| u32::try_from(blocks).expect("a small grid"));
         self.device.launch(name, (wide, high), &arguments).expect("a kernel runs");

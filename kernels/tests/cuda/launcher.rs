@@ -1,4 +1,4 @@
-//! Who runs a kernel: the shim's process, a device, or one that loses work.
+//! Launchers of kernels: the shim's process, a device, or one that loses launches.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pserver_kernels::conformance::skips::{is_required, skip};
 use pserver_kernels::conformance::standin;
-use pserver_kernels::cuda::Module;
+use pserver_kernels::cuda::ModuleSource;
 
 use crate::child::Shim;
 use crate::device::OnDevice;
@@ -17,13 +17,13 @@ pub(crate) struct BufferId(pub(crate) u64);
 
 /// An address to be written at an offset of a structure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Address {
+pub(crate) struct DeviceAddress {
     pub(crate) offset: usize,
     pub(crate) buffer: BufferId,
     pub(crate) within: u64,
 }
 
-impl Address {
+impl DeviceAddress {
     /// Of a buffer's first byte.
     pub(crate) fn of(offset: usize, buffer: BufferId) -> Self {
         Self { offset, buffer, within: 0 }
@@ -36,24 +36,23 @@ pub(crate) trait Launcher: Send {
     fn buffer(&mut self, content: &[u8], align: usize) -> BufferId;
 
     /// Runs a kernel; its structure has addresses put in.
-    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]);
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[DeviceAddress]);
 
-    /// What a buffer holds: all its bytes.
+    /// The whole content of a buffer.
     fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8>;
 
     /// Gives all buffers back; the test fails, at the latest when it ends, if something was written beside one.
     fn release(&mut self);
 
-    /// Threads and blocks forwards (0), backwards (1), or shuffled, where anybody can say that.
+    /// Threads and blocks forwards (0), backwards (1), or shuffled, where the launcher controls that.
     fn order(&mut self, order: u64);
 
     /// Whether there is a kernel of this name.
     fn has(&mut self, name: &str) -> bool;
 }
 
-/// Runs a check on everybody who can launch this module's kernels: the shim's process, where there is g++, and
-/// [`on_device`].
-pub(crate) fn on_every(module: &Module, check: impl Fn(&mut dyn Launcher)) {
+/// Runs a check on every launcher for this module's kernels: the shim's process, where there is g++, and [`on_device`].
+pub(crate) fn on_every(module: &ModuleSource, check: impl Fn(&mut dyn Launcher)) {
     if !standin::is_inside() && !is_device_alone() {
         // Its skip stands for the stand-in driver too, which is made by the same compiler.
         let Some(mut shim) = Shim::new(module) else { return if_there(module, check) };
@@ -63,8 +62,8 @@ pub(crate) fn on_every(module: &Module, check: impl Fn(&mut dyn Launcher)) {
     on_device(module, |device| check(device));
 }
 
-/// Runs a check on the first device, where there is one; else on the stand-in driver, in a process of its own.
-pub(crate) fn on_device(module: &Module, check: impl FnOnce(&mut OnDevice)) {
+/// Runs a check on the first device, where there is one; else on the simulated driver, in a process of its own.
+pub(crate) fn on_device(module: &ModuleSource, check: impl FnOnce(&mut OnDevice)) {
     match OnDevice::open(module) {
         Ok(mut device) => {
             check(&mut device);
@@ -82,14 +81,14 @@ pub(crate) fn on_device(module: &Module, check: impl FnOnce(&mut OnDevice)) {
     }
 }
 
-fn if_there(module: &Module, check: impl Fn(&mut dyn Launcher)) {
+fn if_there(module: &ModuleSource, check: impl Fn(&mut dyn Launcher)) {
     if let Ok(mut device) = OnDevice::open(module) {
         check(&mut device);
         device.report();
     }
 }
 
-/// A sanitizer looks at what a device runs, and at nothing else.
+/// Whether a sanitizer runs, which observes the device only.
 fn is_device_alone() -> bool {
     env::var("PSERVER_LAUNCHERS").is_ok_and(|only| only == "device")
 }
@@ -108,7 +107,7 @@ impl Launcher for Losing<'_> {
         self.inner.buffer(content, align)
     }
 
-    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[Address]) {
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[DeviceAddress]) {
         let is_counted = name.starts_with(self.prefix);
         // Below zero it begins at the top again.
         let left = self.left.fetch_sub(usize::from(is_counted), Ordering::Relaxed);
@@ -134,8 +133,8 @@ impl Launcher for Losing<'_> {
     }
 }
 
-/// Whichever launch of these kernels is lost, the check fails; and there are some. What a kernel leaves must be what
-/// others may read: one that counts what others write must not be lost.
+/// Checks that the loss of any launch of these kernels is noticed, and that there are such launches. A kernel must
+/// leave its result for other kernels: one that counts what others write must not be lost.
 pub(crate) fn assert_a_lost_launch_is_noticed(
     launcher: &mut dyn Launcher,
     prefix: &str,
@@ -150,6 +149,6 @@ pub(crate) fn assert_a_lost_launch_is_noticed(
             assert!(outcome.is_ok() && 0 < lost, "{prefix}: without a loss, after {lost} launches");
             return;
         }
-        assert!(outcome.is_err(), "{prefix}: launch {lost} was lost, and nobody noticed");
+        assert!(outcome.is_err(), "{prefix}: launch {lost} was lost and not noticed");
     }
 }

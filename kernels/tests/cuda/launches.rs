@@ -1,4 +1,4 @@
-//! Kernels as whoever calls them sees them: tensors in, tensors out.
+//! Kernels from the view of a caller: tensors in, tensors out.
 
 use std::mem::offset_of;
 
@@ -10,14 +10,14 @@ use pserver_core::optim::{Formula, Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rule::ssa::Lowered;
 use pserver_kernels::conformance;
-use pserver_kernels::cuda::arguments::{CastArguments, Kind, Merge, UpdateArguments, sum_entry};
-use pserver_kernels::cuda::{Emitted, Module};
+use pserver_kernels::cuda::arguments::{CastArguments, ElementKind, SumMode, UpdateArguments, sum_entry};
+use pserver_kernels::cuda::{Emitted, ModuleSource};
 
-use crate::launcher::{Address, BufferId, Launcher};
+use crate::launcher::{BufferId, DeviceAddress, Launcher};
 
 pub(crate) const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
-/// The code of a rule, whatever its step.
+/// The code of a rule, for any step.
 pub(crate) fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
     let step = Step { version: Version(1), rate: Some(1.0), norm: Some(1.0), scale: 1.0 };
     match prepared.formula(&step, &mut Vec::new()) {
@@ -30,10 +30,10 @@ pub(crate) fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
 const BARE: usize = 12;
 
 /// A module with every rule of the conformance suite, and for rows with those that stand alone.
-pub(crate) fn module() -> Module {
+pub(crate) fn module() -> ModuleSource {
     let prepared = conformance::rules().into_iter().map(|rule| Prepared::new(rule).expect("it is a rule"));
     let emitted: Vec<Emitted> = prepared.filter_map(|rule| Some(Emitted::of(&*code_of(&rule)?))).collect();
-    Module::new(&emitted, &emitted[..BARE], &FLOATS)
+    ModuleSource::new(&emitted, &emitted[..BARE], &FLOATS)
 }
 
 pub(crate) fn size(element_type: ElementType) -> usize {
@@ -52,13 +52,13 @@ pub(crate) struct Launch<'a> {
     pub(crate) scalars: &'a [u8],
     pub(crate) skip: Option<u32>,
     pub(crate) copy: Option<ElementType>,
-    pub(crate) merge: Merge,
+    pub(crate) merge: SumMode,
     /// How many elements past an aligned address tensors begin.
     pub(crate) misaligned: usize,
     pub(crate) blocks: u64,
 }
 
-/// What a launch left.
+/// The results of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) weights: Vec<u8>,
@@ -71,7 +71,7 @@ impl Launch<'_> {
         let size = size(self.element_type);
         let align = self.misaligned * size % 16;
         let mut addresses = Vec::new();
-        let mut place = |offset: usize, buffer: BufferId| addresses.push(Address { offset, buffer, within: 0 });
+        let mut place = |offset: usize, buffer: BufferId| addresses.push(DeviceAddress { offset, buffer, within: 0 });
         let mut arguments = UpdateArguments::zeroed();
         arguments.elements = (self.weights.len() / size) as u64;
         let weights = launcher.buffer(self.weights, align);
@@ -93,11 +93,11 @@ impl Launch<'_> {
         let copy = self.copy.map(|_| launcher.buffer(&vec![0x11; copied], 0));
         if let (Some(copy), Some(element_type)) = (copy, self.copy) {
             place(offset_of!(UpdateArguments, copy), copy);
-            arguments.copy_kind = Kind::of(element_type).code();
+            arguments.copy_kind = ElementKind::of(element_type).code();
         }
         arguments.count = u32::try_from(self.gradients.len()).expect("few gradients");
         let gradient_type = self.gradients.first().map_or(self.element_type, |first| first.element_type);
-        arguments.gradient_kind = Kind::of(gradient_type).code();
+        arguments.gradient_kind = ElementKind::of(gradient_type).code();
         arguments.merge = self.merge as u32;
         for (index, gradient) in self.gradients.iter().enumerate() {
             assert_eq!(gradient.element_type, gradient_type, "a launch takes gradients of one type");
@@ -115,7 +115,7 @@ impl Launch<'_> {
     }
 }
 
-/// The kernels behind the port: what a server would launch.
+/// The kernels behind the port, as a server would launch them.
 pub(crate) struct Port<'a> {
     launcher: &'a mut dyn Launcher,
     /// Orders, alignments and grids are other ones from call to call.
@@ -153,10 +153,10 @@ impl Kernels for Port<'_> {
 
     fn update(&mut self, update: Update<'_>) {
         let Update { formula, element_type, parameter, states, gradients } = update;
-        let (mut entry, mut scalars, mut merge) = (String::new(), Vec::new(), Merge::Sum);
+        let (mut entry, mut scalars, mut merge) = (String::new(), Vec::new(), SumMode::Sum);
         match formula {
-            Formula::Add { scale } => (scalars, merge) = (nearest(element_type, scale), Merge::Add),
-            Formula::Sum { scale } => (scalars, merge) = (nearest(element_type, scale), Merge::Scale),
+            Formula::Add { scale } => (scalars, merge) = (nearest(element_type, scale), SumMode::Add),
+            Formula::Sum { scale } => (scalars, merge) = (nearest(element_type, scale), SumMode::Scale),
             Formula::Rule { code, scalars: values } => {
                 let emitted = Emitted::of(code);
                 entry = emitted.update_entry(element_type);
@@ -180,15 +180,17 @@ impl Kernels for Port<'_> {
         states.iter_mut().zip(&left.states).for_each(|(state, left)| state.copy_from_slice(left));
     }
 
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
         self.calls += 1;
         let (held, left) = (self.launcher.buffer(value, 4 * (self.calls % 4)), self.launcher.buffer(into, 0));
         let mut arguments = CastArguments::zeroed();
         arguments.elements = into.len() as u64 / 2;
-        arguments.from_kind = Kind::of(ElementType::Float32).code();
-        arguments.into_kind = Kind::of(half.element_type()).code();
-        let addresses =
-            [Address::of(offset_of!(CastArguments, from), held), Address::of(offset_of!(CastArguments, into), left)];
+        arguments.from_kind = ElementKind::of(ElementType::Float32).code();
+        arguments.into_kind = ElementKind::of(half.element_type()).code();
+        let addresses = [
+            DeviceAddress::of(offset_of!(CastArguments, from), held),
+            DeviceAddress::of(offset_of!(CastArguments, into), left),
+        ];
         self.launcher.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
         into.copy_from_slice(&self.launcher.read(left, into.len()));
         self.launcher.release();
@@ -211,7 +213,7 @@ pub(crate) fn plain() -> Launch<'static> {
         scalars: &[],
         skip: None,
         copy: None,
-        merge: Merge::Sum,
+        merge: SumMode::Sum,
         misaligned: 0,
         blocks: 1,
     }

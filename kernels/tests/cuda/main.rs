@@ -1,8 +1,8 @@
-//! The CUDA kernels against the plain form: on this machine's processor, through the shim; on a device, where there is
-//! one; else on the driver that stands in for one.
+//! Tests of CUDA kernels against the reference: on this machine's processor, through the shim; on a device, where there
+//! is one; else on the simulated driver.
 //!
-//! Read in this order: [`launcher`] (who runs a kernel), [`child`] and [`device`] (how), [`launches`] (kernels as
-//! whoever calls them sees them), then the tests by what they are about.
+//! Read in this order: [`launcher`], [`child`] and [`device`] (its implementations), [`launches`] (kernels from the
+//! view of a caller), then the tests by topic.
 
 mod barriers;
 mod child;

@@ -1,4 +1,4 @@
-//! Norms, what is finite, casts, and scalars reckoned on the device.
+//! Norms, finiteness, casts, and scalars computed on the device.
 
 use std::mem::offset_of;
 
@@ -8,15 +8,15 @@ use pserver_core::ids::Version;
 use pserver_core::optim::{Gradient, Prepared, Rule, Step, square_sum, square_sums};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rule::ssa::{Lowered, ScalarInputs};
-use pserver_core::rule::{Settings, Written};
+use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::arguments::{
-    CastArguments, FiniteArguments, Kind, ScalarValues, ScalarsArguments, SquaresArguments, TotalArguments,
+    CastArguments, ElementKind, FiniteArguments, ScalarValues, ScalarsArguments, SquaresArguments, TotalArguments,
 };
 use pserver_kernels::cuda::scalars::scalar_code;
-use pserver_kernels::cuda::{Emitted, Module};
+use pserver_kernels::cuda::{Emitted, ModuleSource};
 
-use crate::launcher::{Address, BufferId, Launcher, assert_a_lost_launch_is_noticed, on_every};
+use crate::launcher::{BufferId, DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_every};
 use crate::launches::{FLOATS, Port, assert_same, code_of, floats, module, size};
 use crate::updates::nearest_half;
 
@@ -37,10 +37,10 @@ fn check_norms(launcher: &mut dyn Launcher) {
             let mut arguments = SquaresArguments::zeroed();
             arguments.elements = length as u64;
             let addresses = [
-                Address::of(offset_of!(SquaresArguments, values), held),
-                Address::of(offset_of!(SquaresArguments, squares), squares),
+                DeviceAddress::of(offset_of!(SquaresArguments, values), held),
+                DeviceAddress::of(offset_of!(SquaresArguments, squares), squares),
             ];
-            let suffix = Kind::of(element_type).suffix().expect("a float");
+            let suffix = ElementKind::of(element_type).suffix().expect("a float");
             launcher.launch(&format!("pserver_squares_{suffix}"), [blocks, 1], bytes_of(&arguments), &addresses);
             assert_eq!(
                 launcher.read(squares, expected.len() * 8),
@@ -54,20 +54,20 @@ fn check_norms(launcher: &mut dyn Launcher) {
     }
 }
 
-/// The bytes of the total of so many squares, from zero on.
+/// The bytes of the total of these squares, from zero on.
 fn total(launcher: &mut dyn Launcher, squares: BufferId, count: usize) -> Vec<u8> {
     let total = launcher.buffer(&0.0_f64.to_le_bytes(), 8);
     let mut arguments = TotalArguments::zeroed();
     arguments.count = count as u64;
     let addresses = [
-        Address::of(offset_of!(TotalArguments, squares), squares),
-        Address::of(offset_of!(TotalArguments, total), total),
+        DeviceAddress::of(offset_of!(TotalArguments, squares), squares),
+        DeviceAddress::of(offset_of!(TotalArguments, total), total),
     ];
     launcher.launch("pserver_total", [2, 1], bytes_of(&arguments), &addresses);
     launcher.read(total, 8)
 }
 
-/// Three rounds of a block and a part of one, for whoever leaves out a barrier.
+/// Three rounds of a block and a part of one, to detect a missing barrier.
 pub(crate) fn total_is_right(launcher: &mut dyn Launcher) -> bool {
     let squares: Vec<f64> = (0..800).map(|place| 1.0 / f64::from(place + 1)).collect();
     let held = launcher.buffer(cast_slice(&squares), 0);
@@ -112,10 +112,10 @@ fn check_finite(launcher: &mut dyn Launcher) {
             let flag = launcher.buffer(&[0; 4], 0);
             let mut arguments = FiniteArguments::zeroed();
             (arguments.elements, arguments.count) = (length as u64, 2);
-            arguments.kind = Kind::of(element_type).code();
-            let mut addresses = vec![Address::of(offset_of!(FiniteArguments, flag), flag)];
+            arguments.kind = ElementKind::of(element_type).code();
+            let mut addresses = vec![DeviceAddress::of(offset_of!(FiniteArguments, flag), flag)];
             for (index, gradient) in gradients.into_iter().enumerate() {
-                addresses.push(Address::of(offset_of!(FiniteArguments, gradients) + 8 * index, gradient));
+                addresses.push(DeviceAddress::of(offset_of!(FiniteArguments, gradients) + 8 * index, gradient));
             }
             launcher.launch("pserver_finite", [1, 1], bytes_of(&arguments), &addresses);
             let found = launcher.read(flag, 4);
@@ -125,7 +125,7 @@ fn check_finite(launcher: &mut dyn Launcher) {
     }
 }
 
-/// Halves at the edges of their ranges, and what lies beside a middle between two of them.
+/// Half-precision numbers at the edges of their ranges, and neighbours of midpoints.
 fn edges(element_type: ElementType) -> Vec<u8> {
     let mut numbers: Vec<f64> = (0..=u16::MAX).step_by(97).map(|bits| half::f16::from_bits(bits).into()).collect();
     numbers.extend((0..=u16::MAX).step_by(89).map(|bits| f64::from(half::bf16::from_bits(bits))));
@@ -174,9 +174,11 @@ fn check_casts(launcher: &mut dyn Launcher) {
             (launcher.buffer(&bytes, misaligned * size(from)), launcher.buffer(&vec![0x22; expected.len()], 0));
         let mut arguments = CastArguments::zeroed();
         arguments.elements = numbers.len() as u64;
-        (arguments.from_kind, arguments.into_kind) = (Kind::of(from).code(), Kind::of(into).code());
-        let addresses =
-            [Address::of(offset_of!(CastArguments, from), held), Address::of(offset_of!(CastArguments, into), left)];
+        (arguments.from_kind, arguments.into_kind) = (ElementKind::of(from).code(), ElementKind::of(into).code());
+        let addresses = [
+            DeviceAddress::of(offset_of!(CastArguments, from), held),
+            DeviceAddress::of(offset_of!(CastArguments, into), left),
+        ];
         launcher.launch("pserver_cast", [2, 1], bytes_of(&arguments), &addresses);
         assert_same(into, &launcher.read(left, expected.len()), &expected, &format!("{from} to {into}"));
         launcher.release();
@@ -191,8 +193,8 @@ const STRANGE: &str = "param a in (-inf, inf) = 0.5; \
     w -= lr * (x * g + y / z) + exp(g) + log(abs(g)) + tanh(w) + pow(abs(w), a) + expm1(w) + log1p(abs(g))";
 
 fn strange() -> Prepared {
-    let written = Written::new(STRANGE, &Settings::new()).expect("it is a rule");
-    let algorithm = pserver_core::optim::Algorithm::Written(std::sync::Arc::new(written));
+    let written = CheckedRule::new(STRANGE, &RuleSettings::new()).expect("it is a rule");
+    let algorithm = pserver_core::optim::Algorithm::Custom(std::sync::Arc::new(written));
     Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule")
 }
 
@@ -216,7 +218,7 @@ fn check_scalars(launcher: &mut dyn Launcher) {
     }
 }
 
-/// For whoever leaves out a barrier.
+/// Detects a missing barrier.
 pub(crate) fn scalars_are_right(launcher: &mut dyn Launcher) -> bool {
     let prepared = strange();
     let code = code_of(&prepared).expect("it has code");
@@ -224,7 +226,7 @@ pub(crate) fn scalars_are_right(launcher: &mut dyn Launcher) -> bool {
     reckoned.found == reckoned.expected
 }
 
-/// A rule's scalars as the device left them, and as the host reckons them.
+/// A rule's scalars as the device and as the host computed them.
 struct Reckoned {
     found: Vec<u8>,
     expected: Vec<u8>,
@@ -252,19 +254,19 @@ fn reckon(
     let mut arguments = ScalarsArguments::zeroed();
     (arguments.operations, arguments.used) =
         (u32::try_from(program.len()).expect("few"), u32::try_from(places.len()).expect("few"));
-    (arguments.kind, arguments.advances) = (Kind::of(element_type).code(), 1);
+    (arguments.kind, arguments.advances) = (ElementKind::of(element_type).code(), 1);
     let held = launcher.buffer(bytes_of(&given), 0);
     let left = launcher.buffer(&vec![0xee; expected.len()], 0);
     let mut addresses = vec![
-        Address::of(offset_of!(ScalarsArguments, values), held),
-        Address::of(offset_of!(ScalarsArguments, scalars), left),
-        Address::of(offset_of!(ScalarsArguments, skip), launcher.buffer(&skip.to_le_bytes(), 0)),
-        Address::of(offset_of!(ScalarsArguments, code), launcher.buffer(cast_slice(&program), 0)),
-        Address::of(offset_of!(ScalarsArguments, places), launcher.buffer(cast_slice(&places), 0)),
+        DeviceAddress::of(offset_of!(ScalarsArguments, values), held),
+        DeviceAddress::of(offset_of!(ScalarsArguments, scalars), left),
+        DeviceAddress::of(offset_of!(ScalarsArguments, skip), launcher.buffer(&skip.to_le_bytes(), 0)),
+        DeviceAddress::of(offset_of!(ScalarsArguments, code), launcher.buffer(cast_slice(&program), 0)),
+        DeviceAddress::of(offset_of!(ScalarsArguments, places), launcher.buffer(cast_slice(&places), 0)),
     ];
     if clip_norm.is_some() {
         let total = launcher.buffer(&total.to_le_bytes(), 0);
-        addresses.push(Address::of(offset_of!(ScalarsArguments, total), total));
+        addresses.push(DeviceAddress::of(offset_of!(ScalarsArguments, total), total));
     }
     launcher.launch("pserver_scalars", [1, 1], bytes_of(&arguments), &addresses);
     let (found, counted) = (launcher.read(left, expected.len()), launcher.read(held, size_of::<ScalarValues>()));
@@ -278,12 +280,12 @@ fn reckon(
 fn every_function_gives_the_processors_bits() {
     let texts = ["exp(g)", "expm1(g)", "log(g)", "log1p(g)", "tanh(g)", "pow(w, g)", "floor(g)", "sign(g)"];
     let rules = texts.map(|text| {
-        let written = Written::new(&format!("w = {text}"), &Settings::new()).expect("it is a rule");
-        let algorithm = pserver_core::optim::Algorithm::Written(std::sync::Arc::new(written));
+        let written = CheckedRule::new(&format!("w = {text}"), &RuleSettings::new()).expect("it is a rule");
+        let algorithm = pserver_core::optim::Algorithm::Custom(std::sync::Arc::new(written));
         Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule")
     });
     let emitted: Vec<Emitted> = rules.iter().map(|rule| Emitted::of(&code_of(rule).expect("a rule"))).collect();
-    on_every(&Module::new(&emitted, [], &FLOATS), |launcher| check_functions(launcher, &rules));
+    on_every(&ModuleSource::new(&emitted, [], &FLOATS), |launcher| check_functions(launcher, &rules));
 }
 
 fn check_functions(launcher: &mut dyn Launcher, rules: &[Prepared]) {

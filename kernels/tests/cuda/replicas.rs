@@ -1,11 +1,11 @@
 //! A trainer's memory that is several. There may be one device only, and then it has all of it.
 
 use pserver_core::dtype::ElementType::{self, Bfloat16, Float32};
-use pserver_core::narrow::half_bytes;
+use pserver_core::narrowing::half_bytes;
 use pserver_core::optim::Gradient;
 use pserver_core::port::{Kernels, Plain};
 use pserver_kernels::conformance::values;
-use pserver_kernels::cuda::{Foreign, Whose};
+use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::launcher::{Launcher, on_device};
 use crate::launches::{assert_same, floats, module, size};
@@ -25,13 +25,14 @@ fn a_gradient_is_the_sum_of_all_places_and_a_value_goes_to_all() {
             let contents: Vec<_> = (1..=PLACES).map(|place| values(element_type, elements, place, 1)).collect();
             let bytes = contents[0].len();
             let buffers: Vec<_> = contents.iter().map(|content| device.buffer(content, align)).collect();
-            let Whose::Device(all) = Foreign::find(device.place(buffers[0]), bytes).expect("it is memory") else {
+            let MemoryOwner::Device(all) = ForeignMemory::find(device.place(buffers[0]), bytes).expect("it is memory")
+            else {
                 panic!("it is a device's")
             };
             for other in &buffers[1..] {
                 all.replicate(device.place(*other), bytes).expect("it is a device's, and as long");
             }
-            let mut claim = all.claim(0, bytes).expect("nobody has it");
+            let mut claim = all.claim(0, bytes).expect("it is unclaimed");
             claim.fetch_sum(element_type).expect("it is summed");
             let name = format!("{element_type}, {align} bytes behind a multiple of 16");
             assert_same(element_type, claim.bytes(), &sum(element_type, &contents), &name);

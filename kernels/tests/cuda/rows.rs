@@ -7,12 +7,14 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Formula, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
-use pserver_core::rows::{Height, Merge, RowLayout, SelectedRows};
+use pserver_core::rows::{Height, RowLayout, RowMerge, SelectedRows};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::Emitted;
-use pserver_kernels::cuda::arguments::{Kind, RowsArguments, SORT_DIGITS, SORT_TILE, ScanArguments, SortArguments};
+use pserver_kernels::cuda::arguments::{
+    ElementKind, RowsArguments, SORT_DIGITS, SORT_TILE, ScanArguments, SortArguments,
+};
 
-use crate::launcher::{Address, Launcher, assert_a_lost_launch_is_noticed, on_every};
+use crate::launcher::{DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_every};
 use crate::launches::{FLOATS, assert_same, code_of, module, size};
 
 /// Ids sorted and united on the device.
@@ -34,7 +36,7 @@ fn unite(launcher: &mut dyn Launcher, ids: &[u64]) -> United {
             "pserver_scan",
             [1, 1],
             bytes_of(&arguments),
-            &[Address::of(offset_of!(ScanArguments, counts), counts)],
+            &[DeviceAddress::of(offset_of!(ScanArguments, counts), counts)],
         );
     };
     let mut arguments = SortArguments::zeroed();
@@ -45,13 +47,13 @@ fn unite(launcher: &mut dyn Launcher, ids: &[u64]) -> United {
         let (from, into) = (pass % 2, 1 - pass % 2);
         arguments.shift = u32::try_from(pass * 8).expect("below 64");
         let mut addresses = vec![
-            Address::of(offset_of!(SortArguments, keys), keys[from]),
-            Address::of(offset_of!(SortArguments, keys_after), keys[into]),
-            Address::of(offset_of!(SortArguments, places_after), places[into]),
-            Address::of(offset_of!(SortArguments, counts), counts),
+            DeviceAddress::of(offset_of!(SortArguments, keys), keys[from]),
+            DeviceAddress::of(offset_of!(SortArguments, keys_after), keys[into]),
+            DeviceAddress::of(offset_of!(SortArguments, places_after), places[into]),
+            DeviceAddress::of(offset_of!(SortArguments, counts), counts),
         ];
         if pass > 0 {
-            addresses.push(Address::of(offset_of!(SortArguments, places), places[from]));
+            addresses.push(DeviceAddress::of(offset_of!(SortArguments, places), places[from]));
         }
         launcher.launch("pserver_sort_count", grid, bytes_of(&arguments), &addresses);
         scan(launcher, tiles * SORT_DIGITS);
@@ -62,11 +64,11 @@ fn unite(launcher: &mut dyn Launcher, ids: &[u64]) -> United {
     let starts = launcher.buffer(&vec![0xff; ids.len() * 4 + 4], 0);
     let unique = launcher.buffer(&[0xff; 4], 0);
     let addresses = [
-        Address::of(offset_of!(SortArguments, keys), keys[sorted]),
-        Address::of(offset_of!(SortArguments, keys_after), unique_keys),
-        Address::of(offset_of!(SortArguments, places_after), starts),
-        Address::of(offset_of!(SortArguments, counts), counts),
-        Address::of(offset_of!(SortArguments, unique), unique),
+        DeviceAddress::of(offset_of!(SortArguments, keys), keys[sorted]),
+        DeviceAddress::of(offset_of!(SortArguments, keys_after), unique_keys),
+        DeviceAddress::of(offset_of!(SortArguments, places_after), starts),
+        DeviceAddress::of(offset_of!(SortArguments, counts), counts),
+        DeviceAddress::of(offset_of!(SortArguments, unique), unique),
     ];
     launcher.launch("pserver_segment_count", grid, bytes_of(&arguments), &addresses);
     scan(launcher, tiles);
@@ -132,7 +134,7 @@ fn check_united(united: &United, ids: &[u64]) -> Result<(), String> {
     if is_right && is_united { Ok(()) } else { Err(format!("{} ids: {is_right} {is_united}", ids.len())) }
 }
 
-/// For whoever leaves out a barrier.
+/// Detects a missing barrier.
 pub(crate) fn uniting_is_right(launcher: &mut dyn Launcher) -> bool {
     let ids = random_ids(20_000, 300, 77);
     check_united(&unite(launcher, &ids), &ids).is_ok()
@@ -194,7 +196,7 @@ fn check_rows(
         })
         .collect();
     let views: Vec<_> = contributions.iter().map(SelectedRows::view).collect();
-    let mut merge = Merge::default();
+    let mut merge = RowMerge::default();
     let merged = merge.unite(layout, &views).expect("they fit").to_selected_rows();
     let prepared = Prepared::new(rule.clone()).expect("it is a rule");
     let step = Step { version: Version(5), rate: None, norm: None, scale: 1.0 };
@@ -245,27 +247,27 @@ fn launch_rows(
     let layout = contributions[0].view().layout();
     let mut arguments = RowsArguments::zeroed();
     (arguments.width, arguments.count) = (layout.width(), 4);
-    arguments.gradient_kind = Kind::of(layout.element_type()).code();
+    arguments.gradient_kind = ElementKind::of(layout.element_type()).code();
     arguments.stride = layout.width() as u64 * element_type.bytes();
     arguments.state_stride = tensors[0].len() as u64;
     let unique = u32::try_from(united.unique_keys.len()).expect("few rows");
     let records = launcher.buffer(&tensors.concat(), 0);
     let mut addresses = vec![
-        Address::of(offset_of!(RowsArguments, records), records),
-        Address::of(offset_of!(RowsArguments, unique), launcher.buffer(&unique.to_le_bytes(), 0)),
-        Address::of(offset_of!(RowsArguments, keys), launcher.buffer(cast_slice(&united.unique_keys), 0)),
-        Address::of(offset_of!(RowsArguments, starts), launcher.buffer(cast_slice(&united.starts), 0)),
-        Address::of(offset_of!(RowsArguments, places), launcher.buffer(cast_slice(&united.places), 0)),
+        DeviceAddress::of(offset_of!(RowsArguments, records), records),
+        DeviceAddress::of(offset_of!(RowsArguments, unique), launcher.buffer(&unique.to_le_bytes(), 0)),
+        DeviceAddress::of(offset_of!(RowsArguments, keys), launcher.buffer(cast_slice(&united.unique_keys), 0)),
+        DeviceAddress::of(offset_of!(RowsArguments, starts), launcher.buffer(cast_slice(&united.starts), 0)),
+        DeviceAddress::of(offset_of!(RowsArguments, places), launcher.buffer(cast_slice(&united.places), 0)),
     ];
     if !packed.is_empty() {
-        addresses.push(Address::of(offset_of!(RowsArguments, scalars), launcher.buffer(&packed, 0)));
+        addresses.push(DeviceAddress::of(offset_of!(RowsArguments, scalars), launcher.buffer(&packed, 0)));
     }
     let mut first = 0;
     for (index, rows) in contributions.iter().enumerate() {
         arguments.firsts[index] = first;
         first += u32::try_from(rows.view().len()).expect("few rows");
         let bytes: Vec<u8> = (0..rows.view().len()).flat_map(|row| rows.view().row(row).to_vec()).collect();
-        addresses.push(Address::of(offset_of!(RowsArguments, gradients) + 8 * index, launcher.buffer(&bytes, 0)));
+        addresses.push(DeviceAddress::of(offset_of!(RowsArguments, gradients) + 8 * index, launcher.buffer(&bytes, 0)));
     }
     launcher.launch(&emitted.rows_entry(element_type), [2, 1], bytes_of(&arguments), &addresses);
     let left = launcher.read(records, tensors.len() * tensors[0].len());

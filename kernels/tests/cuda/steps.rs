@@ -1,4 +1,4 @@
-//! A step as a graph: captured once, and replayed with what the host has written into device memory meanwhile.
+//! Training steps as a CUDA graph: captured once, and replayed with new inputs in device memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -9,11 +9,13 @@ use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_kernels::conformance::values;
-use pserver_kernels::cuda::arguments::{FiniteArguments, Kind, Merge, ScalarValues, ScalarsArguments, UpdateArguments};
+use pserver_kernels::cuda::arguments::{
+    ElementKind, FiniteArguments, ScalarValues, ScalarsArguments, SumMode, UpdateArguments,
+};
 use pserver_kernels::cuda::{Emitted, scalars::scalar_code};
 
 use crate::device::{OnDevice, StepLaunch};
-use crate::launcher::{Address, BufferId, Launcher, on_device};
+use crate::launcher::{BufferId, DeviceAddress, Launcher, on_device};
 use crate::launches::{assert_same, code_of, module};
 
 const ELEMENTS: usize = 1027;
@@ -23,7 +25,7 @@ const SCALE: f64 = 1.0 / GRADIENTS as f64;
 /// Learning rates of the steps; where there is none, a gradient is infinite and the step is skipped.
 const STEPS: [Option<f64>; 5] = [Some(0.1), Some(0.02), None, Some(0.5), Some(0.003)];
 
-/// What a step on the device reads and writes.
+/// The device memory of a step.
 struct Held {
     weights: BufferId,
     states: [BufferId; 2],
@@ -86,48 +88,48 @@ fn launches(device: &mut OnDevice, rule: &Prepared, held: &Held) -> Vec<StepLaun
     let (program, places) = (scalar_code(&code), emitted.used().iter().map(|scalar| u32::from(scalar.0)));
     let places: Vec<u32> = places.collect();
     let number = |length: usize| u32::try_from(length).expect("few");
-    let (kind, elements) = (Kind::of(Bfloat16).code(), ELEMENTS as u64);
+    let (kind, elements) = (ElementKind::of(Bfloat16).code(), ELEMENTS as u64);
     let scalars = device.buffer(&vec![0; 4 * places.len()], 0);
     let accumulator = device.buffer(&[0; 4 * ELEMENTS], 0);
     let of_gradients = |offset: usize, from: usize, to: usize| {
         let places = held.gradients[from..to].iter().enumerate();
-        places.map(move |(place, buffer)| Address::of(offset + 8 * place, *buffer)).collect::<Vec<_>>()
+        places.map(move |(place, buffer)| DeviceAddress::of(offset + 8 * place, *buffer)).collect::<Vec<_>>()
     };
     let finite = FiniteArguments { elements, count: number(GRADIENTS), kind, ..FiniteArguments::zeroed() };
     let mut finite_at = of_gradients(offset_of!(FiniteArguments, gradients), 0, GRADIENTS);
-    finite_at.push(Address::of(offset_of!(FiniteArguments, flag), held.flag));
+    finite_at.push(DeviceAddress::of(offset_of!(FiniteArguments, flag), held.flag));
 
     let (operations, used) = (number(program.len()), number(places.len()));
     let reckon = ScalarsArguments {
         operations,
         used,
-        kind: Kind::of(Float32).code(),
+        kind: ElementKind::of(Float32).code(),
         advances: 1,
         ..ScalarsArguments::zeroed()
     };
     let reckon_at = vec![
-        Address::of(offset_of!(ScalarsArguments, values), held.values),
-        Address::of(offset_of!(ScalarsArguments, skip), held.flag),
-        Address::of(offset_of!(ScalarsArguments, code), device.buffer(cast_slice(&program), 0)),
-        Address::of(offset_of!(ScalarsArguments, places), device.buffer(cast_slice(&places), 0)),
-        Address::of(offset_of!(ScalarsArguments, scalars), scalars),
+        DeviceAddress::of(offset_of!(ScalarsArguments, values), held.values),
+        DeviceAddress::of(offset_of!(ScalarsArguments, skip), held.flag),
+        DeviceAddress::of(offset_of!(ScalarsArguments, code), device.buffer(cast_slice(&program), 0)),
+        DeviceAddress::of(offset_of!(ScalarsArguments, places), device.buffer(cast_slice(&places), 0)),
+        DeviceAddress::of(offset_of!(ScalarsArguments, scalars), scalars),
     ];
 
     let plain = UpdateArguments { elements, gradient_kind: kind, ..UpdateArguments::zeroed() };
-    let sum = UpdateArguments { count: number(GRADIENTS - 1), merge: Merge::Sum as u32, ..plain };
+    let sum = UpdateArguments { count: number(GRADIENTS - 1), merge: SumMode::Sum as u32, ..plain };
     let mut sum_at = of_gradients(offset_of!(UpdateArguments, gradients), 0, GRADIENTS - 1);
-    sum_at.push(Address::of(offset_of!(UpdateArguments, weights), accumulator));
-    sum_at.push(Address::of(offset_of!(UpdateArguments, skip), held.flag));
+    sum_at.push(DeviceAddress::of(offset_of!(UpdateArguments, weights), accumulator));
+    sum_at.push(DeviceAddress::of(offset_of!(UpdateArguments, skip), held.flag));
 
     let update = UpdateArguments { count: 1, ..plain };
     let mut update_at = of_gradients(offset_of!(UpdateArguments, gradients), GRADIENTS - 1, GRADIENTS);
     update_at.extend([
-        Address::of(offset_of!(UpdateArguments, weights), held.weights),
-        Address::of(offset_of!(UpdateArguments, states), held.states[0]),
-        Address::of(offset_of!(UpdateArguments, states) + 8, held.states[1]),
-        Address::of(offset_of!(UpdateArguments, sum), accumulator),
-        Address::of(offset_of!(UpdateArguments, scalars), scalars),
-        Address::of(offset_of!(UpdateArguments, skip), held.flag),
+        DeviceAddress::of(offset_of!(UpdateArguments, weights), held.weights),
+        DeviceAddress::of(offset_of!(UpdateArguments, states), held.states[0]),
+        DeviceAddress::of(offset_of!(UpdateArguments, states) + 8, held.states[1]),
+        DeviceAddress::of(offset_of!(UpdateArguments, sum), accumulator),
+        DeviceAddress::of(offset_of!(UpdateArguments, scalars), scalars),
+        DeviceAddress::of(offset_of!(UpdateArguments, skip), held.flag),
     ]);
     vec![
         device.prepared("pserver_finite", bytes_of(&finite), &finite_at),

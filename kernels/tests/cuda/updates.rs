@@ -12,10 +12,10 @@ use pserver_core::optim::{self, Formula, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::Emitted;
-use pserver_kernels::cuda::arguments::{Kind, Merge, UpdateArguments};
+use pserver_kernels::cuda::arguments::{ElementKind, SumMode, UpdateArguments};
 
 use crate::child::Shim;
-use crate::launcher::{Address, Launcher, assert_a_lost_launch_is_noticed, on_device, on_every};
+use crate::launcher::{DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_device, on_every};
 use crate::launches::{FLOATS, Launch, Left, Port, assert_same, code_of, floats, module, plain, size};
 
 #[test]
@@ -42,7 +42,7 @@ const DIGESTS: &str = include_str!("../../cu/conformance.digests");
 /// How many of the suite's rules are algorithms and nothing else.
 const BARE: usize = 12;
 
-/// The tensors of one update, its rule's kernel, and what the plain form makes of them.
+/// The tensors of one update, its rule's kernel, and the reference results.
 struct Case {
     entry: String,
     scalars: Vec<u8>,
@@ -118,7 +118,7 @@ fn some_rules() -> Vec<Rule> {
     some
 }
 
-/// The table: also what the digests are of.
+/// The table, from which the digests are computed too.
 fn table() -> impl Iterator<Item = (String, Case)> {
     some_rules().into_iter().enumerate().flat_map(|(index, rule)| {
         FLOATS.into_iter().flat_map(move |element_type| {
@@ -164,7 +164,7 @@ fn check_table(launcher: &mut dyn Launcher) {
     assert!(all * 4 / 5 <= found, "{found} of {all} cases have a kernel");
 }
 
-/// What the plain form makes of the table, wherever this runs.
+/// The reference results of the table, on every machine.
 #[test]
 fn the_committed_digests_are_those_of_the_plain_form() {
     let line = |(name, case): (String, Case)| format!("{} {name}\n", digest(&case.expected, case.element_type));
@@ -172,7 +172,7 @@ fn the_committed_digests_are_those_of_the_plain_form() {
     assert!(made == DIGESTS, "kernels/cu/conformance.digests would be\n{made}");
 }
 
-/// Of a case's results, with one pattern for what is not a number.
+/// The digest of a case's results, with one bit pattern for NaN.
 fn digest(left: &Left, element_type: ElementType) -> String {
     let mut hasher = blake3::Hasher::new();
     for tensor in std::iter::once(&left.weights).chain(&left.states) {
@@ -245,7 +245,7 @@ fn check_copies(launcher: &mut dyn Launcher) {
     }
 }
 
-/// Through a binary32 whose last bit says that something was lost, so that there is one rounding.
+/// Through a binary32 whose last bit is sticky, so that there is one rounding.
 pub(crate) fn nearest_half(value: f64, into: ElementType) -> [u8; 2] {
     #[expect(clippy::cast_possible_truncation, reason = "what is lost is put into the last bit")]
     let near = value as f32;
@@ -261,7 +261,7 @@ pub(crate) fn nearest_half(value: f64, into: ElementType) -> [u8; 2] {
     }
 }
 
-/// `w += g` where it stands: what streams in is accumulated.
+/// `w += g` in place: gradients that arrive are accumulated.
 #[test]
 fn a_sum_in_place_adds_to_what_is_there() {
     on_every(&module(), check_sums_in_place);
@@ -274,15 +274,15 @@ fn check_sums_in_place(launcher: &mut dyn Launcher) {
         let mut expected = vec![0; held.len()];
         optim::sum(element_type, &mut expected, &views(&[held.clone(), gradient.clone()], element_type));
         let mut arguments = UpdateArguments::zeroed();
-        (arguments.elements, arguments.count, arguments.merge) = (333, 1, Merge::Sum as u32);
-        arguments.gradient_kind = Kind::of(element_type).code();
+        (arguments.elements, arguments.count, arguments.merge) = (333, 1, SumMode::Sum as u32);
+        arguments.gradient_kind = ElementKind::of(element_type).code();
         let (held, gradient) = (launcher.buffer(&held, 0), launcher.buffer(&gradient, 0));
         let addresses = [
             (offset_of!(UpdateArguments, weights), held),
             (offset_of!(UpdateArguments, sum), held),
             (offset_of!(UpdateArguments, gradients), gradient),
         ]
-        .map(|(offset, buffer)| Address { offset, buffer, within: 0 });
+        .map(|(offset, buffer)| DeviceAddress { offset, buffer, within: 0 });
         let entry = pserver_kernels::cuda::arguments::sum_entry(element_type).expect("a parameter's type");
         launcher.launch(entry, [2, 1], bytes_of(&arguments), &addresses);
         assert_same(element_type, &launcher.read(held, expected.len()), &expected, entry);
@@ -290,7 +290,7 @@ fn check_sums_in_place(launcher: &mut dyn Launcher) {
     }
 }
 
-/// A launch that says so many elements too many.
+/// A launch with this many elements too many.
 fn launch_too_much(launcher: &mut dyn Launcher, more: u64) {
     let case = Case::new(&some_rules()[0], ElementType::Float32, ElementType::Float32, 1, 64);
     let mut arguments = UpdateArguments::zeroed();
@@ -301,7 +301,7 @@ fn launch_too_much(launcher: &mut dyn Launcher, more: u64) {
         offset_of!(UpdateArguments, gradients),
         offset_of!(UpdateArguments, scalars),
     ];
-    let addresses = [0, 1, 2].map(|k| Address::of(offsets[k], buffers[k]));
+    let addresses = [0, 1, 2].map(|k| DeviceAddress::of(offsets[k], buffers[k]));
     launcher.launch(&case.entry, [1, 1], bytes_of(&arguments), &addresses);
     launcher.release();
 }

@@ -1,144 +1,154 @@
-//! One connection in process: two pipes under one lock, which is never held while a payload is copied.
+//! A connection in process: two pipes under one lock, which is not held while a payload is copied.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::ids::Ticket;
+use pserver_core::limits::UNREAD_BYTES_MAX;
 use pserver_core::port::Outgoing;
 use pserver_core::wire::Frame;
 
-use super::bell::Bell;
+use super::signal::Signal;
+use crate::payload::held_bytes;
 
-/// The frames that have left one end and have not landed at the other.
+/// Frames in one pipe at most.
 const FRAMES_MAX: usize = 64;
 
-/// Parcels that are on their way back, with the ticket they were sent under.
-pub(super) type Returned = Vec<(Ticket, Vec<Outgoing>)>;
+/// Bodies on their way back, with their tickets.
+pub(super) type ReturnedBodies = Vec<(Ticket, Vec<Outgoing>)>;
 
-/// A frame in a pipe. Its payload stays in its owner's memory until it lands.
-pub(super) struct Shipment {
-    /// None for a refusal, which nobody submitted.
+/// A frame in a pipe. Its payload stays in the sender's memory until it is received.
+pub(super) struct PipeFrame {
+    /// None for a refusal, which the transport itself sends.
     pub(super) ticket: Option<Ticket>,
     pub(super) frame: Frame,
     pub(super) body: Vec<Outgoing>,
 }
 
 /// One end of a connection.
-pub(super) struct End {
-    link: Arc<Link>,
-    /// Zero connected, one was listening.
+pub(super) struct LinkEnd {
+    link: Arc<LoopbackLink>,
+    /// Zero for the connecting side, one for the listening side.
     side: usize,
 }
 
-struct Link {
-    state: Mutex<State>,
-    bells: [Arc<Bell>; 2],
+struct LoopbackLink {
+    state: Mutex<LinkState>,
+    signals: [Arc<Signal>; 2],
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     /// By sender.
     pipes: [Pipe; 2],
-    /// Why it is over.
+    /// The reason for the end.
     over: Option<String>,
 }
 
 #[derive(Default)]
 struct Pipe {
-    frames: VecDeque<Shipment>,
-    /// Whether the receiver is copying the payload of a frame it took out.
+    frames: VecDeque<PipeFrame>,
+    /// Whether the receiver is copying the payload of a frame that it took.
     copying: bool,
-    /// Parcels whose payload was copied.
-    returned: Returned,
+    /// Bodies whose payload was copied.
+    returned: ReturnedBodies,
 }
 
-impl End {
+impl LinkEnd {
     /// The two ends of a new connection.
-    pub(super) fn pair(near: &Arc<Bell>, far: &Arc<Bell>) -> (Self, Self) {
-        let bells = [Arc::clone(near), Arc::clone(far)];
-        let link = Arc::new(Link { state: Mutex::default(), bells });
+    pub(super) fn pair(near: &Arc<Signal>, far: &Arc<Signal>) -> (Self, Self) {
+        let signals = [Arc::clone(near), Arc::clone(far)];
+        let link = Arc::new(LoopbackLink { state: Mutex::default(), signals });
         (Self { link: Arc::clone(&link), side: 0 }, Self { link, side: 1 })
     }
 
-    /// Puts a frame into the pipe, or gives it back when the pipe is full. On a connection that is over the
-    /// parcels come back with the rest.
-    pub(super) fn send(&self, shipment: Shipment) -> Option<Shipment> {
+    /// Appends a frame to the pipe, or returns it when the pipe is full. On an ended connection it comes back with the
+    /// others.
+    pub(super) fn send(&self, frame: PipeFrame) -> Option<PipeFrame> {
         let mut state = self.lock();
         let over = state.over.is_some();
         let pipe = &mut state.pipes[self.side];
-        if pipe.frames.len() >= FRAMES_MAX && shipment.ticket.is_some() && !over {
-            return Some(shipment);
+        if pipe.frames.len() >= FRAMES_MAX && frame.ticket.is_some() && !over {
+            return Some(frame);
         }
-        pipe.frames.push_back(shipment);
-        self.ring_other();
+        pipe.frames.push_back(frame);
+        self.signal_other();
         None
     }
 
-    /// Whether everything sent has landed.
+    /// Whether the connecting side leaves too many answers unread.
+    pub(super) fn is_unread(&self) -> bool {
+        let state = self.lock();
+        let frames = &state.pipes[self.side].frames;
+        let bytes = || frames.iter().map(|frame| held_bytes(&frame.frame, &frame.body)).sum::<u64>();
+        self.side == 1 && (frames.len() >= FRAMES_MAX || bytes() >= UNREAD_BYTES_MAX)
+    }
+
+    /// Whether everything sent was received.
     pub(super) fn is_drained(&self) -> bool {
         let state = self.lock();
         let pipe = &state.pipes[self.side];
         pipe.frames.is_empty() && !pipe.copying
     }
 
-    /// A frame on its way here, the next or one behind it; its payload, if any, is still at its owner's.
+    /// The head of an incoming frame, `behind` the next one.
     pub(super) fn peek(&self, behind: usize) -> Option<Frame> {
-        self.lock().pipes[1 - self.side].frames.get(behind).map(|shipment| shipment.frame.clone())
+        self.lock().pipes[1 - self.side].frames.get(behind).map(|frame| frame.frame.clone())
     }
 
-    /// Takes the next frame out to copy its payload; [`End::put_back`] must follow.
-    pub(super) fn take(&self) -> Option<Shipment> {
+    /// Takes the next frame to copy its payload; [`LinkEnd::put_back`] must follow.
+    pub(super) fn take(&self) -> Option<PipeFrame> {
         let mut state = self.lock();
         let pipe = &mut state.pipes[1 - self.side];
-        let shipment = pipe.frames.pop_front()?;
+        let frame = pipe.frames.pop_front()?;
         pipe.copying = true;
-        Some(shipment)
+        Some(frame)
     }
 
-    /// Sends the parcels of a shipment that was taken back to their owner.
-    pub(super) fn put_back(&self, shipment: Shipment) {
+    /// Returns the body of a taken frame to its sender.
+    pub(super) fn put_back(&self, frame: PipeFrame) {
         let mut state = self.lock();
         let pipe = &mut state.pipes[1 - self.side];
         pipe.copying = false;
-        pipe.returned.extend(shipment.ticket.map(|ticket| (ticket, shipment.body)));
-        self.ring_other();
+        pipe.returned.extend(frame.ticket.map(|ticket| (ticket, frame.body)));
+        self.signal_other();
     }
 
-    /// The parcels that came back as sent.
-    pub(super) fn sent(&self) -> Returned {
+    /// Bodies that were received.
+    pub(super) fn sent(&self) -> ReturnedBodies {
         std::mem::take(&mut self.lock().pipes[self.side].returned)
     }
 
-    /// Gives up the frames that nobody has taken out.
-    pub(super) fn give_up(&self) -> Returned {
-        returned(&mut self.lock().pipes[self.side])
+    /// Withdraws the frames that were not taken.
+    pub(super) fn give_up(&self) -> ReturnedBodies {
+        returned_bodies(&mut self.lock().pipes[self.side])
     }
 
     /// Ends the connection for both sides.
     pub(super) fn finish(&self, reason: &str) {
         let mut state = self.lock();
         state.over.get_or_insert_with(|| reason.to_owned());
-        self.ring_other();
+        self.signal_other();
     }
 
-    /// When the connection is over and nobody holds parcels of ours: why, and those that did not leave.
-    pub(super) fn over(&self) -> Option<(String, Returned)> {
+    /// The reason for the end and the unsent bodies, once the receiver holds none.
+    pub(super) fn over(&self) -> Option<(String, ReturnedBodies)> {
         let mut state = self.lock();
         let reason = state.over.clone()?;
         let pipe = &mut state.pipes[self.side];
-        (!pipe.copying).then(|| (reason, returned(pipe)))
+        (!pipe.copying).then(|| (reason, returned_bodies(pipe)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Only moves happen under the lock, so a panic elsewhere leaves it whole.
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
+        // Only moves happen under the lock, so a panic elsewhere leaves the state consistent.
         self.link.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring_other(&self) {
-        self.link.bells[1 - self.side].ring();
+    fn signal_other(&self) {
+        self.link.signals[1 - self.side].set();
     }
 }
 
-fn returned(pipe: &mut Pipe) -> Returned {
-    pipe.frames.drain(..).filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
+fn returned_bodies(pipe: &mut Pipe) -> ReturnedBodies {
+    pipe.frames.drain(..).filter_map(|frame| frame.ticket.map(|ticket| (ticket, frame.body))).collect()
 }

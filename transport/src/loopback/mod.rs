@@ -1,10 +1,10 @@
-//! Frames in process, for tests and measurements: the same promises as over a network, between threads or within one.
+//! Transport within a process, for tests and measurements, between threads or within one.
 //!
-//! A payload stays in its sender's memory until its frame lands; it is copied once, on the receiver's thread. It
-//! carries a checksum, which finds mistakes of ours in tests, unless [`LoopbackTransport::with`] says otherwise.
+//! A payload stays in the sender's memory until it is copied once, on the receiver's thread. It carries a checksum,
+//! which finds errors in tests, unless [`LoopbackTransport::with`] disables it.
 
-mod bell;
 mod link;
+mod signal;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,60 +12,60 @@ use std::time::{Duration, Instant};
 
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
-use pserver_core::limits::LANDINGS_MAX;
+use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::port::{Capabilities, Doorbell, Event, Incoming, Submit, Transport};
 use pserver_core::wire::{Address, ErrorCode, Flags, Scheme};
 
-use bell::Bell;
-use link::{End, Shipment};
+use link::{LinkEnd, PipeFrame};
+use signal::Signal;
 
-use crate::network::{Checks, Poll};
-use crate::payload::{Landing, assert_body, gone, returned, seal};
+use crate::network::{ChecksumPolicy, PollPolicy};
+use crate::payload::{PostedReceive, assert_body, gone_event, returned_event, write_checksums};
 use crate::refusal::refusal;
 
-/// How long a connection that is being closed waits for what was sent to land.
+/// Time for a closing connection to deliver its frames.
 const LINGER: Duration = Duration::from_secs(1);
-/// A peer that has delivered this many frames lets the others go on.
+/// Frames that one peer reports in a turn.
 const TURN_FRAMES: usize = 16;
 
-/// The addresses of one little world; clones are the same world.
+/// A set of addresses; clones share it.
 #[derive(Clone, Default)]
-pub struct Hub(Arc<Mutex<BTreeMap<(String, u16), Door>>>);
+pub struct Hub(Arc<Mutex<BTreeMap<(String, u16), LoopbackListener>>>);
 
-/// Where somebody listens.
+/// A listening transport.
 #[derive(Clone)]
-struct Door {
-    arrivals: Arc<Mutex<Vec<Arrival>>>,
-    bell: Arc<Bell>,
+struct LoopbackListener {
+    arrivals: Arc<Mutex<Vec<LoopbackArrival>>>,
+    signal: Arc<Signal>,
 }
 
-/// A connection that its listener has not seen yet.
-struct Arrival {
-    end: End,
+/// A connection that its listener has not seen.
+struct LoopbackArrival {
+    end: LinkEnd,
     origin: String,
 }
 
-/// Connections within one process, owned by one thread.
+/// A transport within a process, owned by one thread.
 pub struct LoopbackTransport {
     hub: Hub,
-    door: Door,
+    listener: LoopbackListener,
     address: Option<Address>,
-    peers: BTreeMap<PeerId, Peer>,
+    peers: BTreeMap<PeerId, LoopbackPeer>,
     peers_made: u64,
     events: Vec<Event>,
-    checks: Checks,
-    poll: Poll,
+    checks: ChecksumPolicy,
+    poll: PollPolicy,
 }
 
-struct Peer {
-    end: End,
-    /// What to say first.
-    greeting: Option<Event>,
-    /// Whether a head was reported whose places have not come yet.
-    is_held: bool,
-    /// The places of the frames before it, in order.
+struct LoopbackPeer {
+    end: LinkEnd,
+    /// The first event to report.
+    first_event: Option<Event>,
+    /// Whether a head waits for its receive buffers.
+    awaits_buffers: bool,
+    /// Buffers of the posted receives, in order.
     landings: VecDeque<Vec<Incoming>>,
-    /// Why it is being closed, and when at the latest.
+    /// The reason and the deadline of a closing.
     ending: Option<(String, Instant)>,
 }
 
@@ -82,21 +82,21 @@ impl Hub {
     /// A transport that listens at `loopback://name:lane`.
     ///
     /// # Errors
-    /// [`Failure::Node`] when the address is of another transport, or somebody listens there.
+    /// [`Failure::Node`] when the address is of another transport or in use.
     pub fn listen(&self, address: &Address) -> Result<LoopbackTransport, Failure> {
         let refused = |why: &str| Failure::Node(format!("listening on {address}: {why}"));
         if address.scheme != Scheme::Loopback {
             return Err(refused("this transport takes loopback:// only"));
         }
         let mut transport = self.transport();
-        let mut doors = self.lock();
+        let mut listeners = self.lock();
         let key = (address.host.clone(), address.port);
-        if doors.contains_key(&key) {
-            drop(doors);
+        if listeners.contains_key(&key) {
+            drop(listeners);
             return Err(refused("another transport listens there"));
         }
-        doors.insert(key, transport.door.clone());
-        drop(doors);
+        listeners.insert(key, transport.listener.clone());
+        drop(listeners);
         transport.address = Some(address.clone());
         Ok(transport)
     }
@@ -106,34 +106,34 @@ impl Hub {
     pub fn transport(&self) -> LoopbackTransport {
         LoopbackTransport {
             hub: self.clone(),
-            door: Door { arrivals: Arc::default(), bell: Arc::default() },
+            listener: LoopbackListener { arrivals: Arc::default(), signal: Arc::default() },
             address: None,
             peers: BTreeMap::new(),
             peers_made: 0,
             events: Vec::new(),
-            checks: Checks::Always,
-            poll: Poll::Block,
+            checks: ChecksumPolicy::Always,
+            poll: PollPolicy::Block,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u16), Door>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u16), LoopbackListener>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl LoopbackTransport {
-    /// The same, but for what it sends and how it waits: payloads that stay within a process are checked with
-    /// [`Checks::Always`] only; with [`Poll::Busy`] a wait is over at once, and else it sleeps until something comes.
+    /// Sets the checksum policy, under which only [`ChecksumPolicy::Always`] checks payloads, and the wait policy,
+    /// under which [`PollPolicy::Busy`] returns at once and the others sleep.
     #[must_use]
-    pub fn with(mut self, checks: Checks, poll: Poll) -> Self {
+    pub fn with(mut self, checks: ChecksumPolicy, poll: PollPolicy) -> Self {
         (self.checks, self.poll) = (checks, poll);
         self
     }
 
-    fn add(&mut self, end: End, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
+    fn add(&mut self, end: LinkEnd, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
         let id = self.next_peer();
-        let greeting = Some(greet(id));
-        let peer = Peer { end, greeting, is_held: false, landings: VecDeque::new(), ending: None };
+        let first_event = Some(greet(id));
+        let peer = LoopbackPeer { end, first_event, awaits_buffers: false, landings: VecDeque::new(), ending: None };
         self.peers.insert(id, peer);
         id
     }
@@ -144,37 +144,37 @@ impl LoopbackTransport {
     }
 
     fn adopt(&mut self) {
-        let arrivals = std::mem::take(&mut *lock(&self.door.arrivals));
-        for Arrival { end, origin } in arrivals {
+        let arrivals = std::mem::take(&mut *lock(&self.listener.arrivals));
+        for LoopbackArrival { end, origin } in arrivals {
             self.add(end, |peer| Event::Accepted { peer, origin });
         }
     }
 
-    /// Takes one piece of work, or gives it back when the pipe is full.
+    /// Accepts one submission, or returns it when the pipe is full.
     fn take(&mut self, work: Submit) -> Option<Submit> {
         let id = work.peer();
         let Some(peer) = self.peers.get_mut(&id) else {
-            self.events.push(returned(work));
-            self.door.bell.ring();
+            self.events.push(returned_event(work));
+            self.listener.signal.set();
             return None;
         };
         match work {
             Submit::Send { peer: id, ticket, mut frame, body } => {
                 assert_body(&frame, &body);
-                if self.checks == Checks::Always {
-                    seal(&mut frame, &body);
+                if self.checks == ChecksumPolicy::Always {
+                    write_checksums(&mut frame, &body);
                 } else if !body.is_empty() {
                     frame.head.flags = frame.head.flags.with(Flags::UNCHECKED);
                 }
-                let shipment = Shipment { ticket: Some(ticket), frame, body };
-                let left = peer.end.send(shipment)?;
+                let frame = PipeFrame { ticket: Some(ticket), frame, body };
+                let left = peer.end.send(frame)?;
                 Some(Submit::Send { peer: id, ticket, frame: left.frame, body: left.body })
             }
-            Submit::Land { into, .. } => {
-                assert!(peer.is_held, "places were handed over, but no head waits for them");
-                peer.is_held = false;
+            Submit::PostReceive { into, .. } => {
+                assert!(peer.awaits_buffers, "buffers were handed over, but no head waits for them");
+                peer.awaits_buffers = false;
                 peer.landings.push_back(into);
-                self.door.bell.ring();
+                self.listener.signal.set();
                 None
             }
         }
@@ -183,8 +183,8 @@ impl LoopbackTransport {
 
 impl Transport for LoopbackTransport {
     fn capabilities(&self) -> Capabilities {
-        let checks_payload = self.checks == Checks::Always;
-        Capabilities { name: "loopback", checks_payload, landings: LANDINGS_MAX }
+        let checks_payload = self.checks == ChecksumPolicy::Always;
+        Capabilities { name: "loopback", checks_payload, receives: RECEIVES_MAX }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
@@ -192,17 +192,17 @@ impl Transport for LoopbackTransport {
             return Err(Failure::call(format!("address \"{address}\": this transport connects to loopback:// only")));
         }
         let hub = self.hub.clone();
-        let doors = hub.lock();
-        self.door.bell.ring();
-        let Some(door) = doors.get(&(address.host.clone(), address.port)) else {
+        let listeners = hub.lock();
+        self.listener.signal.set();
+        let Some(listener) = listeners.get(&(address.host.clone(), address.port)) else {
             let id = self.next_peer();
-            self.events.push(gone(id, format!("connecting to {address}: nobody listens there")));
+            self.events.push(gone_event(id, format!("connecting to {address}: no transport listens there")));
             return Ok(id);
         };
-        let (near, far) = End::pair(&self.door.bell, &door.bell);
+        let (near, far) = LinkEnd::pair(&self.listener.signal, &listener.signal);
         let id = self.add(near, |peer| Event::Connected { peer });
-        lock(&door.arrivals).push(Arrival { end: far, origin: format!("loopback peer {id}") });
-        door.bell.ring();
+        lock(&listener.arrivals).push(LoopbackArrival { end: far, origin: format!("loopback peer {id}") });
+        listener.signal.set();
         Ok(id)
     }
 
@@ -211,7 +211,8 @@ impl Transport for LoopbackTransport {
         for _ in 0..queue.len() {
             let Some(work) = queue.pop_front() else { break };
             let id = work.peer();
-            // Frames stay in order; places are taken always, because the peer may wait for us to read.
+            // Sends stay in order. Receive buffers are always accepted, because the peer may depend on this side
+            // reading.
             let left = match work {
                 Submit::Send { .. } if full.contains(&id) => Some(work),
                 work => self.take(work),
@@ -235,8 +236,8 @@ impl Transport for LoopbackTransport {
             lives
         });
         if again {
-            // Whoever did something may have more to do; the next wait looks.
-            self.door.bell.ring();
+            // Peers with events may have more; the next wait returns at once.
+            self.listener.signal.set();
         }
         Ok(())
     }
@@ -244,23 +245,23 @@ impl Transport for LoopbackTransport {
     fn close(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.end_with("closed by this side");
-            self.door.bell.ring();
+            self.listener.signal.set();
         }
     }
 
     fn wait(&mut self, limit: Duration) {
-        if self.poll == Poll::Busy {
+        if self.poll == PollPolicy::Busy {
             return;
         }
         let now = Instant::now();
         let endings = self.peers.values().filter_map(|peer| peer.ending.as_ref());
         let until = endings.map(|(_, until)| until.saturating_duration_since(now)).min();
-        self.door.bell.wait(until.map_or(limit, |until| limit.min(until)));
+        self.listener.signal.wait(until.map_or(limit, |until| limit.min(until)));
     }
 
     fn doorbell(&self) -> Doorbell {
-        let bell = Arc::clone(&self.door.bell);
-        Doorbell::new(move || bell.ring())
+        let signal = Arc::clone(&self.listener.signal);
+        Doorbell::new(move || signal.set())
     }
 }
 
@@ -269,20 +270,20 @@ impl Drop for LoopbackTransport {
         if let Some(address) = self.address.take() {
             self.hub.lock().remove(&(address.host, address.port));
         }
-        let arrivals = std::mem::take(&mut *lock(&self.door.arrivals));
+        let arrivals = std::mem::take(&mut *lock(&self.listener.arrivals));
         let arrived = arrivals.iter().map(|arrival| &arrival.end);
         for end in arrived.chain(self.peers.values().map(|peer| &peer.end)) {
             end.finish("the peer's transport is gone");
-            // Nobody asks for what was sent from here any more.
+            // No transport is left that could report these.
             drop((end.give_up(), end.sent()));
         }
     }
 }
 
-impl Peer {
-    /// Does what can be done without waiting; false when the connection is over.
+impl LoopbackPeer {
+    /// Makes progress without blocking; false when the connection has ended.
     fn turn(&mut self, id: PeerId, events: &mut Vec<Event>) -> bool {
-        events.extend(self.greeting.take());
+        events.extend(self.first_event.take());
         if let Some((reason, until)) = &self.ending
             && (self.end.is_drained() || *until <= Instant::now())
         {
@@ -297,8 +298,12 @@ impl Peer {
             return false;
         }
         for _ in 0..TURN_FRAMES {
+            if self.end.is_unread() {
+                break;
+            }
             let Some(event) = self.receive(id) else { break };
-            // Who lands a frame at once sees the next head before the payload: as many land at once as may.
+            // A session that answers heads at once sees the next head before the payload, so that receives overlap as
+            // far as allowed.
             let is_head = matches!(event, Event::Head { .. });
             events.push(event);
             if is_head {
@@ -313,35 +318,35 @@ impl Peer {
             return None;
         }
         let before = self.landings.len();
-        if !self.is_held
-            && before < LANDINGS_MAX
+        if !self.awaits_buffers
+            && before < RECEIVES_MAX
             && let Some(frame) = self.end.peek(before)
         {
             if frame.payload_bytes() > 0 {
-                self.is_held = true;
+                self.awaits_buffers = true;
                 return Some(Event::Head { peer, frame });
             }
             if before == 0 {
                 self.end.put_back(self.end.take()?);
-                return Some(Event::Landed { peer, frame, body: Vec::new() });
+                return Some(Event::Received { peer, frame, body: Vec::new() });
             }
         }
-        let places = self.landings.pop_front()?;
-        self.land(peer, places)
+        let buffers = self.landings.pop_front()?;
+        self.receive_payload(peer, buffers)
     }
 
-    fn land(&mut self, peer: PeerId, places: Vec<Incoming>) -> Option<Event> {
-        let Some(shipment) = self.end.take() else {
-            // The sender gave up meanwhile, and the connection's end is on its way.
-            self.landings.push_front(places);
+    fn receive_payload(&mut self, peer: PeerId, buffers: Vec<Incoming>) -> Option<Event> {
+        let Some(frame) = self.end.take() else {
+            // The sender has withdrawn the frame, and the connection is about to end.
+            self.landings.push_front(buffers);
             return None;
         };
-        let mut landing = Landing::new(shipment.frame.clone(), places);
-        let copied = shipment.body.iter().try_for_each(|parcel| landing.copy(parcel.bytes()).map(drop));
-        self.end.put_back(shipment);
-        let (frame, body) = landing.into_parts();
+        let mut posted = PostedReceive::new(frame.frame.clone(), buffers);
+        let copied = frame.body.iter().try_for_each(|parcel| posted.copy(parcel.bytes()).map(drop));
+        self.end.put_back(frame);
+        let (frame, body) = posted.into_parts();
         match copied {
-            Ok(()) => Some(Event::Landed { peer, frame, body }),
+            Ok(()) => Some(Event::Received { peer, frame, body }),
             Err(error) => {
                 self.landings.push_front(body);
                 self.refuse(&error.to_string());
@@ -352,8 +357,8 @@ impl Peer {
 
     fn refuse(&mut self, reason: &str) {
         let frame = refusal(ErrorCode::Invalid, reason);
-        // A refusal has no ticket, so the pipe always takes it.
-        let _ = self.end.send(Shipment { ticket: None, frame, body: Vec::new() });
+        // A refusal has no ticket, so the pipe accepts it.
+        let _ = self.end.send(PipeFrame { ticket: None, frame, body: Vec::new() });
         self.end_with(reason);
     }
 
@@ -362,7 +367,7 @@ impl Peer {
     }
 }
 
-fn lock(arrivals: &Mutex<Vec<Arrival>>) -> MutexGuard<'_, Vec<Arrival>> {
-    // A list is whole after every operation, so a panic elsewhere does not spoil it.
+fn lock(arrivals: &Mutex<Vec<LoopbackArrival>>) -> MutexGuard<'_, Vec<LoopbackArrival>> {
+    // Every operation leaves the list consistent, so a panic elsewhere does no harm.
     arrivals.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,24 +1,24 @@
-//! Where payloads carry checksums.
+//! The policy for payload checksums.
 
 use std::str::FromStr;
 
 use tokio::net::TcpStream;
 
-/// Where payloads carry checksums. Heads always do.
+/// The connections whose payloads carry checksums. Heads always carry them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Checks {
-    /// Where the two ends are on different hosts. Within one host a payload goes from memory to memory, as it does
-    /// from a gradient to its sum, and there is nothing on the way that could change it.
+pub enum ChecksumPolicy {
+    /// Connections between hosts. Within a host a payload moves from memory to memory, and no device on the way can
+    /// change it.
     #[default]
     BetweenHosts,
-    /// Everywhere: for connections that end on this host at a proxy or a tunnel.
+    /// All connections; for those that end at a proxy or tunnel on this host.
     Always,
 }
 
-/// The words for it, for error texts.
+/// The accepted values, for error texts.
 pub const CHECKS_EXPECTED: &str = "one of between-hosts, always";
 
-impl FromStr for Checks {
+impl FromStr for ChecksumPolicy {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -30,25 +30,25 @@ impl FromStr for Checks {
     }
 }
 
-/// What that means for one connection, found out with its first payload.
-pub(super) struct Checking {
-    checks: Checks,
+/// The policy's decision for one connection, made with its first payload.
+pub(super) struct ChecksumDecision {
+    checks: ChecksumPolicy,
     is_on: Option<bool>,
 }
 
-impl Checking {
-    pub(super) fn new(checks: Checks) -> Self {
+impl ChecksumDecision {
+    pub(super) fn new(checks: ChecksumPolicy) -> Self {
         Self { checks, is_on: None }
     }
 
-    /// Whether payloads are checked on this connection.
+    /// Whether payloads of this connection carry checksums.
     pub(super) fn is_on(&mut self, stream: &TcpStream) -> bool {
         let checks = self.checks;
-        *self.is_on.get_or_insert_with(|| checks == Checks::Always || !is_within_host(stream))
+        *self.is_on.get_or_insert_with(|| checks == ChecksumPolicy::Always || !is_within_host(stream))
     }
 }
 
-/// Whether both ends have the address of this host.
+/// Whether both ends have an address of this host.
 fn is_within_host(stream: &TcpStream) -> bool {
     let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
     let ips = ends.map(|(near, far)| (near.ip().to_canonical(), far.ip().to_canonical()));

@@ -1,9 +1,9 @@
-//! Where a server listens: on one port, and for processes of its machine under a name that goes with the port.
+//! Listener of a server: a TCP port, and a name for processes of the same machine.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,53 +14,62 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::adopter::{Adopted, Caller};
-use super::makers::Makers;
-use super::token::{self, Token};
-use super::{Adopter, Engine, NetworkOptions, socket};
+use super::blocking_pool::BlockingPool;
+use super::handoff::{AcceptedConnection, AcceptedStream};
+use super::local_token::{self, LocalToken};
+use super::token::{self, JobToken};
+use super::{ConnectionSender, IoRuntime, NetworkOptions, socket};
 use crate::refusal::refusal;
 use crate::shm;
-use crate::verbs::Answer;
+use crate::verbs::OfferAnswer;
 
-/// Connections that have not said hello; beyond it the oldest one is dropped.
+/// Connections without a hello; a further one drops the oldest.
 const PENDING_MAX: usize = 256;
-/// Connections that the system accepts before we look.
+/// The backlog of connections that were not accepted.
 const BACKLOG: u32 = 1024;
-/// After a failure to accept, such as no descriptors left, others get this long to give some back.
+/// Delay after a failed accept, for example without descriptors, so that others can be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections for every lane of a server.
 pub struct Listener {
-    /// The port, if somebody may connect to it.
-    socket: Option<std::net::TcpListener>,
-    /// Where processes of this machine connect, if they may.
-    near: Option<std::os::unix::net::UnixListener>,
-    /// Keeps the number of a port that nobody may connect to.
+    /// The token file for clients of this user. Declared first: the file must go before the address is free.
+    local_token_file: Option<LocalToken>,
+    /// The TCP socket, unless the scheme excludes TCP.
+    tcp_listener: Option<std::net::TcpListener>,
+    /// The socket for processes of this machine, unless the scheme excludes them.
+    shm_listener: Option<std::os::unix::net::UnixListener>,
+    /// Reserves the port when the scheme excludes TCP.
     _reserved: Option<socket2::Socket>,
     local: Address,
     options: NetworkOptions,
 }
 
-/// Ends a [`Listener::run`], from any thread. Clones end the same one.
+/// Ends a [`Listener::run`] from any thread. Clones end the same one.
 #[derive(Clone)]
 pub struct Stop(Arc<watch::Sender<bool>>);
 
 impl Stop {
-    /// One that has not been used.
+    /// A stop that was not used.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// Ends it.
+    /// Ends the listener.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
 
     async fn stopped(&self) {
-        // The sender is held right here, so the channel cannot be closed.
+        // `self` holds the sender, so the channel cannot be closed.
         let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
     }
+}
+
+/// The held token file for clients of this user, where the server has no other token and listens on loopback.
+fn local_token_at(at: SocketAddr, options: &NetworkOptions) -> Result<Option<(JobToken, LocalToken)>, Failure> {
+    let is_wanted = options.local_token && options.token.is_none() && at.ip().to_canonical().is_loopback();
+    if is_wanted { local_token::keep(at).map(Some) } else { Ok(None) }
 }
 
 impl Default for Stop {
@@ -70,104 +79,126 @@ impl Default for Stop {
 }
 
 impl Listener {
-    /// Listens on `address`: on its port, for processes of this machine that share memory, or both, as its scheme
-    /// says. Port zero takes a free one, which [`Listener::local_address`] names. Blocks while a name is resolved.
+    /// Binds to `address`: its port, a name for processes of this machine, or both, as its scheme says. Port zero
+    /// selects a free port, which [`Listener::local_address`] returns. Blocks while a name is resolved.
     ///
     /// # Errors
-    /// [`Failure::Node`] when the address cannot be had, naming it and what to look for.
+    /// [`Failure::Node`] when the address cannot be bound; the text names it and the likely cause.
     pub fn bind(address: &Address, options: NetworkOptions) -> Result<Self, Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
         if address.scheme == Scheme::Loopback {
             return Err(refused(&"this listener is for other processes"));
         }
-        let engine = Engine::new()?;
+        let runtime = IoRuntime::new()?;
         let listen = async {
             let mut failed = io::Error::other("the name has no address");
             for number in socket::resolve(address).await? {
+                // A client of a restarted server may connect as soon as the socket listens, and then finds the token
+                // only if the file is already held. A port that the system chooses is known to no client yet.
+                let kept = (number.port() > 0).then(|| local_token_at(number, &options));
                 match Self::take(address.scheme, number, &options) {
-                    Ok(listener) => return Ok(listener),
+                    Ok(listener) => return Ok((listener, kept)),
                     Err(error) => failed = error,
                 }
             }
             Err(failed)
         };
-        engine.runtime().block_on(listen).map_err(|error| refused(&explained(&error, address)))
+        let listening = runtime.tokio().block_on(listen);
+        let (mut listener, kept) = listening.map_err(|error| refused(&explained(&error, address)))?;
+        let Ok(ip) = listener.local.host.parse::<IpAddr>() else { return Ok(listener) };
+        let at = SocketAddr::new(ip, listener.local.port);
+        match kept.unwrap_or_else(|| local_token_at(at, &listener.options))? {
+            Some((token, file)) => {
+                (listener.options.token, listener.local_token_file) = (Some(token), Some(file));
+            }
+            None => local_token::forget(at),
+        }
+        Ok(listener)
     }
 
     fn take(scheme: Scheme, number: SocketAddr, options: &NetworkOptions) -> io::Result<Self> {
-        // Where both are known, the near one comes first: who finds it missing goes over the port for good.
-        let mut near = if number.port() > 0 { listen_near(scheme, number)? } else { None };
-        let (socket, reserved) = match scheme {
+        // The shared-memory socket is bound first: a client that finds it missing stays on TCP.
+        let mut shm_listener = if number.port() > 0 { listen_shm(scheme, number)? } else { None };
+        let (tcp_listener, reserved) = match scheme {
             Scheme::Shm => (None, Some(reserve(number)?)),
             _ => (Some(listen(number, options)?.into_std()?), None),
         };
-        let found = match (&socket, &reserved) {
-            (Some(socket), _) => socket.local_addr()?,
+        let found = match (&tcp_listener, &reserved) {
+            (Some(tcp_listener), _) => tcp_listener.local_addr()?,
             (_, reserved) => reserved.as_ref().and_then(|one| one.local_addr().ok()?.as_socket()).unwrap_or(number),
         };
         if number.port() == 0 {
-            near = listen_near(scheme, found)?;
+            shm_listener = listen_shm(scheme, found)?;
         }
         let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
-        Ok(Self { socket, near, _reserved: reserved, local, options: options.clone() })
+        Ok(Self {
+            local_token_file: None,
+            tcp_listener,
+            shm_listener,
+            _reserved: reserved,
+            local,
+            options: options.clone(),
+        })
     }
 
-    /// Whether processes of this machine can share memory with the server.
+    /// Whether processes of this machine can connect through shared memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        self.near.is_some()
+        self.shm_listener.is_some()
     }
 
-    /// Where it listens, with the port that was found.
+    /// The bound address, with the actual port.
     #[must_use]
     pub fn local_address(&self) -> Address {
         self.local.clone()
     }
 
-    /// Accepts until `stop`. A hello's sequence number is its lane, and the connection goes to that place of
-    /// `lanes`; whatever is not a hello, and a lane that is not there, is refused with the reason. Needs a thread
-    /// of its own.
+    /// Accepts until `stop`. A hello's sequence number is the index of its lane in `lanes`. Other first frames and
+    /// absent lanes are refused with the reason. Needs a thread of its own.
     ///
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
-    pub fn run(self, lanes: Vec<Option<Adopter>>, stop: Stop) -> Result<(), Failure> {
-        let engine = Engine::new()?;
-        let Self { socket, near, local, options, _reserved } = self;
+    pub fn run(self, lanes: Vec<Option<ConnectionSender>>, stop: Stop) -> Result<(), Failure> {
+        let runtime = IoRuntime::new()?;
+        let Self { local_token_file, tcp_listener, shm_listener, local, options, _reserved } = self;
         let failed = |error: io::Error| Failure::Node(format!("listening on {local}: {error}"));
-        engine.runtime().block_on(async {
-            let socket = socket.map(TcpListener::from_std).transpose().map_err(failed)?;
-            let near = near.map(UnixListener::from_std).transpose().map_err(failed)?;
-            let doors = Doors { socket, near };
-            let reception = Arc::new(Reception { lanes, options, scheme: local.scheme, makers: Makers::new() });
+        runtime.tokio().block_on(async {
+            let tcp_listener = tcp_listener.map(TcpListener::from_std).transpose().map_err(failed)?;
+            let shm_listener = shm_listener.map(UnixListener::from_std).transpose().map_err(failed)?;
+            let sockets = ListenSockets { tcp_listener, shm_listener };
+            let context =
+                Arc::new(HelloContext { lanes, options, scheme: local.scheme, blocking_pool: BlockingPool::new() });
             tokio::select! {
-                () = stop.stopped() => Ok(()),
-                () = accept(&doors, &reception) => Ok(()),
+                () = stop.stopped() => {}
+                () = accept(&sockets, &context) => {}
             }
+            drop(local_token_file);
+            Ok(())
         })
     }
 }
 
-/// Where connections come from.
-struct Doors {
-    socket: Option<TcpListener>,
-    near: Option<UnixListener>,
+/// The bound sockets.
+struct ListenSockets {
+    tcp_listener: Option<TcpListener>,
+    shm_listener: Option<UnixListener>,
 }
 
-/// Somebody who has connected.
-enum Guest {
+/// An accepted socket before its hello.
+enum IncomingSocket {
     Tcp(TcpStream),
     Shm(UnixStream),
 }
 
-impl Doors {
-    /// The next guest, and where from.
-    async fn next(&self) -> io::Result<(Guest, String)> {
+impl ListenSockets {
+    /// The next accepted socket, and its origin.
+    async fn next(&self) -> io::Result<(IncomingSocket, String)> {
         tokio::select! {
-            Some(accepted) = maybe(self.socket.as_ref().map(TcpListener::accept)) => {
-                accepted.map(|(stream, number)| (Guest::Tcp(stream), socket::origin(number)))
+            Some(accepted) = maybe(self.tcp_listener.as_ref().map(TcpListener::accept)) => {
+                accepted.map(|(stream, number)| (IncomingSocket::Tcp(stream), socket::origin(number)))
             }
-            Some(accepted) = maybe(self.near.as_ref().map(shm::accept)) => {
-                accepted.map(|(stream, origin)| (Guest::Shm(stream), origin))
+            Some(accepted) = maybe(self.shm_listener.as_ref().map(shm::accept)) => {
+                accepted.map(|(stream, origin)| (IncomingSocket::Shm(stream), origin))
             }
             else => std::future::pending().await,
         }
@@ -181,43 +212,43 @@ async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
     }
 }
 
-/// What greeting a connection needs.
-struct Reception {
-    lanes: Vec<Option<Adopter>>,
+/// The state that handling a hello needs.
+struct HelloContext {
+    lanes: Vec<Option<ConnectionSender>>,
     options: NetworkOptions,
     scheme: Scheme,
-    makers: Makers,
+    blocking_pool: BlockingPool,
 }
 
-/// Why a connection goes no further.
+/// The reason for refusing a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct HelloRefusal {
     pub(super) code: ErrorCode,
     pub(super) text: String,
 }
 
-impl Refusal {
+impl HelloRefusal {
     pub(super) fn invalid(text: impl ToString) -> Self {
         Self { code: ErrorCode::Invalid, text: text.to_string() }
     }
 }
 
-async fn accept(doors: &Doors, reception: &Arc<Reception>) {
+async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
     let mut pending: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        match doors.next().await {
-            Ok((guest, origin)) => {
+        match sockets.next().await {
+            Ok((incoming, origin)) => {
                 pending.retain(|task| !task.is_finished());
                 if pending.len() >= PENDING_MAX
                     && let Some(oldest) = pending.pop_front()
                 {
                     oldest.abort();
                 }
-                let reception = Arc::clone(reception);
+                let context = Arc::clone(context);
                 let greeting = async move {
-                    match guest {
-                        Guest::Tcp(stream) => greet(stream, origin, reception).await,
-                        Guest::Shm(stream) => greet_near(stream, origin, reception).await,
+                    match incoming {
+                        IncomingSocket::Tcp(stream) => handle_tcp(stream, origin, context).await,
+                        IncomingSocket::Shm(stream) => handle_shm(stream, origin, context).await,
                     }
                 };
                 pending.push_back(tokio::spawn(greeting).abort_handle());
@@ -230,36 +261,38 @@ async fn accept(doors: &Doors, reception: &Arc<Reception>) {
     }
 }
 
-async fn greet(mut stream: TcpStream, origin: String, reception: Arc<Reception>) {
-    let refused = match reception.hello(&mut stream).await {
+async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloContext>) {
+    let refused = match context.hello(&mut stream).await {
         Err(refused) => Some((stream, refused)),
         Ok((mut hello, lane)) => {
-            let answer = reception.answer(&mut hello, lane, &stream).await;
-            let configured = socket::configure(&stream, &reception.options).and_then(|()| stream.into_std());
-            let Some(stream) = kept(configured, &origin) else { return };
-            match hand_over(Caller::Tcp(stream, answer), hello, (&origin, reception.scheme), lane) {
-                Some((Caller::Tcp(stream, _), refused)) => TcpStream::from_std(stream).ok().map(|one| (one, refused)),
+            let answer = context.answer(&mut hello, lane, &stream).await;
+            let configured = socket::configure(&stream, &context.options).and_then(|()| stream.into_std());
+            let Some(stream) = into_std_or_log(configured, &origin) else { return };
+            match hand_over(AcceptedStream::Tcp(stream, answer), hello, (&origin, context.scheme), lane) {
+                Some((AcceptedStream::Tcp(stream, _), refused)) => {
+                    TcpStream::from_std(stream).ok().map(|one| (one, refused))
+                }
                 _ => None,
             }
         }
     };
     if let Some((stream, refused)) = refused {
-        reception.refuse(stream, &origin, refused).await;
+        context.refuse(stream, &origin, refused).await;
     }
 }
 
-/// As [`greet`], for a process of this machine, which brings its memory first.
-async fn greet_near(mut stream: UnixStream, origin: String, reception: Arc<Reception>) {
-    let met = tokio::time::timeout(reception.options.hello_timeout, shm::Met::receive(&stream)).await;
-    let met = met.map_err(|_| reception.no_hello()).and_then(|met| met.map_err(Refusal::invalid));
-    let refused = match met {
+/// Like [`handle_tcp`], for a process of this machine, which sends its shared memory first.
+async fn handle_shm(mut stream: UnixStream, origin: String, context: Arc<HelloContext>) {
+    let setup = tokio::time::timeout(context.options.hello_timeout, shm::ShmEndpoint::receive(&stream)).await;
+    let setup = setup.map_err(|_| context.no_hello()).and_then(|setup| setup.map_err(HelloRefusal::invalid));
+    let refused = match setup {
         Err(refused) => Some((stream, refused)),
-        Ok(board) => match reception.hello(&mut stream).await {
+        Ok(board) => match context.hello(&mut stream).await {
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
-                let Some(stream) = kept(stream.into_std(), &origin) else { return };
-                match hand_over(Caller::Shm(stream, board), hello, (&origin, reception.scheme), lane) {
-                    Some((Caller::Shm(stream, _), refused)) => {
+                let Some(stream) = into_std_or_log(stream.into_std(), &origin) else { return };
+                match hand_over(AcceptedStream::Shm(stream, board), hello, (&origin, context.scheme), lane) {
+                    Some((AcceptedStream::Shm(stream, _), refused)) => {
                         UnixStream::from_std(stream).ok().map(|one| (one, refused))
                     }
                     _ => None,
@@ -268,43 +301,50 @@ async fn greet_near(mut stream: UnixStream, origin: String, reception: Arc<Recep
         },
     };
     if let Some((stream, refused)) = refused {
-        reception.refuse(stream, &origin, refused).await;
+        context.refuse(stream, &origin, refused).await;
     }
 }
 
-fn kept<T>(stream: io::Result<T>, origin: &str) -> Option<T> {
+fn into_std_or_log<T>(stream: io::Result<T>, origin: &str) -> Option<T> {
     stream.inspect_err(|error| tracing::warn!(origin, %error, "connection lost before it was handed to its lane")).ok()
 }
 
-/// Hands the connection to its lane, or gives it back with the reason why not.
+/// Hands the connection to its lane, or returns it with the reason for the refusal.
 fn hand_over(
-    caller: Caller,
+    stream: AcceptedStream,
     hello: Frame,
     (origin, scheme): (&str, Scheme),
-    lane: &Adopter,
-) -> Option<(Caller, Refusal)> {
-    let (adopted, code, text) = lane.adopt(Adopted { caller, hello, origin: origin.to_owned(), scheme })?;
-    Some((adopted.caller, Refusal { code, text: text.to_owned() }))
+    lane: &ConnectionSender,
+) -> Option<(AcceptedStream, HelloRefusal)> {
+    let (accepted, code, text) =
+        lane.accept(AcceptedConnection { stream, hello, origin: origin.to_owned(), scheme })?;
+    Some((accepted.stream, HelloRefusal { code, text: text.to_owned() }))
 }
 
-/// Reads a hello and not one byte more, so that the connection can be handed on; before it the token, if there is one.
-async fn hello(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), token: Option<&Token>) -> Result<Frame, Refusal> {
+/// Authenticates the client and reads its hello, exactly, so that the lane reads the next byte.
+async fn hello(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    token: Option<&JobToken>,
+) -> Result<Frame, HelloRefusal> {
     let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header).await.map_err(Refusal::invalid)?;
-    token::ask(token, stream, &mut header).await?;
-    let prefix = Prefix::decode(&header).map_err(Refusal::invalid)?;
+    stream.read_exact(&mut header).await.map_err(HelloRefusal::invalid)?;
+    token::authenticate_client(token, stream, &mut header).await?;
+    let prefix = Prefix::decode(&header).map_err(HelloRefusal::invalid)?;
     if prefix.head().kind != Kind::Hello {
         let kind = prefix.head().kind;
-        return Err(Refusal::invalid(format!("the first frame is a {kind:?}, expected a Hello")));
+        return Err(HelloRefusal::invalid(format!("the first frame is a {kind:?}, expected a Hello")));
     }
     let mut rest = vec![0; prefix.rest_bytes()];
-    stream.read_exact(&mut rest).await.map_err(Refusal::invalid)?;
-    prefix.finish(&rest).map_err(Refusal::invalid)
+    stream.read_exact(&mut rest).await.map_err(HelloRefusal::invalid)?;
+    prefix.finish(&rest).map_err(HelloRefusal::invalid)
 }
 
-impl Reception {
-    /// The guest's hello and the lane it is for.
-    async fn hello(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(Frame, &Adopter), Refusal> {
+impl HelloContext {
+    /// The client's hello and its lane.
+    async fn hello(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
         let hello = hello(stream, self.options.token.as_ref());
         let hello = tokio::time::timeout(self.options.hello_timeout, hello).await;
         let hello = hello.unwrap_or_else(|_| Err(self.no_hello()))?;
@@ -312,13 +352,13 @@ impl Reception {
         Ok((hello, lane))
     }
 
-    /// What is answered to the offer of verbs in a hello, which it is taken out of; nothing without one.
-    async fn answer(&self, hello: &mut Frame, lane: &Adopter, stream: &TcpStream) -> Option<Answer> {
+    /// The answer to the offer of verbs in a hello, which loses it; nothing without an offer.
+    async fn answer(&self, hello: &mut Frame, lane: &ConnectionSender, stream: &TcpStream) -> Option<OfferAnswer> {
         let offer = OfferMessage::take(&mut hello.control)?;
         let ip = |number: io::Result<SocketAddr>| number.ok().map(|number| number.ip().to_canonical());
         let (local, host) = (ip(stream.local_addr()), ip(stream.peer_addr()));
-        let (hall, scheme) = (lane.hall().clone(), self.scheme);
-        let made = self.makers.run(host, move || hall.answer(&offer, scheme, local));
+        let (device_context, scheme) = (lane.device_context().clone(), self.scheme);
+        let made = self.blocking_pool.run(host, move || device_context.answer(&offer, scheme, local));
         let limit = self.options.connect_timeout;
         Some(match tokio::time::timeout(limit, made).await {
             Ok(Ok(answer)) => answer,
@@ -327,29 +367,29 @@ impl Reception {
         })
     }
 
-    fn no_hello(&self) -> Refusal {
-        Refusal::invalid(format!("no hello within {:?}", self.options.hello_timeout))
+    fn no_hello(&self) -> HelloRefusal {
+        HelloRefusal::invalid(format!("no hello within {:?}", self.options.hello_timeout))
     }
 
-    /// Tells the peer why, if it listens; nothing depends on it.
-    async fn refuse(&self, stream: impl AsyncRead + AsyncWrite + Unpin, origin: &str, refused: Refusal) {
+    /// Sends the reason to the client. The connection ends with or without it.
+    async fn refuse(&self, stream: impl AsyncRead + AsyncWrite + Unpin, origin: &str, refused: HelloRefusal) {
         tracing::warn!(origin, reason = refused.text, "connection refused");
         let _ = tokio::time::timeout(self.options.linger, refuse(stream, refused)).await;
     }
 
-    fn lane(&self, hello: &Frame) -> Result<&Adopter, Refusal> {
+    fn lane(&self, hello: &Frame) -> Result<&ConnectionSender, HelloRefusal> {
         let wanted = hello.head.sequence.0;
         let lane = usize::try_from(wanted).ok().and_then(|lane| self.lanes.get(lane)?.as_ref());
         lane.ok_or_else(|| {
             let present = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
             let present: Vec<_> = present.map(|(lane, _)| lane.to_string()).collect();
-            Refusal::invalid(format!("this server has no lane {wanted}, only {}", present.join(", ")))
+            HelloRefusal::invalid(format!("this server has no lane {wanted}, only {}", present.join(", ")))
         })
     }
 }
 
-/// Says why, and waits for the peer to close: closing over unread bytes would destroy the answer.
-async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: Refusal) -> io::Result<()> {
+/// Sends the reason and waits until the client closes: closing over unread bytes would discard the reason.
+async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: HelloRefusal) -> io::Result<()> {
     stream.write_all(&refusal(refused.code, refused.text).encode()).await?;
     stream.shutdown().await?;
     let mut forgotten = [0; 1024];
@@ -358,15 +398,15 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: Refusa
 }
 
 fn listen(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpListener> {
-    let socket = socket::open(number, options)?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(number)?;
-    socket.listen(BACKLOG)
+    let tcp_listener = socket::open(number, options)?;
+    tcp_listener.set_reuseaddr(true)?;
+    tcp_listener.bind(number)?;
+    tcp_listener.listen(BACKLOG)
 }
 
-/// Listens for processes of this machine, where `scheme` has them. A system without such memory is no reason not to
-/// serve others, unless nobody else may come; a name that is taken is, because who looks for us would find another.
-fn listen_near(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os::unix::net::UnixListener>> {
+/// Listens for processes of this machine if `scheme` allows it. Missing shared memory is an error only if the scheme
+/// has no alternative. A name in use is always one, because clients would reach the other server.
+fn listen_shm(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os::unix::net::UnixListener>> {
     if matches!(scheme, Scheme::Tcp | Scheme::Verbs) {
         return Ok(None);
     }
@@ -375,15 +415,15 @@ fn listen_near(scheme: Scheme, number: SocketAddr) -> io::Result<Option<std::os:
             tracing::warn!("no shared memory with processes of this machine: {error}");
             Ok(None)
         }
-        near => near.map(Some),
+        shm_listener => shm_listener.map(Some),
     }
 }
 
-/// Takes a port without listening on it.
+/// Binds a port without listening on it.
 fn reserve(number: SocketAddr) -> io::Result<socket2::Socket> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(number), socket2::Type::STREAM, None)?;
-    socket.bind(&number.into())?;
-    Ok(socket)
+    let tcp_listener = socket2::Socket::new(socket2::Domain::for_address(number), socket2::Type::STREAM, None)?;
+    tcp_listener.bind(&number.into())?;
+    Ok(tcp_listener)
 }
 
 fn explained(error: &io::Error, address: &Address) -> String {

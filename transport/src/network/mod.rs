@@ -1,19 +1,21 @@
-//! Connections to other processes: TCP, which is always there; within a machine shared memory, which a socket goes
-//! with; and between machines that have devices for it verbs, which a TCP connection goes with.
+//! Transport to other processes: TCP everywhere, shared memory within a machine, and verbs between machines with RDMA
+//! devices.
 //!
-//! A [`Network`] owns a runtime that lives only inside [`Transport::poll`] and [`Transport::wait`], on the
-//! caller's thread; no frame changes threads. Each peer has a waker of its own, so a turn costs what the peers
-//! that may go on cost, not what all of them would. A [`Listener`] accepts for all lanes of a server, reads
-//! each hello, and hands the connection to its lane.
+//! A [`Network`] owns a runtime that runs only inside [`Transport::poll`] and [`Transport::wait`], on the caller's
+//! thread, so no frame changes threads. Each peer has its own waker, and a turn visits ready peers only. A [`Listener`]
+//! accepts for all lanes of a server, reads each hello, and hands the connection to its lane.
 
-mod adopter;
+mod blocking_pool;
 mod checks;
+mod handoff;
 mod listener;
-mod makers;
+mod local_token;
 mod peer;
 mod policy;
 mod reader;
+mod setup;
 mod socket;
+mod tcp;
 mod token;
 mod wakeups;
 mod writer;
@@ -27,78 +29,79 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
-use pserver_core::limits::LANDINGS_MAX;
+use pserver_core::limits::{RECEIVES_MAX, UNREAD_BYTES_MAX};
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::wire::{Address, Scheme};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Sleep;
 
-pub use adopter::Adopter;
-pub use checks::{CHECKS_EXPECTED, Checks};
+pub use checks::{CHECKS_EXPECTED, ChecksumPolicy};
+pub use handoff::ConnectionSender;
 pub use listener::{Listener, Stop};
-pub use policy::{POLL_EXPECTED, Poll};
-pub use token::Token;
+pub use policy::{POLL_EXPECTED, PollPolicy};
+pub use token::JobToken;
 
-use adopter::{Adopted, Caller};
-use peer::{Line, Peer, Turn};
-use policy::Spin;
+use handoff::AcceptedConnection;
+use peer::{NetworkPeer, TurnOutcome};
+use policy::SpinHistory;
+use setup::ConnectionSetup;
 use wakeups::Wakeups;
 
-use crate::payload::{assert_body, gone, returned};
-use crate::shm::{self, Side};
-use crate::verbs::{self, Counters, Devices, Hall, Watcher, Welcomed};
+use crate::connection::UnreadLimit;
+use crate::payload::{assert_body, gone_event, returned_event};
+use crate::verbs::{DeviceContext, DeviceWatcher, VerbsCounters, VerbsDevices};
 
-/// Slices in one vectored call: Linux takes no more.
+/// Linux accepts no more slices in one vectored call.
 const SLICES_MAX: usize = 1024;
-/// A peer that has moved this much lets the others go on.
-const TURN_BYTES: usize = 1024 * 1024;
-/// A peer that has delivered this many events lets the others go on.
-const TURN_FRAMES: usize = 16;
-/// While there is always something to do, the system is asked for more once in so many polls.
-const POLLS_PER_LOOK: u64 = 8;
-/// One that found nothing is followed by a wait, which asks the system anyway. Where none follows, every so many of
-/// them ask.
-const IDLE_POLLS_PER_LOOK: u64 = 2;
-/// While every connection goes through shared memory, the system has wake-ups to tell of, and the ends of peers.
-const POLLS_PER_GLANCE: u64 = 256;
-/// A look at the clock costs as much as so many at memory.
+/// Under load, one poll of so many asks the system for readiness.
+const POLLS_PER_IO: u64 = 8;
+/// Polls without work that are not followed by a wait: one of so many asks the system.
+const IDLE_POLLS_PER_IO: u64 = 2;
+/// While every connection uses shared memory, the system only has wake-ups and closed sockets to report.
+const POLLS_PER_IO_SHM: u64 = 256;
+/// Reading the clock costs as much as so many reads of memory.
 const SPINS_PER_CLOCK: u64 = 16;
-/// No sleep is longer; a wait may return early.
+/// The longest sleep; a wait may return early.
 const SLEEP_LONGEST: Duration = Duration::from_hours(1);
-/// A wait may be this much too long: the runtime's clock has no finer marks, and moving its alarm ahead is a call.
+/// A wait may be longer by this: the runtime's clock is no finer, and moving its timer costs a system call.
 const LATE: Duration = Duration::from_millis(1);
-/// What is lent to another process comes back without a wake-up; while some is, a wait is no longer than this at first,
-/// and twice as long each time that nothing has happened.
-const LENT_LOOK: Duration = Duration::from_millis(1);
-/// The longest of these waits: somebody holds a view, and nobody waits for what is lent.
-const LENT_LOOK_LONGEST: Duration = Duration::from_millis(128);
+/// Returned payload references cause no wake-up. While some are borrowed, a wait lasts at most this long at first, and
+/// twice as long after each wait without an event.
+const BORROWED_POLL: Duration = Duration::from_millis(1);
+/// The longest of these waits: the reader keeps a view, and the references are not urgent.
+const BORROWED_POLL_LONGEST: Duration = Duration::from_millis(128);
 
-/// How sockets are made and how long things may take.
+/// Socket options and timeouts.
 #[derive(Clone, Debug)]
 pub struct NetworkOptions {
     /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
     pub send_buffer_bytes: Option<u32>,
     /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
     pub receive_buffer_bytes: Option<u32>,
-    /// How long each of the addresses behind a name may take to answer.
+    /// Time to connect to each of the addresses of a name.
     pub connect_timeout: Duration,
-    /// A connection that is silent this long is probed; three probes without an answer end it.
+    /// Idle time before the connection is probed; three unanswered probes end it.
     pub keepalive_idle: Duration,
-    /// How long a connection that is being closed may take to send what is queued.
+    /// Time for a closing connection to send its queue.
     pub linger: Duration,
-    /// How long somebody who connects may take to say hello.
+    /// Time for a new connection to send its hello.
     pub hello_timeout: Duration,
-    /// Frames queued for one peer; more are left to the caller.
+    /// Frames queued for one peer; further ones stay with the caller.
     pub sends_queued_max: usize,
-    /// Where payloads carry checksums.
-    pub checks: Checks,
-    /// How a wait waits.
-    pub poll: Poll,
-    /// Which device connections over verbs use.
-    pub devices: Devices,
-    /// The job's token, which both ends must show; without one anybody may connect.
-    pub token: Option<Token>,
+    /// Bytes of answers that a connected client may leave unread before nothing more is read from it.
+    pub unread_bytes_max: u64,
+    /// The policy for payload checksums.
+    pub checks: ChecksumPolicy,
+    /// The policy of waits.
+    pub poll: PollPolicy,
+    /// The device for connections over verbs.
+    pub devices: VerbsDevices,
+    /// The job's token, by which both ends authenticate. Without one a client uses the token file of a loopback server
+    /// of its user, if there is one.
+    pub token: Option<JobToken>,
+    /// Whether a loopback listener without a token writes one for clients of its user. A listener without any token
+    /// accepts every client.
+    pub local_token: bool,
 }
 
 impl Default for NetworkOptions {
@@ -111,60 +114,62 @@ impl Default for NetworkOptions {
             linger: Duration::from_secs(1),
             hello_timeout: Duration::from_secs(2),
             sends_queued_max: 64,
-            checks: Checks::BetweenHosts,
-            poll: Poll::Adaptive,
-            devices: Devices::Best,
+            unread_bytes_max: UNREAD_BYTES_MAX,
+            checks: ChecksumPolicy::BetweenHosts,
+            poll: PollPolicy::Adaptive,
+            devices: VerbsDevices::Best,
             token: None,
+            local_token: false,
         }
     }
 }
 
-/// Connections, owned by one thread.
+/// A transport over TCP, shared memory and verbs, owned by one thread.
 pub struct Network {
     options: NetworkOptions,
-    peers: BTreeMap<PeerId, Peer>,
-    peers_made: u64,
-    /// Peers that may go on, in the order in which they were woken; each once.
+    peers: BTreeMap<PeerId, NetworkPeer>,
+    peers_created: u64,
+    /// Peers with work, in order of arrival; each once.
     ready: VecDeque<PeerId>,
-    /// Peers that end, and when at the latest, in that order.
+    /// Closing peers with their deadlines, in that order.
     ending: VecDeque<(Instant, PeerId)>,
-    /// What happened outside of a poll.
+    /// Events that occurred outside of a poll.
     events: Vec<Event>,
-    /// Kept between polls for its memory.
+    /// Kept for its allocation.
     woken: Vec<PeerId>,
-    /// Kept between submissions for their memory.
+    /// Kept for their allocations.
     full: Vec<PeerId>,
     touched: Vec<PeerId>,
     polls: u64,
-    /// Polls without anything to do since there was something.
+    /// Consecutive polls without work.
     idle_polls: u64,
-    /// Peers whose memory is looked at.
-    shared: Vec<PeerId>,
-    hall: Hall,
-    spin: Spin,
-    lent_look: Duration,
-    adopter: Adopter,
-    adopted: Receiver<Adopted>,
+    /// Peers whose shared memory or completion queue is polled.
+    polled: Vec<PeerId>,
+    device_context: DeviceContext,
+    spin: SpinHistory,
+    borrowed_poll: Duration,
+    connection_sender: ConnectionSender,
+    accepted: Receiver<AcceptedConnection>,
     wakeups: Arc<Wakeups>,
-    bell: Doorbell,
-    /// Ends a sleep. It is kept, because one that is moved back costs nothing, and a new one two calls of the system.
+    doorbell: Doorbell,
+    /// The timer of a sleep. It is reused: moving it back costs nothing, a new one two system calls.
     alarm: Pin<Box<Sleep>>,
-    engine: Engine,
+    runtime: IoRuntime,
 }
 
-/// How far one direction of a connection came in a turn.
+/// The reason why one direction of a connection stopped in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
-    /// There is nothing to do before somebody submits more.
+enum IoProgress {
+    /// Nothing to do until more is submitted.
     Idle,
-    /// The socket has no more, or takes no more.
+    /// The socket is empty, or full.
     Blocked,
-    /// There is more, but others wait.
-    Turn,
+    /// The turn's budget is spent.
+    BudgetSpent,
 }
 
-/// The runtime. Dropping it does not wait for a name that is being resolved.
-struct Engine(Option<Runtime>);
+/// The runtime. Dropping it does not wait for name resolution in progress.
+struct IoRuntime(Option<Runtime>);
 
 impl Network {
     /// A transport without connections.
@@ -172,21 +177,22 @@ impl Network {
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
     pub fn new(options: NetworkOptions) -> Result<Self, Failure> {
-        let (wakeups, engine) = (Arc::new(Wakeups::default()), Engine::new()?);
-        let bell = Doorbell::new({
+        let (wakeups, runtime) = (Arc::new(Wakeups::default()), IoRuntime::new()?);
+        let doorbell = Doorbell::new({
             let wakeups = Arc::clone(&wakeups);
-            move || wakeups.ring()
+            move || wakeups.notify_wait()
         });
-        let watcher = Watcher { runtime: engine.runtime().handle().clone(), bell: bell.clone() };
-        let hall = Hall::new(options.devices.clone(), options.checks == Checks::Always, watcher);
-        let (adopter, adopted) = Adopter::new(&wakeups, hall.clone());
-        let alarm = engine.alarm();
+        let watcher = DeviceWatcher { runtime: runtime.tokio().handle().clone(), doorbell: doorbell.clone() };
+        let device_context =
+            DeviceContext::new(options.devices.clone(), options.checks == ChecksumPolicy::Always, watcher);
+        let (connection_sender, accepted) = ConnectionSender::new(&wakeups, device_context.clone());
+        let alarm = runtime.alarm();
         Ok(Self {
             alarm,
             options,
-            hall,
+            device_context,
             peers: BTreeMap::new(),
-            peers_made: 0,
+            peers_created: 0,
             ready: VecDeque::new(),
             ending: VecDeque::new(),
             events: Vec::new(),
@@ -195,56 +201,62 @@ impl Network {
             touched: Vec::new(),
             polls: 0,
             idle_polls: 0,
-            shared: Vec::new(),
-            lent_look: LENT_LOOK,
-            spin: Spin::new(),
-            adopter,
-            adopted,
-            bell,
+            polled: Vec::new(),
+            borrowed_poll: BORROWED_POLL,
+            spin: SpinHistory::new(),
+            connection_sender,
+            accepted,
+            doorbell,
             wakeups,
-            engine,
+            runtime,
         })
     }
 
-    /// Hands accepted connections to this transport; for [`Listener::run`].
+    /// A sender of accepted connections to this transport; for [`Listener::run`].
     #[must_use]
-    pub fn adopter(&self) -> Adopter {
-        self.adopter.clone()
+    pub fn connection_sender(&self) -> ConnectionSender {
+        self.connection_sender.clone()
     }
 
-    /// What went over verbs.
+    /// The counters of verbs traffic.
     #[must_use]
-    pub fn verbs(&self) -> Arc<Counters> {
-        Arc::clone(self.hall.counters())
+    pub fn verbs(&self) -> Arc<VerbsCounters> {
+        Arc::clone(self.device_context.counters())
     }
 
     fn next_peer(&mut self) -> PeerId {
-        self.peers_made += 1;
-        PeerId(self.peers_made)
+        self.peers_created += 1;
+        PeerId(self.peers_created)
     }
 
-    fn add(&mut self, id: PeerId, mut peer: Peer) {
-        peer.list();
+    fn add(&mut self, id: PeerId, mut peer: NetworkPeer) {
+        peer.mark_ready();
         self.peers.insert(id, peer);
         self.ready.push_back(id);
     }
 
-    fn list(&mut self, id: PeerId) {
-        if self.peers.get_mut(&id).is_some_and(Peer::list) {
+    fn mark_ready(&mut self, id: PeerId) {
+        if self.peers.get_mut(&id).is_some_and(NetworkPeer::mark_ready) {
             self.ready.push_back(id);
         }
     }
 
-    fn adopt(&mut self) {
-        while let Ok(Adopted { caller, hello, origin, scheme }) = self.adopted.try_recv() {
+    fn accept(&mut self) {
+        while let Ok(AcceptedConnection { stream, hello, origin, scheme }) = self.accepted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
-            match adopt(caller, scheme, self.options.checks, &self.engine) {
-                Ok(line) => {
-                    self.events.push(Event::Landed { peer, frame: hello, body: Vec::new() });
-                    self.add(peer, Peer::new(peer, line, &self.wakeups));
+            let accepted = {
+                let _inside = self.runtime.tokio().enter();
+                setup::accepted(stream, scheme, self.options.checks)
+            };
+            match accepted {
+                Ok(connection) => {
+                    self.events.push(Event::Received { peer, frame: hello, body: Vec::new() });
+                    let unread =
+                        UnreadLimit { frames: self.options.sends_queued_max, bytes: self.options.unread_bytes_max };
+                    self.add(peer, NetworkPeer::accepted(peer, connection, unread, &self.wakeups));
                 }
-                Err(error) => self.events.push(gone(peer, format!("adopting: {error}"))),
+                Err(error) => self.events.push(gone_event(peer, format!("accepting: {error}"))),
             }
         }
     }
@@ -254,55 +266,55 @@ impl Network {
         self.wakeups.take(&mut woken);
         for id in woken.drain(..) {
             if let Some(peer) = self.peers.get_mut(&id) {
-                peer.woken();
-                self.list(id);
+                peer.socket_woken();
+                self.mark_ready(id);
             }
         }
         self.woken = woken;
     }
 
-    /// Lists the peers whose memory has news.
-    fn collect_shared(&mut self) {
-        for index in 0..self.shared.len() {
-            let id = self.shared[index];
-            if self.peers.get_mut(&id).is_some_and(Peer::has_news) {
-                self.list(id);
+    /// Marks the polled peers with work as ready.
+    fn collect_polled(&mut self) {
+        for index in 0..self.polled.len() {
+            let id = self.polled[index];
+            if self.peers.get_mut(&id).is_some_and(NetworkPeer::has_work) {
+                self.mark_ready(id);
             }
         }
     }
 
-    /// Does something with each peer whose memory is looked at.
-    fn each_shared(&mut self, mut act: impl FnMut(&mut Peer)) {
-        for id in &self.shared {
+    /// Calls `act` for each polled peer.
+    fn each_polled(&mut self, mut act: impl FnMut(&mut NetworkPeer)) {
+        for id in &self.polled {
             self.peers.get_mut(id).into_iter().for_each(&mut act);
         }
     }
 
-    fn has_news(&mut self) -> bool {
-        let Self { shared, peers, .. } = self;
-        shared.iter().any(|id| peers.get_mut(id).is_some_and(Peer::has_news))
+    fn has_work(&mut self) -> bool {
+        let Self { polled, peers, .. } = self;
+        polled.iter().any(|id| peers.get_mut(id).is_some_and(NetworkPeer::has_work))
     }
 
-    /// How many polls may go by without asking the system.
-    fn polls_per_look(&self) -> u64 {
-        if self.has_sockets() { POLLS_PER_LOOK } else { POLLS_PER_GLANCE }
+    /// Polls between two requests for readiness.
+    fn polls_per_io(&self) -> u64 {
+        if self.needs_io() { POLLS_PER_IO } else { POLLS_PER_IO_SHM }
     }
 
-    /// Whether the system has more to tell than wake-ups.
-    fn has_sockets(&self) -> bool {
-        self.shared.len() < self.peers.len() || self.peers.is_empty()
+    /// Whether some connection needs the system to report readiness.
+    fn needs_io(&self) -> bool {
+        self.polled.len() < self.peers.len() || self.peers.is_empty()
     }
 
-    /// Looks again and again, without the system's sleep, for at most `limit`; whether there is something now.
-    fn look_on(&mut self, limit: Duration) -> bool {
-        let glance = if self.has_sockets() { 1 } else { POLLS_PER_GLANCE };
+    /// Polls memory without sleeping, for at most `limit`; whether there is work.
+    fn spin_for_work(&mut self, limit: Duration) -> bool {
+        let spins_per_io = if self.needs_io() { 1 } else { POLLS_PER_IO_SHM };
         let mut began = None;
         for turn in 1_u64.. {
-            if self.has_news() || self.wakeups.has_rung() || !self.adopted.is_empty() {
+            if self.has_work() || self.wakeups.take_notification() || !self.accepted.is_empty() {
                 return true;
             }
-            if turn.is_multiple_of(glance) {
-                self.engine.look();
+            if turn.is_multiple_of(spins_per_io) {
+                self.runtime.poll_io();
                 if self.wakeups.has_woken() {
                     return true;
                 }
@@ -315,17 +327,17 @@ impl Network {
         false
     }
 
-    /// Sleeps until something comes, somebody rings, or `limit` has passed.
-    fn sleep(&mut self, limit: Duration) {
-        self.each_shared(Peer::fall_asleep);
-        // What came before the others knew that this side sleeps brings no wake-up.
-        if !self.has_news() {
-            let Self { wakeups, alarm, engine, .. } = self;
+    /// Sleeps until a wake-up, a ring of the doorbell, or `limit`.
+    fn wait_in_kernel(&mut self, limit: Duration) {
+        self.each_polled(NetworkPeer::request_wakeup);
+        // Work that arrived before the wake-up was requested causes no wake-up.
+        if !self.has_work() {
+            let Self { wakeups, alarm, runtime, .. } = self;
             let (until, set) = (tokio::time::Instant::now() + limit.min(SLEEP_LONGEST), alarm.deadline());
             if alarm.is_elapsed() || set < until || until + LATE < set {
                 alarm.as_mut().reset(until);
             }
-            engine.runtime().block_on(async {
+            runtime.tokio().block_on(async {
                 tokio::select! {
                     biased;
                     () = wakeups.wait() => {}
@@ -333,10 +345,10 @@ impl Network {
                 }
             });
         }
-        self.each_shared(Peer::awake);
+        self.each_polled(NetworkPeer::cancel_wakeup);
     }
 
-    fn expire(&mut self) {
+    fn remove_overdue(&mut self) {
         while let Some((until, id)) = self.ending.front().copied() {
             if until > Instant::now() {
                 return;
@@ -351,12 +363,12 @@ impl Network {
 
     fn remove(&mut self, id: PeerId, reason: String) {
         if let Some(peer) = self.peers.remove(&id) {
-            self.shared.retain(|shared| *shared != id);
+            self.polled.retain(|polled| *polled != id);
             self.events.push(peer.into_gone(reason));
         }
     }
 
-    /// One turn of every peer on the list.
+    /// One turn of every ready peer.
     fn turn(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(id) = self.ready.pop_front() else {
@@ -365,28 +377,28 @@ impl Network {
             let Some(peer) = self.peers.get_mut(&id) else {
                 continue;
             };
-            peer.unlist();
-            let was_ending = peer.is_ending();
-            let turn = peer.turn(&self.hall, &mut self.events);
-            if peer.is_looked_at() && !self.shared.contains(&id) {
-                self.shared.push(id);
+            peer.clear_ready();
+            let was_closing = peer.is_closing();
+            let turn = peer.turn(&self.device_context, &mut self.events);
+            if peer.is_polled() && !self.polled.contains(&id) {
+                self.polled.push(id);
             }
-            if peer.is_ending() && !was_ending {
+            if peer.is_closing() && !was_closing {
                 self.ending.push_back((Instant::now() + self.options.linger, id));
             }
             match turn {
-                Turn::Rest => {}
-                Turn::Again => self.list(id),
-                Turn::Over(reason) => self.remove(id, reason),
+                TurnOutcome::Rest => {}
+                TurnOutcome::Again => self.mark_ready(id),
+                TurnOutcome::Over(reason) => self.remove(id, reason),
             }
         }
     }
 
-    /// Takes one piece of work, or gives it back when the peer's queue is full.
-    fn take(&mut self, work: Submit) -> Option<Submit> {
+    /// Accepts one submission, or returns it when the peer's queue is full.
+    fn accept_work(&mut self, work: Submit) -> Option<Submit> {
         let id = work.peer();
         let Some(peer) = self.peers.get_mut(&id) else {
-            self.events.push(returned(work));
+            self.events.push(returned_event(work));
             return None;
         };
         match work {
@@ -397,9 +409,9 @@ impl Network {
                 assert_body(&frame, &body);
                 peer.send(ticket, frame, body);
             }
-            Submit::Land { into, .. } => {
-                peer.land(into);
-                self.list(id);
+            Submit::PostReceive { into, .. } => {
+                peer.post_receive(into);
+                self.mark_ready(id);
             }
         }
         None
@@ -408,9 +420,9 @@ impl Network {
 
 impl Transport for Network {
     fn capabilities(&self) -> Capabilities {
-        // Over verbs; over a stream there is one payload after the other.
-        let landings = if matches!(self.options.devices, Devices::None) { 1 } else { LANDINGS_MAX };
-        Capabilities { name: "network", checks_payload: self.options.checks == Checks::Always, landings }
+        // Only verbs overlap receives; a stream has one payload after the other.
+        let receives = if matches!(self.options.devices, VerbsDevices::None) { 1 } else { RECEIVES_MAX };
+        Capabilities { name: "network", checks_payload: self.options.checks == ChecksumPolicy::Always, receives }
     }
 
     fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
@@ -418,9 +430,12 @@ impl Transport for Network {
             return Err(Failure::call(format!("address \"{address}\": this transport connects to other processes")));
         }
         let id = self.next_peer();
-        let task =
-            self.engine.runtime().spawn(socket::connect(address.clone(), self.options.clone(), self.hall.clone()));
-        self.add(id, Peer::connecting(id, task, self.options.checks, &self.wakeups));
+        let task = self.runtime.tokio().spawn(socket::connect(
+            address.clone(),
+            self.options.clone(),
+            self.device_context.clone(),
+        ));
+        self.add(id, NetworkPeer::connecting(id, ConnectionSetup::new(task, self.options.checks), &self.wakeups));
         Ok(id)
     }
 
@@ -429,10 +444,11 @@ impl Transport for Network {
         for _ in 0..queue.len() {
             let Some(work) = queue.pop_front() else { break };
             let id = work.peer();
-            // Frames stay in order; places are taken always, because the peer may wait for us to read.
+            // Sends stay in order. Receive buffers are always accepted, because the peer may depend on this side
+            // reading.
             let left = match work {
                 Submit::Send { .. } if full.contains(&id) => Some(work),
-                work => self.take(work),
+                work => self.accept_work(work),
             };
             if let Some(work) = left {
                 queue.push_back(work);
@@ -446,8 +462,8 @@ impl Transport for Network {
         }
         for id in touched.drain(..) {
             let turn = self.peers.get_mut(&id).map(|peer| peer.flush(&mut self.events));
-            if matches!(turn, Some(Turn::Again)) {
-                self.list(id);
+            if matches!(turn, Some(TurnOutcome::Again)) {
+                self.mark_ready(id);
             }
         }
         full.clear();
@@ -457,96 +473,82 @@ impl Transport for Network {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
         self.collect_woken();
-        self.collect_shared();
+        self.collect_polled();
         let is_idle = self.ready.is_empty() && self.events.is_empty();
         self.idle_polls = if is_idle { self.idle_polls + 1 } else { 0 };
-        let asks = is_idle && self.has_sockets() && self.idle_polls.is_multiple_of(IDLE_POLLS_PER_LOOK);
-        if asks || self.polls.is_multiple_of(self.polls_per_look()) {
-            self.engine.look();
+        let asks = is_idle && self.needs_io() && self.idle_polls.is_multiple_of(IDLE_POLLS_PER_IO);
+        if asks || self.polls.is_multiple_of(self.polls_per_io()) {
+            self.runtime.poll_io();
             self.collect_woken();
         }
         self.polls += 1;
-        self.adopt();
-        self.expire();
+        self.accept();
+        self.remove_overdue();
         self.turn();
         if !self.events.is_empty() {
-            self.lent_look = LENT_LOOK;
+            self.borrowed_poll = BORROWED_POLL;
         }
         events.append(&mut self.events);
         Ok(())
     }
 
     fn close(&mut self, id: PeerId) {
-        if self.peers.get_mut(&id).is_some_and(|peer| peer.end("closed by this side")) {
+        if self.peers.get_mut(&id).is_some_and(|peer| peer.close("closed by this side")) {
             self.ending.push_back((Instant::now() + self.options.linger, id));
-            self.list(id);
+            self.mark_ready(id);
         }
     }
 
     fn wait(&mut self, limit: Duration) {
-        if !self.events.is_empty() || !self.ready.is_empty() || !self.adopted.is_empty() || self.has_news() {
+        if !self.events.is_empty() || !self.ready.is_empty() || !self.accepted.is_empty() || self.has_work() {
             return;
         }
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        let lends = self.shared.iter().any(|id| self.peers.get(id).is_some_and(Peer::lends));
-        let lent = lends.then_some(self.lent_look);
-        self.lent_look = (self.lent_look * 2).min(LENT_LOOK_LONGEST);
-        let limit = [Some(limit), until, lent].into_iter().flatten().min().unwrap_or(limit);
+        let has_borrowed = self.polled.iter().any(|id| self.peers.get(id).is_some_and(NetworkPeer::has_borrowed));
+        let borrowed_poll_due = has_borrowed.then_some(self.borrowed_poll);
+        self.borrowed_poll = (self.borrowed_poll * 2).min(BORROWED_POLL_LONGEST);
+        let limit = [Some(limit), until, borrowed_poll_due].into_iter().flatten().min().unwrap_or(limit);
         let Some(permit) = self.spin.begin(self.options.poll) else {
-            return self.sleep(limit);
+            return self.wait_in_kernel(limit);
         };
         let looked = permit.limit().min(limit);
-        let has_found = self.look_on(looked);
+        let has_found = self.spin_for_work(looked);
         drop(permit);
         self.spin.learn(has_found);
         if !has_found && looked < limit {
-            self.sleep(limit - looked);
+            self.wait_in_kernel(limit - looked);
         }
     }
 
     fn doorbell(&self) -> Doorbell {
-        self.bell.clone()
+        self.doorbell.clone()
     }
 }
 
-fn adopt(caller: Caller, scheme: Scheme, checks: Checks, engine: &Engine) -> io::Result<Line> {
-    let _runtime = engine.runtime().enter();
-    match caller {
-        Caller::Tcp(stream, answer) => match verbs::welcome(TcpStream::from_std(stream)?, answer, scheme)? {
-            Welcomed::Line(line) => Ok(Line::Verbs(line)),
-            Welcomed::Tcp(stream) => Ok(Line::tcp(stream, checks)),
-        },
-        Caller::Shm(stream, board) => {
-            let line = shm::Line::new(UnixStream::from_std(stream)?, board, Side::Accepting)?;
-            Ok(Line::Shm(Box::new(line)))
-        }
-    }
-}
-
-impl Engine {
+impl IoRuntime {
     fn new() -> Result<Self, Failure> {
         let runtime = Builder::new_current_thread().enable_all().thread_name("pserver-names").build();
         let failed = |error: io::Error| Failure::Node(format!("making the network runtime: {error}"));
         Ok(Self(Some(runtime.map_err(failed)?)))
     }
 
-    fn runtime(&self) -> &Runtime {
+    fn tokio(&self) -> &Runtime {
         self.0.as_ref().expect("it goes only when it is dropped")
     }
 
-    /// An alarm that is not set.
+    /// A timer that is not set.
     fn alarm(&self) -> Pin<Box<Sleep>> {
-        let _inside = self.runtime().enter();
+        let _inside = self.tokio().enter();
         Box::pin(tokio::time::sleep(Duration::ZERO))
     }
 
-    /// Learns from the system which sockets may go on, without waiting.
-    fn look(&self) {
-        self.runtime().block_on(tokio::task::yield_now());
+    /// Asks the system for readiness, without waiting.
+    fn poll_io(&self) {
+        self.tokio().block_on(tokio::task::yield_now());
     }
 }
 
-impl Drop for Engine {
+impl Drop for IoRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

@@ -1,500 +1,266 @@
-//! One connection: what it does when it may go on.
+//! Peer of a network transport: a connection, its waker, and its closing.
 
-use std::future::Future;
-use std::io;
-use std::net::Shutdown;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
-use pserver_core::wire::{Address, ErrorCode, Frame, Scheme};
-use socket2::SockRef;
-use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
+use pserver_core::wire::{Address, ErrorCode, Frame};
 
-use super::checks::Checks;
-use super::reader::{Ended, Reader};
-use super::socket::{Made, Unmade};
-use super::wakeups::{PeerWake, Wakeups};
-use super::writer::Writer;
-use super::{Pause, TURN_BYTES, TURN_FRAMES};
+use super::setup::{ConnectionSetup, SetupProgress};
+use super::wakeups::{PeerWaker, Wakeups};
+use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
 use crate::refusal::refusal;
-use crate::share::Share;
-use crate::shm::{self, Side};
-use crate::verbs::{self, Became, Hall, Meeting};
+use crate::verbs::DeviceContext;
 
-/// What a turn on shared memory may do.
-const SHARE: Share = Share { bytes: TURN_BYTES, frames: TURN_FRAMES };
-
-/// One connection.
-pub(super) struct Peer {
+/// A peer.
+pub(super) struct NetworkPeer {
     id: PeerId,
-    line: Line,
-    /// Where it connects to and offers verbs, when it need not be verbs.
-    offers: Option<Address>,
-    ending: Option<Ending>,
-    /// Frames that were given up when the connection began to end.
-    unsent: Vec<(Ticket, Vec<Outgoing>)>,
-    wake: Arc<PeerWake>,
+    stage: PeerStage,
+    /// The address to which verbs are denied for a while if they fail, because TCP is allowed there too.
+    offered: Option<Address>,
+    /// The reason for closing. A closing connection sends its queue, shuts the socket down, and discards input until
+    /// the peer closes: closing over unread bytes would discard what the peer has not read.
+    closing: Option<String>,
+    /// Frames that were dropped from the queue when the closing began.
+    unsent: Vec<TicketedBody>,
+    /// The unread answers that end reading. None on the side that connected, which always reads, so that the two sides
+    /// cannot block each other.
+    unread: Option<UnreadLimit>,
+    wake: Arc<PeerWaker>,
     waker: Waker,
-    /// Whether it stands in the transport's list of peers that may go on.
-    listed: bool,
+    /// Whether the peer is in the transport's ready list.
+    is_ready: bool,
 }
 
-/// What the frames go through.
-pub(super) enum Line {
-    /// Nothing yet.
-    Connecting(Connecting),
-    /// A TCP connection.
-    Tcp(Box<TcpLine>),
-    /// A TCP connection that offers to become one over verbs.
-    Meeting(Box<Meeting>),
-    /// Shared memory.
-    Shm(Box<shm::Line>),
-    /// Verbs.
-    Verbs(Box<verbs::Line>),
+enum PeerStage {
+    Setup(ConnectionSetup),
+    Established(Box<dyn Connection>),
 }
 
-/// A connection that is being made, and the frames for it.
-pub(super) struct Connecting {
-    task: JoinHandle<Result<Made, Unmade>>,
-    checks: Checks,
-    waiting: Vec<(Ticket, Frame, Vec<Outgoing>)>,
-}
-
-/// A TCP connection.
-pub(super) struct TcpLine {
-    stream: TcpStream,
-    reader: Reader,
-    writer: Writer,
-}
-
-/// A connection that ends: what is queued leaves, the socket says so, and what still arrives is forgotten until
-/// the peer closes too, because closing over unread bytes would destroy what the peer has not read yet.
-struct Ending {
-    reason: String,
-    shut: bool,
-}
-
-/// What a turn came to.
-pub(super) enum Turn {
-    /// There is nothing to do before the peer's waker is called.
+/// The outcome of a turn.
+pub(super) enum TurnOutcome {
+    /// Nothing to do until the peer's waker is called.
     Rest,
-    /// There is more to do at once.
+    /// More can be done at once.
     Again,
-    /// The connection is over.
+    /// The connection has ended.
     Over(String),
 }
 
-impl Line {
-    /// A connection that is there.
-    pub(super) fn tcp(stream: TcpStream, checks: Checks) -> Self {
-        Self::Tcp(Box::new(TcpLine { stream, reader: Reader::new(checks), writer: Writer::new(checks) }))
+impl NetworkPeer {
+    /// A peer whose connection is being made.
+    pub(super) fn connecting(id: PeerId, setup: ConnectionSetup, wakeups: &Arc<Wakeups>) -> Self {
+        Self::new(id, PeerStage::Setup(setup), wakeups)
     }
 
-    fn made(made: Made, checks: Checks) -> Result<Self, String> {
-        match made {
-            Made::Tcp(stream) => Ok(Self::tcp(stream, checks)),
-            Made::Shm(met) => {
-                let line = shm::Line::new(met.stream, met.board, Side::Connecting);
-                Ok(Self::Shm(Box::new(line.map_err(|error| format!("connecting: {error}"))?)))
-            }
-            Made::Rising(stream, address, offer) => match offer {
-                Ok(half) => Ok(Self::Meeting(Box::new(Meeting::new(stream, half, address.scheme, checks)))),
-                Err(reason) if address.scheme == Scheme::Verbs => Err(format!("connecting to {address}: {reason}")),
-                Err(reason) => {
-                    tracing::info!(%address, carried_by = "tcp", "connected over TCP; {reason}");
-                    Ok(Self::tcp(stream, checks))
-                }
-            },
-        }
-    }
-
-    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
-        match self {
-            Self::Connecting(connecting) => connecting.waiting.extend(ticket.map(|ticket| (ticket, frame, body))),
-            Self::Tcp(line) => line.writer.push(ticket, frame, body),
-            Self::Meeting(meeting) => meeting.send(ticket, frame, body),
-            Self::Shm(line) => line.send(ticket, &frame, body),
-            Self::Verbs(line) => line.send(ticket, frame, body),
-        }
-    }
-
-    fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
-        match self {
-            Self::Connecting(connecting) => connecting.take_waiting(),
-            Self::Tcp(line) => line.writer.take_unbegun(),
-            Self::Meeting(meeting) => meeting.take_waiting(),
-            Self::Shm(line) => line.take_unbegun(),
-            Self::Verbs(line) => line.take_unbegun(),
-        }
-    }
-}
-
-impl Connecting {
-    fn take_waiting(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
-        self.waiting.drain(..).map(|(ticket, _, body)| (ticket, body)).collect()
-    }
-}
-
-impl TcpLine {
-    /// Writes and reads what can be without waiting.
-    fn turn(&mut self, id: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<Turn, Ended> {
-        let Self { stream, reader, writer } = self;
-        let wrote = writer.turn(id, stream, events);
-        let read = reader.turn(id, stream, events)?;
-        let wrote = match (wrote, &read) {
-            (Ok(pause), _) => pause,
-            // What the peer said before it went, a refusal perhaps, is read first.
-            (Err(_), Pause::Turn) => return Ok(Turn::Again),
-            (Err(error), _) => return Ok(Turn::Over(format!("writing: {error}"))),
-        };
-        let mut context = Context::from_waker(waker);
-        let reads = read == Pause::Turn || read == Pause::Blocked && stream.poll_read_ready(&mut context).is_ready();
-        let writes =
-            wrote == Pause::Turn || wrote == Pause::Blocked && stream.poll_write_ready(&mut context).is_ready();
-        Ok(if reads || writes { Turn::Again } else { Turn::Rest })
-    }
-
-    fn turn_ending(
-        &mut self,
+    /// A peer that was accepted, with its limit of unread answers.
+    pub(super) fn accepted(
         id: PeerId,
-        ending: &mut Ending,
-        waker: &Waker,
-        events: &mut Vec<Event>,
-    ) -> io::Result<Turn> {
-        let Self { stream, reader, writer } = self;
-        let mut context = Context::from_waker(waker);
-        match writer.turn(id, stream, events)? {
-            Pause::Turn => return Ok(Turn::Again),
-            Pause::Blocked if stream.poll_write_ready(&mut context).is_ready() => {
-                return Ok(Turn::Again);
-            }
-            Pause::Blocked => {}
-            Pause::Idle if !ending.shut => {
-                SockRef::from(&*stream).shutdown(Shutdown::Write)?;
-                ending.shut = true;
-            }
-            Pause::Idle => {}
-        }
-        for _ in 0..TURN_BYTES / Reader::BUFFER_BYTES {
-            match reader.discard(stream) {
-                Ok(true) => return Ok(Turn::Over(ending.reason.clone())),
-                Ok(false) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return Ok(Turn::Over(ending.reason.clone())),
-            }
-        }
-        let more = stream.poll_read_ready(&mut context).is_ready();
-        Ok(if more { Turn::Again } else { Turn::Rest })
-    }
-}
-
-impl Peer {
-    /// A connection that is being made.
-    pub(super) fn connecting(
-        id: PeerId,
-        task: JoinHandle<Result<Made, Unmade>>,
-        checks: Checks,
+        connection: Box<dyn Connection>,
+        unread: UnreadLimit,
         wakeups: &Arc<Wakeups>,
     ) -> Self {
-        Self::new(id, Line::Connecting(Connecting { task, checks, waiting: Vec::new() }), wakeups)
+        Self { unread: Some(unread), ..Self::new(id, PeerStage::Established(connection), wakeups) }
     }
 
-    /// A connection by `line`.
-    pub(super) fn new(id: PeerId, line: Line, wakeups: &Arc<Wakeups>) -> Self {
-        let wake = PeerWake::new(id, wakeups);
-        let (offers, ending, unsent) = (None, None, Vec::new());
-        Self { id, line, offers, ending, unsent, waker: wake.waker(), wake, listed: false }
+    fn new(id: PeerId, stage: PeerStage, wakeups: &Arc<Wakeups>) -> Self {
+        let wake = PeerWaker::new(id, wakeups);
+        let (offered, closing, unsent) = (None, None, Vec::new());
+        Self { id, stage, offered, closing, unsent, unread: None, waker: wake.waker(), wake, is_ready: false }
     }
 
-    /// Puts it on the list, unless it is there; returns whether it was not.
-    pub(super) fn list(&mut self) -> bool {
-        !std::mem::replace(&mut self.listed, true)
+    fn connection(&self) -> Option<&dyn Connection> {
+        match &self.stage {
+            PeerStage::Setup(_) => None,
+            PeerStage::Established(connection) => Some(connection.as_ref()),
+        }
     }
 
-    /// Takes it off the list.
-    pub(super) fn unlist(&mut self) {
-        self.listed = false;
+    fn connection_mut(&mut self) -> Option<&mut Box<dyn Connection>> {
+        match &mut self.stage {
+            PeerStage::Setup(_) => None,
+            PeerStage::Established(connection) => Some(connection),
+        }
     }
 
-    /// Its waker's call has been seen.
-    pub(super) fn woken(&mut self) {
+    /// Marks the peer as ready; false when it was already.
+    pub(super) fn mark_ready(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_ready, true)
+    }
+
+    /// Clears the ready mark.
+    pub(super) fn clear_ready(&mut self) {
+        self.is_ready = false;
+    }
+
+    /// Records that the waker was called.
+    pub(super) fn socket_woken(&mut self) {
         self.wake.taken();
-        match &mut self.line {
-            Line::Meeting(meeting) => meeting.woken(),
-            Line::Shm(line) => line.woken(),
-            Line::Verbs(line) => line.woken(),
-            Line::Connecting(_) | Line::Tcp(_) => {}
+        match &mut self.stage {
+            PeerStage::Setup(setup) => setup.socket_woken(),
+            PeerStage::Established(connection) => connection.socket_woken(),
         }
     }
 
-    /// Whether what it has is memory, which must be looked at: the system does not tell of it.
-    pub(super) fn is_looked_at(&self) -> bool {
-        matches!(self.line, Line::Shm(_) | Line::Verbs(_))
+    /// Whether memory must be polled, because the system does not report its changes.
+    pub(super) fn is_polled(&self) -> bool {
+        self.connection().is_some_and(Connection::is_polled)
     }
 
-    /// Whether its memory has news.
-    pub(super) fn has_news(&mut self) -> bool {
-        match &mut self.line {
-            Line::Shm(line) => line.has_news(),
-            Line::Verbs(line) => line.has_news(),
-            Line::Connecting(_) | Line::Meeting(_) | Line::Tcp(_) => false,
+    /// Whether polling finds work.
+    pub(super) fn has_work(&mut self) -> bool {
+        self.connection_mut().is_some_and(|connection| connection.has_work())
+    }
+
+    /// Requests a wake-up for later changes of polled memory, before this side sleeps.
+    pub(super) fn request_wakeup(&mut self) {
+        if let Some(connection) = self.connection_mut() {
+            connection.request_wakeup();
         }
     }
 
-    /// This side is about to sleep, and wants to be woken when its memory has news.
-    pub(super) fn fall_asleep(&mut self) {
-        match &mut self.line {
-            Line::Shm(line) => line.fall_asleep(),
-            Line::Verbs(line) => line.fall_asleep(),
-            Line::Connecting(_) | Line::Meeting(_) | Line::Tcp(_) => {}
+    /// Cancels the request for a wake-up.
+    pub(super) fn cancel_wakeup(&mut self) {
+        if let Some(connection) = self.connection_mut() {
+            connection.cancel_wakeup();
         }
     }
 
-    /// This side is awake again.
-    pub(super) fn awake(&mut self) {
-        if let Line::Shm(line) = &mut self.line {
-            line.awake();
-        }
+    /// Whether the peer reads payloads in place, whose return causes no wake-up.
+    pub(super) fn has_borrowed(&self) -> bool {
+        self.connection().is_some_and(Connection::has_borrowed)
     }
 
-    /// Whether parcels come back without a wake-up.
-    pub(super) fn lends(&self) -> bool {
-        matches!(&self.line, Line::Shm(line) if line.lends())
-    }
-
-    /// Whether one more frame fits the queue of at most `queued_max`.
+    /// Whether the queue holds fewer than `queued_max` frames.
     pub(super) fn has_room(&self, queued_max: usize) -> bool {
-        let queued = match &self.line {
-            Line::Connecting(connecting) => connecting.waiting.len(),
-            Line::Tcp(line) => line.writer.len(),
-            Line::Meeting(meeting) => meeting.len(),
-            Line::Shm(line) => line.len(),
-            Line::Verbs(line) => line.len(),
+        let queued = match &self.stage {
+            PeerStage::Setup(setup) => setup.len(),
+            PeerStage::Established(connection) => connection.len(),
         };
         queued < queued_max
     }
 
-    /// Queues a frame; one for a connection that is ending comes back with its end.
+    /// Queues a frame. A frame for a closing connection comes back with its end.
     pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
-        if self.ending.is_some() {
-            self.unsent.push((ticket, body));
-        } else {
-            self.line.send(Some(ticket), frame, body);
+        match &mut self.stage {
+            _ if self.closing.is_some() => self.unsent.push((ticket, body)),
+            PeerStage::Setup(setup) => setup.send(ticket, frame, body),
+            PeerStage::Established(connection) => connection.send(Some(ticket), frame, body),
         }
     }
 
-    /// The places for the head that was reported; those for a connection that is ending come back with its end.
+    /// Posts the receive buffers for the reported head.
     ///
     /// # Panics
-    /// When there is no connection yet: nothing was reported.
-    pub(super) fn land(&mut self, places: Vec<Incoming>) {
-        match &mut self.line {
-            Line::Connecting(_) | Line::Meeting(_) => panic!("places were handed over, but no head waits for them"),
-            Line::Tcp(line) => line.reader.land(places),
-            Line::Shm(line) => line.land(places),
-            Line::Verbs(line) => line.land(places),
-        }
+    /// Before the connection is made, because no head was reported.
+    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+        let connection = self.connection_mut().expect("receive buffers were posted, but no head waits for them");
+        connection.post_receive(buffers);
     }
 
-    /// Begins to end the connection; false when it is ending already.
-    pub(super) fn end(&mut self, reason: impl Into<String>) -> bool {
-        if self.ending.is_some() {
-            return false;
-        }
-        self.ending = Some(Ending { reason: reason.into(), shut: false });
-        true
+    /// Begins to close the connection; false when it is closing already.
+    pub(super) fn close(&mut self, reason: impl Into<String>) -> bool {
+        let begins = self.closing.is_none();
+        self.closing.get_or_insert_with(|| reason.into());
+        begins
     }
 
-    /// The parcels it still holds, for its last event.
+    /// The last event, with all buffers that the peer holds.
     pub(super) fn into_gone(self, reason: String) -> Event {
-        let Self { id: peer, line, unsent: mut given_up, .. } = self;
-        let (mut unsent, unfilled) = match line {
-            Line::Connecting(mut connecting) => {
-                connecting.task.abort();
-                (connecting.take_waiting(), Vec::new())
-            }
-            Line::Tcp(mut line) => (line.writer.take_all(), line.reader.take_unfilled()),
-            Line::Meeting(meeting) => (meeting.into_parcels(), Vec::new()),
-            Line::Shm(line) => line.into_parcels(),
-            Line::Verbs(line) => line.into_parcels(),
+        let Self { id: peer, stage, unsent: mut dropped, .. } = self;
+        let (mut unsent, unfilled) = match stage {
+            PeerStage::Setup(setup) => (setup.into_frames(), Vec::new()),
+            PeerStage::Established(connection) => connection.into_buffers(),
         };
-        unsent.append(&mut given_up);
+        unsent.append(&mut dropped);
         Event::Gone { peer, reason, unsent, unfilled }
     }
 
-    /// Whether it is ending.
-    pub(super) fn is_ending(&self) -> bool {
-        self.ending.is_some()
+    /// Whether the connection is closing.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.is_some()
     }
 
-    /// Why it is ending, when its time is up.
+    /// The reason for closing.
     pub(super) fn reason(&self) -> String {
-        self.ending.as_ref().map_or_else(String::new, |ending| ending.reason.clone())
+        self.closing.clone().unwrap_or_default()
     }
 
-    /// Does what can be done without waiting, within bounds, so that the other peers get their turn.
-    pub(super) fn turn(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Turn {
-        if let Some(turn) = self.turn_connecting(events) {
-            return turn;
-        }
-        if let Some(turn) = self.turn_meeting(hall, events) {
-            return turn;
-        }
-        if self.ending.is_some() {
-            return self.turn_ending(events).unwrap_or_else(|error| Turn::Over(format!("{}: {error}", self.reason())));
-        }
-        self.turn_open(hall, events)
-    }
-
-    /// Writes only: for a frame that was just submitted.
-    pub(super) fn flush(&mut self, events: &mut Vec<Event>) -> Turn {
-        if self.ending.is_some() {
-            return Turn::Again;
-        }
-        // The next turn arms the waker, or meets an error again with the reader's help.
-        let is_flushed = match &mut self.line {
-            Line::Connecting(_) | Line::Meeting(_) => false,
-            Line::Tcp(line) => matches!(line.writer.turn(self.id, &line.stream, events), Ok(Pause::Idle)),
-            Line::Shm(line) => matches!(line.flush(self.id, SHARE, events), Ok(false)),
-            Line::Verbs(line) => matches!(line.flush(self.id, SHARE, events), Ok(false)),
-        };
-        if is_flushed { Turn::Rest } else { Turn::Again }
-    }
-
-    /// Looks whether the connection was made; nothing once it is there.
-    fn turn_connecting(&mut self, events: &mut Vec<Event>) -> Option<Turn> {
-        let Line::Connecting(connecting) = &mut self.line else { return None };
-        let made = match Pin::new(&mut connecting.task).poll(&mut Context::from_waker(&self.waker)) {
-            Poll::Pending => return Some(Turn::Rest),
-            Poll::Ready(Err(error)) => return Some(Turn::Over(format!("connecting: {error}"))),
-            Poll::Ready(Ok(Err(Unmade::Lost(reason)))) => return Some(Turn::Over(reason)),
-            Poll::Ready(Ok(Err(Unmade::Refused(frame)))) => {
-                let peer = self.id;
-                events.extend([Event::Connected { peer }, Event::Landed { peer, frame, body: Vec::new() }]);
-                return Some(Turn::Over("refused before the hello".to_owned()));
-            }
-            Poll::Ready(Ok(Ok(made))) => made,
-        };
-        let waiting = std::mem::take(&mut connecting.waiting);
-        if let Made::Rising(_, address, _) = &made {
-            self.offers = (address.scheme == Scheme::Auto).then(|| address.clone());
-        }
-        match Line::made(made, connecting.checks) {
-            Ok(line) => self.line = line,
-            Err(reason) => {
-                connecting.waiting = waiting;
-                return Some(Turn::Over(reason));
-            }
-        }
-        for (ticket, frame, body) in waiting {
-            self.line.send(Some(ticket), frame, body);
-        }
-        events.push(Event::Connected { peer: self.id });
-        None
-    }
-
-    /// Looks whether the other side has answered the offer; nothing once it has.
-    fn turn_meeting(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Option<Turn> {
-        let Line::Meeting(meeting) = &mut self.line else { return None };
-        let checks = meeting.checks();
-        let (became, waiting) = match meeting.turn((self.id, hall), &self.waker, events) {
-            Ok(Some(met)) => met,
-            Ok(None) => return Some(Turn::Rest),
-            Err(ended) => {
-                // The other side has made its end by then, and would make it again.
-                if let (Some(address), verbs::Ended::Device(_) | verbs::Ended::Broken(_)) = (&self.offers, &ended) {
-                    hall.deny(Some(address), &ended.to_string());
+    /// Makes progress without blocking, within the budget of a turn.
+    pub(super) fn turn(&mut self, device_context: &DeviceContext, events: &mut Vec<Event>) -> TurnOutcome {
+        if let PeerStage::Setup(setup) = &mut self.stage {
+            match setup.poll(self.id, device_context, &self.waker, events) {
+                SetupProgress::Pending => return TurnOutcome::Rest,
+                SetupProgress::Failed(reason) => return TurnOutcome::Over(reason),
+                SetupProgress::Established(connection, offered) => {
+                    (self.stage, self.offered) = (PeerStage::Established(connection), offered);
                 }
-                return Some(Turn::Over(ended.to_string()));
             }
-        };
-        self.line = match became {
-            Became::Line(line) => {
-                tracing::info!(peer = self.id.0, carried_by = "verbs", "connected over verbs");
-                Line::Verbs(line)
-            }
-            Became::Tcp(stream, bytes, reason) => {
-                tracing::info!(peer = self.id.0, carried_by = "tcp", "connected over TCP; no verbs: {reason}");
-                let mut line = Line::tcp(stream, checks);
-                if let Line::Tcp(line) = &mut line {
-                    line.reader.preload(&bytes);
-                }
-                line
-            }
-        };
-        for (ticket, frame, body) in waiting {
-            self.line.send(Some(ticket), frame, body);
         }
-        None
+        if self.closing.is_some() { self.turn_closing(events) } else { self.turn_open(device_context, events) }
     }
 
-    fn turn_open(&mut self, hall: &Hall, events: &mut Vec<Event>) -> Turn {
-        match &mut self.line {
-            Line::Connecting(_) | Line::Meeting(_) => Turn::Rest,
-            Line::Verbs(line) => match line.turn(self.id, &self.waker, SHARE, events) {
-                Ok(true) => Turn::Again,
-                Ok(false) => Turn::Rest,
-                Err(ended) => {
-                    deny(hall, self.offers.as_ref(), line, &ended);
-                    // What this side's device does not do, the other side learns here or never.
-                    let is_told = ended.is_peers_fault() || line.is_accepted() && ended.is_devices_fault();
-                    if is_told { self.refuse(&ended.to_string()) } else { Turn::Over(ended.to_string()) }
-                }
-            },
-            Line::Tcp(line) => match line.turn(self.id, &self.waker, events) {
-                Ok(turn) => turn,
-                Err(Ended::Wire(error)) => self.refuse(&error.to_string()),
-                Err(ended) => Turn::Over(ended.to_string()),
-            },
-            Line::Shm(line) => match line.turn(self.id, &self.waker, SHARE, events) {
-                Ok(true) => Turn::Again,
-                Ok(false) => Turn::Rest,
-                Err(ended) if ended.is_peers_fault() => self.refuse(&ended.to_string()),
-                Err(ended) => Turn::Over(ended.to_string()),
-            },
+    /// Sends a frame right after its submission, without reading.
+    pub(super) fn flush(&mut self, events: &mut Vec<Event>) -> TurnOutcome {
+        let PeerStage::Established(connection) = &mut self.stage else { return TurnOutcome::Again };
+        if self.closing.is_some() {
+            return TurnOutcome::Again;
         }
+        // A next turn registers the waker, meets an error again after reading, and checks whether the peer may be
+        // read again.
+        let is_flushed = matches!(connection.flush(self.id, events), Ok(false));
+        if is_flushed && !connection.is_paused() { TurnOutcome::Rest } else { TurnOutcome::Again }
     }
 
-    /// Tells the peer what was wrong with what it sent, and ends the connection.
-    fn refuse(&mut self, reason: &str) -> Turn {
+    fn turn_open(&mut self, device_context: &DeviceContext, events: &mut Vec<Event>) -> TurnOutcome {
+        let PeerStage::Established(connection) = &mut self.stage else { return TurnOutcome::Rest };
+        let error = match connection.turn(self.id, &self.waker, self.unread, events) {
+            Ok(true) => return TurnOutcome::Again,
+            Ok(false) => return TurnOutcome::Rest,
+            Err(error) => error,
+        };
+        let is_accepted = self.unread.is_some();
+        deny(device_context, (self.offered.as_ref(), is_accepted), connection.has_received(), &error);
+        // The server is the last that can report a failure of its device to the client.
+        let is_told = error.is_peers_fault() || is_accepted && error.is_devices_fault();
+        if is_told { self.refuse(&error.to_string()) } else { TurnOutcome::Over(error.to_string()) }
+    }
+
+    /// Tells the peer the reason, and closes the connection.
+    fn refuse(&mut self, reason: &str) -> TurnOutcome {
         tracing::warn!(peer = self.id.0, reason, "connection refused");
-        self.unsent = self.line.take_unbegun();
-        self.line.send(None, refusal(ErrorCode::Invalid, reason), Vec::new());
-        self.end(reason);
-        Turn::Again
+        if let PeerStage::Established(connection) = &mut self.stage {
+            self.unsent = connection.take_unbegun();
+            connection.send(None, refusal(ErrorCode::Invalid, reason), Vec::new());
+        }
+        self.close(reason);
+        TurnOutcome::Again
     }
 
-    fn turn_ending(&mut self, events: &mut Vec<Event>) -> io::Result<Turn> {
-        let Some(ending) = &mut self.ending else { return Ok(Turn::Rest) };
-        match &mut self.line {
-            Line::Connecting(_) | Line::Meeting(_) => Ok(Turn::Rest),
-            Line::Verbs(line) => match line.turn_ending(self.id, &self.waker, SHARE, events) {
-                Ok((true, _)) => Ok(Turn::Over(ending.reason.clone())),
-                Ok((false, true)) => Ok(Turn::Again),
-                Ok((false, false)) => Ok(Turn::Rest),
-                Err(ended) => Err(io::Error::other(ended)),
-            },
-            Line::Tcp(line) => line.turn_ending(self.id, ending, &self.waker, events),
-            Line::Shm(line) => match line.turn_ending(self.id, &self.waker, SHARE, events) {
-                Ok((true, _)) => Ok(Turn::Over(ending.reason.clone())),
-                Ok((false, true)) => Ok(Turn::Again),
-                Ok((false, false)) => Ok(Turn::Rest),
-                Err(ended) => Err(io::Error::other(ended)),
-            },
+    fn turn_closing(&mut self, events: &mut Vec<Event>) -> TurnOutcome {
+        let reason = self.reason();
+        let PeerStage::Established(connection) = &mut self.stage else { return TurnOutcome::Rest };
+        match connection.turn_closing(self.id, &self.waker, events) {
+            Ok((true, _)) => TurnOutcome::Over(reason),
+            Ok((false, true)) => TurnOutcome::Again,
+            Ok((false, false)) => TurnOutcome::Rest,
+            Err(error) => TurnOutcome::Over(format!("{reason}: {error}")),
         }
     }
 }
 
-/// What verbs did not do for a connection that ends, they would not do for the next one either: a device that fails,
-/// and a pair that nothing came over. `address` is where it connected to, when it need not have been verbs.
-fn deny(hall: &Hall, address: Option<&Address>, line: &verbs::Line, ended: &verbs::Ended) {
-    match address {
-        Some(_) if ended.is_devices_fault() || !line.has_heard() => hall.deny(address, &ended.to_string()),
-        None if ended.is_devices_fault() && line.is_accepted() => hall.deny(None, &ended.to_string()),
+/// Denies verbs for a while after a device failed, or after a queue pair never received anything. `offered` is the
+/// address of a connection that had a choice.
+fn deny(
+    device_context: &DeviceContext,
+    (offered, is_accepted): (Option<&Address>, bool),
+    has_received: bool,
+    error: &ConnectionError,
+) {
+    match offered {
+        Some(_) if error.is_devices_fault() || !has_received => device_context.deny(offered, &error.to_string()),
+        None if error.is_devices_fault() && is_accepted => device_context.deny(None, &error.to_string()),
         _ => {}
     }
 }

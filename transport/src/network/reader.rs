@@ -1,4 +1,4 @@
-//! Frames on their way in from one connection.
+//! Receive side of a TCP connection.
 
 use std::io::{self, IoSliceMut, Read};
 
@@ -6,102 +6,94 @@ use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, Incoming};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 use socket2::SockRef;
-use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::checks::Checks;
-use super::{Pause, SLICES_MAX, TURN_BYTES, TURN_FRAMES};
-use crate::payload::Landing;
+use super::checks::ChecksumPolicy;
+use super::{IoProgress, SLICES_MAX};
+use crate::connection::ConnectionError;
+use crate::payload::PostedReceive;
+use crate::turn_budget::{TURN_BYTES, TURN_FRAMES};
 
-/// Heads and small payloads are read through a buffer of this size, so that many cost one call.
+/// Heads and small payloads are read through a buffer of this size, so that one call reads many.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// A payload with more than this to come is read straight into its places; below it one call more costs more
-/// than the copy.
+/// A longer remaining payload is read straight into its buffers; below this the extra call costs more than the copy.
 const DIRECT_BYTES: u64 = 16 * 1024;
-/// Read beyond a large payload: enough for the next head, and little of the next payload, which would be copied.
+/// Bytes read beyond a large payload: enough for the next head, and little of the next payload, which would be copied.
 const AHEAD_BYTES: usize = 4 * 1024;
-/// One call reads at most this much straight into places: it is still in cache when its checksum is reckoned.
+/// Bytes that one call reads straight into buffers, so that they are in cache for the checksum.
 const CALL_BYTES: usize = 256 * 1024;
-/// A buffer for long entry tables and control messages is kept up to this size.
+/// A longer buffer for entry tables and control messages is not kept.
 const REST_BYTES_KEPT: usize = 256 * 1024;
 
-/// What has arrived and what is expected next.
-pub(super) struct Reader {
+/// State of the receive side.
+pub(super) struct TcpReader {
     buffer: Box<[u8]>,
-    /// The bytes in the buffer that were not looked at yet are `start..end`.
+    /// The unread bytes of the buffer are `start..end`.
     start: usize,
     end: usize,
-    /// The part of a rest that is longer than the buffer.
+    /// The entries and the control message when they are longer than the buffer.
     rest: Vec<u8>,
-    /// How much of the buffer a read may fill; little while payloads are large.
+    /// Bytes of the buffer that a read may fill; few while payloads are large.
     ahead: usize,
-    /// Who sends says whether a payload is checked: a proxy may hide from us that it is on our host. This side only
-    /// insists.
+    /// Whether checksums are required. The sender decides otherwise, because a proxy may hide that both ends are on one
+    /// host.
     insists: bool,
-    state: State,
+    state: TcpReadState,
 }
 
-enum State {
+enum TcpReadState {
     Header,
     Rest(Prefix),
-    /// The head was reported; its places have not come yet.
-    Held(Frame),
-    Payload(Landing),
+    /// The head was reported; its receive buffers are not posted.
+    AwaitingBuffers(Frame),
+    Payload(PostedReceive),
 }
 
-/// Why nothing more comes from a connection.
-#[derive(Debug, Error)]
-pub(super) enum Ended {
-    #[error("closed by the peer")]
-    Closed,
-    #[error("closed by the peer in the middle of a frame")]
-    Cut,
-    #[error("reading: {0}")]
-    Read(#[from] io::Error),
-    #[error("{0}")]
-    Wire(#[from] WireError),
-}
-
-impl Reader {
+impl TcpReader {
     pub(super) const BUFFER_BYTES: usize = BUFFER_BYTES;
 
-    pub(super) fn new(checks: Checks) -> Self {
+    pub(super) fn new(checks: ChecksumPolicy) -> Self {
         Self {
-            insists: checks == Checks::Always,
+            insists: checks == ChecksumPolicy::Always,
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
             rest: Vec::new(),
             ahead: BUFFER_BYTES,
-            state: State::Header,
+            state: TcpReadState::Header,
         }
     }
 
-    /// Begins with bytes that were read before.
+    /// Starts with bytes that were read before.
     pub(super) fn preload(&mut self, bytes: &[u8]) {
         assert!(self.end == 0, "nothing was read yet");
         self.buffer[..bytes.len()].copy_from_slice(bytes);
         self.end = bytes.len();
     }
 
-    /// Reads until nothing is there, a head waits for its places, or the turn is over.
-    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> Result<Pause, Ended> {
+    /// Reads until the socket is empty, a head waits for its buffers, or the budget is spent.
+    pub(super) fn turn(
+        &mut self,
+        peer: PeerId,
+        stream: &TcpStream,
+        events: &mut Vec<Event>,
+    ) -> Result<IoProgress, ConnectionError> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
         loop {
             while self.advance(peer, events)? {}
-            if matches!(self.state, State::Held(_)) {
-                return Ok(Pause::Idle);
+            if matches!(self.state, TcpReadState::AwaitingBuffers(_)) {
+                return Ok(IoProgress::Idle);
             }
             if drained {
-                return Ok(Pause::Blocked);
+                return Ok(IoProgress::Blocked);
             }
             if bytes >= TURN_BYTES || events.len() - before >= TURN_FRAMES {
-                return Ok(Pause::Turn);
+                return Ok(IoProgress::BudgetSpent);
             }
             match self.read(stream) {
-                Err(Ended::Read(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Ok(Pause::Blocked);
+                Err(ConnectionError::Read(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(IoProgress::Blocked);
                 }
                 Err(error) => return Err(error),
                 Ok((read, short)) => (bytes, drained) = (bytes + read, short),
@@ -109,35 +101,37 @@ impl Reader {
         }
     }
 
-    /// The places for the frame whose head was reported.
+    /// Posts the receive buffers for the reported head.
     ///
     /// # Panics
-    /// When no head waits, or the places do not fit: the session counts.
-    pub(super) fn land(&mut self, places: Vec<Incoming>) {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Held(frame) => self.state = State::Payload(Landing::new(frame, places)),
-            _ => panic!("places were handed over, but no head waits for them"),
+    /// Without a waiting head, or with buffers of other lengths: the session counts them.
+    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+        match std::mem::replace(&mut self.state, TcpReadState::Header) {
+            TcpReadState::AwaitingBuffers(frame) => {
+                self.state = TcpReadState::Payload(PostedReceive::new(frame, buffers))
+            }
+            _ => panic!("buffers were handed over, but no head waits for them"),
         }
     }
 
-    /// Gives back the places that were not filled.
+    /// Returns the buffers that were not filled.
     pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload(landing) => landing.into_parts().1,
+        match std::mem::replace(&mut self.state, TcpReadState::Header) {
+            TcpReadState::Payload(posted) => posted.into_parts().1,
             _ => Vec::new(),
         }
     }
 
-    /// Reads and forgets; for a connection that is ending. Returns whether the peer has closed too.
+    /// Discards input of a closing connection; whether the peer has closed too.
     pub(super) fn discard(&mut self, stream: &TcpStream) -> io::Result<bool> {
         let (bytes, _) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer)])?;
         Ok(bytes == 0)
     }
 
-    /// One step with what is in the buffer; false when more must be read first, or places must come.
-    fn advance(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, Ended> {
+    /// One step with the bytes in the buffer; false when more bytes or receive buffers are needed.
+    fn advance(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {
         match &mut self.state {
-            State::Header => {
+            TcpReadState::Header => {
                 let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
                     return Ok(false);
                 };
@@ -145,15 +139,15 @@ impl Reader {
                 if self.insists && prefix.head().flags.contains(Flags::UNCHECKED) {
                     return Err(WireError::Unchecked.into());
                 }
-                self.state = State::Rest(prefix);
+                self.state = TcpReadState::Rest(prefix);
                 self.start += HEADER_BYTES;
                 Ok(true)
             }
-            State::Rest(_) => self.finish_head(peer, events),
-            State::Held(_) => Ok(false),
-            State::Payload(landing) => {
-                self.start += landing.copy(&self.buffer[self.start..self.end])?;
-                if landing.remaining() > 0 {
+            TcpReadState::Rest(_) => self.finish_head(peer, events),
+            TcpReadState::AwaitingBuffers(_) => Ok(false),
+            TcpReadState::Payload(posted) => {
+                self.start += posted.copy(&self.buffer[self.start..self.end])?;
+                if posted.remaining() > 0 {
                     return Ok(false);
                 }
                 self.finish_payload(peer, events);
@@ -162,8 +156,8 @@ impl Reader {
         }
     }
 
-    fn finish_head(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, Ended> {
-        let State::Rest(prefix) = &self.state else {
+    fn finish_head(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {
+        let TcpReadState::Rest(prefix) = &self.state else {
             unreachable!("only called while the rest is expected");
         };
         let length = prefix.rest_bytes();
@@ -191,32 +185,32 @@ impl Reader {
         self.ahead = if payload > DIRECT_BYTES { AHEAD_BYTES } else { BUFFER_BYTES };
         if payload > 0 {
             events.push(Event::Head { peer, frame: frame.clone() });
-            self.state = State::Held(frame);
+            self.state = TcpReadState::AwaitingBuffers(frame);
         } else {
-            events.push(Event::Landed { peer, frame, body: Vec::new() });
-            self.state = State::Header;
+            events.push(Event::Received { peer, frame, body: Vec::new() });
+            self.state = TcpReadState::Header;
         }
         Ok(true)
     }
 
     fn finish_payload(&mut self, peer: PeerId, events: &mut Vec<Event>) {
-        if let State::Payload(landing) = std::mem::replace(&mut self.state, State::Header) {
-            let (frame, body) = landing.into_parts();
-            events.push(Event::Landed { peer, frame, body });
+        if let TcpReadState::Payload(posted) = std::mem::replace(&mut self.state, TcpReadState::Header) {
+            let (frame, body) = posted.into_parts();
+            events.push(Event::Received { peer, frame, body });
         }
     }
 
-    /// One read. Returns the bytes, and whether the socket is empty now.
-    fn read(&mut self, stream: &TcpStream) -> Result<(usize, bool), Ended> {
+    /// One read; its bytes, and whether the socket is empty.
+    fn read(&mut self, stream: &TcpStream) -> Result<(usize, bool), ConnectionError> {
         let Self { buffer, start, end, state, ahead, .. } = self;
-        if let State::Payload(landing) = state
-            && landing.remaining() > DIRECT_BYTES
+        if let TcpReadState::Payload(posted) = state
+            && posted.remaining() > DIRECT_BYTES
         {
-            // Everything in the buffer was payload, so it is empty.
+            // The buffer held payload only, so it is empty.
             (*start, *end) = (0, 0);
-            let remaining = landing.remaining();
+            let remaining = posted.remaining();
             let (mut slices, mut direct) = (Vec::new(), 0);
-            for slice in landing.unfilled(SLICES_MAX - 1) {
+            for slice in posted.unfilled(SLICES_MAX - 1) {
                 let step = slice.len().min(CALL_BYTES - direct);
                 slices.push(IoSliceMut::new(&mut slice[..step]));
                 direct += step;
@@ -230,43 +224,43 @@ impl Reader {
             if direct > 0 {
                 let (bytes, short) = receive(stream, &mut slices)?;
                 if bytes == 0 {
-                    return Err(Ended::Cut);
+                    return Err(ConnectionError::Cut);
                 }
                 *end = bytes.saturating_sub(direct);
-                landing.fill(bytes - *end)?;
+                posted.fill(bytes - *end)?;
                 return Ok((bytes, short));
             }
         }
         self.read_buffered(stream)
     }
 
-    fn read_buffered(&mut self, stream: &TcpStream) -> Result<(usize, bool), Ended> {
+    fn read_buffered(&mut self, stream: &TcpStream) -> Result<(usize, bool), ConnectionError> {
         let there = self.end - self.start;
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, there);
         let wanted = match &self.state {
-            State::Rest(prefix) => prefix.rest_bytes() - self.rest.len(),
+            TcpReadState::Rest(prefix) => prefix.rest_bytes() - self.rest.len(),
             _ => 0,
         };
         let limit = (there + self.ahead).max(wanted).min(self.buffer.len());
         let (bytes, short) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer[there..limit])])?;
         self.end += bytes;
         match bytes {
-            0 if there == 0 && matches!(self.state, State::Header) => Err(Ended::Closed),
-            0 => Err(Ended::Cut),
+            0 if there == 0 && matches!(self.state, TcpReadState::Header) => Err(ConnectionError::Closed),
+            0 => Err(ConnectionError::Cut),
             _ => Ok((bytes, short)),
         }
     }
 }
 
-/// Reads into `slices`. Returns the bytes, and whether the socket is empty now.
+/// Reads into `slices`; the bytes, and whether the socket is empty.
 fn receive(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
     let asked: usize = slices.iter().map(|slice| slice.len()).sum();
     let mut read = None;
     let outcome = stream.try_io(Interest::READABLE, || {
         let bytes = (&*SockRef::from(stream)).read_vectored(slices)?;
         read = Some(bytes);
-        // A short read found the socket empty: saying so here spares the call that would only learn it.
+        // A short read emptied the socket. Reporting it saves the call that would find that out.
         if 0 < bytes && bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     });
     match read {

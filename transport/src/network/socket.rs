@@ -1,4 +1,4 @@
-//! Sockets: made, configured, connected. Names are resolved here and nowhere else.
+//! Sockets: creation, options, connecting, and name resolution.
 
 use std::fmt::Display;
 use std::io;
@@ -9,119 +9,134 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::NetworkOptions;
-use crate::shm::{self, Met};
-use crate::verbs::{Answer, Hall};
+use super::{NetworkOptions, local_token};
+use crate::shm::{self, ShmEndpoint};
+use crate::verbs::{DeviceContext, OfferAnswer};
 
-/// Probes without an answer after which a connection is over.
+/// Unanswered probes after which a connection ends.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// What a connection was made of.
-pub(super) enum Made {
+/// A connected socket, by kind.
+pub(super) enum ConnectedStream {
     Tcp(TcpStream),
-    Shm(Met),
-    /// One to this address, and this side's end of a pair to offer there, or why there is none.
-    Rising(TcpStream, Address, Answer),
+    Shm(ShmEndpoint),
+    /// A TCP stream to this address, with the local queue pair to offer, or the reason for none.
+    VerbsOffer(TcpStream, Address, OfferAnswer),
 }
 
-/// Why there is no connection.
-pub(super) enum Unmade {
-    Lost(String),
-    /// The server refused it, or this side the server.
+/// The failure of a connection attempt.
+pub(super) enum ConnectFailure {
+    Failed(String),
+    /// The server refused this side, or this side the server.
     Refused(Frame),
 }
 
-impl From<io::Error> for Unmade {
+impl From<io::Error> for ConnectFailure {
     fn from(error: io::Error) -> Self {
-        Self::Lost(error.to_string())
+        Self::Failed(error.to_string())
     }
 }
 
-/// What an address was reached by.
-enum Reached {
-    Made(Made),
-    /// A connection that may become more.
-    Rising(TcpStream),
+/// A connected socket, before the queue pair for an offer is made.
+enum ReachedStream {
+    ConnectedStream(ConnectedStream),
+    /// A TCP stream that may offer verbs.
+    VerbsOffer(TcpStream),
 }
 
-/// Connects to the first of the addresses behind `address` that answers. The error names each and what the
-/// system said.
-pub(super) async fn connect(address: Address, options: NetworkOptions, hall: Hall) -> Result<Made, Unmade> {
-    let lost = |why: &dyn Display| Unmade::Lost(format!("connecting to {address}: {why}"));
+/// Connects to the first address of `address` that answers. The error lists the failure of each.
+pub(super) async fn connect(
+    address: Address,
+    options: NetworkOptions,
+    device_context: DeviceContext,
+) -> Result<ConnectedStream, ConnectFailure> {
+    let failed = |why: &dyn Display| ConnectFailure::Failed(format!("connecting to {address}: {why}"));
     let (mut refusals, mut refused) = (Vec::new(), None);
-    for number in resolve(&address).await.map_err(|error| lost(&error))? {
-        let attempt = tokio::time::timeout(options.connect_timeout, reach(&address, number, &options)).await;
+    for address_number in resolve(&address).await.map_err(|error| failed(&error))? {
+        let attempt =
+            tokio::time::timeout(options.connect_timeout, connect_one(&address, address_number, &options)).await;
         match attempt {
-            Ok(Ok(Reached::Made(made))) => return Ok(made),
-            Ok(Ok(Reached::Rising(stream))) => return Ok(rise(stream, address, hall).await),
-            Ok(Err(Unmade::Lost(error))) => refusals.push(format!("{number}: {error}")),
-            // Somebody else may listen at another of the addresses.
-            Ok(Err(Unmade::Refused(frame))) => refused = Some(frame),
-            Err(_) => refusals.push(format!("{number}: no answer within {:?}", options.connect_timeout)),
+            Ok(Ok(ReachedStream::ConnectedStream(made))) => return Ok(made),
+            Ok(Ok(ReachedStream::VerbsOffer(stream))) => return Ok(with_offer(stream, address, device_context).await),
+            Ok(Err(ConnectFailure::Failed(error))) => refusals.push(format!("{address_number}: {error}")),
+            // Another server may listen at the next address.
+            Ok(Err(ConnectFailure::Refused(frame))) => refused = Some(frame),
+            Err(_) => refusals.push(format!("{address_number}: no answer within {:?}", options.connect_timeout)),
         }
     }
-    Err(refused.map_or_else(|| lost(&refusals.join("; ")), Unmade::Refused))
+    Err(refused.map_or_else(|| failed(&refusals.join("; ")), ConnectFailure::Refused))
 }
 
-/// Connects by what the address's scheme says, and says what it was when that was a choice.
-async fn reach(address: &Address, number: SocketAddr, options: &NetworkOptions) -> Result<Reached, Unmade> {
+/// Connects by the address's scheme, and logs the choice of `auto`.
+async fn connect_one(
+    address: &Address,
+    address_number: SocketAddr,
+    options: &NetworkOptions,
+) -> Result<ReachedStream, ConnectFailure> {
     match address.scheme {
-        Scheme::Auto | Scheme::Shm => match meet(number).await {
-            Ok(mut met) => {
-                show(options, &mut met.stream).await?;
+        Scheme::Auto | Scheme::Shm => match connect_shm(address_number).await {
+            Ok(mut endpoint) => {
+                authenticate(address_number, options, &mut endpoint.stream).await?;
                 tracing::info!(%address, carried_by = "shm", "connected through shared memory");
-                Ok(Reached::Made(Made::Shm(met)))
+                Ok(ReachedStream::ConnectedStream(ConnectedStream::Shm(endpoint)))
             }
             Err(error) if address.scheme == Scheme::Shm => Err(error.into()),
             Err(error) => {
-                let stream = cross(number, options).await?;
+                let stream = connect_tcp(address_number, options).await?;
                 tracing::info!(%address, not_by = "shm", "no shared memory: {error}");
-                Ok(Reached::Rising(stream))
+                Ok(ReachedStream::VerbsOffer(stream))
             }
         },
-        Scheme::Tcp => Ok(Reached::Made(Made::Tcp(cross(number, options).await?))),
-        _ => Ok(Reached::Rising(cross(number, options).await?)),
+        Scheme::Tcp => {
+            Ok(ReachedStream::ConnectedStream(ConnectedStream::Tcp(connect_tcp(address_number, options).await?)))
+        }
+        _ => Ok(ReachedStream::VerbsOffer(connect_tcp(address_number, options).await?)),
     }
 }
 
-/// A TCP connection to who has the job's token.
-async fn cross(number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, Unmade> {
-    let mut stream = connect_to(number, options).await?;
-    show(options, &mut stream).await?;
+/// An authenticated TCP connection.
+async fn connect_tcp(address_number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, ConnectFailure> {
+    let mut stream = connect_to(address_number, options).await?;
+    authenticate(address_number, options, &mut stream).await?;
     Ok(stream)
 }
 
-/// Shows the job's token, if it has one.
-async fn show(options: &NetworkOptions, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<(), Unmade> {
-    match &options.token {
-        Some(token) => token.show(stream).await,
+/// Authenticates with the job's token, or with the token file of a loopback server. The file is read each time, because
+/// a restarted server may have another token.
+async fn authenticate(
+    address_number: SocketAddr,
+    options: &NetworkOptions,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> Result<(), ConnectFailure> {
+    match options.token.clone().or_else(|| local_token::find(address_number)) {
+        Some(token) => token.authenticate_to_server(stream).await,
         None => Ok(()),
     }
 }
 
-/// Makes an end of a pair for a connection, on a thread that may wait for it.
-async fn rise(stream: TcpStream, address: Address, hall: Hall) -> Made {
-    let local = stream.local_addr().ok().map(|number| number.ip().to_canonical());
+/// Makes the queue pair for an offer, on a thread that may block.
+async fn with_offer(stream: TcpStream, address: Address, device_context: DeviceContext) -> ConnectedStream {
+    let local = stream.local_addr().ok().map(|address_number| address_number.ip().to_canonical());
     let there = address.clone();
-    let made = tokio::task::spawn_blocking(move || hall.offer(&there, local)).await;
+    let made = tokio::task::spawn_blocking(move || device_context.offer(&there, local)).await;
     let offer = made.unwrap_or_else(|error| Err(format!("making a pair: {error}")));
-    Made::Rising(stream, address, offer)
+    ConnectedStream::VerbsOffer(stream, address, offer)
 }
 
-async fn meet(number: SocketAddr) -> io::Result<Met> {
-    // A socket can be bound to this machine's addresses only.
-    if let Err(error) = std::net::UdpSocket::bind((number.ip(), 0)) {
-        let text = format!("{} is no address of this machine ({error})", number.ip());
+async fn connect_shm(address_number: SocketAddr) -> io::Result<ShmEndpoint> {
+    // A bind succeeds only for this machine's addresses.
+    if let Err(error) = std::net::UdpSocket::bind((address_number.ip(), 0)) {
+        let text = format!("{} is no address of this machine ({error})", address_number.ip());
         return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, text));
     }
     let unmet = |error: io::Error| io::Error::new(error.kind(), format!("no server of this machine there: {error}"));
-    shm::connect(number).await.map_err(unmet)
+    shm::connect(address_number).await.map_err(unmet)
 }
 
-/// The numbers behind an address; a number is its own.
+/// The socket addresses of an address; names are resolved.
 pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(number) = address.host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(number, address.port)]);
+    if let Ok(address_number) = address.host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address_number, address.port)]);
     }
     let found: Vec<_> = tokio::net::lookup_host((address.host.as_str(), address.port)).await?.collect();
     if found.is_empty() {
@@ -130,9 +145,9 @@ pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// A socket for `number` with the buffers of `options`, which count only before it connects or listens.
-pub(super) fn open(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpSocket> {
-    let socket = if number.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+/// A socket with the buffer sizes of `options`, which must be set before it connects or listens.
+pub(super) fn open(address_number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpSocket> {
+    let socket = if address_number.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     if let Some(bytes) = options.send_buffer_bytes {
         socket.set_send_buffer_size(bytes)?;
     }
@@ -142,7 +157,7 @@ pub(super) fn open(number: SocketAddr, options: &NetworkOptions) -> io::Result<T
     Ok(socket)
 }
 
-/// What every connection gets: no delay of small frames, and probes that find a dead peer.
+/// Sets the options of every connection: no delay of small frames, and keepalive probes.
 pub(super) fn configure(stream: &TcpStream, options: &NetworkOptions) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
@@ -153,16 +168,15 @@ pub(super) fn configure(stream: &TcpStream, options: &NetworkOptions) -> io::Res
 }
 
 /// The origin of an accepted connection, for error texts.
-pub(super) fn origin(number: impl Display) -> String {
-    format!("tcp://{number}")
+pub(super) fn origin(address_number: impl Display) -> String {
+    format!("tcp://{address_number}")
 }
 
-async fn connect_to(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpStream> {
-    let stream = open(number, options)?.connect(number).await?;
-    // On loopback, a port that nobody listens on may be given to the very socket that tries to reach it, and TCP then
-    // connects it to itself.
-    if stream.local_addr()? == number {
-        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+async fn connect_to(address_number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpStream> {
+    let stream = open(address_number, options)?.connect(address_number).await?;
+    // On loopback, the connecting socket may get the very port that it connects to, and TCP then connects it to itself.
+    if stream.local_addr()? == address_number {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "no server listens there"));
     }
     configure(&stream, options)?;
     Ok(stream)

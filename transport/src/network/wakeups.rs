@@ -1,4 +1,4 @@
-//! Who has something to do: what the peers' wakers and the doorbell leave behind, and what a wait looks at.
+//! Wake-ups of a transport: peers whose wakers were called, and rings of the doorbell.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -8,33 +8,33 @@ use std::task::{Wake, Waker};
 use pserver_core::ids::PeerId;
 use tokio::sync::Notify;
 
-/// Peers that may go on, and whether somebody rang.
+/// Woken peers, and whether the doorbell rang.
 #[derive(Default)]
 pub(super) struct Wakeups {
-    rung: AtomicBool,
+    is_notified: AtomicBool,
     /// Each peer at most once.
     woken: Mutex<Vec<PeerId>>,
-    /// Only a hint to look again; the two above are the truth.
-    notify: Notify,
+    /// A hint to check again; the two fields above are the state.
+    wait_hint: Notify,
 }
 
 impl Wakeups {
     /// Makes the next or current wait return.
-    pub(super) fn ring(&self) {
-        self.rung.store(true, Release);
-        self.notify.notify_one();
+    pub(super) fn notify_wait(&self) {
+        self.is_notified.store(true, Release);
+        self.wait_hint.notify_one();
     }
 
-    /// Returns once somebody rang or a peer was woken.
+    /// Returns once the doorbell rang or a peer was woken.
     pub(super) async fn wait(&self) {
-        while !self.has_rung() && !self.has_woken() {
-            self.notify.notified().await;
+        while !self.take_notification() && !self.has_woken() {
+            self.wait_hint.notified().await;
         }
     }
 
-    /// Whether somebody rang; the ring is then over.
-    pub(super) fn has_rung(&self) -> bool {
-        self.rung.load(Acquire) && self.rung.swap(false, AcqRel)
+    /// Whether the doorbell rang; clears it.
+    pub(super) fn take_notification(&self) -> bool {
+        self.is_notified.load(Acquire) && self.is_notified.swap(false, AcqRel)
     }
 
     /// Whether a peer was woken.
@@ -42,51 +42,51 @@ impl Wakeups {
         !self.lock().is_empty()
     }
 
-    /// Moves the peers that were woken to the end of `into`.
+    /// Moves the woken peers to the end of `into`.
     pub(super) fn take(&self, into: &mut Vec<PeerId>) {
         into.append(&mut self.lock());
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PeerId>> {
-        // A list of numbers is whole after every operation, so a panic elsewhere does not spoil it.
+        // Every operation leaves the list consistent, so a panic elsewhere does no harm.
         self.woken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The waker of one peer.
-pub(super) struct PeerWake {
+pub(super) struct PeerWaker {
     peer: PeerId,
-    listed: AtomicBool,
+    is_queued: AtomicBool,
     wakeups: Arc<Wakeups>,
 }
 
-impl PeerWake {
+impl PeerWaker {
     /// The waker of `peer`, which reports to `wakeups`.
     pub(super) fn new(peer: PeerId, wakeups: &Arc<Wakeups>) -> Arc<Self> {
-        Arc::new(Self { peer, listed: AtomicBool::new(false), wakeups: Arc::clone(wakeups) })
+        Arc::new(Self { peer, is_queued: AtomicBool::new(false), wakeups: Arc::clone(wakeups) })
     }
 
-    /// Says that the peer left the list, so that the next wake lists it again.
+    /// Records that the peer left the list, so that the next wake lists it again.
     pub(super) fn taken(&self) {
-        self.listed.store(false, Release);
+        self.is_queued.store(false, Release);
     }
 
-    /// As the standard library's waker.
+    /// The standard library's waker.
     pub(super) fn waker(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
     }
 }
 
-impl Wake for PeerWake {
+impl Wake for PeerWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.listed.load(Acquire) || self.listed.swap(true, AcqRel) {
+        if self.is_queued.load(Acquire) || self.is_queued.swap(true, AcqRel) {
             return;
         }
         self.wakeups.lock().push(self.peer);
-        self.wakeups.notify.notify_one();
+        self.wakeups.wait_hint.notify_one();
     }
 }

@@ -1,4 +1,4 @@
-//! Frames on their way out of one connection.
+//! Send side of a TCP connection.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -11,37 +11,41 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::checks::{Checking, Checks};
-use super::{Pause, SLICES_MAX, TURN_BYTES};
-use crate::payload::seal;
+use super::checks::{ChecksumDecision, ChecksumPolicy};
+use super::{IoProgress, SLICES_MAX};
+use crate::payload::{held_bytes, write_checksums};
+use crate::turn_budget::TURN_BYTES;
 
-/// One call writes at least this much if there is as much: more would only be sealed before it can leave.
+/// Bytes that one call writes if so many are queued. Sealing more would wait for the socket anyway.
 const CALL_BYTES: usize = 512 * 1024;
 
-/// The frames that have not left yet.
-pub(super) struct Writer {
-    checking: Checking,
-    queue: VecDeque<Shipment>,
-    /// How many frames at the front of the queue are sealed.
+/// The queue of frames to send.
+pub(super) struct TcpWriter {
+    checking: ChecksumDecision,
+    queue: VecDeque<TcpQueuedFrame>,
+    /// Frames at the front of the queue that are sealed.
     sealed: usize,
-    /// The slice of the first frame that goes next: zero is its head, `k` is payload `k - 1`.
+    /// Bytes of the queue, as [`held_bytes`] counts.
+    held: u64,
+    /// The next slice of the first frame: zero is its head, `k` is payload `k - 1`.
     slice: usize,
-    /// Bytes of that slice that have left.
+    /// Bytes of that slice that were sent.
     offset: usize,
 }
 
-/// One frame, and the payloads in their owners' memory.
-struct Shipment {
-    /// None for a refusal, which nobody submitted.
+/// A frame, with payloads in their owners' memory.
+struct TcpQueuedFrame {
+    /// None for a refusal, which the transport itself sends.
     ticket: Option<Ticket>,
+    held: u64,
     frame: Frame,
-    /// The encoded head, once the frame is sealed: just before it leaves, so that a payload is in cache when the
-    /// system copies it, and so that no frame waits for the checksums of those behind it.
+    /// The encoded head of a sealed frame. Sealing happens just before sending, so that a payload is in cache when the
+    /// system copies it, and no frame waits for the checksums of later ones.
     head: Vec<u8>,
     body: Vec<Outgoing>,
 }
 
-impl Shipment {
+impl TcpQueuedFrame {
     fn slices(&self) -> usize {
         1 + self.body.len()
     }
@@ -53,7 +57,7 @@ impl Shipment {
         }
     }
 
-    /// Adds its slices from this one on, as far as one call takes them.
+    /// Appends its slices from `from` on, as far as one call takes them.
     fn gather<'a>(&'a self, from: usize, slices: &mut Vec<IoSlice<'a>>) {
         if from == 0 && slices.len() < SLICES_MAX {
             slices.push(IoSlice::new(&self.head));
@@ -81,7 +85,7 @@ impl Shipment {
 
     fn seal(&mut self, checks: bool) {
         if checks {
-            seal(&mut self.frame, &self.body);
+            write_checksums(&mut self.frame, &self.body);
         } else if !self.body.is_empty() {
             self.frame.head.flags = self.frame.head.flags.with(Flags::UNCHECKED);
         }
@@ -89,58 +93,72 @@ impl Shipment {
     }
 }
 
-impl Writer {
-    pub(super) fn new(checks: Checks) -> Self {
-        Self { checking: Checking::new(checks), queue: VecDeque::new(), sealed: 0, slice: 0, offset: 0 }
+impl TcpWriter {
+    pub(super) fn new(checks: ChecksumPolicy) -> Self {
+        Self {
+            checking: ChecksumDecision::new(checks),
+            queue: VecDeque::new(),
+            sealed: 0,
+            held: 0,
+            slice: 0,
+            offset: 0,
+        }
     }
 
-    /// Frames that have not left.
+    /// Frames in the queue.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Adds a frame to the end.
-    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
-        self.queue.push_back(Shipment { ticket, frame, head: Vec::new(), body });
+    /// Bytes that they hold.
+    pub(super) fn held(&self) -> u64 {
+        self.held
     }
 
-    /// Writes until nothing is left, the socket takes no more, or the turn is over.
-    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> io::Result<Pause> {
+    /// Appends a frame to the queue.
+    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+        let held = held_bytes(&frame, &body);
+        self.held += held;
+        self.queue.push_back(TcpQueuedFrame { ticket, held, frame, head: Vec::new(), body });
+    }
+
+    /// Writes until the queue is empty, the socket is full, or the budget is spent.
+    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> io::Result<IoProgress> {
         let mut written = 0;
         while !self.queue.is_empty() {
             if written >= TURN_BYTES {
-                return Ok(Pause::Turn);
+                return Ok(IoProgress::BudgetSpent);
             }
             let (bytes, full) = match self.write(stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Ok(Pause::Blocked);
+                    return Ok(IoProgress::Blocked);
                 }
                 other => other?,
             };
             written += bytes;
             self.consume(bytes, peer, events);
             if full {
-                return Ok(Pause::Blocked);
+                return Ok(IoProgress::Blocked);
             }
         }
-        Ok(Pause::Idle)
+        Ok(IoProgress::Idle)
     }
 
-    /// Gives back the frames that have not begun to leave.
+    /// Returns the frames of which nothing was sent.
     pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
         let begun = usize::from(self.slice > 0 || self.offset > 0);
         self.sealed = begun;
-        returned(self.queue.drain(begun..))
+        self.held = self.queue.iter().take(begun).map(|first| first.held).sum();
+        returned_bodies(self.queue.drain(begun..))
     }
 
-    /// Gives back every frame that has not left whole.
+    /// Returns every frame that was not sent whole.
     pub(super) fn take_all(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
-        (self.slice, self.offset, self.sealed) = (0, 0, 0);
-        returned(self.queue.drain(..))
+        (self.slice, self.offset, self.sealed, self.held) = (0, 0, 0, 0);
+        returned_bodies(self.queue.drain(..))
     }
 
-    /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket
-    /// is full.
+    /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket is full.
     fn write(&mut self, stream: &TcpStream) -> io::Result<(usize, bool)> {
         let checks = self.checking.is_on(stream);
         self.seal(checks);
@@ -148,10 +166,10 @@ impl Writer {
         let asked: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut written = None;
         let outcome = stream.try_io(Interest::WRITABLE, || {
-            // Who links the library may not have its signals set for sockets that the other side has closed.
+            // A program that links the library may not ignore SIGPIPE.
             let bytes = sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
             written = Some(bytes);
-            // A short write found the buffer full: saying so here spares the call that would only learn it.
+            // A short write filled the socket. Reporting it saves the call that would find that out.
             if bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         match written {
@@ -163,7 +181,8 @@ impl Writer {
 
     /// Seals as many frames as one call should write.
     fn seal(&mut self, checks: bool) {
-        let mut bytes = self.queue.iter().take(self.sealed).map(Shipment::length).sum::<usize>() - self.gone();
+        let mut bytes =
+            self.queue.iter().take(self.sealed).map(TcpQueuedFrame::length).sum::<usize>() - self.sent_bytes();
         while bytes < CALL_BYTES
             && let Some(next) = self.queue.get_mut(self.sealed)
         {
@@ -173,21 +192,21 @@ impl Writer {
         }
     }
 
-    /// Bytes of the first frame that have left.
-    fn gone(&self) -> usize {
+    /// Bytes of the first frame that were sent.
+    fn sent_bytes(&self) -> usize {
         let first = self.queue.front().into_iter();
         self.offset + first.flat_map(|first| (0..self.slice).map(|slice| first.bytes(slice).len())).sum::<usize>()
     }
 
-    /// What leaves next, in pieces. Small chunks that lie side by side are one piece: the system takes as long over a
-    /// piece as over copying some hundred bytes.
+    /// The next slices to send. Adjacent small chunks form one slice: a slice costs the system as much as copying some
+    /// hundred bytes.
     fn gather(&self) -> Vec<IoSlice<'_>> {
         let sealed = || self.queue.iter().take(self.sealed);
-        let count: usize = sealed().map(Shipment::slices).sum();
+        let count: usize = sealed().map(TcpQueuedFrame::slices).sum();
         let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
         let mut skipped = self.slice;
-        for shipment in sealed() {
-            shipment.gather(std::mem::take(&mut skipped), &mut slices);
+        for frame in sealed() {
+            frame.gather(std::mem::take(&mut skipped), &mut slices);
         }
         if let Some(first) = slices.first_mut() {
             first.advance(self.offset);
@@ -196,7 +215,7 @@ impl Writer {
     }
 
     fn consume(&mut self, mut bytes: usize, peer: PeerId, events: &mut Vec<Event>) {
-        // Only what is sealed has a length.
+        // Only sealed frames have a length.
         while self.sealed > 0
             && let Some(first) = self.queue.front()
         {
@@ -210,15 +229,16 @@ impl Writer {
             if self.slice == first.slices() {
                 self.slice = 0;
                 self.sealed -= 1;
-                let Shipment { ticket, body, .. } = self.queue.pop_front().expect("it was just looked at");
+                let TcpQueuedFrame { ticket, held, body, .. } = self.queue.pop_front().expect("it was just looked at");
+                self.held -= held;
                 events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
             }
         }
     }
 }
 
-fn returned(shipments: impl Iterator<Item = Shipment>) -> Vec<(Ticket, Vec<Outgoing>)> {
-    shipments.filter_map(|shipment| shipment.ticket.map(|ticket| (ticket, shipment.body))).collect()
+fn returned_bodies(shipments: impl Iterator<Item = TcpQueuedFrame>) -> Vec<(Ticket, Vec<Outgoing>)> {
+    shipments.filter_map(|frame| frame.ticket.map(|ticket| (ticket, frame.body))).collect()
 }
 
 #[cfg(test)]
@@ -230,7 +250,8 @@ mod tests {
 
     use super::*;
 
-    /// Values of 64 bytes in these slots, after a head; the lengths of the slices from this one and this byte on.
+    /// Checks the slices of a frame with values of 64 bytes in these slots, when `offset` bytes of slice `slice` were
+    /// sent.
     fn check(slots: &[usize], (slice, offset): (usize, usize), expected: &[usize]) {
         let mut budget = Budget::new();
         budget.line("test", 64, 8);
@@ -247,10 +268,10 @@ mod tests {
         let head = frame.encode();
         let all: Vec<&[u8]> = std::iter::once(&head[..]).chain(body.iter().map(Outgoing::bytes)).collect();
         let left = [&all[slice][offset..], &all[slice + 1..].concat()].concat();
-        let shipment = Shipment { ticket: None, frame, head: head.clone(), body };
-        let mut writer = Writer::new(Checks::BetweenHosts);
+        let frame = TcpQueuedFrame { ticket: None, held: 0, frame, head: head.clone(), body };
+        let mut writer = TcpWriter::new(ChecksumPolicy::BetweenHosts);
         (writer.sealed, writer.slice, writer.offset) = (1, slice, offset);
-        writer.queue.push_back(shipment);
+        writer.queue.push_back(frame);
         let slices = writer.gather();
         assert_eq!(slices.iter().map(|slice| slice.len()).collect::<Vec<_>>(), expected);
         assert_eq!(slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>(), left);

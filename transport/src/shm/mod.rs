@@ -1,55 +1,35 @@
-//! Frames between processes of one machine: a Unix socket to meet and to wake each other, and memory that both see.
+//! Connections between processes of one machine through shared memory, with a Unix socket for wake-ups and descriptors.
 //!
-//! A connection has one board of memory: counters, and behind them a ring of bytes for each direction. A ring
-//! carries what a TCP stream would, but a payload above [`INLINE_BYTES_MAX`] stands in the ring as a reference to an
-//! arena of its sender, which the receiver has mapped to read. The receiver uses it in place or copies it, and gives
-//! its token back. The socket carries descriptors and wake-ups, and its end is the end of the connection.
+//! A connection has one board of shared memory: counters, and a byte ring for each direction. A ring carries what a TCP
+//! stream would. A payload above [`INLINE_BYTES_MAX`] is a reference in the ring, to an arena of the sender that the
+//! receiver maps read-only. The receiver reads it in place or copies it, and returns the reference's token. The socket
+//! carries descriptors and wake-ups, and the connection ends with it.
 //!
-//! Not here: what owns connections (`network`), and which leases lie in shared arenas (whoever makes arenas).
+//! Not here: the transport that owns connections (`network`), and the choice of leases in shared arenas.
 //!
-//! Read in this order: `rings` (bytes and counters), `post` (the socket), `outward` and `inward` (frames), `line`
-//! (all of it as one connection). The bytes are in `docs/WIRE.md`, the memory in `docs/MEMORY.md`.
+//! Read in this order: `rings` (bytes and counters), `control_socket`, `send` and `receive` (frames), `connection` (all
+//! of it). `docs/WIRE.md` has the bytes, `docs/MEMORY.md` the memory.
 
-mod inward;
-mod line;
-mod meeting;
-mod outward;
-mod post;
+mod connection;
+mod control_socket;
+mod handshake;
+mod receive;
 mod rings;
+mod send;
 mod staging;
 
-use pserver_core::wire::WireError;
-use thiserror::Error;
+pub(crate) use connection::ShmConnection;
+pub(crate) use handshake::{ShmEndpoint, accept, connect, listen};
 
-pub(crate) use line::Line;
-pub(crate) use meeting::{Met, accept, connect, listen};
-pub(crate) use rings::Side;
+use crate::connection::{ConnectionError, ConnectionSide};
 
-/// A payload up to this length stands in the ring itself: below it two short copies cost less than a reference.
+/// Payloads up to this length are in the ring: two short copies cost less than a reference.
 const INLINE_BYTES_MAX: u32 = 8 * 1024;
 /// Bytes of one ring.
 const RING_BYTES: usize = 256 * 1024;
-/// References of one side that the other has not given back.
+/// References of one side that are not returned.
 const TOKENS: u32 = 512;
-/// Arenas of one side.
+/// A flag beside a token: the sender has checked that every element is finite.
+const FINITE: u32 = 1 << 31;
+/// Arenas announced by one side.
 const ARENAS_MAX: usize = 1024;
-
-/// Why nothing more comes from a connection.
-#[derive(Debug, Error)]
-pub(crate) enum Ended {
-    #[error("closed by the peer")]
-    Closed,
-    #[error("closed by the peer in the middle of a frame")]
-    Cut,
-    #[error("{0}")]
-    Wire(#[from] WireError),
-    #[error("{0}")]
-    Broken(String),
-}
-
-impl Ended {
-    /// Whether the peer is there and did what it should not.
-    pub(crate) fn is_peers_fault(&self) -> bool {
-        matches!(self, Self::Wire(_) | Self::Broken(_))
-    }
-}

@@ -1,24 +1,23 @@
-//! Room of this side's own that the other side may read: where payloads of ordinary memory are put before they are
-//! sent.
+//! Staging memory of a shared-memory connection: slots that the peer can read, for payloads of private memory.
 
 use pserver_core::error::Failure;
 use pserver_core::memory::{Arena, Budget, Lease};
 
 use super::TOKENS;
 
-/// What the slots of one size come to; only what is used takes memory.
+/// Bytes of all slots of one size; untouched ones take no memory.
 const BYTES: u32 = 64 * 1024 * 1024;
-/// There are so many slots of a size at least.
+/// Slots of each size, at least.
 const SLOTS_MIN: u32 = 4;
 
-/// An arena for each size of slot that was ever needed.
+/// One arena for each slot size that was needed.
 #[derive(Default)]
-pub(super) struct Staging {
+pub(super) struct ShmStaging {
     arenas: Vec<(u32, Arena)>,
 }
 
-impl Staging {
-    /// A slot for `bytes` bytes, or nothing when all of that size are in use.
+impl ShmStaging {
+    /// A slot for `bytes` bytes; nothing when all slots of that size are in use.
     pub(super) fn take(&mut self, bytes: u32) -> Result<Option<Lease>, Failure> {
         let slot = bytes.next_power_of_two();
         let arena = match self.arenas.iter().find(|(size, _)| *size == slot) {

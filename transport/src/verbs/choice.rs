@@ -1,28 +1,28 @@
-//! Which device, port and address connections use.
+//! Selection of the device, port and GID that connections use.
 //!
-//! Somebody names it, or it is the one whose address is that of the TCP connection, which is known to reach the other
-//! side; else the one that suits best.
+//! A configured name goes first. Otherwise the port whose address is that of the TCP connection is chosen, because it
+//! is known to reach the peer; else the port of the highest rank.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use super::Devices;
-use super::provider::Fault;
+use super::VerbsDevices;
+use super::provider::VerbsError;
 
-/// Which device a setting asks for.
+/// The setting that selects a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The one of the connection's address, else the one that suits best.
+    /// The device of the connection's address, else the best one.
     #[default]
     Auto,
-    /// None.
+    /// No device.
     None,
-    /// This one.
+    /// The device of this name.
     Named(DeviceName),
 }
 
-/// The words for it, for error texts.
+/// The accepted values, for error texts.
 pub const DEVICE_EXPECTED: &str = "auto, none, or an RDMA device: NAME, NAME:PORT or NAME:PORT:GID";
 
 impl FromStr for DeviceChoice {
@@ -47,7 +47,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-impl From<&DeviceChoice> for Devices {
+impl From<&DeviceChoice> for VerbsDevices {
     fn from(choice: &DeviceChoice) -> Self {
         match choice {
             DeviceChoice::Auto => Self::Best,
@@ -57,7 +57,7 @@ impl From<&DeviceChoice> for Devices {
     }
 }
 
-/// A device by name, with its port and the number of its address where it has more than one.
+/// A device's name, with port and GID index where it has several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceName {
     device: String,
@@ -86,48 +86,48 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// An address of an active port.
+/// One address of an active port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Candidate {
+pub(super) struct PortCandidate {
     pub(super) device: String,
     pub(super) port: u8,
     pub(super) gid: u8,
     pub(super) address: IpAddr,
-    /// How well it suits when nothing else decides.
+    /// Preference when neither name nor address decides.
     pub(super) rank: u8,
 }
 
-impl Candidate {
+impl PortCandidate {
     fn is_meant(&self, name: &DeviceName) -> bool {
         let DeviceName { device, port, gid } = name;
         self.device == *device && port.is_none_or(|port| self.port == port) && gid.is_none_or(|gid| self.gid == gid)
     }
 }
 
-impl fmt::Display for Candidate {
+impl fmt::Display for PortCandidate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, port, gid, address, .. } = self;
         write!(formatter, "{device}:{port}:{gid} ({address})")
     }
 }
 
-/// Which of `candidates` it is, for connections of this side's address `local`; of equals the first.
+/// The index of the candidate for connections from local address `local`. The first of equals wins.
 ///
 /// # Errors
-/// That there is none, or none of that name, and what there is.
+/// No candidate, or none of that name; the text lists the candidates.
 pub(super) fn choose(
-    candidates: &[Candidate],
+    candidates: &[PortCandidate],
     name: Option<&DeviceName>,
     local: Option<IpAddr>,
-) -> Result<usize, Fault> {
+) -> Result<usize, VerbsError> {
     let meant = candidates.iter().enumerate().filter(|(_, one)| name.is_none_or(|name| one.is_meant(name)));
-    // Of equals the last is the greatest.
+    // `max_by_key` returns the last of equals, hence the reversed order.
     let best = meant.rev().max_by_key(|(_, one)| (Some(one.address) == local, one.rank));
     best.map(|(index, _)| index).ok_or_else(|| match (name, candidates) {
-        (_, []) => Fault::no_device("none has an active port"),
+        (_, []) => VerbsError::no_device("none has an active port"),
         (Some(name), _) => {
             let known: Vec<_> = candidates.iter().map(ToString::to_string).collect();
-            Fault::no_device(format!("expected one of {}, found no {name}", known.join(", ")))
+            VerbsError::no_device(format!("expected one of {}, found no {name}", known.join(", ")))
         }
         (None, _) => unreachable!("each of them is meant"),
     })
@@ -137,10 +137,10 @@ pub(super) fn choose(
 mod tests {
     use super::*;
 
-    fn candidates() -> Vec<Candidate> {
+    fn candidates() -> Vec<PortCandidate> {
         let one = |device: &str, port, gid, address: &str, rank| {
             let (device, address) = (device.to_owned(), address.parse().expect("an address"));
-            Candidate { device, port, gid, address, rank }
+            PortCandidate { device, port, gid, address, rank }
         };
         vec![
             one("mlx5_0", 1, 0, "fe80::1", 1),
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_name_that_nothing_has_is_refused_with_what_there_is() {
-        let check = |candidates: &[Candidate], name: Option<&str>, expected: &str| {
+        let check = |candidates: &[PortCandidate], name: Option<&str>, expected: &str| {
             let name = name.map(|name| name.parse().expect("a name"));
             let fault = choose(candidates, name.as_ref(), None).expect_err("there is none").to_string();
             assert!(fault.contains(expected), "{fault}");

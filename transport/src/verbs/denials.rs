@@ -1,12 +1,12 @@
-//! Where connections that have a choice do without verbs, because verbs did not do there.
+//! Addresses at which verbs failed, where connections with a choice use TCP for a while.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long verbs are not tried again. A connection that was made over TCP stays there for as long as it lives.
+/// How long verbs are not tried again at an address. A connection over TCP stays on TCP for its lifetime.
 pub(super) const DENIED_FOR: Duration = Duration::from_secs(60);
 
-/// What verbs did not do, by the address that was connected to; without one, for whoever connects to this side.
+/// Failures by address; the entry without an address is for connections that this side accepts.
 #[derive(Default)]
 pub(super) struct Denials(BTreeMap<Option<String>, Denial>);
 
@@ -21,7 +21,7 @@ impl Denials {
         self.0.insert(place, Denial { until: now + DENIED_FOR, reason: reason.to_owned() });
     }
 
-    /// Why there are no verbs there for now.
+    /// The failure for which verbs are denied at an address.
     pub(super) fn reason(&self, now: Instant, place: Option<&str>) -> Option<&str> {
         let denial = self.0.get(&place.map(str::to_owned)).filter(|denial| denial.until > now)?;
         Some(&denial.reason)

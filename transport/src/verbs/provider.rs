@@ -1,8 +1,8 @@
-//! A device, as a connection sees it. The real one is `device`; `plain` does the same over ordinary memory, in process;
-//! `rough` is any of them with faults.
+//! Interface of an RDMA device. `hardware_device` implements it with libibverbs, `software_device` over ordinary memory
+//! in process, and `faulty_device` wraps another one with injected faults.
 //!
-//! Work names memory by a [`Span`], which only `flights` makes: it keeps the memory, by value, until the work has
-//! completed or the pair is closed. So no memory is given back while a device may touch it.
+//! A work request names memory by a [`MemorySpan`], which only `work_requests` makes: that module owns the memory until
+//! the request has completed or the queue pair is closed. So no memory is freed while a device may access it.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -11,204 +11,208 @@ use std::sync::Arc;
 use pserver_core::memory::Mapped;
 use thiserror::Error;
 
-use super::flights::Span;
-use super::reasons::{self, Cause};
-use super::status::Status;
+use super::reasons::{self, UnavailableCause};
+use super::status::CompletionStatus;
+use super::work_requests::MemorySpan;
 
-/// What a device, or the system before it, refused.
+/// An error of a device, or of the system below it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
-pub(crate) struct Fault(pub(crate) String);
+pub(crate) struct VerbsError(pub(crate) String);
 
-impl Fault {
+impl VerbsError {
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// There is no device that can be used, in this way.
+    /// The error that no device is usable, for this reason.
     pub(super) fn no_device(how: impl Into<String>) -> Self {
-        Self(reasons::text(&Cause::Device(how.into()), None))
+        Self(reasons::text(&UnavailableCause::Device(how.into()), None))
     }
 }
 
-/// What is known of a device's port. Limits are read, not assumed.
+/// Attributes of a device's port, as queried.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct PortAttributes {
     /// The device, its port and its address, for people.
     pub(crate) name: String,
-    /// The port's address.
+    /// The port's GID.
     pub(crate) gid: [u8; 16],
-    /// The port's number in an InfiniBand subnet; zero over Ethernet.
+    /// The port's LID in an InfiniBand subnet; zero over Ethernet.
     pub(crate) lid: u16,
-    /// The longest packet, as a power of two: 1 is 256 bytes, 5 is 4,096.
+    /// The largest packet as a power of two: 1 is 256 bytes, 5 is 4,096.
     pub(crate) mtu: u8,
-    /// Reads that one pair may have under way, and that it may be asked for.
+    /// Reads that one queue pair may have in flight, and that it may serve at once.
     pub(crate) reads_out: u8,
     pub(crate) reads_in: u8,
-    /// Whether the system limits how much memory can be registered.
+    /// Whether the system limits registered memory.
     pub(crate) is_limited: bool,
 }
 
-/// A device.
-pub(crate) trait Provider: Send + Sync + fmt::Debug {
-    /// What is known of it.
-    fn facts(&self) -> &Facts;
+/// An RDMA device.
+pub(crate) trait RdmaDevice: Send + Sync + fmt::Debug {
+    /// The attributes of its port.
+    fn attributes(&self) -> &PortAttributes;
 
-    /// A place where one thread waits for what its pairs have done.
-    fn station(&self) -> Result<Arc<dyn Station>, Fault>;
+    /// Makes the channel on which one thread waits for completions.
+    fn completion_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError>;
 
-    /// Whether memory of accelerators can be registered, or why not.
-    fn device_memory(&self) -> Result<(), Fault>;
+    /// Whether accelerator memory can be registered, or why not.
+    fn device_memory(&self) -> Result<(), VerbsError>;
 }
 
-/// Where completions are announced.
-pub(crate) trait Station: Send + Sync {
-    /// Readable when a pair that was armed has something.
+/// A completion channel.
+pub(crate) trait CompletionChannel: Send + Sync {
+    /// Readable when an armed queue pair has a completion.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Takes the announcements, so that the descriptor is readable for new ones only.
-    fn drain(&self) -> Result<(), Fault>;
+    /// Consumes the notifications, so that only new ones make the descriptor readable.
+    fn drain(&self) -> Result<(), VerbsError>;
 
-    /// Readable when something has happened to the device itself, where that is told.
+    /// Readable when the device reports an asynchronous event, if it reports them.
     fn events(&self) -> Option<BorrowedFd<'_>>;
 
-    /// What has happened to the device that its pairs do not survive, after all that was told so far; nothing when
-    /// there is no such thing.
-    fn trouble(&self) -> Result<Option<String>, Fault>;
+    /// Consumes the asynchronous events; a failure after which queue pairs do not recover, if there is one.
+    fn failure(&self) -> Result<Option<String>, VerbsError>;
 
-    /// A domain: keys of one are worth nothing in another.
-    fn domain(&self) -> Result<Arc<dyn Domain>, Fault>;
+    /// Makes a protection domain: its keys are invalid in every other domain.
+    fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
 }
 
-/// What may be done to registered memory.
+/// The remote access that a registration allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// Nothing from elsewhere.
-    Near,
-    /// The other side of a pair of the same domain may read it.
-    FarReads,
-    /// The other side of a pair of the same domain may write it.
-    FarWrites,
+pub(crate) enum RegionAccess {
+    /// No remote access.
+    Local,
+    /// Peers of queue pairs in the same domain may read.
+    RemoteRead,
+    /// Peers of queue pairs in the same domain may write.
+    RemoteWrite,
 }
 
 /// A protection domain.
-pub(crate) trait Domain: Send + Sync {
-    /// Registers a piece of a mapping, which whoever registers keeps as long as the region: the region does not.
-    fn register(&self, memory: &Mapped, piece: (usize, usize), access: Access) -> Result<Box<dyn Region>, Fault>;
+pub(crate) trait ProtectionDomain: Send + Sync {
+    /// Registers a piece of a mapping. The caller keeps the mapping as long as the region.
+    fn register(
+        &self,
+        memory: &Mapped,
+        piece: (usize, usize),
+        access: RegionAccess,
+    ) -> Result<Box<dyn MemoryRegion>, VerbsError>;
 
-    /// A pair that is not connected.
-    fn pair(&self, plan: &Plan) -> Result<Box<dyn Pair>, Fault>;
+    /// Makes a queue pair that is not connected.
+    fn pair(&self, capacity: &PairCapacity) -> Result<Box<dyn QueuePair>, VerbsError>;
 }
 
-/// Registered memory, until it is dropped.
-pub(crate) trait Region: Send + Sync {
-    /// The key for this side's work.
-    fn near_key(&self) -> u32;
+/// A registered memory region; dropping it deregisters the memory.
+pub(crate) trait MemoryRegion: Send + Sync {
+    /// The local key (lkey).
+    fn local_key(&self) -> u32;
 
-    /// The key for the other side's.
-    fn far_key(&self) -> u32;
+    /// The remote key (rkey).
+    fn remote_key(&self) -> u32;
 
-    /// Ends it: afterwards no device touches its memory. Once is enough.
-    fn close(&mut self) -> Result<(), Fault>;
+    /// Deregisters the memory; afterwards no device accesses it. May be called again.
+    fn close(&mut self) -> Result<(), VerbsError>;
 }
 
-/// What a pair is made for.
+/// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
-    /// Work that is under way at once.
+pub(crate) struct PairCapacity {
+    /// Work requests in flight.
     pub(crate) posted_max: u32,
-    /// Receives that are posted at once.
+    /// Posted receives.
     pub(crate) receives_max: u32,
-    /// Whether the other side may read and write what is registered for that.
+    /// Whether the peer may read and write memory that is registered for that.
     pub(crate) is_open: bool,
 }
 
-/// One end of a reliable connection, as the other must know it.
+/// The address of a queue pair, as the peer needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct PairAddress {
     pub(crate) number: u32,
-    /// The first packet's number: random, and 24 bits.
+    /// The first packet sequence number: random, 24 bits.
     pub(crate) packet: u32,
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
     pub(crate) mtu: u8,
-    /// Reads that it answers at once.
+    /// Reads that it serves at once.
     pub(crate) reads_in: u8,
 }
 
-/// A place in the other side's memory.
+/// An address in the peer's memory with its remote key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FarPlace {
+pub(crate) struct RemoteAddress {
     pub(crate) address: u64,
     pub(crate) key: u32,
 }
 
-/// What is to be done with a span.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    /// It is sent, into a receive of the other side.
+pub(crate) enum Operation {
+    /// Send the span into a posted receive of the peer.
     Send,
-    /// It is filled from there.
-    Read(FarPlace),
-    /// It is written there; a number, if there is one, completes a receive of the other side.
-    Write(FarPlace, Option<u32>),
+    /// Read the peer's memory into the span.
+    Read(RemoteAddress),
+    /// Write the span to the peer's memory; immediate data, if any, completes a receive of the peer.
+    Write(RemoteAddress, Option<u32>),
 }
 
-/// One thing to do.
+/// A work request.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct WorkRequest {
     pub(crate) id: u64,
-    pub(crate) act: Act,
-    pub(crate) near: Span,
-    /// Whether its success is told. A failure always is.
-    pub(crate) is_told: bool,
+    pub(crate) operation: Operation,
+    pub(crate) span: MemorySpan,
+    /// Whether success produces a completion. Failure always does.
+    pub(crate) is_signaled: bool,
 }
 
-/// Room for one message.
+/// A receive for one message.
 #[derive(Debug)]
-pub(crate) struct Receive {
+pub(crate) struct ReceiveRequest {
     pub(crate) id: u64,
-    pub(crate) near: Span,
+    pub(crate) span: MemorySpan,
 }
 
-/// What was done.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
+pub(crate) struct WorkCompletion {
     pub(crate) id: u64,
-    pub(crate) what: Result<What, Status>,
+    pub(crate) result: Result<CompletionKind, CompletionStatus>,
 }
 
-/// What was done well.
+/// The kind of a successful completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// This work and all before it.
+pub(crate) enum CompletionKind {
+    /// This request and all before it are complete.
     Posted,
     /// A message of so many bytes arrived.
     Message(u32),
-    /// The other side's writes up to one with this number arrived.
-    Number(u32),
+    /// The peer's writes up to the one with this immediate data arrived.
+    Immediate(u32),
 }
 
-/// One side of a reliable connection.
-pub(crate) trait Pair: Send {
-    /// What the other side must know.
-    fn here(&self) -> End;
+/// A queue pair of a reliable connection.
+pub(crate) trait QueuePair: Send {
+    /// The address that the peer needs.
+    fn here(&self) -> PairAddress;
 
-    /// Connects it: from here on it receives and sends.
-    fn connect(&mut self, there: &End) -> Result<(), Fault>;
+    /// Connects to the peer; afterwards the pair can send and receive.
+    fn connect(&mut self, there: &PairAddress) -> Result<(), VerbsError>;
 
-    /// Adds room for messages; they fill it in order.
-    fn receive(&mut self, room: &[Receive]) -> Result<(), Fault>;
+    /// Posts receives; messages fill them in order.
+    fn receive(&mut self, room: &[ReceiveRequest]) -> Result<(), VerbsError>;
 
-    /// Does work, in order, with one call.
-    fn post(&mut self, work: &[Work]) -> Result<(), Fault>;
+    /// Posts work requests in order, with one call.
+    fn post(&mut self, work: &[WorkRequest]) -> Result<(), VerbsError>;
 
-    /// Adds what was done to `done`.
-    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Fault>;
+    /// Appends the completions to `done`.
+    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError>;
 
-    /// The next thing that is done is announced at the station.
-    fn arm(&mut self) -> Result<(), Fault>;
+    /// The next completion makes the completion channel readable.
+    fn arm(&mut self) -> Result<(), VerbsError>;
 
-    /// Destroys it: afterwards no device touches what it was given. Once is enough.
-    fn close(&mut self) -> Result<(), Fault>;
+    /// Destroys the queue pair; afterwards no device accesses its memory. May be called again.
+    fn close(&mut self) -> Result<(), VerbsError>;
 }

@@ -1,33 +1,33 @@
-//! Why there are no verbs, in words: the library is missing, there is no device, or too little memory may be locked.
+//! Error texts for missing verbs: no library, no device, or too little lockable memory.
 
 use std::io;
 
-use super::provider::Fault;
+use super::provider::VerbsError;
 
-/// Which of the reasons it is.
+/// The cause of missing verbs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// libibverbs is not there, or not as a library that opens; what the system said.
+pub(super) enum UnavailableCause {
+    /// libibverbs cannot be opened; the system's text.
     Library(String),
-    /// There is no device that can be used, and in which way not.
+    /// No device is usable; the reason.
     Device(String),
-    /// So much memory was refused, with this error number or these words.
+    /// A registration of so many bytes was refused, with this error number or text.
     Memory { bytes: u64, errno: Option<i32>, said: String },
 }
 
 /// ENOSYS: the kernel has no verbs.
 const NO_VERBS: i32 = 38;
-/// EAGAIN and ENOMEM: how kernels say that no more may be locked.
+/// EAGAIN and ENOMEM: the kernel's errors at the limit of locked memory.
 const NO_MORE: [i32; 2] = [11, 12];
 
-/// What to tell somebody who has no verbs, and may lock at most `limit` bytes of memory; none is no limit.
-pub(super) fn text(cause: &Cause, limit: Option<u64>) -> String {
+/// The text for a person. `limit` is the limit of locked memory in bytes; none means no limit.
+pub(super) fn text(cause: &UnavailableCause, limit: Option<u64>) -> String {
     match cause {
-        Cause::Library(said) => {
+        UnavailableCause::Library(said) => {
             format!("the library is missing: {said} (rdma-core has it: apt-get install libibverbs1 ibverbs-providers)")
         }
-        Cause::Device(how) => format!("there is no RDMA device: {how} (rdma link show lists them)"),
-        Cause::Memory { bytes, errno, said } => match (errno, limit) {
+        UnavailableCause::Device(how) => format!("there is no RDMA device: {how} (rdma link show lists them)"),
+        UnavailableCause::Memory { bytes, errno, said } => match (errno, limit) {
             (Some(errno), Some(limit)) if NO_MORE.contains(errno) => format!(
                 "too little memory may be locked: {bytes} bytes cannot be registered: {said}; the limit for locked \
                  memory is {limit} bytes, which `ulimit -l unlimited` raises for a shell, `LimitMEMLOCK=infinity` for \
@@ -38,13 +38,13 @@ pub(super) fn text(cause: &Cause, limit: Option<u64>) -> String {
     }
 }
 
-/// What it means that devices cannot be listed.
-pub(super) fn unlisted(error: &io::Error) -> Fault {
+/// The error of listing the devices.
+pub(super) fn unlisted(error: &io::Error) -> VerbsError {
     let how = match error.raw_os_error() {
         Some(NO_VERBS) => "the kernel has no support for them".to_owned(),
         _ => format!("they cannot be listed: {error}"),
     };
-    Fault::no_device(how)
+    VerbsError::no_device(how)
 }
 
 #[cfg(test)]
@@ -53,17 +53,17 @@ mod tests {
 
     #[test]
     fn each_reason_is_said_with_what_can_be_done() {
-        let check = |cause: &Cause, limit: Option<u64>, expected: &[&str], unexpected: &str| {
+        let check = |cause: &UnavailableCause, limit: Option<u64>, expected: &[&str], unexpected: &str| {
             let text = text(cause, limit);
             assert!(expected.iter().all(|words| text.contains(words)), "{text}");
             assert!(!text.contains(unexpected), "{text}");
         };
-        let library = Cause::Library("libibverbs.so.1: cannot open shared object file".to_owned());
+        let library = UnavailableCause::Library("libibverbs.so.1: cannot open shared object file".to_owned());
         let said = ["the library is missing: libibverbs.so.1", "apt-get install libibverbs1"];
         check(&library, Some(65536), &said, "locked");
-        let device = Cause::Device("none has an active port".to_owned());
+        let device = UnavailableCause::Device("none has an active port".to_owned());
         check(&device, Some(65536), &["no RDMA device: none has an active port", "rdma link show"], "locked");
-        let memory = |errno: Option<i32>| Cause::Memory { bytes: 4096, errno, said: "no".to_owned() };
+        let memory = |errno: Option<i32>| UnavailableCause::Memory { bytes: 4096, errno, said: "no".to_owned() };
         let commands = ["`ulimit -l unlimited`", "`LimitMEMLOCK=infinity`", "`--ulimit memlock=-1`"];
         for errno in NO_MORE {
             check(&memory(Some(errno)), Some(65536), &commands, "library");

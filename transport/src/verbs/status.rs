@@ -1,12 +1,12 @@
-//! What a device says when work fails, in words.
+//! Texts for the completion status of failed work requests.
 
 use std::fmt;
 
-/// Why work failed, by the number that libibverbs gives it.
+/// The status of a failed work request, as libibverbs numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Status(pub(crate) u32);
+pub(crate) struct CompletionStatus(pub(crate) u32);
 
-/// By number: what libibverbs calls it, and what it means here.
+/// By status: libibverbs' name, and the meaning here.
 const TEXTS: [(&str, &str); 24] = [
     ("success", "nothing failed"),
     ("local length error", "a message is longer than the room that was made for it"),
@@ -34,22 +34,22 @@ const TEXTS: [(&str, &str); 24] = [
     ("tag matching rendezvous incomplete", "a tagged message did not arrive whole"),
 ];
 
-impl Status {
+impl CompletionStatus {
     pub(crate) const LOCAL_LENGTH: Self = Self(1);
     pub(crate) const LOCAL_PROTECTION: Self = Self(4);
     pub(crate) const FLUSHED: Self = Self(5);
-    pub(crate) const FAR_REQUEST: Self = Self(9);
-    pub(crate) const FAR_ACCESS: Self = Self(10);
+    pub(crate) const REMOTE_REQUEST: Self = Self(9);
+    pub(crate) const REMOTE_ACCESS: Self = Self(10);
     pub(crate) const NO_ANSWER: Self = Self(12);
-    pub(crate) const NO_ROOM: Self = Self(13);
+    pub(crate) const RECEIVER_NOT_READY: Self = Self(13);
 
-    /// Whether the other side did what it should not.
+    /// Whether the peer violated the protocol.
     pub(crate) fn is_peers_fault(self) -> bool {
-        matches!(self, Self::FAR_ACCESS | Self::FAR_REQUEST | Self::LOCAL_LENGTH | Self::NO_ROOM)
+        matches!(self, Self::REMOTE_ACCESS | Self::REMOTE_REQUEST | Self::LOCAL_LENGTH | Self::RECEIVER_NOT_READY)
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for CompletionStatus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = usize::try_from(self.0).ok().and_then(|number| TEXTS.get(number));
         match text {
@@ -61,17 +61,17 @@ impl fmt::Display for Status {
 
 #[cfg(test)]
 mod tests {
-    use super::{Status, TEXTS};
+    use super::{CompletionStatus, TEXTS};
 
     #[test]
     fn every_status_has_a_text_of_its_own() {
-        let texts: std::collections::BTreeSet<_> = (0..25).map(|number| Status(number).to_string()).collect();
+        let texts: std::collections::BTreeSet<_> = (0..25).map(|number| CompletionStatus(number).to_string()).collect();
         assert_eq!(texts.len(), TEXTS.len() + 1, "no two are the same");
         assert!(texts.iter().all(|text| text.contains(": ") || text.contains("does not have")));
         assert_eq!(
-            Status(10).to_string(),
+            CompletionStatus(10).to_string(),
             "remote access error (10): the other side named memory that is not registered for this connection"
         );
-        assert_eq!(Status(24).to_string(), "completion status 24, which libibverbs 55 does not have");
+        assert_eq!(CompletionStatus(24).to_string(), "completion status 24, which libibverbs 55 does not have");
     }
 }

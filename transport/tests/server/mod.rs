@@ -1,4 +1,4 @@
-//! A lane that can be spoken to byte by byte, and the frames for it.
+//! A server that answers raw frames, and frames for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, Kind};
 use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
 
-/// The largest payload that is not forgotten.
+/// The largest payload that is not discarded.
 const LARGEST: u32 = 64 * 1024;
 
-/// A lane that lands what comes and answers every push.
-pub(crate) struct Server {
+/// A lane that receives everything and answers every push.
+pub(crate) struct AnsweringServer {
     pub(crate) address: Address,
     stop: Stop,
     stopped: Arc<AtomicBool>,
@@ -27,14 +27,14 @@ pub(crate) struct Server {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Server {
-    /// Lane one is there, lane zero is not.
+impl AnsweringServer {
+    /// Starts a server with lane one and without lane zero.
     pub(crate) fn start(address: &str, options: NetworkOptions) -> Self {
         let address = Address::parse(address).expect("an address");
         let transport = Network::new(options.clone()).expect("a transport");
         let listener = Listener::bind(&address, options).expect("a free port");
         let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
-        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.adopter())]);
+        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.connection_sender())]);
         let listening = {
             let stop = stop.clone();
             move || listener.run(lanes, stop).expect("the listener runs")
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for AnsweringServer {
     fn drop(&mut self) {
         self.stop.stop();
         self.stopped.store(true, Relaxed);
@@ -76,9 +76,9 @@ fn serve(mut transport: Network, stopped: &AtomicBool) {
                         Ok(lease) if bytes <= LARGEST => Incoming::Chunk { lease, bytes },
                         _ => Incoming::Discard { bytes },
                     };
-                    queue.push_back(Submit::Land { peer, into: lengths.map(place).collect() });
+                    queue.push_back(Submit::PostReceive { peer, into: lengths.map(place).collect() });
                 }
-                Event::Landed { peer, frame, .. } if frame.head.kind == Kind::Push => {
+                Event::Received { peer, frame, .. } if frame.head.kind == Kind::Push => {
                     let frame = Frame::bare(frame.head.answer(Kind::Done));
                     queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
                 }

@@ -1,4 +1,4 @@
-//! What memory gives one core.
+//! The memory bandwidth of one core.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::optim::Gradient;
 use pserver_kernels::cpu;
 
-use crate::duel::BLOCKS_MIN;
+use crate::alternation::BLOCKS_MIN;
 use crate::report::{Outcome, Report};
 use crate::sizes::{length, show};
 use crate::statistics::median;

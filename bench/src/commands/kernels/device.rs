@@ -12,7 +12,7 @@ use pserver_core::ids::Version;
 use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 use pserver_core::optim::{Formula, Prepared, Step};
 use pserver_core::port::Code;
-use pserver_kernels::cuda::{Probe, Settings, Timed, Way, rules_folder};
+use pserver_kernels::cuda::{CopyDirection, CudaSettings, Probe, TimedUpdate, rules_folder};
 use serde_json::json;
 
 use super::{Args, Kernel};
@@ -30,7 +30,7 @@ const PARAMETER: ElementType = ElementType::Float32;
 const LINK_ELEMENTS_MAX: u64 = 1 << 26;
 /// Times that a user's rule and the built-in one have their turn.
 const TURNS: usize = 5;
-/// What lines are about.
+/// The subject of the report's lines.
 const KERNEL: &str = "kernel";
 const SERVER_STEP: &str = "server step";
 
@@ -52,7 +52,7 @@ const COLUMNS: &[Column] = &[
     plain("wrong", "#wrong"),
 ];
 
-/// What the device and its link do when nothing but bytes are moved, in bytes a second.
+/// The bandwidth of the device's copies and of its link, in bytes a second.
 struct Ceilings {
     /// Read and written together.
     within: f64,
@@ -76,7 +76,7 @@ impl Ceilings {
     }
 }
 
-/// What runs for a rule.
+/// The kernels of a rule.
 struct Program {
     code: Code,
     /// The numbers of the first step.
@@ -134,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let gradients = if args.gradients.is_empty() { GRADIENTS.to_vec() } else { args.gradients.clone() };
     // Rules that are not shipped are compiled once, and kept where a server of this user keeps them.
     let cache = rules_folder(|name| std::env::var(name).ok());
-    let settings = Settings { cache, ..Settings::of(args.ordinal) };
+    let settings = CudaSettings { cache, ..CudaSettings::of(args.ordinal) };
     let mut probe = Probe::open(&settings)?;
     let (device, architecture, driver) = probe.about();
     let rules = args.rule.iter().map(|rule| crate::job::word(*rule)).collect::<Vec<_>>();
@@ -188,9 +188,9 @@ fn ceilings(probe: &mut Probe, args: &Args) -> Result<Ceilings> {
         Ok((bytes * each) as f64 / median(&seconds[1..]))
     };
     Ok(Ceilings {
-        within: rate(Some(Way::Within), within, 2)?,
-        into: rate(Some(Way::In), step, 1)?,
-        out: rate(Some(Way::Out), step, 1)?,
+        within: rate(Some(CopyDirection::Within), within, 2)?,
+        into: rate(Some(CopyDirection::In), step, 1)?,
+        out: rate(Some(CopyDirection::Out), step, 1)?,
         both: rate(None, step, 1)?,
     })
 }
@@ -207,7 +207,7 @@ fn moved(name: &str, rate: f64) -> Outcome {
 
 /// Seconds of each of some updates behind a first one, on tensors that lie on the device.
 fn times(probe: &mut Probe, case: &Case<'_>, elements: u64, iterations: u32) -> Result<Vec<f64>> {
-    let timed = Timed {
+    let timed = TimedUpdate {
         code: &case.program.code,
         element_type: PARAMETER,
         gradient_type: case.gradient_type,
@@ -249,8 +249,8 @@ fn alone(probe: &mut Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -
 /// A server's step: gradients from pinned memory, the update, the parameter to pinned memory, chunk by chunk.
 fn whole(probe: &Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -> Result<Outcome> {
     let (into, out) = (case.gradient_bytes(), PARAMETER.bytes());
-    // What a server opens for such a job.
-    let settings = Settings::for_job(args.ordinal, CHUNK_BYTES_DEFAULT, case.gradients);
+    // A server opens the same device for such a job.
+    let settings = CudaSettings::for_job(args.ordinal, CHUNK_BYTES_DEFAULT, case.gradients);
     let free = probe.free_bytes()?.saturating_sub(settings.gradient_bytes);
     // Half of the host's memory: the values are made beside the leases.
     let host = memory_bytes().map_or(u64::MAX, |bytes| fitting(bytes / 2, into + out));

@@ -6,7 +6,7 @@ use safetensors::SafeTensors;
 use super::*;
 use crate::checkpoint::inspect;
 use crate::checkpoint::storage::tests::{get, put};
-use crate::checkpoint::storage::{Failing, Fault, InMemory};
+use crate::checkpoint::storage::{Failing, InMemory, StorageFault};
 
 /// `name type shape`, such as `w:sparse-0 float32 2x3`; a scalar's shape is `-`.
 fn tensor(text: &str) -> ModelTensor {
@@ -91,6 +91,45 @@ fn shards_that_do_not_make_one_parameter_are_refused_by_name() {
     check_refused("w:sparse-0 uint32 70368744177664; w:sparse-1 uint32 1", "w", "larger than any parameter may be");
 }
 
+/// A parameter as it is declared: `name type shape`, and `rows` behind it where it is one of rows.
+fn declaration(text: &str) -> Declaration {
+    let (text, rows) = text.strip_suffix(" rows").map_or((text, false), |text| (text, true));
+    let ModelTensor { name, element_type, shape } = tensor(text);
+    let bytes = shape.iter().product::<u64>() * element_type.bytes();
+    Declaration {
+        name: crate::partition::Name::new(name.as_bytes()).unwrap(),
+        element_type,
+        bytes,
+        shape,
+        whole: false,
+        config: Vec::new(),
+        buckets: rows.then_some(crate::partition::Buckets { rows: 10, count: 1 }),
+        owner: None,
+    }
+}
+
+#[test]
+fn what_could_not_be_saved_is_known_from_the_declarations() {
+    let check = |parameters: &str, refusal: Option<&str>| {
+        let parameters: Vec<_> = parameters.split("; ").map(declaration).collect();
+        match (check_savable(parameters.iter()), refusal) {
+            (Ok(()), None) => {}
+            (Err(failure), Some(refusal)) => assert!(failure.to_string().contains(refusal), "{failure}"),
+            (found, expected) => panic!("{parameters:?}: expected {expected:?}, found {found:?}"),
+        }
+    };
+    check("e:sparse-0 float32 2x3; e:sparse-1 float32 4x3; b float32 3", None);
+    check("e:sparse-0 float32 2x3; e:sparse-2 float32 4x3", Some("\"e:sparse-2\" is there without e:sparse-1"));
+    check("e:sparse-0 float32 2x3; e:sparse-1 float64 4x3", Some("\"e:sparse-1\" is of float64"));
+    check("e float32 2x3; e:sparse-0 float32 4x3", Some("\"e:sparse-0\" overlaps with \"e\""));
+    // A matrix that is small is never listed; a larger one, and one without a height, may be.
+    check("e float32 100x8 rows; e:ids float32 3; e:rows float32 3", None);
+    check("e float32 0x8 rows; e:ids float32 3", Some("\"e:ids\" occurs twice"));
+    check("e float32 0x8 rows; e:rows float32 3", Some("\"e:rows\" occurs twice"));
+    check("e float32 1000000000x8 rows; e:rows float32 3", Some("\"e:rows\" occurs twice"));
+    check("e float32 0x8 rows; e:sparse-0 float32 3x8", None);
+}
+
 fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("step".to_owned(), "7".to_owned())])
 }
@@ -106,7 +145,7 @@ fn contents() -> Vec<u8> {
 
 fn save(storage: Arc<dyn Storage>, contents: &[u8]) -> Result<u64, Failure> {
     let path = ModelPath::parse("run/model.safetensors").unwrap();
-    let mut writer = ModelWriter::create(storage, &path, &outputs(), &metadata())?;
+    let mut writer = ModelWriter::create(storage, (&path, 7), &outputs(), &metadata())?;
     for piece in contents.chunks(5) {
         writer.write(piece)?;
     }
@@ -145,10 +184,10 @@ fn a_model_with_too_few_or_too_many_bytes_is_refused_and_leaves_nothing() {
 
 #[test]
 fn no_failure_harms_the_model_that_was_there() {
-    let count = Arc::new(Failing::new(Arc::new(InMemory::new()), Fault::None));
+    let count = Arc::new(Failing::new(Arc::new(InMemory::new()), StorageFault::None));
     save(count.clone(), &contents()).unwrap();
-    let crashes = (0..=count.operations()).map(|operation| Fault::Crash { operation });
-    let faults = crashes.chain((0..=300).map(|bytes| Fault::Full { bytes }));
+    let crashes = (0..=count.operations()).map(|operation| StorageFault::Crash { operation });
+    let faults = crashes.chain((0..=300).map(|bytes| StorageFault::Full { bytes }));
     for fault in faults {
         let storage = InMemory::new();
         save(Arc::new(storage.clone()), &[9; 32]).unwrap();
@@ -160,7 +199,7 @@ fn no_failure_harms_the_model_that_was_there() {
         let (old, new) = (after == before, after.ends_with(&contents()));
         // Once it was named, a model may last although the sync of its name was cut off.
         assert!(if saved.is_ok() { new } else { old || new }, "{fault:?}: {saved:?}");
-        if let (Fault::Full { .. }, Err(failure)) = (fault, saved) {
+        if let (StorageFault::Full { .. }, Err(failure)) = (fault, saved) {
             assert!(failure.to_string().contains("no space left"), "{failure}");
             assert_eq!(storage.list("run").unwrap().len(), 1, "{fault:?}: the space is given back");
         }

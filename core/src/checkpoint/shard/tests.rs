@@ -3,13 +3,35 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 
 use super::*;
+use crate::checkpoint::owner::tests::put_first;
+use crate::checkpoint::owner::{DirectoryOwner, OwnerNumber, ShardIdentity};
+use crate::checkpoint::storage::join;
 use crate::checkpoint::storage::tests::{get, put};
-use crate::checkpoint::storage::{Directory, Failing, Fault, InMemory};
-use crate::checkpoint::{Journal, Loaded, inspect, journal_needed_from, load_latest, replay};
-use crate::ids::{ChunkIndex, ParameterIndex};
+use crate::checkpoint::storage::{Directory, Failing, InMemory, StorageFault};
+use crate::checkpoint::{
+    Journal, Loaded, ReplayOptions, Replayed, Storage, inspect, journal_needed_from, load_latest, replay,
+};
+use crate::ids::{ChunkIndex, Epoch, ParameterIndex};
 
 const SHARD: &str = "server-0/shard-1";
-const CATALOGUE: [u8; 32] = [0xab; 32];
+const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, servers: 1, shard: 1, shards: 2 };
+
+fn folder(storage: Arc<dyn Storage>) -> Folder {
+    let owner = DirectoryOwner::first(Arc::clone(&storage));
+    Folder::new(storage, IDENTITY, owner)
+}
+
+fn journal(storage: &InMemory) -> Journal {
+    Journal::begin(&folder(Arc::new(storage.clone())), false, &Replayed::default(), 0).unwrap()
+}
+
+fn named(number: u64) -> CheckpointName {
+    CheckpointName { owner: OwnerNumber(1), number }
+}
+
+fn numbers(storage: &dyn Storage) -> Vec<u64> {
+    manifest::names(storage, SHARD).unwrap().into_iter().map(|name| name.number).collect()
+}
 
 /// A chunk with bytes of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +69,7 @@ fn chunk(parameter: u32, chunk: u64, fill: u8) -> Owned {
     }
 }
 
-/// What the shard holds at checkpoint `number`.
+/// The chunks of the shard at checkpoint `number`.
 fn chunks(number: u64) -> Vec<Owned> {
     let fill = u8::try_from(number * 10).unwrap();
     let mut chunks = vec![chunk(0, 0, fill), chunk(0, 1, fill + 1), chunk(7, 12, fill + 2), chunk(8, 0, fill + 3)];
@@ -58,7 +80,7 @@ fn chunks(number: u64) -> Vec<Owned> {
 fn write_parts(storage: Arc<dyn Storage>, number: u64, part_header_bytes: u64) -> Result<u64, Failure> {
     let chunks = chunks(number);
     let layout = chunks.iter().map(Owned::layout).collect();
-    let mut checkpoint = ShardCheckpoint::begin(storage, SHARD, number, CATALOGUE, number * 100, layout)?;
+    let mut checkpoint = ShardCheckpoint::begin(&folder(storage), number, number * 100, layout)?;
     checkpoint.part_header_bytes = part_header_bytes;
     for chunk in &chunks {
         assert_eq!(checkpoint.next(), Some(chunk.id));
@@ -76,14 +98,15 @@ fn write(storage: &InMemory, number: u64) -> Result<u64, Failure> {
 
 fn written(numbers: &[u64]) -> InMemory {
     let storage = InMemory::new();
+    put_first(&storage);
     numbers.iter().for_each(|number| assert!(write(&storage, *number).is_ok()));
     storage
 }
 
-/// Loads, and checks that what was loaded is one checkpoint, whole.
+/// Loads, and checks that all chunks are of one checkpoint.
 fn load(storage: &dyn Storage) -> Result<Option<Loaded>, Failure> {
     let mut found = Vec::new();
-    let loaded = load_latest(storage, SHARD, Some(CATALOGUE), &mut |record| {
+    let loaded = load_latest(storage, SHARD, Some(&IDENTITY), &mut |record| {
         let ChunkRecord { id, version, marks, value, states } = record;
         let states = states.iter().map(|state| state.to_vec()).collect();
         found.push(Owned { id, version, marks: marks.to_vec(), value: value.to_vec(), states });
@@ -91,8 +114,8 @@ fn load(storage: &dyn Storage) -> Result<Option<Loaded>, Failure> {
     });
     match &loaded {
         Ok(Some(loaded)) => {
-            assert_eq!(found, chunks(loaded.number));
-            assert_eq!((loaded.journal_from, loaded.bytes), (loaded.number * 100, 4 * 12 + 3 * 20));
+            assert_eq!(found, chunks(loaded.name.number));
+            assert_eq!((loaded.journal_from, loaded.bytes), (loaded.name.number * 100, 4 * 12 + 3 * 20));
         }
         _ => assert_eq!(found, [], "nothing is visited of what is not whole"),
     }
@@ -100,7 +123,7 @@ fn load(storage: &dyn Storage) -> Result<Option<Loaded>, Failure> {
 }
 
 fn loaded_number(storage: &dyn Storage) -> Option<u64> {
-    load(storage).unwrap().map(|loaded| loaded.number)
+    load(storage).unwrap().map(|loaded| loaded.name.number)
 }
 
 fn path(name: &str) -> String {
@@ -109,7 +132,7 @@ fn path(name: &str) -> String {
 
 #[test]
 fn what_was_written_is_loaded() {
-    let storage = InMemory::new();
+    let storage = written(&[]);
     assert_eq!(load(&storage), Ok(None));
     let bytes = write(&storage, 1).unwrap();
     let names = storage.list(SHARD).unwrap();
@@ -124,26 +147,34 @@ fn what_was_written_is_loaded() {
 fn a_real_disk_keeps_checkpoints_and_journal() {
     let root = tempfile::tempdir().unwrap();
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
-    let mut journal = Journal::open(storage.clone(), SHARD, true).unwrap();
+    put_first(&*storage);
+    let mut journal = Journal::begin(&folder(storage.clone()), true, &Replayed::default(), 0).unwrap();
     journal.append(&[b"a ", b"frame"]).unwrap();
     for number in 1..=3 {
         write_parts(storage.clone(), number, 400).unwrap();
     }
     assert_eq!(loaded_number(&*storage), Some(3));
-    assert_eq!(manifest::numbers(&*storage, SHARD).unwrap(), [2, 3]);
+    assert_eq!(numbers(&*storage), [2, 3]);
     let mut records = Vec::new();
-    let replayed = replay(&*storage, SHARD, 0, &mut |_, payload| {
+    let reading = ReplayOptions {
+        storage: &*storage,
+        directory: SHARD,
+        identity: Some(&IDENTITY),
+        from: 0,
+        accepts_torn_tail: false,
+    };
+    let replayed = replay(&reading, &mut |_, payload| {
         records.push(payload.to_vec());
         Ok(())
     });
-    assert_eq!((records, replayed.unwrap().torn_tail), (vec![b"a frame".to_vec()], false));
+    assert_eq!((records, replayed.unwrap().warnings()), (vec![b"a frame".to_vec()], Vec::new()));
     assert!(inspect(&*storage, SHARD).unwrap().is_sound());
 }
 
 #[test]
 fn a_shard_without_chunks_has_a_checkpoint_too() {
-    let storage = InMemory::new();
-    let begun = ShardCheckpoint::begin(Arc::new(storage.clone()), SHARD, 1, CATALOGUE, 5, Vec::new()).unwrap();
+    let storage = written(&[]);
+    let begun = ShardCheckpoint::begin(&folder(Arc::new(storage.clone())), 1, 5, Vec::new()).unwrap();
     begun.finish().unwrap();
     let loaded = load_latest(&storage, SHARD, None, &mut |_| panic!("there is no chunk")).unwrap().unwrap();
     assert_eq!((loaded.journal_from, loaded.bytes), (5, 0));
@@ -152,7 +183,7 @@ fn a_shard_without_chunks_has_a_checkpoint_too() {
 #[test]
 fn the_data_is_safetensors_with_the_names_of_the_chunks() {
     let storage = written(&[1]);
-    let file = get(&storage, &path(&data_name(1, 0)));
+    let file = get(&storage, &path(&data_name(named(1), 0)));
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let state = tensors.tensor("state/momentum/0/1").unwrap();
     assert_eq!((state.dtype(), state.shape(), state.data()), (safetensors::Dtype::F32, &[3][..], &[12; 12][..]));
@@ -164,13 +195,13 @@ fn the_data_is_safetensors_with_the_names_of_the_chunks() {
 fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
     let storage = written(&[]);
     assert_eq!(journal_needed_from(&storage, SHARD), Ok(None));
-    Journal::open(Arc::new(storage.clone()), SHARD, false).unwrap().append(&[b"x"]).unwrap();
+    journal(&storage).append(&[b"x"]).unwrap();
     for (number, kept, needed) in [(1, vec![1], 100), (2, vec![1, 2], 100), (3, vec![2, 3], 200), (9, vec![3, 9], 300)]
     {
         write(&storage, number).unwrap();
-        assert_eq!(manifest::numbers(&storage, SHARD).unwrap(), kept);
+        assert_eq!(numbers(&storage), kept);
         assert_eq!(journal_needed_from(&storage, SHARD), Ok(Some(needed)));
-        assert_eq!(storage.list(SHARD).unwrap().len(), kept.len() * 4 + 1, "no file is left over");
+        assert_eq!(storage.list(SHARD).unwrap().len(), kept.len() * 4 + 2, "no file is left over");
     }
 }
 
@@ -178,70 +209,118 @@ fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
 fn a_whole_checkpoint_is_not_written_over_and_a_damaged_one_is() {
     let storage = written(&[1, 2]);
     assert!(write(&storage, 2).unwrap_err().to_string().contains("already there, and whole"));
-    put(&storage, &path(&data_name(2, 1)), b"damaged");
+    put(&storage, &path(&data_name(named(2), 1)), b"damaged");
     assert_eq!(loaded_number(&storage), Some(1));
     write(&storage, 2).unwrap();
     assert_eq!(loaded_number(&storage), Some(2));
 }
 
 #[test]
-fn a_refused_checkpoint_with_a_higher_number_goes_when_another_is_whole() {
+fn a_checkpoint_that_an_earlier_owner_left_damaged_goes_when_another_is_whole() {
     let storage = written(&[1, 5]);
-    put(&storage, &path(&chunks_name(5)), b"damaged");
-    write(&storage, 2).unwrap();
-    assert_eq!(manifest::numbers(&storage, SHARD).unwrap(), [1, 2]);
-    assert_eq!(load(&storage).unwrap().unwrap().fell_back, Vec::<String>::new());
+    put(&storage, &path(&chunks_name(named(5))), b"damaged");
+    let folder = Folder::claim_alone(Arc::new(storage.clone()), Epoch(77)).unwrap();
+    let folder = Folder { directory: SHARD.to_owned(), identity: IDENTITY, ..folder };
+    assert_eq!(folder.owner.number(), OwnerNumber(2));
+    let begin = ShardCheckpoint::begin(&folder, 2, 200, Vec::new()).unwrap();
+    begin.finish().unwrap();
+    let owned = |owner, number| CheckpointName { owner: OwnerNumber(owner), number };
+    assert_eq!(manifest::names(&storage, SHARD).unwrap(), [owned(1, 5), owned(2, 2)]);
+    let begin = ShardCheckpoint::begin(&folder, 3, 300, Vec::new()).unwrap();
+    begin.finish().unwrap();
+    assert_eq!(manifest::names(&storage, SHARD).unwrap(), [owned(2, 2), owned(2, 3)]);
 }
 
 #[test]
-fn a_checkpoint_of_another_catalogue_is_not_loaded() {
+fn an_owner_that_was_replaced_makes_no_checkpoint_whole_and_removes_nothing() {
+    let storage = written(&[1, 2]);
+    let old = folder(Arc::new(storage.clone()));
+    let mut late = ShardCheckpoint::begin(&old, 3, 300, vec![chunks(3)[0].layout()]).unwrap();
+    let chunk = &chunks(3)[0];
+    let states: Vec<&[u8]> = chunk.states.iter().map(Vec::as_slice).collect();
+    late.push(chunk.record(&states)).unwrap();
+    Folder::claim_alone(Arc::new(storage.clone()), Epoch(77)).unwrap();
+    assert!(matches!(late.finish(), Err(Failure::Node(_))));
+    assert!(matches!(ShardCheckpoint::begin(&old, 4, 400, Vec::new()), Err(Failure::Node(_))));
+    assert_eq!(numbers(&storage), [1, 2]);
+    assert_eq!(loaded_number(&storage), Some(2));
+}
+
+#[test]
+fn a_checkpoint_of_another_shard_server_job_or_topology_is_refused_by_name() {
     let storage = written(&[1]);
-    let text = load_latest(&storage, SHARD, Some([1; 32]), &mut |_| panic!("not visited")).unwrap_err().to_string();
-    assert!(text.contains("catalogue abababab") && text.contains("this job's is 01010101"), "{text}");
+    for (expected, remedy) in [
+        (ShardIdentity { job: 78, ..IDENTITY }, "a directory of its own"),
+        (ShardIdentity { shard: 0, ..IDENTITY }, "swapped or renamed"),
+        (ShardIdentity { server: 3, ..IDENTITY }, "swapped or renamed"),
+        (ShardIdentity { servers: 2, ..IDENTITY }, "that it was initialised with"),
+        (ShardIdentity { shards: 3, ..IDENTITY }, "that it was initialised with"),
+    ] {
+        let refused = load_latest(&storage, SHARD, Some(&expected), &mut |_| panic!("not visited"));
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("is of shard 1 of 2 on server 0 of 1, job 77"), "{text}");
+        assert!(text.contains(&format!("expected {expected}: ")) && text.contains(remedy), "{text}");
+    }
     assert!(load_latest(&storage, SHARD, None, &mut |_| Ok(())).unwrap().is_some());
+}
+
+#[test]
+fn a_checkpoint_of_the_format_before_owners_is_refused_by_name() {
+    let storage = InMemory::new();
+    put(&storage, &path("checkpoint-00000000000000000007.json"), b"{}");
+    let text = load(&storage).unwrap_err().to_string();
+    assert!(text.contains("checkpoint-00000000000000000007.json") && text.contains("format 1"), "{text}");
+    assert!(!inspect(&storage, SHARD).unwrap().is_sound());
 }
 
 #[test]
 fn a_newer_format_is_refused_by_number() {
     let storage = written(&[1]);
-    let text = String::from_utf8(get(&storage, &path(&manifest_name(1)))).unwrap();
-    let newer = text.replace("\"format\": 1", "\"format\": 2, \"more\": []");
-    put(&storage, &path(&manifest_name(1)), newer.as_bytes());
+    let text = String::from_utf8(get(&storage, &path(&manifest_name(named(1))))).unwrap();
+    let newer = text.replace("\"format\": 2", "\"format\": 3, \"more\": []");
+    put(&storage, &path(&manifest_name(named(1))), newer.as_bytes());
     let text = load(&storage).unwrap_err().to_string();
-    assert!(text.contains("is of format 2; this program reads format 1"), "{text}");
+    assert!(text.contains("is of format 3; this program reads format 2"), "{text}");
 }
 
 #[test]
 fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
     // The digest was computed by another program, from docs/CHECKPOINT.md.
     let manifest = Manifest {
-        format: 1,
-        number: 7,
-        catalogue: "ab".repeat(32),
+        format: 2,
+        name: named(7),
+        of: IDENTITY,
         journal_from: 1234,
         chunks: 0,
-        files: vec![FileEntry { name: chunks_name(7), bytes: 16, blake3: "cd".repeat(32) }],
+        files: vec![FileEntry { name: chunks_name(named(7)), bytes: 16, blake3: "cd".repeat(32) }],
     };
     let expected = r#"{
   "manifest": {
-    "format": 1,
+    "format": 2,
+    "owner": 1,
     "number": 7,
-    "catalogue": "abababababababababababababababababababababababababababababababab",
+    "of": {
+      "job": 77,
+      "server": 0,
+      "servers": 1,
+      "shard": 1,
+      "shards": 2
+    },
     "journal_from": 1234,
     "chunks": 0,
     "files": [
       {
-        "name": "checkpoint-00000000000000000007.chunks",
+        "name": "checkpoint-0000000001-00000000000000000007.chunks",
         "bytes": 16,
         "blake3": "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"
       }
     ]
   },
-  "blake3": "f30b32700e7037c1e03044a496cfb80b314c25dd6d4dbe6b5a5244d38fe02511"
+  "blake3": "15743a9ea5d749a3ab92b533f68454367c0dd97741ad0d29800b67f9d8843cfa"
 }
 "#;
     assert_eq!(String::from_utf8(manifest.encode()).unwrap(), expected);
-    let table = get(&written(&[1]), &path(&chunks_name(1)));
+    let table = get(&written(&[1]), &path(&chunks_name(named(1))));
     let expected = b"PSCHUNK1\x04\0\0\0\0\0\0\0\
         \0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x0a\0\0\0\0\0\0\0\x0a\
         \0\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0\x0b\0\0\0\0\0\0\0\x0b\x0b\
@@ -252,13 +331,13 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
 
 #[test]
 fn no_failed_operation_costs_the_checkpoint_before() {
-    let count = Arc::new(Failing::new(Arc::new(written(&[1, 2])), Fault::None));
+    let count = Arc::new(Failing::new(Arc::new(written(&[1, 2])), StorageFault::None));
     write_parts(count.clone(), 3, 400).unwrap();
     for operation in 0..count.operations() {
         for (fault, host_lost) in [
-            (Fault::Once { operation }, false),
-            (Fault::Crash { operation }, false),
-            (Fault::Crash { operation }, true),
+            (StorageFault::Once { operation }, false),
+            (StorageFault::Crash { operation }, false),
+            (StorageFault::Crash { operation }, true),
         ] {
             let storage = written(&[1, 2]);
             let saved = write_parts(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), 3, 400);
@@ -283,23 +362,23 @@ fn a_full_disk_costs_nothing_but_the_new_checkpoint() {
     let whole = write(&written(&[1, 2]), 3).unwrap();
     for bytes in 0..whole {
         let storage = written(&[1, 2]);
-        let full = Failing::new(Arc::new(storage.clone()), Fault::Full { bytes });
+        let full = Failing::new(Arc::new(storage.clone()), StorageFault::Full { bytes });
         let failure = write_parts(Arc::new(full), 3, 400).unwrap_err();
         assert!(matches!(&failure, Failure::Call(text) if text.contains("no space left")), "{failure}");
         assert_eq!(loaded_number(&storage), Some(2));
         assert!(!storage.list(SHARD).unwrap().iter().any(|name| name.ends_with(PARTIAL)), "the space is given back");
     }
-    let exactly = Failing::new(Arc::new(written(&[1, 2])), Fault::Full { bytes: whole });
+    let exactly = Failing::new(Arc::new(written(&[1, 2])), StorageFault::Full { bytes: whole });
     assert_eq!(write_parts(Arc::new(exactly), 3, 400), Ok(whole));
 }
 
 #[test]
 fn a_failed_read_falls_back_or_fails_but_never_loads_a_part() {
     let storage = written(&[1, 2]);
-    let count = Failing::new(Arc::new(storage.clone()), Fault::None);
+    let count = Failing::new(Arc::new(storage.clone()), StorageFault::None);
     load(&count).unwrap();
     for operation in 0..count.operations() {
-        let failing = Failing::new(Arc::new(storage.clone()), Fault::Once { operation });
+        let failing = Failing::new(Arc::new(storage.clone()), StorageFault::Once { operation });
         let mut visits = 0;
         let loaded = load_latest(&failing, SHARD, None, &mut |_| {
             visits += 1;
@@ -315,15 +394,18 @@ fn a_failed_read_falls_back_or_fails_but_never_loads_a_part() {
 fn check_falls_back(storage: &InMemory, name: &str, bytes: &[u8], what: &str) {
     put(storage, &path(name), bytes);
     let loaded = load(storage).unwrap().unwrap();
-    assert_eq!((loaded.number, loaded.fell_back.len()), (1, 1), "{name} {what}");
-    assert!(loaded.fell_back[0].starts_with("checkpoint 2: ") && loaded.fell_back[0].contains(name), "{loaded:?}");
+    assert_eq!((loaded.name.number, loaded.fell_back.len()), (1, 1), "{name} {what}");
+    assert!(
+        loaded.fell_back[0].starts_with("checkpoint 2 of owner 1: ") && loaded.fell_back[0].contains(name),
+        "{loaded:?}"
+    );
 }
 
 #[test]
 fn no_damage_is_loaded() {
     let storage = written(&[1, 2]);
     let names = storage.list(SHARD).unwrap();
-    for name in names.iter().filter(|name| manifest::number_of(name) == Some(2)) {
+    for name in names.iter().filter(|name| manifest::name_of(name) == Some(named(2))) {
         let whole = get(&storage, &path(name));
         for length in 0..whole.len() {
             check_falls_back(&storage, name, &whole[..length], &format!("cut to {length}"));
@@ -343,27 +425,27 @@ fn no_damage_is_loaded() {
 fn checkpoints_none_of_which_is_whole_are_not_taken_for_none() {
     let storage = written(&[1, 2]);
     for number in [1, 2] {
-        storage.remove(&path(&chunks_name(number))).unwrap();
+        storage.remove(&path(&chunks_name(named(number)))).unwrap();
     }
     let failure = load(&storage).unwrap_err();
     let text = failure.to_string();
     assert!(matches!(failure, Failure::Node(_)));
-    assert!(text.contains("checkpoint 1: ") && text.contains("checkpoint 2: "), "{text}");
+    assert!(text.contains("checkpoint 1 of owner 1: ") && text.contains("checkpoint 2 of owner 1: "), "{text}");
 }
 
-/// Somebody who can write files can write digests too.
+/// A process that can write files can write digests too.
 fn forge(storage: &InMemory, name: &str, bytes: &[u8]) {
     put(storage, &path(name), bytes);
-    let mut manifest = Manifest::read(storage, SHARD, 1).unwrap();
+    let mut manifest = Manifest::read(storage, SHARD, named(1)).unwrap();
     let file = manifest.files.iter_mut().find(|file| file.name == name).unwrap();
     (file.bytes, file.blake3) = (bytes.len() as u64, blake3::hash(bytes).to_hex().to_string());
-    put(storage, &path(&manifest_name(1)), &manifest.encode());
+    put(storage, &path(&manifest_name(named(1))), &manifest.encode());
 }
 
 #[test]
 fn a_forged_checkpoint_is_refused_before_the_first_visit() {
     let original = written(&[1]);
-    for name in [chunks_name(1), data_name(1, 0), data_name(1, 1)] {
+    for name in [chunks_name(named(1)), data_name(named(1), 0), data_name(named(1), 1)] {
         let whole = get(&original, &path(&name));
         for byte in 0..whole.len().min(700) {
             let storage = written(&[1]);
@@ -387,7 +469,7 @@ fn a_forged_checkpoint_is_refused_before_the_first_visit() {
 fn chunks_in_another_order_are_a_bug() {
     let chunks = chunks(1);
     let layout = chunks.iter().map(Owned::layout).collect();
-    let mut checkpoint = ShardCheckpoint::begin(Arc::new(InMemory::new()), SHARD, 1, CATALOGUE, 0, layout).unwrap();
+    let mut checkpoint = ShardCheckpoint::begin(&folder(Arc::new(written(&[]))), 1, 0, layout).unwrap();
     let states: Vec<&[u8]> = chunks[1].states.iter().map(Vec::as_slice).collect();
     let _ = checkpoint.push(chunks[1].record(&states));
 }
@@ -403,25 +485,24 @@ fn a_checkpoint_can_be_finished_on_another_thread() {
 #[test]
 fn a_report_names_chunks_digests_and_journal() {
     let storage = written(&[1, 2]);
-    let mut journal = Journal::open(Arc::new(storage.clone()), SHARD, false).unwrap();
+    let mut journal = journal(&storage);
     journal.append(&[b"one"]).unwrap();
     journal.append(&[b"two"]).unwrap();
     let report = inspect(&storage, SHARD).unwrap();
     assert!(report.is_sound());
     for line in [
-        "checkpoint 2: whole\n  catalogue abab",
-        "journal from 200, 4 chunks\n",
-        "  checkpoint-00000000000000000002-00001.safetensors ",
+        "checkpoint 2 of owner 1: whole\n  shard 1 of 2 on server 0 of 1, job 77, journal from 200, 4 chunks\n",
+        "  checkpoint-0000000001-00000000000000000002-00001.safetensors ",
         "  value/7/12 F32 [3] version 22\n",
         "  state/last/seen/0/1 U64 [1] version 21\n",
-        "server-0/shard-1/journal-00000000000000000000: 2 records to position 22\n",
+        "server-0/shard-1: checkpoint 2 of owner 1, then 0 records (0 bytes) to position 54\n",
     ] {
         assert!(report.to_string().contains(line), "expected {line:?} in\n{report}");
     }
-    put(&storage, &path(&chunks_name(2)), b"damaged");
+    put(&storage, &path(&chunks_name(named(2))), b"damaged");
     let report = inspect(&storage, SHARD).unwrap();
     assert!(!report.is_sound());
-    for line in ["checkpoint 2: not whole: ", " BAD\n", "checkpoint 1: whole\n"] {
+    for line in ["checkpoint 2 of owner 1: not whole: ", " BAD\n", "checkpoint 1 of owner 1: whole\n"] {
         assert!(report.to_string().contains(line), "expected {line:?} in\n{report}");
     }
 }

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Reader, Storage, Writer, total};
+use super::{Storage, StorageReader, StorageWriter, total};
 use crate::error::Failure;
 
-/// What goes wrong. Operations are the calls of [`Storage`], [`Writer`] and [`Reader`] that can fail, from zero.
+/// The injected fault. Operations are the calls of [`Storage`], [`StorageWriter`] and [`StorageReader`] that can fail,
+/// counted from zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum StorageFault {
     /// Nothing.
     None,
     /// One operation fails, the others work; a write that fails gets half of its bytes out.
     Once {
-        /// Which one.
+        /// The operation.
         operation: u64,
     },
     /// The process is killed: one operation and all after it fail; a write that is cut off gets half of its bytes out.
@@ -35,7 +36,7 @@ pub struct Failing {
 }
 
 struct Meter {
-    fault: Fault,
+    fault: StorageFault,
     operations: AtomicU64,
     bytes: AtomicU64,
 }
@@ -43,11 +44,11 @@ struct Meter {
 impl Failing {
     /// Wraps a storage.
     #[must_use]
-    pub fn new(inner: Arc<dyn Storage>, fault: Fault) -> Self {
+    pub fn new(inner: Arc<dyn Storage>, fault: StorageFault) -> Self {
         Self { inner, meter: Arc::new(Meter { fault, operations: AtomicU64::new(0), bytes: AtomicU64::new(0) }) }
     }
 
-    /// How many operations were asked for so far.
+    /// The number of operations so far.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.meter.operations.load(Ordering::Relaxed)
@@ -58,9 +59,9 @@ impl Meter {
     fn count(&self, operation: &str, path: &str) -> Result<(), Failure> {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
         let fails = match self.fault {
-            Fault::None | Fault::Full { .. } => false,
-            Fault::Once { operation } => number == operation,
-            Fault::Crash { operation } => number >= operation,
+            StorageFault::None | StorageFault::Full { .. } => false,
+            StorageFault::Once { operation } => number == operation,
+            StorageFault::Crash { operation } => number >= operation,
         };
         if fails {
             return Err(Failure::Call(format!("{operation} {path:?}: the injected fault of operation {number}")));
@@ -70,12 +71,12 @@ impl Meter {
 
     /// Whether the crash has come.
     fn is_dead(&self) -> bool {
-        matches!(self.fault, Fault::Crash { operation } if self.operations.load(Ordering::Relaxed) > operation)
+        matches!(self.fault, StorageFault::Crash { operation } if self.operations.load(Ordering::Relaxed) > operation)
     }
 
-    /// How many of `wanted` bytes still fit on the disk.
+    /// The part of `wanted` bytes that still fits on the disk.
     fn take(&self, wanted: u64) -> u64 {
-        let Fault::Full { bytes } = self.fault else {
+        let StorageFault::Full { bytes } = self.fault else {
             return wanted;
         };
         let fits = wanted.min(bytes.saturating_sub(self.bytes.load(Ordering::Relaxed)));
@@ -85,16 +86,27 @@ impl Meter {
 }
 
 impl Storage for Failing {
-    fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure> {
+    fn create(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
         self.meter.count("create", path)?;
         let inner = self.inner.create(path)?;
         Ok(Box::new(FailingWriter { inner, path: path.to_owned(), meter: self.meter.clone() }))
     }
 
-    fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
+    fn create_owned(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
+        self.meter.count("create", path)?;
+        let inner = self.inner.create_owned(path)?;
+        Ok(Box::new(FailingWriter { inner, path: path.to_owned(), meter: self.meter.clone() }))
+    }
+
+    fn remove_abandoned(&self, path: &str) -> Result<bool, Failure> {
+        self.meter.count("remove the abandoned file", path)?;
+        self.inner.remove_abandoned(path)
+    }
+
+    fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure> {
         self.meter.count("open", path)?;
-        let inner = self.inner.open(path)?;
-        Ok(Box::new(FailingReader { inner, path: path.to_owned(), meter: self.meter.clone() }))
+        let Some(inner) = self.inner.find(path)? else { return Ok(None) };
+        Ok(Some(Box::new(FailingReader { inner, path: path.to_owned(), meter: self.meter.clone() })))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
@@ -124,7 +136,7 @@ impl Storage for Failing {
 }
 
 struct FailingWriter {
-    inner: Box<dyn Writer>,
+    inner: Box<dyn StorageWriter>,
     path: String,
     meter: Arc<Meter>,
 }
@@ -138,7 +150,7 @@ impl FailingWriter {
     }
 }
 
-impl Writer for FailingWriter {
+impl StorageWriter for FailingWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let wanted = total(parts);
         let first = !self.meter.is_dead();
@@ -156,6 +168,11 @@ impl Writer for FailingWriter {
         self.inner.write(parts)
     }
 
+    fn overwrite(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        self.meter.count("write", &self.path)?;
+        self.inner.overwrite(offset, bytes)
+    }
+
     fn sync(&mut self) -> Result<(), Failure> {
         self.meter.count("sync", &self.path)?;
         self.inner.sync()
@@ -167,12 +184,12 @@ impl Writer for FailingWriter {
 }
 
 struct FailingReader {
-    inner: Box<dyn Reader>,
+    inner: Box<dyn StorageReader>,
     path: String,
     meter: Arc<Meter>,
 }
 
-impl Reader for FailingReader {
+impl StorageReader for FailingReader {
     fn len(&self) -> u64 {
         self.inner.len()
     }

@@ -1,31 +1,33 @@
-//! Files in memory, which lose in a crash what a host would lose.
+//! In-memory storage that loses in a simulated crash what a host would lose.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use super::{Reader, Storage, Writer, parent, total};
+use super::{Storage, StorageReader, StorageWriter, parent, total};
 use crate::error::Failure;
 
 /// Files in memory. A clone is the same storage.
 #[derive(Clone, Default)]
 pub struct InMemory {
-    tree: Arc<Mutex<Tree>>,
+    tree: Arc<Mutex<FileTree>>,
 }
 
 #[derive(Default)]
-struct Tree {
-    names: Names,
+struct FileTree {
+    names: FileNames,
     /// The names that a crash leaves.
-    synced: Names,
+    synced: FileNames,
 }
 
-type Names = BTreeMap<String, Arc<Mutex<Contents>>>;
+type FileNames = BTreeMap<String, Arc<Mutex<FileContents>>>;
 
 #[derive(Default)]
-struct Contents {
+struct FileContents {
     bytes: Vec<u8>,
     /// How many of them a crash leaves.
     synced: usize,
+    /// The writer that owns the file, if there is one.
+    owner: Weak<()>,
 }
 
 impl InMemory {
@@ -35,7 +37,19 @@ impl InMemory {
         Self::default()
     }
 
-    /// Loses the host: names go back to what was last synced, and files to the bytes that were.
+    /// A storage of its own with the same files, all of them synced.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let tree = lock(&self.tree);
+        let copied = tree.names.iter().map(|(path, contents)| {
+            let bytes = lock(contents).bytes.clone();
+            (path.clone(), Arc::new(Mutex::new(FileContents { synced: bytes.len(), bytes, ..FileContents::default() })))
+        });
+        let names: FileNames = copied.collect();
+        Self { tree: Arc::new(Mutex::new(FileTree { synced: names.clone(), names })) }
+    }
+
+    /// Simulates the loss of the host: names and bytes return to the last sync.
     pub fn crash(&self) {
         let mut tree = lock(&self.tree);
         tree.names = tree.synced.clone();
@@ -46,22 +60,54 @@ impl InMemory {
         }
     }
 
-    fn contents(&self, operation: &str, path: &str) -> Result<Arc<Mutex<Contents>>, Failure> {
+    /// As [`InMemory::crash`], of a host that had written down which names were taken away, and not which were given:
+    /// until a directory is synced, either may be so.
+    pub fn crash_after_removals(&self) {
+        let mut tree = lock(&self.tree);
+        let FileTree { names, synced } = &mut *tree;
+        synced.retain(|path, _| names.contains_key(path));
+        drop(tree);
+        self.crash();
+    }
+
+    fn contents(&self, operation: &str, path: &str) -> Result<Arc<Mutex<FileContents>>, Failure> {
         lock(&self.tree).names.get(path).cloned().ok_or_else(|| missing(operation, path))
     }
 }
 
 impl Storage for InMemory {
-    fn create(&self, path: &str) -> Result<Box<dyn Writer>, Failure> {
-        let contents = Arc::<Mutex<Contents>>::default();
-        lock(&self.tree).names.insert(path.to_owned(), contents.clone());
-        Ok(Box::new(MemoryWriter { contents, position: 0 }))
+    fn create(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
+        let contents = Arc::<Mutex<FileContents>>::default();
+        let mut tree = lock(&self.tree);
+        if tree.names.contains_key(path) {
+            return Err(Failure::Call(format!("create {path:?}: there is a file of this name")));
+        }
+        tree.names.insert(path.to_owned(), contents.clone());
+        Ok(Box::new(MemoryWriter { contents, position: 0, _owns: None }))
     }
 
-    fn open(&self, path: &str) -> Result<Box<dyn Reader>, Failure> {
-        let contents = self.contents("open", path)?;
+    fn create_owned(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
+        let mut tree = lock(&self.tree);
+        if tree.names.contains_key(path) {
+            return Err(Failure::Call(format!("create {path:?}: the name is taken")));
+        }
+        let owner = Arc::new(());
+        let contents = FileContents { owner: Arc::downgrade(&owner), ..FileContents::default() };
+        let contents = Arc::new(Mutex::new(contents));
+        tree.names.insert(path.to_owned(), contents.clone());
+        Ok(Box::new(MemoryWriter { contents, position: 0, _owns: Some(owner) }))
+    }
+
+    fn remove_abandoned(&self, path: &str) -> Result<bool, Failure> {
+        let mut tree = lock(&self.tree);
+        let is_abandoned = tree.names.get(path).is_some_and(|contents| lock(contents).owner.strong_count() == 0);
+        Ok(is_abandoned && tree.names.remove(path).is_some())
+    }
+
+    fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure> {
+        let Some(contents) = lock(&self.tree).names.get(path).cloned() else { return Ok(None) };
         let length = lock(&contents).bytes.len() as u64;
-        Ok(Box::new(MemoryReader { path: path.to_owned(), contents, length }))
+        Ok(Some(Box::new(MemoryReader { path: path.to_owned(), contents, length })))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
@@ -96,7 +142,7 @@ impl Storage for InMemory {
 
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         let mut tree = lock(&self.tree);
-        let Tree { names, synced } = &mut *tree;
+        let FileTree { names, synced } = &mut *tree;
         synced.retain(|path, _| parent(path) != directory);
         let inside = names.iter().filter(|(path, _)| parent(path) == directory);
         synced.extend(inside.map(|(path, contents)| (path.clone(), contents.clone())));
@@ -105,17 +151,26 @@ impl Storage for InMemory {
 }
 
 struct MemoryWriter {
-    contents: Arc<Mutex<Contents>>,
+    contents: Arc<Mutex<FileContents>>,
     position: u64,
+    _owns: Option<Arc<()>>,
 }
 
-impl Writer for MemoryWriter {
+impl StorageWriter for MemoryWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let mut contents = lock(&self.contents);
         for part in parts {
             contents.bytes.extend_from_slice(part);
         }
         self.position += total(parts);
+        Ok(())
+    }
+
+    fn overwrite(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let mut contents = lock(&self.contents);
+        let start = usize::try_from(offset).expect("a file in memory is short");
+        let into = contents.bytes.get_mut(start..start + bytes.len());
+        into.expect("what is written over was written before").copy_from_slice(bytes);
         Ok(())
     }
 
@@ -132,11 +187,11 @@ impl Writer for MemoryWriter {
 
 struct MemoryReader {
     path: String,
-    contents: Arc<Mutex<Contents>>,
+    contents: Arc<Mutex<FileContents>>,
     length: u64,
 }
 
-impl Reader for MemoryReader {
+impl StorageReader for MemoryReader {
     fn len(&self) -> u64 {
         self.length
     }

@@ -1,11 +1,11 @@
-//! One suite for every storage, and what each promises beyond it.
+//! One suite for every storage, and tests of their differences.
 
 use std::sync::Arc;
 
 use super::*;
 
 pub(in crate::checkpoint) fn put(storage: &dyn Storage, path: &str, bytes: &[u8]) {
-    storage.create(path).unwrap().write(&[bytes]).unwrap();
+    storage.create_anew(path).unwrap().write(&[bytes]).unwrap();
 }
 
 pub(in crate::checkpoint) fn get(storage: &dyn Storage, path: &str) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn refusal<T>(outcome: Result<T, Failure>) -> String {
     }
 }
 
-/// What every storage must do.
+/// The properties of every storage.
 fn conforms(storage: &dyn Storage) {
     assert_eq!(storage.list("a").unwrap(), Vec::<String>::new(), "a directory that is not there is empty");
     let mut writer = storage.create("a/b/one").unwrap();
@@ -49,10 +49,17 @@ fn conforms(storage: &dyn Storage) {
     refusal(storage.list("a/b/one"));
     storage.rename("a/b/two", "a/b/one").unwrap();
     assert_eq!(get(storage, "a/b/one"), b"2", "a rename replaces");
-    put(storage, "a/b/one", b"");
-    assert!(storage.open("a/b/one").unwrap().is_empty(), "create empties what was there");
+    assert!(refusal(storage.create("a/b/one")).contains("a/b/one"), "a file is created once");
+    assert_eq!(get(storage, "a/b/one"), b"2", "and stays as it was");
+    put(storage, "a/b/one", b"12345");
+    let mut writer = storage.create_anew("a/b/one").unwrap();
+    writer.write(&[b"12345"]).unwrap();
+    writer.overwrite(1, b"ab").unwrap();
+    writer.write(&[b"6"]).unwrap();
+    assert_eq!(get(storage, "a/b/one"), b"1ab456", "bytes are written over where they are");
     storage.remove("a/b/one").unwrap();
     assert!(refusal(storage.remove("a/b/one")).contains("remove \"a/b/one\""));
+    assert!(storage.find("a/b/one").unwrap().is_none());
     assert!(refusal(storage.open("a/b/one")).contains("open \"a/b/one\""));
     assert!(refusal(storage.rename("a/b/one", "a/b/two")).contains("a/b/one"));
 }
@@ -62,7 +69,7 @@ fn every_storage_keeps_files_alike() {
     let root = tempfile::tempdir().unwrap();
     conforms(&Directory::open(root.path().join("not/yet/there")).unwrap());
     conforms(&InMemory::new());
-    conforms(&Failing::new(Arc::new(InMemory::new()), Fault::None));
+    conforms(&Failing::new(Arc::new(InMemory::new()), StorageFault::None));
 }
 
 #[test]
@@ -76,9 +83,9 @@ fn no_path_leaves_the_root() {
     let absolute = outside.path().join("secret").display().to_string();
     put(&storage, "mine", b"mine");
     for path in ["../secret", "a/../../secret", "link/secret", "file", absolute.as_str(), "..", "/"] {
-        refusal(storage.open(path));
+        assert!(!matches!(storage.find(path), Ok(Some(_))), "{path}");
         refusal(storage.create(path));
-        // A link may be replaced or removed; what it points at may not.
+        // A link may be replaced or removed; its target may not.
         if path != "file" {
             refusal(storage.rename("mine", path));
             refusal(storage.remove(path));
@@ -134,8 +141,8 @@ fn a_fault_comes_when_it_was_asked_for() {
         drop(writer);
         (outcomes, get(&inner, "x").len(), storage.operations())
     };
-    assert_eq!(attempt(Fault::None), (vec![true, true, true], 12, 4));
-    assert_eq!(attempt(Fault::Once { operation: 2 }), (vec![true, false, true], 10, 4));
-    assert_eq!(attempt(Fault::Crash { operation: 2 }), (vec![true, false, false], 6, 4));
-    assert_eq!(attempt(Fault::Full { bytes: 5 }), (vec![true, false, false], 5, 4));
+    assert_eq!(attempt(StorageFault::None), (vec![true, true, true], 12, 4));
+    assert_eq!(attempt(StorageFault::Once { operation: 2 }), (vec![true, false, true], 10, 4));
+    assert_eq!(attempt(StorageFault::Crash { operation: 2 }), (vec![true, false, false], 6, 4));
+    assert_eq!(attempt(StorageFault::Full { bytes: 5 }), (vec![true, false, false], 5, 4));
 }

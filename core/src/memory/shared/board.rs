@@ -30,7 +30,7 @@ impl Board {
     /// A board with `bytes` bytes behind its counters, all zero, and the descriptor to hand to the other side.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system's refusal.
     pub fn create(bytes: usize) -> Result<(Self, OwnedFd), Failure> {
         let (descriptor, map) = make("pserver-rings", (COUNTERS_BYTES + bytes) as u64, BOARD_SEALS)?;
         Ok((Self { map: Arc::new(map) }, descriptor))

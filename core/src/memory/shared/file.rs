@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
-use super::refused;
+use super::{Descriptor, ForeignBytes, refused};
 use crate::error::Failure;
 
 /// Its size is what it is: a mapping of it cannot be cut, so no access of ours faults.
@@ -21,7 +21,7 @@ static GONE: AtomicU64 = AtomicU64::new(0);
 /// The memory of a shared arena or of a buffer, to be handed to other processes.
 #[derive(Debug)]
 pub struct File {
-    descriptor: OwnedFd,
+    descriptor: Descriptor,
     number: u64,
 }
 
@@ -31,6 +31,7 @@ impl File {
         let (descriptor, map) = make("pserver-arena", bytes, FIXED | SealFlags::FUTURE_WRITE)?;
         // Large pages where the system grants them; without them everything works.
         let _ = map.advise(Advice::HugePage);
+        let descriptor = Descriptor::new(descriptor)?;
         Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
     }
 
@@ -50,6 +51,12 @@ impl File {
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+
+    /// Whether the program has left the descriptor open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.descriptor.is_open()
     }
 }
 
@@ -87,18 +94,13 @@ impl ReadOnly {
 
     /// `bytes` bytes from `offset` on, unless some of them lie outside.
     #[must_use]
-    pub fn bytes(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
+    pub fn bytes(&self, offset: u64, bytes: u32) -> Option<ForeignBytes<'_>> {
         let end = offset.checked_add(bytes.into())?;
-        (end <= self.len()).then(|| self.slice(usize::try_from(offset).expect("it is below a length"), bytes as usize))
+        (end <= self.len()).then(|| self.range(usize::try_from(offset).expect("it is below a length"), bytes as usize))
     }
 
-    pub(in crate::memory) fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
-        assert!(offset <= self.map.len() && bytes <= self.map.len() - offset, "a view lies in its mapping");
-        // SAFETY: the offset was just compared with the mapping's length.
-        let start = unsafe { self.map.as_ptr().add(offset) };
-        // SAFETY: the range was just compared with the mapping, whose size is sealed, and `self` keeps it. Nobody of
-        // this process writes it; its owner promised not to while it is read.
-        unsafe { std::slice::from_raw_parts(start, bytes) }
+    pub(in crate::memory) fn range(&self, offset: usize, bytes: usize) -> ForeignBytes<'_> {
+        ForeignBytes::new(&self.map, offset, bytes)
     }
 }
 

@@ -1,22 +1,26 @@
 //! Memory of two processes: files in memory, sealed so that neither can take from the other what it maps.
 //!
 //! There are two kinds. An arena's memory is written by its owner and read by others ([`File`], [`ReadOnly`]). A
-//! [`Board`] is written by both: counters, which are atomic, and bytes, which a protocol over the counters gives to
-//! one side at a time. What the other side writes is a claim: it is copied out and then checked.
+//! [`Board`] is written by both: counters, which are atomic, and bytes, which a protocol over the counters assigns to
+//! one side at a time. Bytes of the other side are a claim: they are copied out and then checked ([`ForeignBytes`]).
 //!
 //! Not here: which bytes are whose and when, which is the transport's.
 
 mod board;
+mod descriptor;
 mod file;
+mod foreign;
 
 use std::fmt;
 
 use crate::error::Failure;
 
 pub use board::{Board, COUNTERS, COUNTERS_BYTES, Counters};
+pub use descriptor::Descriptor;
 pub use file::{File, ReadOnly};
+pub use foreign::ForeignBytes;
 
-/// Who gets back a view of another process's memory.
+/// The owner to which a view of another process's memory is returned.
 pub trait GiveBack: Send + Sync {
     /// The view of `bytes` bytes that was made with `token` is not read any more. Called on any thread; must not wait.
     fn give_back(&self, token: u32, bytes: u32);

@@ -1,4 +1,4 @@
-//! An accelerator that misbehaves, for tests of whoever must notice.
+//! An accelerator with an injected fault, for tests of error handling.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use super::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Wo
 use crate::error::Failure;
 use crate::memory::Arena;
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The nth piece of work that is taken, from one, does not happen: [`Failure::Call`].
+    /// The nth accepted piece of work, from one, is refused: [`Failure::Call`].
     Refuses(u64),
-    /// The nth piece of work that ends has broken its slot: [`Failure::Device`].
+    /// The nth completed piece of work breaks its slot: [`Failure::Device`].
     Breaks(u64),
-    /// Once so many pieces of work have ended, the device is gone.
+    /// The device is lost after this many completions.
     Dies(u64),
-    /// From the nth piece of work on, none ends.
+    /// Work from the nth piece on never completes.
     Hangs(u64),
     /// The nth chunk and all after it find no room.
     IsFull(u64),
@@ -24,7 +24,7 @@ pub enum Fault {
     CannotPin,
 }
 
-/// An accelerator with one fault, and else right.
+/// An accelerator with one fault, and otherwise correct.
 pub struct FaultyAccelerator<A> {
     inner: A,
     fault: Fault,
@@ -35,7 +35,7 @@ pub struct FaultyAccelerator<A> {
     hangs: Vec<Work>,
     /// Slots that broke.
     broken: Vec<DeviceSlot>,
-    /// What was taken and does not happen.
+    /// Accepted work that is refused.
     refused: Vec<Done>,
 }
 

@@ -10,13 +10,13 @@ use crate::memory::{Arena, Lease};
 use crate::optim::{Gradient, square_sums};
 use crate::port::{Kernels, Update};
 
-/// Works when polled, by any kernels, in memory of its own. Work comes back at the poll in which its time is over,
-/// which differs from slot to slot, so that completions come late and out of order.
+/// Works when polled, with any kernels, in memory of its own. Completion times differ between slots, so completions
+/// come late and out of order.
 pub struct Simulated<K> {
     kernels: K,
-    /// The most polls that work takes.
+    /// Most polls until a completion.
     polls_max: u64,
-    /// How much is under way at most; the rest stays in the queue.
+    /// Most work in flight; the rest stays in the queue.
     depth: usize,
     bytes_free: u64,
     slots: Vec<Slot>,
@@ -34,7 +34,7 @@ struct Slot {
     is_loaded: bool,
 }
 
-/// Work that is under way at the same time.
+/// Default bound of work in flight.
 const DEPTH: usize = 64;
 
 impl<K: Kernels> Simulated<K> {
@@ -49,7 +49,7 @@ impl<K: Kernels> Simulated<K> {
         Self { kernels, polls_max, depth: DEPTH, bytes_free: bytes, slots, under_way, polls: 0 }
     }
 
-    /// The same, with so much under way at most.
+    /// The same, with another bound of work in flight.
     ///
     /// # Panics
     /// When `depth` is zero.
@@ -59,7 +59,7 @@ impl<K: Kernels> Simulated<K> {
         Self { depth, ..self }
     }
 
-    /// Slots that are near each other take differently long.
+    /// Adjacent slots take different times.
     fn polls(&self, slot: DeviceSlot) -> u64 {
         let mixed = (u64::from(slot.0) + self.polls).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         1 + mixed % self.polls_max

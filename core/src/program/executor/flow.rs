@@ -1,4 +1,5 @@
-//! What flow ops keep: items in a queue, pieces in an accumulator, and the rule of whose turn it is.
+//! Storage of flow ops: items in a queue, pieces in an accumulator, and the order in which senders' pieces are
+//! accepted.
 
 use std::collections::VecDeque;
 
@@ -6,18 +7,17 @@ use smallvec::SmallVec;
 
 /// When an accumulator takes a piece of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Whenever there is one.
+pub enum AccumulatorPace {
+    /// Any piece at any time.
     Any,
     /// One piece of every sender in each merged gradient.
     Rounds,
-    /// Whenever its sender has at most so many pieces more in what was given than the one with the fewest, the piece
-    /// counted.
+    /// A piece whose sender would be at most this many pieces ahead of the slowest sender, this piece included.
     Bounded(u32),
 }
 
-impl Pace {
-    /// What a staleness bound means: without one everything goes, and no step ahead is a round of all.
+impl AccumulatorPace {
+    /// The pace of a staleness bound: none accepts everything, and a bound of zero means rounds.
     #[must_use]
     pub const fn of(staleness: Option<u32>) -> Self {
         match staleness {
@@ -27,8 +27,8 @@ impl Pace {
         }
     }
 
-    /// Whether a sender's next piece may be taken: `has_piece` when one of it is in the open round, `given` as many as
-    /// are in what was given before, `fewest` the least of anybody who takes part.
+    /// Whether a sender's next piece may be taken: `has_piece` when the open round has one of its pieces, `given` the
+    /// number of its pieces in earlier merged gradients, `fewest` the lowest such number of all active senders.
     pub fn admits(self, has_piece: bool, given: u64, fewest: impl FnOnce() -> u64) -> bool {
         match self {
             Self::Any => true,
@@ -40,27 +40,27 @@ impl Pace {
 
 /// Something with a sender.
 pub trait Sent {
-    /// How senders are told apart and put in order.
+    /// The type by which senders are distinguished and ordered.
     type Sender: Ord + Copy;
 
-    /// Who sent it.
+    /// The sender of this piece.
     fn sender(&self) -> Self::Sender;
 }
 
 /// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays, and a lone one
 /// needs none of its own: of a million accumulators most have a lone sender.
 #[derive(Clone, Debug)]
-pub struct Pieces<T> {
+pub struct PieceList<T> {
     held: SmallVec<[T; 1]>,
 }
 
-impl<T> Default for Pieces<T> {
+impl<T> Default for PieceList<T> {
     fn default() -> Self {
         Self { held: SmallVec::new() }
     }
 }
 
-impl<T: Sent> Pieces<T> {
+impl<T: Sent> PieceList<T> {
     /// The pieces in order.
     #[must_use]
     pub fn as_slice(&self) -> &[T] {
@@ -155,7 +155,7 @@ impl<T> Queue<T> {
         self.items.is_empty()
     }
 
-    /// Whether there is no space.
+    /// Whether the queue is full.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.items.len() >= self.capacity
@@ -165,7 +165,7 @@ impl<T> Queue<T> {
     ///
     /// # Panics
     ///
-    /// When there is no space: nothing is ever dropped, so whoever adds has asked.
+    /// When the queue is full: nothing is ever dropped, so the caller checks first.
     pub fn put(&mut self, item: T) {
         assert!(!self.is_full(), "an item for a full queue");
         self.items.push_back(item);

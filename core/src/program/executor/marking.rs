@@ -1,34 +1,34 @@
-//! Which units are ready: the state of a plan that runs.
+//! Scheduling state of a running plan: which units are ready.
 
-use super::plan::{Act, Plan, Stage, UnitIndex};
+use super::plan::{ExecutionPlan, PlanStage, UnitIndex, UnitKind};
 use super::wait::Wait;
 
-/// What runs units: it has the values, and knows what is there.
-pub trait Port {
-    /// What can go wrong in a unit.
+/// Executes units: owns the values, and knows whether a unit's inputs are available.
+pub trait UnitRunner {
+    /// The error of a unit.
     type Error;
 
-    /// What a unit waits for beyond the units before it; nothing when it is ready. Asked as often as the executor
-    /// likes, also of units that then do not run.
-    fn waits(&mut self, plan: &Plan, unit: UnitIndex) -> Option<Wait>;
+    /// The reason why a unit cannot run beyond its predecessors; none when it is ready. The executor may call this any
+    /// number of times, also for units that then do not run.
+    fn waits(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Option<Wait>;
 
     /// Runs a unit that is ready.
-    fn run(&mut self, plan: &Plan, unit: UnitIndex) -> Result<(), Self::Error>;
+    fn run(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Result<(), Self::Error>;
 }
 
 /// How far a stage is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Turn {
-    /// Units that have not run in this turn; none between runs, and before its loop has begun.
-    left: u32,
+struct StageProgress {
+    /// Units that have not run in this turn; zero between runs, and before the loop has begun.
+    remaining: u32,
     /// Turns that are over.
-    over: u64,
+    finished: u64,
 }
 
-/// The tokens of a plan: which units have run in the turn of their stage, and which are next.
+/// Scheduling state: which units have run in the turn of their stage, and which are next.
 ///
-/// A unit is *marked* when all units before it have run in this turn. It is *ready* when it is marked and its port says
-/// that what it waits for is there.
+/// A unit is *marked* when all units before it have run in this turn. It is *ready* when it is marked and its runner
+/// reports nothing to wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marking {
     /// For every unit that has not run in this turn, how many of those before it have not; for one that has, how many
@@ -36,7 +36,7 @@ pub struct Marking {
     missing: Vec<u32>,
     /// A bit for every marked unit.
     marked: Vec<u64>,
-    turns: Vec<Turn>,
+    turns: Vec<StageProgress>,
     from: From,
 }
 
@@ -58,12 +58,12 @@ impl From {
 impl Marking {
     /// Every stage that no loop begins is at the start of its turn.
     #[must_use]
-    pub fn new(plan: &Plan) -> Self {
+    pub fn new(plan: &ExecutionPlan) -> Self {
         let units = plan.units().len();
         let mut new = Self {
             missing: plan.units().iter().map(|unit| unit.predecessors).collect(),
             marked: vec![0; units.div_ceil(64)],
-            turns: vec![Turn::default(); plan.stages().len()],
+            turns: vec![StageProgress::default(); plan.stages().len()],
             from: From::place(0),
         };
         new.begin(plan);
@@ -71,21 +71,25 @@ impl Marking {
     }
 
     /// Begins another run, after the last one has ended; loops go on where they are.
-    pub fn begin(&mut self, plan: &Plan) {
+    pub fn begin(&mut self, plan: &ExecutionPlan) {
         for stage in (0..plan.stages().len()).filter(|stage| plan.stages()[*stage].begun_by.is_none()) {
-            if self.turns[stage].left == 0 {
+            if self.turns[stage].remaining == 0 {
                 self.begin_turn(plan, stage);
             }
         }
     }
 
-    /// Runs the first unit that is ready: the lowest, counted from the end of the stage whose turn ended last and
-    /// around. So the order depends on nothing but what is there, and no stage keeps the others from their turn.
+    /// Runs the first ready unit: the lowest index, counted from the end of the stage whose turn ended last,
+    /// cyclically. So the order depends on the available values only, and no stage starves another.
     ///
     /// # Errors
-    /// What the unit said, and which it was; it has then not run.
+    /// The unit's error and its index; the unit counts as not run.
     #[inline]
-    pub fn step<P: Port>(&mut self, plan: &Plan, port: &mut P) -> Result<Option<UnitIndex>, (UnitIndex, P::Error)> {
+    pub fn step<P: UnitRunner>(
+        &mut self,
+        plan: &ExecutionPlan,
+        port: &mut P,
+    ) -> Result<Option<UnitIndex>, (UnitIndex, P::Error)> {
         let Some(unit) = self.first_ready(plan, port) else { return Ok(None) };
         port.run(plan, unit).map_err(|error| (unit, error))?;
         self.ran(plan, unit);
@@ -95,35 +99,35 @@ impl Marking {
     /// Whether every stage has ended its turn, and none is a loop's.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.turns.iter().all(|turn| turn.left == 0)
+        self.turns.iter().all(|turn| turn.remaining == 0)
     }
 
     /// Whether a run has begun that no loop begins and has not ended: some of it has run.
     #[must_use]
-    pub fn is_under_way(&self, plan: &Plan) -> bool {
+    pub fn is_under_way(&self, plan: &ExecutionPlan) -> bool {
         let outer = || plan.stages().iter().zip(&self.turns).filter(|(stage, _)| stage.begun_by.is_none());
-        let is_whole = |(stage, turn): (&Stage, &Turn)| turn.left == stage.units.1 - stage.units.0;
-        outer().any(|(_, turn)| turn.left > 0) && !outer().all(is_whole)
+        let is_whole = |(stage, turn): (&PlanStage, &StageProgress)| turn.remaining == stage.units.1 - stage.units.0;
+        outer().any(|(_, turn)| turn.remaining > 0) && !outer().all(is_whole)
     }
 
     /// Whether every loop is at the start of its turn: then nothing is under way.
     #[must_use]
-    pub fn is_at_rest(&self, plan: &Plan) -> bool {
+    pub fn is_at_rest(&self, plan: &ExecutionPlan) -> bool {
         let is_whole = |stage: usize| {
             let (first, end) = plan.stages()[stage].units;
-            self.turns[stage].left == 0 || self.turns[stage].left == end - first
+            self.turns[stage].remaining == 0 || self.turns[stage].remaining == end - first
         };
         (0..self.turns.len()).all(is_whole)
     }
 
     /// How many turns of a unit's stage are over.
     #[must_use]
-    pub fn turns(&self, plan: &Plan, unit: UnitIndex) -> u64 {
-        self.turns[plan.units()[unit.place()].stage as usize].over
+    pub fn turns(&self, plan: &ExecutionPlan, unit: UnitIndex) -> u64 {
+        self.turns[plan.units()[unit.place()].stage as usize].finished
     }
 
     /// The marked units that wait, with what for.
-    pub(super) fn waiting<P: Port>(&self, plan: &Plan, port: &mut P) -> Vec<(UnitIndex, Wait)> {
+    pub(super) fn waiting<P: UnitRunner>(&self, plan: &ExecutionPlan, port: &mut P) -> Vec<(UnitIndex, Wait)> {
         let marked = (0..plan.units().len()).filter(|place| self.is_marked(*place)).map(UnitIndex::of);
         marked.filter_map(|unit| port.waits(plan, unit).map(|wait| (unit, wait))).collect()
     }
@@ -132,23 +136,23 @@ impl Marking {
         self.marked[place / 64] & (1 << (place % 64)) != 0
     }
 
-    /// Asks each marked unit once.
+    /// Tests each marked unit once.
     #[inline]
-    fn first_ready<P: Port>(&self, plan: &Plan, port: &mut P) -> Option<UnitIndex> {
+    fn first_ready<P: UnitRunner>(&self, plan: &ExecutionPlan, port: &mut P) -> Option<UnitIndex> {
         let From { mut word, bits } = self.from;
         let mut marked = *self.marked.get(word as usize)? & bits;
-        for left in (0..self.marked.len()).rev() {
+        for remaining in (0..self.marked.len()).rev() {
             if let Some(unit) = ready_of(plan, port, word, marked) {
                 return Some(unit);
             }
             word = if (word as usize) + 1 < self.marked.len() { word + 1 } else { 0 };
-            marked = self.marked[word as usize] & if left == 0 { !bits } else { u64::MAX };
+            marked = self.marked[word as usize] & if remaining == 0 { !bits } else { u64::MAX };
         }
         ready_of(plan, port, word, marked)
     }
 
     #[inline]
-    fn ran(&mut self, plan: &Plan, index: UnitIndex) {
+    fn ran(&mut self, plan: &ExecutionPlan, index: UnitIndex) {
         let (place, unit) = (index.place(), &plan.units()[index.place()]);
         self.marked[place / 64] &= !(1 << (place % 64));
         // Nothing lowers it again in this turn, so that the next one need not set it.
@@ -160,30 +164,30 @@ impl Marking {
                 self.mark(*follower);
             }
         }
-        if unit.act == Act::Loop {
+        if unit.act == UnitKind::Loop {
             self.begin_loop(plan, index);
         }
         let turn = &mut self.turns[unit.stage as usize];
-        turn.left -= 1;
-        if turn.left == 0 {
+        turn.remaining -= 1;
+        if turn.remaining == 0 {
             self.end_turn(plan, unit.stage as usize);
         }
     }
 
-    fn begin_loop(&mut self, plan: &Plan, index: UnitIndex) {
+    fn begin_loop(&mut self, plan: &ExecutionPlan, index: UnitIndex) {
         let stages = plan.stages().iter().enumerate();
         for (stage, _) in stages.filter(|(_, stage)| stage.begun_by == Some(index.0)) {
             // In a later run it goes on where it is.
-            if self.turns[stage].left == 0 {
+            if self.turns[stage].remaining == 0 {
                 self.begin_turn(plan, stage);
             }
         }
     }
 
     #[inline]
-    fn end_turn(&mut self, plan: &Plan, number: usize) {
+    fn end_turn(&mut self, plan: &ExecutionPlan, number: usize) {
         let stage = &plan.stages()[number];
-        self.turns[number].over += 1;
+        self.turns[number].finished += 1;
         let end = stage.units.1;
         self.from = From::place(if (end as usize) < self.missing.len() { end } else { 0 });
         if stage.begun_by.is_some() {
@@ -192,9 +196,9 @@ impl Marking {
     }
 
     #[inline]
-    fn begin_turn(&mut self, plan: &Plan, number: usize) {
+    fn begin_turn(&mut self, plan: &ExecutionPlan, number: usize) {
         let stage = &plan.stages()[number];
-        self.turns[number].left = stage.units.1 - stage.units.0;
+        self.turns[number].remaining = stage.units.1 - stage.units.0;
         for first in &stage.firsts {
             self.mark(*first);
         }
@@ -208,7 +212,7 @@ impl Marking {
 
 /// The first ready one of some marked units, which lie in one word of marks.
 #[inline]
-fn ready_of<P: Port>(plan: &Plan, port: &mut P, word: u32, mut marked: u64) -> Option<UnitIndex> {
+fn ready_of<P: UnitRunner>(plan: &ExecutionPlan, port: &mut P, word: u32, mut marked: u64) -> Option<UnitIndex> {
     while marked != 0 {
         let unit = UnitIndex(word * 64 + marked.trailing_zeros());
         if port.waits(plan, unit).is_none() {

@@ -4,21 +4,21 @@ use crate::config::Merge;
 use crate::error::Failure;
 use crate::optim::Gradient;
 use crate::port::{Arithmetic, Kernels};
-use crate::program::{Facts, Node, OpKind, Role, Tensor, Value};
+use crate::program::{Node, OpKind, OpRole, Tensor, VariableFacts, VariableValue};
 
 /// Adds several pieces in the order given; a mean divides by how many they are.
 pub(super) fn merged<T>(
     arithmetic: &mut dyn Arithmetic,
     kernels: &mut dyn Kernels,
-    facts: &Facts,
+    facts: &VariableFacts,
     pieces: &[T],
-    value: impl Fn(&T) -> &Value,
+    value: impl Fn(&T) -> &VariableValue,
     merge: Merge,
-) -> Result<Value, Failure> {
+) -> Result<VariableValue, Failure> {
     let count = u32::try_from(pieces.len()).expect("an accumulator is small, see `limits`");
-    let pieces: Vec<&Value> = pieces.iter().map(value).collect();
+    let pieces: Vec<&VariableValue> = pieces.iter().map(value).collect();
     let sum = match pieces[0] {
-        Value::Dense(_) => Value::from(added(kernels, &pieces)),
+        VariableValue::Dense(_) => VariableValue::from(added(kernels, &pieces)),
         _ => only(arithmetic.run(&node(OpKind::Sum), &pieces, &[facts])?),
     };
     let factor = match merge {
@@ -29,7 +29,7 @@ pub(super) fn merged<T>(
 }
 
 /// The sum of dense pieces, as a server adds them.
-fn added(kernels: &mut dyn Kernels, pieces: &[&Value]) -> Tensor {
+fn added(kernels: &mut dyn Kernels, pieces: &[&VariableValue]) -> Tensor {
     let element_type = pieces[0].tensor().elements().element_type();
     let mut sum = Tensor::zeros(element_type, pieces[0].tensor().shape());
     let gradients = pieces.iter().map(|piece| Gradient { bytes: piece.tensor().bytes(), element_type });
@@ -38,9 +38,9 @@ fn added(kernels: &mut dyn Kernels, pieces: &[&Value]) -> Tensor {
 }
 
 fn node(kind: OpKind) -> Node {
-    Node { kind, role: Role::Communication, inputs: Vec::new(), outputs: Vec::new(), rule: None }
+    Node { kind, role: OpRole::Communication, inputs: Vec::new(), outputs: Vec::new(), rule: None }
 }
 
-fn only(mut outputs: Vec<Value>) -> Value {
+fn only(mut outputs: Vec<VariableValue>) -> VariableValue {
     outputs.pop().expect("the op has one output")
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::flow::Pace;
+use super::flow::AccumulatorPace;
 use crate::config::Merge;
 use crate::error::Failure;
-use crate::program::{Graph, Node, OpKind, Role, VariableIndex};
+use crate::program::{Graph, Node, OpKind, OpRole, VariableIndex};
 
-/// A unit of a plan, by its place in [`Plan::units`].
+/// A unit of a plan, by its place in [`ExecutionPlan::units`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitIndex(pub u32);
 
@@ -24,26 +24,26 @@ impl UnitIndex {
     }
 }
 
-/// What a unit does: an op, or one of the two halves of an op that takes pieces and gives them later.
+/// The action of a unit: an op, or one of the two sides of an op that takes pieces and gives them later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum UnitKind {
     /// A pure function of its inputs.
     Compute,
-    /// Takes a value that was sent, once there is one.
+    /// Takes a received value.
     Recv,
     /// Gives a value to another program.
     Send,
     /// Puts an item in a queue, once that has space.
     Enqueue,
-    /// Takes items out of a queue, once they are there.
+    /// Takes items out of a queue.
     Dequeue,
     /// Puts a gradient in its accumulator, unless that is full.
     PutGradient,
-    /// Gives the merged gradient, once all its pieces are there.
+    /// Gives the merged gradient of all pieces.
     TakeGradient,
     /// Puts a string in its accumulator, unless that is full.
     PutString,
-    /// Gives the list of strings, once all of them are there.
+    /// Gives the list of all strings.
     TakeString,
     /// Begins the turns of its block.
     Loop,
@@ -52,71 +52,70 @@ pub enum Act {
 /// The least that runs at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// What it does.
-    pub act: Act,
-    /// The op, by its place in [`Plan::nodes`].
+    /// The action.
+    pub act: UnitKind,
+    /// The op, by its place in [`ExecutionPlan::nodes`].
     pub node: u32,
     /// Its stage.
     pub(super) stage: u32,
     /// How many units come before it in every turn of its stage.
     pub(super) predecessors: u32,
-    /// Who waits for it.
+    /// The units that wait for this one.
     pub(super) followers: Vec<u32>,
 }
 
 /// Units that run equally often: each once in every turn. A queue or an accumulator stands between two stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stage {
+pub(super) struct PlanStage {
     /// Its units, which lie side by side.
     pub(super) units: (u32, u32),
     /// The loop that begins it; without one it has a single turn in every run.
     pub(super) begun_by: Option<u32>,
-    /// Those of its units that no other comes before.
+    /// Its units without a predecessor.
     pub(super) firsts: Vec<u32>,
 }
 
 /// A gradient accumulator, which says when the `recv` that feeds it may give a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accumulator {
-    /// The op, by its place in [`Plan::nodes`].
+    /// The op, by its place in [`ExecutionPlan::nodes`].
     pub node: u32,
     /// How many pieces make one.
     pub count: u32,
     /// How they become one.
     pub merge: Merge,
-    /// Whose turn it is.
-    pub pace: Pace,
+    /// The order in which senders' pieces are accepted.
+    pub pace: AccumulatorPace,
 }
 
-/// Which ops have no unit of their own, because whoever runs the plan does them within a neighbour: what a unit takes
-/// from such an op it takes through it.
-pub type Fused<'a> = &'a dyn Fn(Act, &Node) -> bool;
+/// Selects the ops that have no unit of their own, because the runner executes them within a neighbouring unit.
+pub type Fused<'a> = &'a dyn Fn(UnitKind, &Node) -> bool;
 
 /// A program as an executor runs it: only numbers, made once and shared by all instances.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct ExecutionPlan {
     nodes: Vec<Node>,
     labels: Vec<String>,
     units: Vec<Unit>,
-    stages: Vec<Stage>,
+    stages: Vec<PlanStage>,
     accumulators: Vec<Accumulator>,
     /// For every unit the accumulator that sets its pace.
     paced_by: Vec<Option<u32>>,
 }
 
-impl Plan {
-    /// What a program runs once before everything else.
+impl ExecutionPlan {
+    /// The plan of the initialisation, which runs once before everything else.
     ///
     /// # Errors
-    /// As [`Plan::of`].
+    /// As [`ExecutionPlan::of`].
     pub fn initialisation(graph: &Graph) -> Result<Self, Failure> {
-        Self::compile(graph, &|role| role == Role::Initialise, &|_, _| false)
+        Self::compile(graph, &|role| role == OpRole::Initialise, &|_, _| false)
     }
 
-    /// What a program runs after its initialisation.
+    /// The plan of everything after the initialisation.
     ///
     /// # Errors
-    /// When a loop stands within a loop, or an op after a loop that never ends waits for what the loop writes.
+    /// When a loop is nested in a loop, or an op after an endless loop waits for a variable that the loop writes.
     pub fn of(graph: &Graph) -> Result<Self, Failure> {
         Self::fused(graph, &|_, _| false)
     }
@@ -124,9 +123,9 @@ impl Plan {
     /// The same, with fewer units.
     ///
     /// # Errors
-    /// As [`Plan::of`].
+    /// As [`ExecutionPlan::of`].
     pub fn fused(graph: &Graph, fused: Fused<'_>) -> Result<Self, Failure> {
-        Self::compile(graph, &|role| role != Role::Initialise, fused)
+        Self::compile(graph, &|role| role != OpRole::Initialise, fused)
     }
 
     /// All units, stage by stage; within a stage in the program's order.
@@ -160,8 +159,8 @@ impl Plan {
         place.ok().map(|place| &self.accumulators[place])
     }
 
-    /// The accumulator that says which piece a `recv` may give, and when a list of senders is whole: the first one that
-    /// minds whose turn it is and gets the same address.
+    /// The accumulator that decides which piece a `recv` may give, and when a list of senders is complete: the first
+    /// one with a pace that gets the same address.
     #[must_use]
     pub fn pace_of(&self, unit: UnitIndex) -> Option<&Accumulator> {
         self.paced_by[unit.place()].map(|at| &self.accumulators[at as usize])
@@ -172,12 +171,12 @@ impl Plan {
         &self.labels[unit.node as usize]
     }
 
-    pub(super) fn stages(&self) -> &[Stage] {
+    pub(super) fn stages(&self) -> &[PlanStage] {
         &self.stages
     }
 
-    fn compile(graph: &Graph, runs: &dyn Fn(Role) -> bool, fused: Fused<'_>) -> Result<Self, Failure> {
-        let mut drawing = Drawing::default();
+    fn compile(graph: &Graph, runs: &dyn Fn(OpRole) -> bool, fused: Fused<'_>) -> Result<Self, Failure> {
+        let mut drawing = PlanBuilder::default();
         drawing.scope(graph, 0, None, runs)?;
         drawing.join(graph)?;
         Ok(drawing.plan(fused))
@@ -185,85 +184,85 @@ impl Plan {
 }
 
 /// A half of an op, or a whole one, before stages are known.
-struct Half {
-    act: Act,
+struct DraftUnit {
+    act: UnitKind,
     node: usize,
-    loop_half: Option<usize>,
+    loop_draft: Option<usize>,
     /// Some may be there more than once.
     before: Vec<usize>,
-    /// Halves are of one stage when they have one root.
+    /// Drafts with the same root belong to one stage.
     root: usize,
 }
 
 /// A plan while it is made.
 #[derive(Default)]
-struct Drawing {
+struct PlanBuilder {
     nodes: Vec<Node>,
     labels: Vec<String>,
-    halves: Vec<Half>,
+    drafts: Vec<DraftUnit>,
 }
 
-/// Who touched a variable last, within one block.
+/// The last units that touched a variable, within one block.
 #[derive(Default)]
 struct Touched {
     writer: Option<usize>,
     readers: Vec<usize>,
 }
 
-impl Drawing {
+impl PlanBuilder {
     fn scope(
         &mut self,
         graph: &Graph,
         block: usize,
-        loop_half: Option<usize>,
-        runs: &dyn Fn(Role) -> bool,
+        loop_draft: Option<usize>,
+        runs: &dyn Fn(OpRole) -> bool,
     ) -> Result<(), Failure> {
         for (place, node) in graph.scopes()[block].nodes.iter().enumerate() {
             let OpKind::LoopForever { block: inner } = node.kind else {
                 if runs(node.role) {
-                    self.add(block, place, node, loop_half);
+                    self.add(block, place, node, loop_draft);
                 }
                 continue;
             };
-            if loop_half.is_some() {
+            if loop_draft.is_some() {
                 return Err(Failure::call(format!(
-                    "block {block}, op {place} loop_forever: found a loop within a loop, which would never come \
-                     around; expected it in block 0"
+                    "block {block}, op {place} loop_forever: found a nested loop, which never ends; \
+                     expected it in block 0"
                 )));
             }
-            let half = self.halves.len();
+            let half = self.drafts.len();
             self.add(block, place, node, None);
             self.scope(graph, inner as usize, Some(half), runs)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, block: usize, place: usize, node: &Node, loop_half: Option<usize>) {
+    fn add(&mut self, block: usize, place: usize, node: &Node, loop_draft: Option<usize>) {
         for act in acts(&node.kind) {
-            let root = self.halves.len();
-            self.halves.push(Half { act: *act, node: self.nodes.len(), loop_half, before: Vec::new(), root });
+            let root = self.drafts.len();
+            self.drafts.push(DraftUnit { act: *act, node: self.nodes.len(), loop_draft, before: Vec::new(), root });
         }
         self.labels.push(format!("block {block}, op {place} {}", node.kind.name()));
         self.nodes.push(node.clone());
     }
 }
 
-impl Drawing {
-    /// Draws who comes before whom, and joins those who do to one stage.
+impl PlanBuilder {
+    /// Orders units that touch one variable, and joins them to one stage.
     fn join(&mut self, graph: &Graph) -> Result<(), Failure> {
         let mut touched: BTreeMap<(Option<usize>, VariableIndex), Touched> = BTreeMap::new();
-        for half in 0..self.halves.len() {
+        for half in 0..self.drafts.len() {
             let (reads, writes) = self.touches(graph, half);
-            let loop_half = self.halves[half].loop_half;
+            let loop_draft = self.drafts[half].loop_draft;
             for variable in reads {
-                let known = touched.entry((loop_half, variable)).or_default();
+                let known = touched.entry((loop_draft, variable)).or_default();
                 known.readers.push(half);
                 if let Some(writer) = known.writer {
                     self.follow(graph, variable, writer, half)?;
                 }
             }
             for variable in writes {
-                let known = touched.entry((loop_half, variable)).or_default();
+                let known = touched.entry((loop_draft, variable)).or_default();
                 let before = known.writer.replace(half).into_iter().chain(std::mem::take(&mut known.readers));
                 for earlier in before.filter(|earlier| *earlier != half).collect::<Vec<_>>() {
                     self.follow(graph, variable, earlier, half)?;
@@ -275,39 +274,39 @@ impl Drawing {
 
     /// `later` waits for `earlier`, because both touch a variable and one of them writes it.
     fn follow(&mut self, graph: &Graph, variable: VariableIndex, earlier: usize, later: usize) -> Result<(), Failure> {
-        let is_loop = |half: &Half| half.act == Act::Loop;
-        match (is_loop(&self.halves[earlier]), is_loop(&self.halves[later])) {
-            // Loops run side by side: who reads what another writes finds what is there.
+        let is_loop = |half: &DraftUnit| half.act == UnitKind::Loop;
+        match (is_loop(&self.drafts[earlier]), is_loop(&self.drafts[later])) {
+            // Loops run concurrently: a reader sees the value of the moment.
             (true, true) => return Ok(()),
             (true, false) => {
                 return Err(Failure::call(format!(
                     "{}: found {:?}, which {} touches too; expected no op to wait for a loop, which never ends",
-                    self.labels[self.halves[later].node],
+                    self.labels[self.drafts[later].node],
                     graph.variable(variable).name,
-                    self.labels[self.halves[earlier].node]
+                    self.labels[self.drafts[earlier].node]
                 )));
             }
             (false, _) => {}
         }
-        self.halves[later].before.push(earlier);
+        self.drafts[later].before.push(earlier);
         let (one, other) = (self.root(earlier), self.root(later));
-        self.halves[one.max(other)].root = one.min(other);
+        self.drafts[one.max(other)].root = one.min(other);
         Ok(())
     }
 
-    /// The root of a half; the way there is half as long the next time.
+    /// The root of a draft, with path halving.
     fn root(&mut self, mut half: usize) -> usize {
-        while self.halves[half].root != half {
-            let above = self.halves[half].root;
-            self.halves[half].root = self.halves[above].root;
-            half = self.halves[half].root;
+        while self.drafts[half].root != half {
+            let above = self.drafts[half].root;
+            self.drafts[half].root = self.drafts[above].root;
+            half = self.drafts[half].root;
         }
         half
     }
 
-    /// The variables that a half reads, and those that it writes; what a loop's body touches its loop does.
+    /// The variables that a draft reads, and those that it writes; a loop touches what its body touches.
     fn touches(&self, graph: &Graph, half: usize) -> (Vec<VariableIndex>, Vec<VariableIndex>) {
-        let Half { act, node, .. } = &self.halves[half];
+        let DraftUnit { act, node, .. } = &self.drafts[half];
         let node = &self.nodes[*node];
         if let OpKind::LoopForever { block } = node.kind {
             let inner = &graph.scopes()[block as usize].nodes;
@@ -316,43 +315,43 @@ impl Drawing {
         }
         let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
         match act {
-            Act::PutGradient | Act::PutString => (inputs, Vec::new()),
-            Act::TakeGradient | Act::TakeString => (Vec::new(), outputs),
+            UnitKind::PutGradient | UnitKind::PutString => (inputs, Vec::new()),
+            UnitKind::TakeGradient | UnitKind::TakeString => (Vec::new(), outputs),
             // A queue stands between its two sides and orders nothing.
-            Act::Enqueue => (inputs[1..].to_vec(), outputs),
-            Act::Dequeue => (Vec::new(), outputs),
-            Act::Compute | Act::Recv | Act::Send | Act::Loop => (inputs, outputs),
+            UnitKind::Enqueue => (inputs[1..].to_vec(), outputs),
+            UnitKind::Dequeue => (Vec::new(), outputs),
+            UnitKind::Compute | UnitKind::Recv | UnitKind::Send | UnitKind::Loop => (inputs, outputs),
         }
     }
 
-    fn plan(mut self, fused: Fused<'_>) -> Plan {
-        let is_fused: Vec<bool> = self.halves.iter().map(|half| fused(half.act, &self.nodes[half.node])).collect();
+    fn plan(mut self, fused: Fused<'_>) -> ExecutionPlan {
+        let is_fused: Vec<bool> = self.drafts.iter().map(|half| fused(half.act, &self.nodes[half.node])).collect();
         let before = self.before_units(&is_fused);
-        let mut order: Vec<usize> = (0..self.halves.len()).filter(|half| !is_fused[*half]).collect();
-        let roots: Vec<usize> = (0..self.halves.len()).map(|half| self.root(half)).collect();
+        let mut order: Vec<usize> = (0..self.drafts.len()).filter(|half| !is_fused[*half]).collect();
+        let roots: Vec<usize> = (0..self.drafts.len()).map(|half| self.root(half)).collect();
         order.sort_by_key(|half| (roots[*half], *half));
-        let mut place_of = vec![usize::MAX; self.halves.len()];
+        let mut place_of = vec![usize::MAX; self.drafts.len()];
         order.iter().enumerate().for_each(|(place, half)| place_of[*half] = place);
 
-        let mut after: Vec<Vec<u32>> = vec![Vec::new(); self.halves.len()];
+        let mut after: Vec<Vec<u32>> = vec![Vec::new(); self.drafts.len()];
         for later in &order {
             before[*later].iter().for_each(|earlier| after[*earlier].push(number(place_of[*later])));
         }
-        let (mut units, mut stages) = (Vec::new(), Vec::<Stage>::new());
+        let (mut units, mut stages) = (Vec::new(), Vec::<PlanStage>::new());
         let mut last_root = None;
         for half in &order {
             let root = roots[*half];
             let place = number(units.len());
             if last_root.replace(root) != Some(root) {
-                let begun_by = self.halves[*half].loop_half.map(|half| number(place_of[half]));
-                stages.push(Stage { units: (place, place), begun_by, firsts: Vec::new() });
+                let begun_by = self.drafts[*half].loop_draft.map(|half| number(place_of[half]));
+                stages.push(PlanStage { units: (place, place), begun_by, firsts: Vec::new() });
             }
             let stage = stages.len() - 1;
             stages[stage].units.1 = place + 1;
             if before[*half].is_empty() {
                 stages[stage].firsts.push(place);
             }
-            let Half { act, node, .. } = self.halves[*half];
+            let DraftUnit { act, node, .. } = self.drafts[*half];
             units.push(Unit {
                 act,
                 node: number(node),
@@ -364,13 +363,13 @@ impl Drawing {
         let accumulators: Vec<Accumulator> = (0..).zip(&self.nodes).filter_map(accumulator).collect();
         let by_address = self.by_address(&accumulators);
         let paced_by = units.iter().map(|unit| self.paced_by(unit, &by_address)).collect();
-        Plan { nodes: self.nodes, labels: self.labels, units, stages, accumulators, paced_by }
+        ExecutionPlan { nodes: self.nodes, labels: self.labels, units, stages, accumulators, paced_by }
     }
 
-    /// For every half the halves with units of their own that it waits for.
+    /// For every draft the drafts with units of their own that it waits for.
     fn before_units(&self, is_fused: &[bool]) -> Vec<Vec<usize>> {
-        let mut all: Vec<Vec<usize>> = Vec::with_capacity(self.halves.len());
-        for half in &self.halves {
+        let mut all: Vec<Vec<usize>> = Vec::with_capacity(self.drafts.len());
+        for half in &self.drafts {
             let mut before = Vec::new();
             for earlier in &half.before {
                 match is_fused[*earlier] {
@@ -389,17 +388,17 @@ impl Drawing {
     fn paced_by(&self, unit: &Unit, by_address: &BTreeMap<VariableIndex, u32>) -> Option<u32> {
         let node = &self.nodes[unit.node as usize];
         let address = match unit.act {
-            Act::Recv => node.outputs.get(1),
-            Act::PutString | Act::TakeString => node.inputs.first(),
+            UnitKind::Recv => node.outputs.get(1),
+            UnitKind::PutString | UnitKind::TakeString => node.inputs.first(),
             _ => None,
         };
         by_address.get(address?).copied()
     }
 
-    /// By address, the first accumulator that gets it and minds whose turn it is.
+    /// By address, the first accumulator with a pace that gets it.
     fn by_address(&self, accumulators: &[Accumulator]) -> BTreeMap<VariableIndex, u32> {
         let mut by_address = BTreeMap::new();
-        for (place, one) in (0..).zip(accumulators).filter(|(_, one)| one.pace != Pace::Any) {
+        for (place, one) in (0..).zip(accumulators).filter(|(_, one)| one.pace != AccumulatorPace::Any) {
             if let Some(address) = self.nodes[one.node as usize].inputs.get(1) {
                 by_address.entry(*address).or_insert(place);
             }
@@ -408,23 +407,23 @@ impl Drawing {
     }
 }
 
-fn acts(kind: &OpKind) -> &'static [Act] {
+fn acts(kind: &OpKind) -> &'static [UnitKind] {
     match kind {
-        OpKind::Send { .. } => &[Act::Send],
-        OpKind::Recv { .. } => &[Act::Recv],
-        OpKind::Enqueue => &[Act::Enqueue],
-        OpKind::Dequeue { .. } => &[Act::Dequeue],
-        OpKind::GradientAccumulator { .. } => &[Act::PutGradient, Act::TakeGradient],
-        OpKind::StringAccumulator { .. } => &[Act::PutString, Act::TakeString],
-        OpKind::LoopForever { .. } => &[Act::Loop],
-        _ => &[Act::Compute],
+        OpKind::Send { .. } => &[UnitKind::Send],
+        OpKind::Recv { .. } => &[UnitKind::Recv],
+        OpKind::Enqueue => &[UnitKind::Enqueue],
+        OpKind::Dequeue { .. } => &[UnitKind::Dequeue],
+        OpKind::GradientAccumulator { .. } => &[UnitKind::PutGradient, UnitKind::TakeGradient],
+        OpKind::StringAccumulator { .. } => &[UnitKind::PutString, UnitKind::TakeString],
+        OpKind::LoopForever { .. } => &[UnitKind::Loop],
+        _ => &[UnitKind::Compute],
     }
 }
 
 fn accumulator((place, node): (u32, &Node)) -> Option<Accumulator> {
     match node.kind {
         OpKind::GradientAccumulator { count, merge, staleness } => {
-            Some(Accumulator { node: place, count, merge, pace: Pace::of(staleness) })
+            Some(Accumulator { node: place, count, merge, pace: AccumulatorPace::of(staleness) })
         }
         _ => None,
     }
@@ -434,8 +433,8 @@ fn number(place: usize) -> u32 {
     u32::try_from(place).expect("a program has few ops, see `limits`")
 }
 
-/// One line for each unit: what it is, its stage, and who waits for it.
-impl fmt::Display for Plan {
+/// One line per unit: its action, its stage, and the units that wait for it.
+impl fmt::Display for ExecutionPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, unit) in self.units.iter().enumerate() {
             write!(formatter, "{place}: stage {} {} {:?}", unit.stage, self.label(unit), unit.act)?;

@@ -1,17 +1,17 @@
-//! Why a unit is not ready, and what it means when none is.
+//! Reasons why a unit is not ready, and deadlock detection.
 
-use super::marking::{Marking, Port};
-use super::plan::Plan;
+use super::marking::{Marking, UnitRunner};
+use super::plan::ExecutionPlan;
 use crate::error::Failure;
 
-/// What a unit waits for beyond the units before it.
+/// The reason why a unit cannot run after its predecessors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// For somebody else's `send`.
+    /// A value from another program's `send`.
     Arrival,
-    /// For somebody else's `recv` to make room.
+    /// Room at another program's `recv`.
     Destination,
-    /// For memory, which somebody outside gives back.
+    /// Memory, which is released outside the program.
     Memory,
     /// For space in a queue.
     Space {
@@ -20,27 +20,27 @@ pub enum Wait {
     },
     /// For items in a queue.
     Items {
-        /// Those that are there.
+        /// The number present.
         held: usize,
-        /// Those that must be there.
+        /// The number needed.
         needed: usize,
     },
-    /// For an accumulator to give what it holds.
+    /// Room in an accumulator whose merged value is not taken yet.
     Room {
         /// Pieces that it holds, as many as make one.
         held: usize,
     },
     /// For pieces in an accumulator.
     Pieces {
-        /// Those that are there.
+        /// The number present.
         held: usize,
-        /// Those that must be there.
+        /// The number needed.
         needed: usize,
     },
 }
 
 impl Wait {
-    /// Whether somebody outside ends it: then nothing is wrong.
+    /// Whether an event outside the program ends the wait: then it is no deadlock.
     #[must_use]
     pub const fn is_outside(self) -> bool {
         matches!(self, Self::Arrival | Self::Destination | Self::Memory)
@@ -59,7 +59,7 @@ impl std::fmt::Display for Wait {
             }
             Self::Room { held } => write!(formatter, "waits for its accumulator, which holds {held}, to give them"),
             Self::Pieces { held, needed } => {
-                write!(formatter, "waits for pieces, of which {held} of {needed} are there")
+                write!(formatter, "waits for pieces, of which it holds {held} of {needed}")
             }
         }
     }
@@ -70,18 +70,17 @@ impl std::fmt::Display for Wait {
 pub enum Standing {
     /// Every op has run, and there is no loop.
     Ended,
-    /// Somebody outside must send something, or make room.
+    /// A value or room from outside is needed.
     Awaits,
-    /// It may go on: the units that it was allowed have run.
+    /// It may go on: the allowed number of units has run.
     Runs,
 }
 
-/// How a program stands that has no ready unit.
+/// The state of a program without a ready unit.
 ///
 /// # Errors
-/// When nothing is awaited from outside and the program has not ended: it never will, and the error says which ops wait
-/// for what.
-pub fn standing<P: Port>(plan: &Plan, marking: &Marking, port: &mut P) -> Result<Standing, Failure> {
+/// A deadlock: nothing from outside is awaited and the program has not ended. Names every waiting op and its reason.
+pub fn standing<P: UnitRunner>(plan: &ExecutionPlan, marking: &Marking, port: &mut P) -> Result<Standing, Failure> {
     if marking.has_ended() {
         return Ok(Standing::Ended);
     }

@@ -3,21 +3,21 @@
 use crate::config::Merge;
 use crate::limits::{NAME_BYTES_MAX, PROGRAM_OPERANDS_MAX, PROGRAM_QUEUE_MAX};
 use crate::program::op::{Destination, OpKind};
-use crate::program::variable::Facts;
+use crate::program::variable::VariableFacts;
 
 use super::operands::Operands;
 
-type Outputs = Result<Vec<Facts>, String>;
+type InferredOutputs = Result<Vec<VariableFacts>, String>;
 
 /// The facts of a flow op's outputs.
-pub(super) fn outputs(operands: &Operands<'_>) -> Outputs {
+pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
     match &operands.op.kind {
         OpKind::Send { channel, to } => {
             check_channel(channel)?;
             let addresses = usize::from(*to == Destination::Senders);
             operands.check_inputs(1 + addresses, 1 + addresses)?;
             if addresses == 1 {
-                operands.exactly(1, &Facts::Strings)?;
+                operands.exactly(1, &VariableFacts::Strings)?;
             }
             Ok(Vec::new())
         }
@@ -40,15 +40,15 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Outputs {
             check_pieces(*count)?;
             operands.check_inputs(1, 2)?;
             if operands.input_count() == 2 {
-                operands.exactly(1, &Facts::Strings)?;
+                operands.exactly(1, &VariableFacts::Strings)?;
             }
             accumulated(operands, *count, *merge)
         }
         OpKind::StringAccumulator { count } => {
             check_pieces(*count)?;
             operands.check_inputs(1, 1)?;
-            operands.exactly(0, &Facts::Strings)?;
-            Ok(vec![Facts::Strings])
+            operands.exactly(0, &VariableFacts::Strings)?;
+            Ok(vec![VariableFacts::Strings])
         }
         OpKind::LoopForever { .. } => {
             operands.check_inputs(0, 0)?;
@@ -58,24 +58,25 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Outputs {
     }
 }
 
-/// What is received is as declared: it was sent by another program.
-fn recv(operands: &Operands<'_>) -> Outputs {
+/// Received values have the declared facts: another program sends them.
+fn recv(operands: &Operands<'_>) -> InferredOutputs {
     operands.outputs_between(1, 2)?;
     let mut outputs = vec![operands.declared(0)?.clone()];
     if operands.op.outputs.len() == 2 {
-        outputs.push(Facts::Strings);
+        outputs.push(VariableFacts::Strings);
     }
     Ok(outputs)
 }
 
-/// What pieces become one of is what each of them is. A mean of integers would not be one; one piece is its own mean.
-fn accumulated(operands: &Operands<'_>, count: u32, merge: Merge) -> Outputs {
+/// Merging pieces keeps their facts. The mean of several integers is not an integer; the mean of one piece is the
+/// piece.
+fn accumulated(operands: &Operands<'_>, count: u32, merge: Merge) -> InferredOutputs {
     match operands.input(0) {
-        Facts::SelectedRows { element_type, .. } | Facts::Dense { element_type, .. }
+        VariableFacts::SelectedRows { element_type, .. } | VariableFacts::Dense { element_type, .. }
             if element_type.is_parameter_type() =>
         {
             if merge == Merge::Mean && count > 1 && !element_type.is_float() {
-                return Err(operands.misfit(0, "floats, of which there is a mean; integers are added, with merge=sum"));
+                return Err(operands.misfit(0, "floats, which have a mean; integers are added, with merge=sum"));
             }
             Ok(vec![operands.input(0).clone()])
         }
@@ -83,7 +84,7 @@ fn accumulated(operands: &Operands<'_>, count: u32, merge: Merge) -> Outputs {
     }
 }
 
-fn dequeue(operands: &Operands<'_>, min_count: u32) -> Outputs {
+fn dequeue(operands: &Operands<'_>, min_count: u32) -> InferredOutputs {
     let (items, capacity) = queue(operands)?;
     let count = min_count as usize;
     if min_count == 0 || count > PROGRAM_OPERANDS_MAX || u64::from(min_count) > capacity {
@@ -93,9 +94,9 @@ fn dequeue(operands: &Operands<'_>, min_count: u32) -> Outputs {
 }
 
 /// A queue's items and capacity.
-fn queue<'a>(operands: &Operands<'a>) -> Result<(&'a Facts, u64), String> {
+fn queue<'a>(operands: &Operands<'a>) -> Result<(&'a VariableFacts, u64), String> {
     match operands.input(0) {
-        Facts::Queue { of, capacity } => Ok((of, *capacity)),
+        VariableFacts::Queue { of, capacity } => Ok((of, *capacity)),
         _ => Err(operands.misfit(0, "a queue")),
     }
 }

@@ -1,18 +1,18 @@
-//! An op's operands, to be asked for what they must be.
+//! Operands of an op, with checks of their number, types and shapes.
 
 use crate::dtype::ElementType;
 use crate::program::op::Op;
-use crate::program::variable::{Dim, Facts};
+use crate::program::variable::{Dim, VariableFacts};
 
-/// What an op is applied to.
+/// The operands of one op.
 pub(super) struct Operands<'a> {
     pub(super) op: &'a Op,
-    inputs: &'a [&'a Facts],
-    declared: &'a [Option<&'a Facts>],
+    inputs: &'a [&'a VariableFacts],
+    declared: &'a [Option<&'a VariableFacts>],
 }
 
 impl<'a> Operands<'a> {
-    pub(super) fn new(op: &'a Op, inputs: &'a [&'a Facts], declared: &'a [Option<&'a Facts>]) -> Self {
+    pub(super) fn new(op: &'a Op, inputs: &'a [&'a VariableFacts], declared: &'a [Option<&'a VariableFacts>]) -> Self {
         Self { op, inputs, declared }
     }
 
@@ -34,13 +34,13 @@ impl<'a> Operands<'a> {
         self.inputs.len()
     }
 
-    /// The facts of an input whose presence was checked.
-    pub(super) fn input(&self, place: usize) -> &'a Facts {
+    /// The facts of an input that is known to be present.
+    pub(super) fn input(&self, place: usize) -> &'a VariableFacts {
         self.inputs[place]
     }
 
     /// The declared facts of an output, which the op cannot know by itself.
-    pub(super) fn declared(&self, place: usize) -> Result<&'a Facts, String> {
+    pub(super) fn declared(&self, place: usize) -> Result<&'a VariableFacts, String> {
         self.declared[place].ok_or_else(|| {
             let name = &self.op.outputs[place];
             format!(
@@ -52,7 +52,7 @@ impl<'a> Operands<'a> {
     /// An input that must be dense.
     pub(super) fn dense(&self, place: usize) -> Result<(ElementType, &'a [Dim]), String> {
         match self.input(place) {
-            Facts::Dense { element_type, shape } => Ok((*element_type, shape)),
+            VariableFacts::Dense { element_type, shape } => Ok((*element_type, shape)),
             _ => Err(self.misfit(place, "a dense tensor")),
         }
     }
@@ -82,13 +82,13 @@ impl<'a> Operands<'a> {
     }
 
     /// An input that must have exactly these facts.
-    pub(super) fn exactly(&self, place: usize, expected: &Facts) -> Result<(), String> {
+    pub(super) fn exactly(&self, place: usize, expected: &VariableFacts) -> Result<(), String> {
         if self.input(place) == expected { Ok(()) } else { Err(self.misfit(place, &expected.to_string())) }
     }
 
     /// An input that must be dense and of exactly this shape and type.
     pub(super) fn exactly_dense(&self, place: usize, element_type: ElementType, shape: &[Dim]) -> Result<(), String> {
-        self.exactly(place, &Facts::dense(element_type, shape))
+        self.exactly(place, &VariableFacts::dense(element_type, shape))
     }
 
     /// The place of a dimension of an input.

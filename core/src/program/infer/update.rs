@@ -7,7 +7,7 @@ use crate::dtype::ElementType;
 use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
 use crate::optim::{Prepared, Rule};
 use crate::program::op::OpKind;
-use crate::program::variable::{Dim, Facts};
+use crate::program::variable::{Dim, VariableFacts};
 
 use super::Inferred;
 use super::operands::Operands;
@@ -46,10 +46,10 @@ pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
     }
     let settings = OptimizerSettings::from_text(config).map_err(|failure| format!("in its config, {failure}"))?;
     if settings.mode.is_some() || settings.merge.is_some() {
-        return Err("found a mode or a merge in the config; expected other ops to say who is summed with whom".into());
+        return Err("found a mode or a merge in the config; expected them as attributes of gradient_accumulator".into());
     }
-    if settings.home.is_some() {
-        return Err("found a home in the config; expected whoever divides a program to say what is kept where".into());
+    if settings.owner.is_some() {
+        return Err("found a home in the config; expected none, because the transpiler places parameters".into());
     }
     if settings.sparse.is_some() {
         return Err("found sparse in the config; expected the gradient's rows to make its parameter one of rows".into());
@@ -60,8 +60,10 @@ pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
 
 fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim], rule: &Rule) -> Result<(), String> {
     let fits = match operands.input(GRADIENT) {
-        Facts::Dense { element_type, shape: found } => found == shape && element_type.is_gradient_for(parameter),
-        Facts::SelectedRows { element_type, height, width } => {
+        VariableFacts::Dense { element_type, shape: found } => {
+            found == shape && element_type.is_gradient_for(parameter)
+        }
+        VariableFacts::SelectedRows { element_type, height, width } => {
             shape == [Dim::Fixed(*height), Dim::Fixed(*width)] && *element_type == parameter
         }
         _ => false,
@@ -69,7 +71,7 @@ fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim]
     if !fits {
         return Err(operands.misfit(GRADIENT, &format!("a gradient for {}", operands.input(0))));
     }
-    if matches!(operands.input(GRADIENT), Facts::SelectedRows { .. }) && !rule.is_element_wise() {
+    if matches!(operands.input(GRADIENT), VariableFacts::SelectedRows { .. }) && !rule.is_element_wise() {
         return Err(operands.misfit(GRADIENT, "a dense gradient, because clip_norm needs the whole one"));
     }
     Ok(())

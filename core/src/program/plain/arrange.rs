@@ -1,14 +1,14 @@
-//! What moves elements, converts them, or makes them from nothing.
+//! Reference form of ops that move, convert or create elements.
 
 use half::{bf16, f16};
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::limits::ROW_BYTES_MAX;
-use crate::narrow;
+use crate::narrowing;
 use crate::program::op::OpKind;
-use crate::program::value::{Elements, Tensor, Value};
-use crate::program::variable::{Dim, Facts};
+use crate::program::value::{Elements, Tensor, VariableValue};
+use crate::program::variable::{Dim, VariableFacts};
 use crate::rows::{Height, RowLayout};
 
 use super::matrix::around;
@@ -16,7 +16,7 @@ use super::pointwise::index;
 use super::table;
 
 /// Tensors side by side along a dimension.
-pub(super) fn concat(inputs: &[&Value], axis: usize) -> Value {
+pub(super) fn concat(inputs: &[&VariableValue], axis: usize) -> VariableValue {
     let mut shape = inputs[0].tensor().shape().to_vec();
     shape[axis] = inputs.iter().map(|input| input.tensor().shape()[axis]).sum();
     let (outer, _, inner) = around(&shape, axis);
@@ -36,8 +36,8 @@ pub(super) fn concat(inputs: &[&Value], axis: usize) -> Value {
 }
 
 /// Pieces along a dimension.
-pub(super) fn split(input: &Value, axis: usize, lengths: &[u64]) -> Result<Vec<Value>, Failure> {
-    if let Value::SelectedRows(rows) = input {
+pub(super) fn split(input: &VariableValue, axis: usize, lengths: &[u64]) -> Result<Vec<VariableValue>, Failure> {
+    if let VariableValue::SelectedRows(rows) = input {
         return table::split(rows, lengths);
     }
     let tensor = input.tensor();
@@ -71,26 +71,26 @@ pub(super) fn cast(x: &Tensor, to: ElementType) -> Tensor {
         };
     }
     let elements = match values {
-        Elements::Int32(values) => from!(values, |value| Number::Whole((*value).into())),
-        Elements::Uint32(values) => from!(values, |value| Number::Whole((*value).into())),
-        Elements::Int64(values) => from!(values, |value| Number::Whole((*value).into())),
-        Elements::Uint64(values) => from!(values, |value| Number::Whole((*value).into())),
-        Elements::Float32(values) => from!(values, |value| Number::Real((*value).into())),
-        Elements::Float64(values) => from!(values, |value| Number::Real(*value)),
-        Elements::Float16(values) => from!(values, |value| Number::Real((*value).into())),
-        Elements::Bfloat16(values) => from!(values, |value| Number::Real((*value).into())),
+        Elements::Int32(values) => from!(values, |value| CastNumber::Whole((*value).into())),
+        Elements::Uint32(values) => from!(values, |value| CastNumber::Whole((*value).into())),
+        Elements::Int64(values) => from!(values, |value| CastNumber::Whole((*value).into())),
+        Elements::Uint64(values) => from!(values, |value| CastNumber::Whole((*value).into())),
+        Elements::Float32(values) => from!(values, |value| CastNumber::Real((*value).into())),
+        Elements::Float64(values) => from!(values, |value| CastNumber::Real(*value)),
+        Elements::Float16(values) => from!(values, |value| CastNumber::Real((*value).into())),
+        Elements::Bfloat16(values) => from!(values, |value| CastNumber::Real((*value).into())),
     };
     Tensor::new(x.shape(), elements)
 }
 
 /// An element of any type, without loss.
 #[derive(Clone, Copy)]
-enum Number {
+enum CastNumber {
     Whole(i128),
     Real(f64),
 }
 
-impl Number {
+impl CastNumber {
     /// Rounded once to binary64.
     fn real(self) -> f64 {
         match self {
@@ -99,7 +99,7 @@ impl Number {
         }
     }
 
-    /// Towards zero, within bounds; what is not a number is zero.
+    /// Rounds towards zero and saturates; NaN becomes zero.
     #[expect(clippy::cast_possible_truncation, reason = "a float beyond an integer's bounds becomes the bound")]
     fn whole(self, low: i128, high: i128) -> i128 {
         match self {
@@ -112,8 +112,8 @@ impl Number {
     /// Rounded to binary32 so that rounding again to a half is as good as rounding once.
     fn odd(self) -> f32 {
         match self {
-            Self::Whole(value) => narrow::whole(value),
-            Self::Real(value) => narrow::real(value),
+            Self::Whole(value) => narrowing::round_integer_to_odd(value),
+            Self::Real(value) => narrowing::round_to_odd(value),
         }
     }
 
@@ -127,7 +127,7 @@ impl Number {
     }
 }
 
-fn convert(values: impl Iterator<Item = Number>, to: ElementType) -> Elements {
+fn convert(values: impl Iterator<Item = CastNumber>, to: ElementType) -> Elements {
     macro_rules! integers {
         ($variant:ident, $type:ty) => {
             Elements::$variant(
@@ -143,8 +143,8 @@ fn convert(values: impl Iterator<Item = Number>, to: ElementType) -> Elements {
         ElementType::Uint32 => integers!(Uint32, u32),
         ElementType::Int64 => integers!(Int64, i64),
         ElementType::Uint64 => integers!(Uint64, u64),
-        ElementType::Float32 => Elements::Float32(values.map(Number::single).collect()),
-        ElementType::Float64 => Elements::Float64(values.map(Number::real).collect()),
+        ElementType::Float32 => Elements::Float32(values.map(CastNumber::single).collect()),
+        ElementType::Float64 => Elements::Float64(values.map(CastNumber::real).collect()),
         ElementType::Float16 => Elements::Float16(values.map(|value| f16::from_f32(value.odd())).collect()),
         ElementType::Bfloat16 => Elements::Bfloat16(values.map(|value| bf16::from_f32(value.odd())).collect()),
     }
@@ -152,13 +152,13 @@ fn convert(values: impl Iterator<Item = Number>, to: ElementType) -> Elements {
 
 /// A tensor as its declaration says. Rows that are wider than [`RowLayout`] goes are filled piece by piece, each with
 /// a seed of its own.
-pub(super) fn made(kind: &OpKind, facts: &Facts) -> Tensor {
+pub(super) fn made(kind: &OpKind, facts: &VariableFacts) -> Tensor {
     let initializer = kind.initializer().expect("only kinds that make tensors come here");
     let (seed, first) = match *kind {
         OpKind::Uniform { seed, first, .. } | OpKind::Gaussian { seed, first, .. } => (seed, first),
         _ => (0, 0),
     };
-    let Facts::Dense { element_type, shape } = facts else { panic!("{facts} in a checked program") };
+    let VariableFacts::Dense { element_type, shape } = facts else { panic!("{facts} in a checked program") };
     let shape: Vec<u64> = shape.iter().map(fixed).collect();
     let mut tensor = Tensor::zeros(*element_type, &shape);
     let each = element_type.bytes();

@@ -2,13 +2,13 @@
 
 use crate::error::Failure;
 use crate::program::op::OpKind;
-use crate::program::value::{Elements, Tensor, Value};
+use crate::program::value::{Elements, Tensor, VariableValue};
 
 use super::pointwise::{self, index};
-use super::real::Real;
-use super::{Outputs, total};
+use super::real::TensorReal;
+use super::{OpOutputs, total};
 
-pub(super) fn outputs<R: Real>(kind: &OpKind, inputs: &[&Value]) -> Outputs {
+pub(super) fn outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOutputs {
     let (scores, label) = (inputs[0].tensor(), inputs[1].tensor());
     match kind {
         OpKind::SoftmaxWithCrossEntropy => softmax::<R>(scores, label),
@@ -32,7 +32,7 @@ pub(super) fn outputs<R: Real>(kind: &OpKind, inputs: &[&Value]) -> Outputs {
 }
 
 /// Rows of scores, each with its label, which is checked.
-fn rows<'a, R: Real>(scores: &'a Tensor, label: &'a Tensor) -> Result<Vec<(&'a [R], usize)>, Failure> {
+fn rows<'a, R: TensorReal>(scores: &'a Tensor, label: &'a Tensor) -> Result<Vec<(&'a [R], usize)>, Failure> {
     let classes = index(scores.shape()[1]);
     let rows = R::slice(scores.elements()).chunks_exact(classes).zip(integers(label));
     rows.enumerate()
@@ -53,7 +53,7 @@ pub(super) fn integers(tensor: &Tensor) -> &[i64] {
 
 /// The loss as `ln(sum of exp(score - largest)) - (score - largest)`, which neither overflows nor takes the logarithm
 /// of a probability that rounded to zero.
-fn softmax<R: Real>(scores: &Tensor, label: &Tensor) -> Outputs {
+fn softmax<R: TensorReal>(scores: &Tensor, label: &Tensor) -> OpOutputs {
     let mut losses = Vec::new();
     let mut probabilities = Vec::with_capacity(scores.elements().len());
     for (row, label) in rows::<R>(scores, label)? {
@@ -67,7 +67,7 @@ fn softmax<R: Real>(scores: &Tensor, label: &Tensor) -> Outputs {
     Ok(vec![loss.into(), Tensor::new(scores.shape(), R::wrap(probabilities)).into()])
 }
 
-fn softmax_gradient<R: Real>(probabilities: &Tensor, label: &Tensor, slope: &Tensor) -> Result<Tensor, Failure> {
+fn softmax_gradient<R: TensorReal>(probabilities: &Tensor, label: &Tensor, slope: &Tensor) -> Result<Tensor, Failure> {
     let mut slopes = Vec::with_capacity(probabilities.elements().len());
     for ((row, label), slope) in rows::<R>(probabilities, label)?.into_iter().zip(R::slice(slope.elements())) {
         let off = |(class, share): (usize, &R)| if class == label { *share - R::ONE } else { *share };
@@ -76,10 +76,10 @@ fn softmax_gradient<R: Real>(probabilities: &Tensor, label: &Tensor, slope: &Ten
     Ok(Tensor::new(probabilities.shape(), R::wrap(slopes)))
 }
 
-fn accuracy<R: Real>(scores: &Tensor, label: &Tensor) -> Result<Tensor, Failure> {
+fn accuracy<R: TensorReal>(scores: &Tensor, label: &Tensor) -> Result<Tensor, Failure> {
     let rows = rows::<R>(scores, label)?;
     let best = |row: &[R]| (0..row.len()).fold(0, |best, class| if row[class] > row[best] { class } else { best });
     let right = rows.iter().filter(|(row, label)| best(row) == *label).count();
-    let share = <f32 as Real>::count(right) / <f32 as Real>::count(rows.len());
+    let share = <f32 as TensorReal>::count(right) / <f32 as TensorReal>::count(rows.len());
     Ok(Tensor::new([], Elements::Float32(vec![share])))
 }

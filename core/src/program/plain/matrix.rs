@@ -3,10 +3,15 @@
 use crate::program::value::Tensor;
 
 use super::pointwise::index;
-use super::real::Real;
+use super::real::TensorReal;
 
 /// The product of two matrices; each element is added up along the inner dimension from its first to its last.
-pub(super) fn product<R: Real>(left: &Tensor, right: &Tensor, transpose_left: bool, transpose_right: bool) -> Tensor {
+pub(super) fn product<R: TensorReal>(
+    left: &Tensor,
+    right: &Tensor,
+    transpose_left: bool,
+    transpose_right: bool,
+) -> Tensor {
     let (a, b) = (R::slice(left.elements()), R::slice(right.elements()));
     let (left_rows, left_columns) = (index(left.shape()[0]), index(left.shape()[1]));
     let (rows, inner) = if transpose_left { (left_columns, left_rows) } else { (left_rows, left_columns) };
@@ -34,7 +39,7 @@ pub(super) fn around(shape: &[u64], axis: usize) -> (usize, usize, usize) {
 }
 
 /// Adds along a dimension, which goes.
-pub(super) fn reduce_sum<R: Real>(x: &Tensor, axis: usize) -> Tensor {
+pub(super) fn reduce_sum<R: TensorReal>(x: &Tensor, axis: usize) -> Tensor {
     let (outer, length, inner) = around(x.shape(), axis);
     let values = R::slice(x.elements());
     let mut sums = vec![R::ZERO; outer * inner];
@@ -52,7 +57,7 @@ pub(super) fn reduce_sum<R: Real>(x: &Tensor, axis: usize) -> Tensor {
 }
 
 /// Repeats along a dimension that `x` lacks and `like` has.
-pub(super) fn repeat<R: Real>(x: &Tensor, like: &[u64], axis: usize) -> Tensor {
+pub(super) fn repeat<R: TensorReal>(x: &Tensor, like: &[u64], axis: usize) -> Tensor {
     let (outer, length, inner) = around(like, axis);
     let values = R::slice(x.elements());
     let mut repeated = Vec::with_capacity(outer * length * inner);

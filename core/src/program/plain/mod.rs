@@ -1,8 +1,8 @@
-//! The plain form of every arithmetic op: one element after another, nothing clever. Kernels are compared with it.
+//! Reference implementation of every arithmetic op, one element after another. Kernels are compared with it.
 //!
 //! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
 //! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
-//! in the last bit from one machine to the next.
+//! in the last bit between machines.
 
 mod arrange;
 mod loss;
@@ -18,23 +18,23 @@ use crate::port::Arithmetic;
 
 use super::graph::Node;
 use super::op::OpKind;
-use super::value::{Elements, Tensor, Value};
-use super::variable::Facts;
+use super::value::{Elements, Tensor, VariableValue};
+use super::variable::VariableFacts;
 
-use real::Real;
+use real::TensorReal;
 
 pub use run::PlainRun;
 pub(in crate::program) use run::{read, run_node};
 pub use update::apply_update;
 
-type Outputs = Result<Vec<Value>, Failure>;
+type OpOutputs = Result<Vec<VariableValue>, Failure>;
 
 /// The plain form, which is the oracle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainArithmetic;
 
 impl Arithmetic for PlainArithmetic {
-    fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Outputs {
+    fn run(&mut self, node: &Node, inputs: &[&VariableValue], outputs: &[&VariableFacts]) -> OpOutputs {
         match &node.kind {
             OpKind::Concat { axis } => Ok(vec![arrange::concat(inputs, *axis as usize)]),
             OpKind::Split { axis, lengths } => arrange::split(inputs[0], *axis as usize, lengths),
@@ -42,18 +42,18 @@ impl Arithmetic for PlainArithmetic {
             OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } => {
                 Ok(vec![arrange::made(&node.kind, outputs[0]).into()])
             }
-            OpKind::Sum if matches!(outputs[0], Facts::SelectedRows { .. }) => {
+            OpKind::Sum if matches!(outputs[0], VariableFacts::SelectedRows { .. }) => {
                 table::sum(inputs).map(|rows| vec![rows])
             }
-            OpKind::Sum if inputs.iter().any(|input| matches!(input, Value::SelectedRows(_))) => {
+            OpKind::Sum if inputs.iter().any(|input| matches!(input, VariableValue::SelectedRows(_))) => {
                 let whole = inputs.iter().map(|input| table::whole(input)).collect::<Result<Vec<_>, _>>()?;
                 self.run(node, &whole.iter().collect::<Vec<_>>(), outputs)
             }
-            OpKind::Scale { factor } if matches!(inputs[0], Value::SelectedRows(_)) => {
+            OpKind::Scale { factor } if matches!(inputs[0], VariableValue::SelectedRows(_)) => {
                 let values = self.run(node, &[&table::values(inputs[0].rows())], outputs)?;
                 table::with_values(inputs[0].rows(), &values[0]).map(|rows| vec![rows])
             }
-            // Its type is that of what comes back; the first input is ids.
+            // The element type of the result decides; the first input holds ids.
             OpKind::LookupTableGradient { height } => table::gradient(inputs, *height).map(|rows| vec![rows]),
             kind => match inputs[0].tensor().elements() {
                 Elements::Float32(_) => real_outputs::<f32>(kind, inputs),
@@ -69,7 +69,7 @@ impl Arithmetic for PlainArithmetic {
 }
 
 /// Ops whose first input is of f32 or f64.
-fn real_outputs<R: Real>(kind: &OpKind, inputs: &[&Value]) -> Outputs {
+fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOutputs {
     let x = inputs[0].tensor();
     let second = || inputs[1].tensor();
     let output = match kind {
@@ -85,8 +85,8 @@ fn real_outputs<R: Real>(kind: &OpKind, inputs: &[&Value]) -> Outputs {
         OpKind::Sum => pointwise::sum::<R>(inputs),
         OpKind::ReduceSum { axis } => matrix::reduce_sum::<R>(x, *axis as usize),
         OpKind::Relu => pointwise::map::<R>(x, |x| if x > R::ZERO { x } else { R::ZERO }),
-        OpKind::Sigmoid => pointwise::map::<R>(x, Real::sigmoid),
-        OpKind::Tanh => pointwise::map::<R>(x, Real::tanh),
+        OpKind::Sigmoid => pointwise::map::<R>(x, TensorReal::sigmoid),
+        OpKind::Tanh => pointwise::map::<R>(x, TensorReal::tanh),
         OpKind::Mean => scalar(total(R::slice(x.elements())) / R::count(x.elements().len())),
         OpKind::SumTo => pointwise::sum_to::<R>(x, second().shape()),
         OpKind::Repeat { axis } => matrix::repeat::<R>(x, second().shape(), *axis as usize),
@@ -103,11 +103,11 @@ fn real_outputs<R: Real>(kind: &OpKind, inputs: &[&Value]) -> Outputs {
     Ok(vec![output.into()])
 }
 
-fn scalar<R: Real>(value: R) -> Tensor {
+fn scalar<R: TensorReal>(value: R) -> Tensor {
     Tensor::new([], R::wrap(vec![value]))
 }
 
 /// The sum from the first to the last.
-fn total<R: Real>(values: &[R]) -> R {
+fn total<R: TensorReal>(values: &[R]) -> R {
     values.iter().fold(R::ZERO, |total, value| total + *value)
 }

@@ -1,21 +1,21 @@
 //! Element by element.
 
-use crate::program::value::{Tensor, Value};
+use crate::program::value::{Tensor, VariableValue};
 
-use super::real::Real;
+use super::real::TensorReal;
 
-pub(super) fn map<R: Real>(x: &Tensor, f: impl Fn(R) -> R) -> Tensor {
+pub(super) fn map<R: TensorReal>(x: &Tensor, f: impl Fn(R) -> R) -> Tensor {
     Tensor::new(x.shape(), R::wrap(R::slice(x.elements()).iter().map(|x| f(*x)).collect()))
 }
 
 /// Two tensors of one shape.
-pub(super) fn zip<R: Real>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
+pub(super) fn zip<R: TensorReal>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
     let pairs = R::slice(x.elements()).iter().zip(R::slice(y.elements()));
     Tensor::new(x.shape(), R::wrap(pairs.map(|(x, y)| f(*x, *y)).collect()))
 }
 
 /// Two tensors, the second repeating where it is smaller.
-pub(super) fn repeating<R: Real>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
+pub(super) fn repeating<R: TensorReal>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
     let (whole, small) = (R::slice(x.elements()), R::slice(y.elements()));
     let mut values = Vec::with_capacity(whole.len());
     each_place(x.shape(), y.shape(), |index, place| values.push(f(whole[index], small[place])));
@@ -23,7 +23,7 @@ pub(super) fn repeating<R: Real>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) 
 }
 
 /// All tensors, added from left to right.
-pub(super) fn sum<R: Real>(inputs: &[&Value]) -> Tensor {
+pub(super) fn sum<R: TensorReal>(inputs: &[&VariableValue]) -> Tensor {
     let mut total = R::slice(inputs[0].tensor().elements()).to_vec();
     for input in &inputs[1..] {
         for (total, value) in total.iter_mut().zip(R::slice(input.tensor().elements())) {
@@ -33,8 +33,8 @@ pub(super) fn sum<R: Real>(inputs: &[&Value]) -> Tensor {
     Tensor::new(inputs[0].tensor().shape(), R::wrap(total))
 }
 
-/// The sum over whatever repeats a smaller shape.
-pub(super) fn sum_to<R: Real>(x: &Tensor, like: &[u64]) -> Tensor {
+/// The sum over the dimensions that broadcast a smaller shape.
+pub(super) fn sum_to<R: TensorReal>(x: &Tensor, like: &[u64]) -> Tensor {
     let whole = R::slice(x.elements());
     let mut sums = vec![R::ZERO; like.iter().map(|length| index(*length)).product()];
     each_place(x.shape(), like, |index, place| sums[place] = sums[place] + whole[index]);

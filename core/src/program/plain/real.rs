@@ -5,7 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use crate::program::value::Elements;
 
 /// Binary32 or binary64.
-pub(super) trait Real:
+pub(super) trait TensorReal:
     Copy
     + PartialOrd
     + Add<Output = Self>
@@ -55,7 +55,7 @@ pub(super) trait Real:
 
 macro_rules! real {
     ($type:ident, $variant:ident, $nearest:expr) => {
-        impl Real for $type {
+        impl TensorReal for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
 

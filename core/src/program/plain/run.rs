@@ -4,35 +4,35 @@ use crate::error::Failure;
 use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::port::{Arithmetic, Kernels};
 use crate::program::graph::{Graph, Node, VariableIndex};
-use crate::program::op::Role;
-use crate::program::value::{Tensor, Value};
-use crate::program::values::Values;
-use crate::program::variable::Facts;
+use crate::program::op::OpRole;
+use crate::program::value::{Tensor, VariableValue};
+use crate::program::values::VariableValues;
+use crate::program::variable::VariableFacts;
 
 use super::update::apply_update;
 
-/// The values of a graph's variables, and the plainest way to run it: block 0, in the program's order. It is what other
-/// ways of running are compared with.
+/// The values of a graph's variables, and the simplest way to run it: block 0, in program order. Other ways of running
+/// are compared with it.
 pub struct PlainRun<'a> {
     graph: &'a Graph,
     arithmetic: &'a mut dyn Arithmetic,
     kernels: &'a mut dyn Kernels,
-    values: Values,
+    values: VariableValues,
 }
 
 impl<'a> PlainRun<'a> {
-    /// Runs the ops of the role [`Initialise`](Role::Initialise).
+    /// Runs the ops of the role [`Initialise`](OpRole::Initialise).
     ///
     /// # Errors
-    /// Those of [`step`](Self::step).
+    /// As [`step`](Self::step).
     pub fn new(
         graph: &'a Graph,
         arithmetic: &'a mut dyn Arithmetic,
         kernels: &'a mut dyn Kernels,
     ) -> Result<Self, Failure> {
-        let values = Values::new(graph, PROGRAM_MEMORY_BYTES_MAX);
+        let values = VariableValues::new(graph, PROGRAM_MEMORY_BYTES_MAX);
         let mut run = Self { graph, arithmetic, kernels, values };
-        run.ops(|role| role == Role::Initialise)?;
+        run.ops(|role| role == OpRole::Initialise)?;
         Ok(run)
     }
 
@@ -40,7 +40,7 @@ impl<'a> PlainRun<'a> {
     ///
     /// # Errors
     /// When there is no such variable, or it cannot hold the value; names it, what was found and expected.
-    pub fn set(&mut self, name: &str, value: impl Into<Value>) -> Result<(), Failure> {
+    pub fn set(&mut self, name: &str, value: impl Into<VariableValue>) -> Result<(), Failure> {
         let index = self.graph.find(name).ok_or_else(|| Failure::call(format!("found no variable {name:?}")))?;
         let value = value.into();
         let refuse = |failure| Failure::call(format!("variable {name:?}: {failure}"));
@@ -51,7 +51,7 @@ impl<'a> PlainRun<'a> {
 
     /// A variable's value, if it has one; a temporary's is that of the last step.
     #[must_use]
-    pub fn value(&self, name: &str) -> Option<&Value> {
+    pub fn value(&self, name: &str) -> Option<&VariableValue> {
         self.graph.find(name).and_then(|index| self.values.get(index))
     }
 
@@ -62,10 +62,10 @@ impl<'a> PlainRun<'a> {
     /// the op.
     pub fn step(&mut self) -> Result<(), Failure> {
         self.values.check_batch(self.graph)?;
-        self.ops(|role| role != Role::Initialise)
+        self.ops(|role| role != OpRole::Initialise)
     }
 
-    fn ops(&mut self, wanted: impl Fn(Role) -> bool) -> Result<(), Failure> {
+    fn ops(&mut self, wanted: impl Fn(OpRole) -> bool) -> Result<(), Failure> {
         for (place, node) in self.graph.scopes()[0].nodes.iter().enumerate().filter(|(_, node)| wanted(node.role)) {
             let refuse = |reason| Failure::call(format!("block 0, op {place} {}: {reason}", node.kind.name()));
             run_node(self.graph, &mut self.values, self.arithmetic, self.kernels, node).map_err(refuse)?;
@@ -80,7 +80,7 @@ impl<'a> PlainRun<'a> {
 /// When a variable has no value, the op is flow, or it refuses its inputs; the caller knows the op.
 pub(in crate::program) fn run_node(
     graph: &Graph,
-    values: &mut Values,
+    values: &mut VariableValues,
     arithmetic: &mut dyn Arithmetic,
     kernels: &mut dyn Kernels,
     node: &Node,
@@ -94,7 +94,7 @@ pub(in crate::program) fn run_node(
     }
     let inputs = node.inputs.iter().map(|index| read(graph, values, *index));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let facts: Vec<&Facts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
+    let facts: Vec<&VariableFacts> = node.outputs.iter().map(|index| &graph.variable(*index).facts).collect();
     let outputs = arithmetic.run(node, &inputs, &facts)?;
     for (index, value) in node.outputs.iter().zip(outputs) {
         values.set(*index, value);
@@ -102,9 +102,9 @@ pub(in crate::program) fn run_node(
     Ok(())
 }
 
-fn update(graph: &Graph, values: &mut Values, kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
+fn update(graph: &Graph, values: &mut VariableValues, kernels: &mut dyn Kernels, node: &Node) -> Result<(), Failure> {
     let rule = node.rule.as_ref().expect("an update has a rule");
-    // Nothing is taken before everything is there.
+    // No value is moved before all inputs are known to be present.
     let slope = node.inputs[1];
     std::iter::once(&slope).chain(&node.outputs).try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
     // A parameter may be its own gradient.
@@ -116,7 +116,7 @@ fn update(graph: &Graph, values: &mut Values, kernels: &mut dyn Kernels, node: &
     let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
     let outcome = apply_update(kernels, rule, parameter, &gradient, count, &mut states);
     for (index, tensor) in node.outputs.iter().zip(own) {
-        values.set(*index, Value::from(tensor));
+        values.set(*index, VariableValue::from(tensor));
     }
     if !is_own {
         values.set(slope, gradient);
@@ -124,9 +124,9 @@ fn update(graph: &Graph, values: &mut Values, kernels: &mut dyn Kernels, node: &
     outcome
 }
 
-fn take(values: &mut Values, index: VariableIndex) -> Tensor {
+fn take(values: &mut VariableValues, index: VariableIndex) -> Tensor {
     match values.take(index) {
-        Some(Value::Dense(tensor)) => tensor,
+        Some(VariableValue::Dense(tensor)) => tensor,
         other => panic!("an update of {other:?} in a checked program"),
     }
 }
@@ -137,9 +137,9 @@ fn take(values: &mut Values, index: VariableIndex) -> Tensor {
 /// When it has none.
 pub(in crate::program) fn read<'v>(
     graph: &Graph,
-    values: &'v Values,
+    values: &'v VariableValues,
     index: VariableIndex,
-) -> Result<&'v Value, Failure> {
+) -> Result<&'v VariableValue, Failure> {
     values.get(index).ok_or_else(|| missing(graph, index))
 }
 

@@ -2,15 +2,15 @@
 
 use crate::error::Failure;
 use crate::program::infer;
-use crate::program::value::{Tensor, Value};
+use crate::program::value::{Tensor, VariableValue};
 use crate::rows::SelectedRows;
 
 use super::loss::integers;
 use super::pointwise::index;
-use super::real::Real;
+use super::real::TensorReal;
 
 /// Rows of a table by number.
-pub(super) fn lookup<R: Real>(table: &Tensor, ids: &Tensor) -> Result<Tensor, Failure> {
+pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor) -> Result<Tensor, Failure> {
     let (height, width) = (index(table.shape()[0]), index(table.shape()[1]));
     let values = R::slice(table.elements());
     let mut found = Vec::with_capacity(ids.elements().len() * width);
@@ -25,8 +25,8 @@ pub(super) fn lookup<R: Real>(table: &Tensor, ids: &Tensor) -> Result<Tensor, Fa
     Ok(Tensor::new(shape, R::wrap(found)))
 }
 
-/// What a table gets back: each id with the slopes at its place.
-pub(super) fn gradient(inputs: &[&Value], height: u64) -> Result<Value, Failure> {
+/// The gradient of a table: each id with the gradient of its output row.
+pub(super) fn gradient(inputs: &[&VariableValue], height: u64) -> Result<VariableValue, Failure> {
     let (ids, slope) = (inputs[0].tensor(), inputs[1].tensor());
     let width = *slope.shape().last().expect("a checked gradient has a last dimension");
     let element_type = slope.elements().element_type();
@@ -35,11 +35,11 @@ pub(super) fn gradient(inputs: &[&Value], height: u64) -> Result<Value, Failure>
         u64::try_from(*id).map_err(|_| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))
     });
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
-    SelectedRows::new(layout, &ids, slope.bytes()).map(Value::SelectedRows)
+    SelectedRows::new(layout, &ids, slope.bytes()).map(VariableValue::SelectedRows)
 }
 
 /// Rows of several, one after another.
-pub(super) fn sum(inputs: &[&Value]) -> Result<Value, Failure> {
+pub(super) fn sum(inputs: &[&VariableValue]) -> Result<VariableValue, Failure> {
     let layout = inputs[0].rows().view().layout();
     let (mut ids, mut values) = (Vec::new(), Vec::new());
     for input in inputs {
@@ -47,11 +47,11 @@ pub(super) fn sum(inputs: &[&Value]) -> Result<Value, Failure> {
         ids.extend(rows.ids().iter());
         values.extend_from_slice(rows.values());
     }
-    SelectedRows::new(layout, &ids, &values).map(Value::SelectedRows)
+    SelectedRows::new(layout, &ids, &values).map(VariableValue::SelectedRows)
 }
 
 /// The values of selected rows as a matrix, in their order.
-pub(super) fn values(rows: &SelectedRows) -> Value {
+pub(super) fn values(rows: &SelectedRows) -> VariableValue {
     let (view, layout) = (rows.view(), rows.view().layout());
     let mut values = Tensor::zeros(view.element_type(), &[view.len() as u64, u64::from(layout.width())]);
     values.bytes_mut().copy_from_slice(view.values());
@@ -59,14 +59,14 @@ pub(super) fn values(rows: &SelectedRows) -> Value {
 }
 
 /// Selected rows with the same ids and other values, a matrix as [`values`] gives it.
-pub(super) fn with_values(rows: &SelectedRows, values: &Value) -> Result<Value, Failure> {
+pub(super) fn with_values(rows: &SelectedRows, values: &VariableValue) -> Result<VariableValue, Failure> {
     let (view, layout) = (rows.view(), rows.view().layout());
     let ids: Vec<u64> = view.ids().iter().collect();
-    SelectedRows::new(layout, &ids, values.tensor().bytes()).map(Value::SelectedRows)
+    SelectedRows::new(layout, &ids, values.tensor().bytes()).map(VariableValue::SelectedRows)
 }
 
 /// Pieces of selected rows by height; each counts its rows from its own zero and keeps their order.
-pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Value>, Failure> {
+pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<VariableValue>, Failure> {
     let view = rows.view();
     let (element_type, width) = (view.element_type(), view.layout().width());
     let mut first = 0;
@@ -78,21 +78,21 @@ pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Value>, 
             values.extend_from_slice(row);
         }
         let layout = infer::layout(element_type, *height, width.into()).map_err(Failure::call)?;
-        pieces.push(Value::SelectedRows(SelectedRows::new(layout, &ids, &values)?));
+        pieces.push(VariableValue::SelectedRows(SelectedRows::new(layout, &ids, &values)?));
         first += height;
     }
     Ok(pieces)
 }
 
 /// The same value without selected rows.
-pub(super) fn whole(value: &Value) -> Result<Value, Failure> {
+pub(super) fn whole(value: &VariableValue) -> Result<VariableValue, Failure> {
     match value {
-        Value::SelectedRows(rows) => dense(rows).map(Value::Dense),
+        VariableValue::SelectedRows(rows) => dense(rows).map(VariableValue::Dense),
         other => Ok(other.clone()),
     }
 }
 
-/// Selected rows as the whole tensor, rows that are there more than once added up in order, zero elsewhere.
+/// Selected rows as a dense tensor: repeated rows summed in order, zero elsewhere.
 pub(super) fn dense(rows: &SelectedRows) -> Result<Tensor, Failure> {
     let view = rows.view();
     let layout = view.layout();
@@ -102,7 +102,7 @@ pub(super) fn dense(rows: &SelectedRows) -> Result<Tensor, Failure> {
         let found = view.element_type();
         return Err(Failure::call(format!("selected rows of {found}; expected a type that parameters have")));
     }
-    let mut merge = crate::rows::Merge::default();
+    let mut merge = crate::rows::RowMerge::default();
     let contributions = [view];
     let merged = merge.unite(layout, &contributions)?;
     let bytes = tensor.bytes_mut();

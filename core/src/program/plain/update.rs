@@ -4,17 +4,17 @@ use crate::error::Failure;
 use crate::ids::Version;
 use crate::optim::{Gradient, Prepared, Step, square_sum};
 use crate::port::{Kernels, Update};
-use crate::program::value::{Elements, Tensor, Value};
+use crate::program::value::{Elements, Tensor, VariableValue};
 
 use super::table;
 
-/// Updates a parameter and its states in place by one gradient, and counts it.
+/// Updates a parameter and its states in place by one gradient, and increments its count.
 ///
-/// Selected rows are first made whole, with zeros where no row is: the answer that every other way of applying them is
-/// compared with. It costs what a dense gradient costs.
+/// Selected rows are first made dense, with zeros for absent rows: the reference for every other way of applying them.
+/// It costs as much as a dense gradient.
 ///
 /// # Errors
-/// When the count is below zero or at its end, which a checkpoint from elsewhere may hold.
+/// When the count is negative or at its maximum, which a foreign checkpoint may hold.
 ///
 /// # Panics
 /// When the operands are not those of an update in a checked graph.
@@ -22,14 +22,14 @@ pub fn apply_update(
     kernels: &mut dyn Kernels,
     rule: &Prepared,
     parameter: &mut Tensor,
-    gradient: &Value,
+    gradient: &VariableValue,
     count: &mut Tensor,
     states: &mut [&mut Tensor],
 ) -> Result<(), Failure> {
     let version = next_version(count)?;
     let whole;
     let gradient = match gradient {
-        Value::SelectedRows(rows) => {
+        VariableValue::SelectedRows(rows) => {
             whole = table::dense(rows)?;
             &whole
         }

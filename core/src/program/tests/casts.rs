@@ -1,26 +1,27 @@
-//! What is cast is rounded once, to the nearest there is, whatever its type was; its gradient as well.
+//! Casts round once, to nearest, from any type; so do their gradients.
 
 use half::{bf16, f16};
 
 use crate::dtype::ElementType::{self, Bfloat16, Float16};
-use crate::narrow;
+use crate::narrowing;
 use crate::port::Plain;
 use crate::program::{
-    Block, Builder, Dim, Elements, Facts, Graph, Op, OpKind, PlainArithmetic, PlainRun, Program, Purpose, Role, Tensor,
-    Variable, append_backward,
+    Block, Builder, Dim, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, PlainRun, Program, Purpose, Tensor,
+    Variable, VariableFacts, append_backward,
 };
 use crate::rows::Initializer;
 
-use super::luck::F64;
+use super::random::F64;
 
 fn power(exponent: i32) -> f64 {
     2.0_f64.powi(exponent)
 }
 
 fn cast(elements: Elements, to: ElementType) -> f64 {
-    let facts = Facts::fixed(elements.element_type(), &[1]);
+    let facts = VariableFacts::fixed(elements.element_type(), &[1]);
     let variables = vec![Variable { name: "x".into(), facts, purpose: Purpose::Data }];
-    let op = Op { kind: OpKind::Cast { to }, inputs: vec!["x".into()], outputs: vec!["y".into()], role: Role::Forward };
+    let op =
+        Op { kind: OpKind::Cast { to }, inputs: vec!["x".into()], outputs: vec!["y".into()], role: OpRole::Forward };
     let program = Program { blocks: vec![Block { parent: None, variables, ops: vec![op] }] };
     let graph = Graph::new(program).expect("a cast fits");
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
@@ -65,7 +66,7 @@ fn a_cast_to_a_half_rounds_once() {
 fn what_a_half_can_be_is_exact_on_the_way() {
     for bits in 0..=u16::MAX {
         for value in [f16::from_bits(bits).to_f64(), bf16::from_bits(bits).to_f64()] {
-            let narrow = f64::from(narrow::real(value));
+            let narrow = f64::from(narrowing::round_to_odd(value));
             assert!(
                 narrow.to_bits() == value.to_bits() || value.is_nan(),
                 "{value:e} is exact, and becomes {narrow:e}"

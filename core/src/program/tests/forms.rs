@@ -1,4 +1,4 @@
-//! The text form and the binary form say what a program says, and nothing they are given makes them panic.
+//! The text form and the binary form represent every program, and no input makes them panic.
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
@@ -7,7 +7,9 @@ use crate::config::Merge;
 use crate::dtype::ElementType;
 use crate::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX};
 use crate::program::attributes::{self, KINDS};
-use crate::program::{Block, Destination, Dim, Facts, Graph, Op, OpKind, Peer, Program, Purpose, Role, Variable};
+use crate::program::{
+    Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
+};
 
 fn names() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z_][a-zA-Z0-9_./@-]{0,8}", any::<String>(), Just("batch".to_owned()), Just("block".to_owned())]
@@ -22,21 +24,21 @@ fn types() -> impl Strategy<Value = ElementType> {
     (0..ElementType::ALL.len()).prop_map(|place| ElementType::ALL[place])
 }
 
-fn items() -> impl Strategy<Value = Facts> {
+fn items() -> impl Strategy<Value = VariableFacts> {
     let dims = vec(prop_oneof![any::<u64>().prop_map(Dim::Fixed), Just(Dim::Batch)], 0..4);
     prop_oneof![
-        (types(), dims).prop_map(|(element_type, shape)| Facts::Dense { element_type, shape }),
-        (types(), any::<u64>(), any::<u64>()).prop_map(|(element_type, height, width)| Facts::SelectedRows {
+        (types(), dims).prop_map(|(element_type, shape)| VariableFacts::Dense { element_type, shape }),
+        (types(), any::<u64>(), any::<u64>()).prop_map(|(element_type, height, width)| VariableFacts::SelectedRows {
             element_type,
             height,
             width
         }),
-        Just(Facts::Strings),
+        Just(VariableFacts::Strings),
     ]
 }
 
-fn facts() -> impl Strategy<Value = Facts> {
-    let queue = (items(), any::<u64>()).prop_map(|(of, capacity)| Facts::Queue { of: Box::new(of), capacity });
+fn facts() -> impl Strategy<Value = VariableFacts> {
+    let queue = (items(), any::<u64>()).prop_map(|(of, capacity)| VariableFacts::Queue { of: Box::new(of), capacity });
     prop_oneof![3 => items(), 1 => queue]
 }
 
@@ -47,9 +49,9 @@ fn kinds() -> impl Strategy<Value = OpKind> {
 
 type Parts = (usize, f64, f64, String, (bool, bool), (u32, u64, u64, Vec<u64>, ElementType));
 
-/// A kind by its place in the list, told whatever there is.
+/// A kind by its index in the list, with arbitrary attributes.
 fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, to)): Parts) -> OpKind {
-    let peer = if also { Peer::Trainer(small) } else { Peer::Server(small) };
+    let peer = if also { ProgramPeer::Trainer(small) } else { ProgramPeer::Server(small) };
     match KINDS[place] {
         "matmul" => OpKind::Matmul { transpose_left: yes, transpose_right: also },
         "scale" => OpKind::Scale { factor: real },
@@ -82,8 +84,8 @@ fn programs() -> impl Strategy<Value = Program> {
         facts,
         purpose: Purpose::ALL[purpose],
     });
-    let op = (kinds(), vec(names(), 0..4), vec(names(), 0..3), 0..Role::ALL.len())
-        .prop_map(|(kind, inputs, outputs, role)| Op { kind, inputs, outputs, role: Role::ALL[role] });
+    let op = (kinds(), vec(names(), 0..4), vec(names(), 0..3), 0..OpRole::ALL.len())
+        .prop_map(|(kind, inputs, outputs, role)| Op { kind, inputs, outputs, role: OpRole::ALL[role] });
     let block = (any::<Option<u32>>(), vec(variable, 0..4), vec(op, 0..6)).prop_map(|(parent, variables, ops)| Block {
         parent,
         variables,

@@ -3,14 +3,14 @@
 use proptest::prelude::{ProptestConfig, any, proptest};
 
 use crate::dtype::ElementType;
-use crate::luck::Luck;
 use crate::port::Plain;
+use crate::prng::Prng;
 use crate::program::{
-    Builder, Dim, Elements, Graph, PlainArithmetic, PlainRun, Program, Symbol, Tensor, Value, append_backward,
+    Builder, Dim, Elements, Graph, PlainArithmetic, PlainRun, Program, Symbol, Tensor, VariableValue, append_backward,
 };
 use crate::rows::Initializer;
 
-use super::luck::{F64, ids, signed, tensor};
+use super::random::{F64, ids, signed, tensor};
 
 const UNIFORM: Initializer = Initializer::Uniform { low: -1.0, high: 1.0 };
 const BATCH: u64 = 5;
@@ -26,10 +26,12 @@ fn weighed(p: &Builder, y: Symbol, shape: &[u64]) -> Symbol {
     p.mean(p.mul(y, weights))
 }
 
-/// Feeds every data variable with what its facts ask for; ids and labels are below `bound`.
-fn feed(run: &mut PlainRun<'_>, graph: &Graph, luck: &mut Luck, bound: u64) {
+/// Sets every data variable to values of its facts; ids and labels are below `bound`.
+fn feed(run: &mut PlainRun<'_>, graph: &Graph, prng: &mut Prng, bound: u64) {
     for variable in graph.variables().iter().filter(|variable| variable.purpose == crate::program::Purpose::Data) {
-        let crate::program::Facts::Dense { element_type, shape } = &variable.facts else { panic!("dense data only") };
+        let crate::program::VariableFacts::Dense { element_type, shape } = &variable.facts else {
+            panic!("dense data only")
+        };
         let shape: Vec<u64> = shape
             .iter()
             .map(|dim| match dim {
@@ -37,19 +39,19 @@ fn feed(run: &mut PlainRun<'_>, graph: &Graph, luck: &mut Luck, bound: u64) {
                 Dim::Batch => BATCH,
             })
             .collect();
-        let value = if *element_type == ElementType::Int64 { ids(luck, &shape, bound) } else { tensor(luck, &shape) };
+        let value = if *element_type == ElementType::Int64 { ids(prng, &shape, bound) } else { tensor(prng, &shape) };
         run.set(&variable.name, value).unwrap();
     }
 }
 
-fn floats(value: &Value) -> Vec<f64> {
+fn floats(value: &VariableValue) -> Vec<f64> {
     match value {
-        Value::Dense(tensor) => match tensor.elements() {
+        VariableValue::Dense(tensor) => match tensor.elements() {
             Elements::Float64(values) => values.clone(),
             Elements::Float32(values) => values.iter().map(|value| f64::from(*value)).collect(),
             other => panic!("{}", other.element_type()),
         },
-        Value::SelectedRows(rows) => {
+        VariableValue::SelectedRows(rows) => {
             let layout = rows.view().layout();
             let width = layout.width() as usize;
             let mut dense = vec![0.0; usize::try_from(layout.height().bound()).unwrap() * width];
@@ -61,7 +63,7 @@ fn floats(value: &Value) -> Vec<f64> {
             }
             dense
         }
-        Value::Strings(_) => panic!("strings have no slope"),
+        VariableValue::Strings(_) => panic!("strings have no slope"),
     }
 }
 
@@ -72,7 +74,7 @@ fn check_program(name: &str, mut program: Program, seed: u64) {
     let graph = Graph::new(program).unwrap();
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
     let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).unwrap();
-    feed(&mut run, &graph, &mut Luck(seed), 4);
+    feed(&mut run, &graph, &mut Prng(seed), 4);
     run.step().unwrap();
     let slopes: Vec<_> = gradients.iter().map(|found| floats(run.value(&found.gradient).unwrap())).collect();
     for (found, slopes) in gradients.into_iter().zip(slopes) {
@@ -214,16 +216,16 @@ fn a_table_gets_back_a_row_for_every_id_even_twice() {
     assert!(failure.contains("lookup_table: id 4 at place 0; expected 0 to 3"), "{failure}");
 }
 
-/// Ops chosen by luck over matrices of `[3, 3]`; whatever is made is used at the end. Everything is kept within one, so
+/// Ops chosen at random over matrices of `[3, 3]`; every result is used at the end. Values stay within one, so
 /// that a difference is not far from a slope.
-fn random_program(luck: &mut Luck) -> Program {
+fn random_program(prng: &mut Prng) -> Program {
     let p = Builder::new();
     let mut made: Vec<Symbol> = ["a", "b", "c"].iter().map(|name| parameter(&p, name, &[3, 3])).collect();
     let row = parameter(&p, "row", &[3]);
-    for _ in 0..1 + luck.below(8) {
-        let (x, y) = (made[luck.index(made.len())], made[luck.index(made.len())]);
-        made.push(match luck.below(10) {
-            0 => p.scale(p.matmul_transposed(x, luck.below(2) == 0, y, luck.below(2) == 0), 0.3),
+    for _ in 0..1 + prng.below(8) {
+        let (x, y) = (made[prng.index(made.len())], made[prng.index(made.len())]);
+        made.push(match prng.below(10) {
+            0 => p.scale(p.matmul_transposed(x, prng.below(2) == 0, y, prng.below(2) == 0), 0.3),
             1 => p.scale(p.add(x, y), 0.5),
             2 => p.scale(p.add(x, row), 0.5),
             3 => p.mul(x, y),
@@ -235,7 +237,7 @@ fn random_program(luck: &mut Luck) -> Program {
                 let [left, right] = p.split(x, 1, [1, 2]);
                 p.concat(&[right, left], 1)
             }
-            _ => p.scale(x, signed(luck)),
+            _ => p.scale(x, signed(prng)),
         });
     }
     let bounded: Vec<Symbol> = made.iter().map(|x| p.tanh(*x)).collect();
@@ -248,7 +250,7 @@ proptest! {
 
     #[test]
     fn the_gradients_of_random_programs_agree_with_differences(seed in any::<u64>()) {
-        check_program("random", random_program(&mut Luck(seed)), seed);
+        check_program("random", random_program(&mut Prng(seed)), seed);
     }
 }
 

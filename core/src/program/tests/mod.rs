@@ -1,8 +1,8 @@
-//! What programs promise.
+//! Properties of programs.
 
 mod casts;
 mod forms;
 mod gradients;
-mod luck;
+mod random;
 mod refusals;
 mod training;

@@ -1,25 +1,27 @@
 //! A bad program is refused before it runs, by name.
 
 use crate::dtype::ElementType::{self, Float32, Int64};
-use crate::program::{Block, Destination, Dim, Facts, Graph, Op, OpKind, Peer, Program, Purpose, Role, Variable};
+use crate::program::{
+    Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
+};
 
 /// Data, parameters and states of many facts, for ops to be tried on.
 fn variables() -> Vec<Variable> {
-    let fixed = |element_type, shape: &[u64]| Facts::fixed(element_type, shape);
+    let fixed = |element_type, shape: &[u64]| VariableFacts::fixed(element_type, shape);
     let batch = |element_type, width: &[u64]| {
         let mut shape = vec![Dim::Batch];
         shape.extend(width.iter().copied().map(Dim::Fixed));
-        Facts::dense(element_type, shape)
+        VariableFacts::dense(element_type, shape)
     };
-    let rows = Facts::SelectedRows { element_type: Float32, height: 9, width: 4 };
-    let queue = |of, capacity| Facts::Queue { of: Box::new(of), capacity };
+    let rows = VariableFacts::SelectedRows { element_type: Float32, height: 9, width: 4 };
+    let queue = |of, capacity| VariableFacts::Queue { of: Box::new(of), capacity };
     let table = [
         ("x", batch(Float32, &[4]), Purpose::Data),
         ("label", batch(Int64, &[]), Purpose::Data),
         ("labels", batch(Float32, &[4]), Purpose::Data),
         ("loss", batch(Float32, &[]), Purpose::Data),
         ("rows", rows.clone(), Purpose::Data),
-        ("sender", Facts::Strings, Purpose::Data),
+        ("sender", VariableFacts::Strings, Purpose::Data),
         ("w", fixed(Float32, &[4, 3]), Purpose::Parameter),
         ("v", fixed(Float32, &[4, 3]), Purpose::Parameter),
         ("table", fixed(Float32, &[9, 4]), Purpose::Parameter),
@@ -39,7 +41,7 @@ fn variables() -> Vec<Variable> {
 
 fn op(kind: OpKind, inputs: &str, outputs: &str) -> Op {
     let names = |text: &str| text.split_whitespace().map(str::to_owned).collect();
-    Op { kind, inputs: names(inputs), outputs: names(outputs), role: Role::Forward }
+    Op { kind, inputs: names(inputs), outputs: names(outputs), role: OpRole::Forward }
 }
 
 fn program(ops: Vec<Op>) -> Program {
@@ -293,7 +295,7 @@ fn updates_say_what_does_not_fit() {
         update("mode: Async"),
         "w v count",
         "w count",
-        "found a mode or a merge in the config; expected other ops to say who is summed with whom",
+        "found a mode or a merge in the config; expected them as attributes of gradient_accumulator",
     );
     check(
         update("sparse { height: 4 lazy: true }"),
@@ -315,7 +317,7 @@ fn updates_say_what_does_not_fit() {
 #[test]
 fn flow_says_what_does_not_fit() {
     let send = |channel: &str, to| OpKind::Send { channel: channel.to_owned(), to };
-    let peer = Destination::Peer(Peer::Server(0));
+    let peer = Destination::Peer(ProgramPeer::Server(0));
     check(send("", peer), "x", "", "found a channel of 0 bytes; expected 1 to 1024");
     check(send("x", peer), "x sender", "", "found 2 inputs; expected 1");
     check(send("x", Destination::Senders), "x w", "", "input 2 \"w\" is float32[4, 3]; expected strings");
@@ -338,8 +340,8 @@ fn flow_says_what_does_not_fit() {
     let gradients = |count| OpKind::GradientAccumulator { count, merge: crate::config::Merge::Mean, staleness: None };
     gives(gradients(2), "rows sender", "y", "rows(float32, 9, 4)");
     check(gradients(0), "w", "y", "found count 0; expected 1 to 1048576");
-    let mean = "input 1 \"whole\" is int64[4, 3]; expected floats, of which there is a mean; integers are added, with \
-                merge=sum";
+    let mean =
+        "input 1 \"whole\" is int64[4, 3]; expected floats, which have a mean; integers are added, with merge=sum";
     check(gradients(2), "whole", "y", mean);
     gives(gradients(1), "whole", "y", "int64[4, 3]");
     let sum = OpKind::GradientAccumulator { count: 2, merge: crate::config::Merge::Sum, staleness: None };
@@ -356,7 +358,12 @@ fn flow_says_what_does_not_fit() {
 
 #[test]
 fn variables_are_written_by_whom_they_are_for() {
-    check(OpKind::Relu, "x", "labels", "found data \"labels\" as an output; expected nobody to write what is fed");
+    check(
+        OpKind::Relu,
+        "x",
+        "labels",
+        "found data \"labels\" as an output; expected another variable, because data is only fed",
+    );
     check(
         OpKind::Relu,
         "later",
@@ -381,7 +388,7 @@ fn variables_are_written_by_whom_they_are_for() {
 }
 
 /// A declaration alone, which is refused with this reason.
-fn declares(facts: Facts, purpose: Purpose, expected: &str) {
+fn declares(facts: VariableFacts, purpose: Purpose, expected: &str) {
     let variables = vec![Variable { name: "v".to_owned(), facts, purpose }];
     let program = Program { blocks: vec![Block { parent: None, variables, ops: Vec::new() }] };
     assert_eq!(Graph::new(program).unwrap_err().to_string(), format!("block 0, variable \"v\": {expected}"));
@@ -389,7 +396,7 @@ fn declares(facts: Facts, purpose: Purpose, expected: &str) {
 
 #[test]
 fn declarations_say_what_cannot_be() {
-    let dense = |shape: &[u64]| Facts::fixed(Float32, shape);
+    let dense = |shape: &[u64]| VariableFacts::fixed(Float32, shape);
     declares(dense(&[2, 0]), Purpose::Data, "is float32[2, 0]; found a dimension of 0; expected 1 or more");
     declares(
         dense(&[1 << 40, 1 << 40]),
@@ -398,16 +405,16 @@ fn declarations_say_what_cannot_be() {
         most as many",
     );
     declares(
-        Facts::dense(Float32, [Dim::Batch]),
+        VariableFacts::dense(Float32, [Dim::Batch]),
         Purpose::Parameter,
         "parameter is float32[batch]; expected a parameter to be dense, of fixed dimensions",
     );
     declares(
-        Facts::fixed(ElementType::Float16, &[2]),
+        VariableFacts::fixed(ElementType::Float16, &[2]),
         Purpose::Parameter,
         "parameter is float16[2]; expected a type that parameters have",
     );
-    let queue = |of, capacity| Facts::Queue { of: Box::new(of), capacity };
+    let queue = |of, capacity| VariableFacts::Queue { of: Box::new(of), capacity };
     declares(
         queue(dense(&[2]), 0),
         Purpose::State,
@@ -419,7 +426,7 @@ fn declarations_say_what_cannot_be() {
         Purpose::State,
         "is queue(queue(float32[2], 1), 1); found a queue of queues; expected dense, rows or strings in it",
     );
-    let rows = Facts::SelectedRows { element_type: Float32, height: 0, width: 2 };
+    let rows = VariableFacts::SelectedRows { element_type: Float32, height: 0, width: 2 };
     declares(rows, Purpose::Data, "is rows(float32, 0, 2); found a height of 0; expected 1 or more");
 }
 

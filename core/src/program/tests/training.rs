@@ -3,7 +3,7 @@
 use crate::dtype::ElementType::{Float32, Int64};
 use crate::port::Plain;
 use crate::program::{
-    Builder, Dim, Elements, Graph, Op, OpKind, ParameterGradient, PlainArithmetic, PlainRun, Program, Purpose, Role,
+    Builder, Dim, Elements, Graph, Op, OpKind, OpRole, ParameterGradient, PlainArithmetic, PlainRun, Program, Purpose,
     Tensor, append_backward, append_optimizer,
 };
 use crate::rows::Initializer;
@@ -12,7 +12,7 @@ const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.5 }";
 /// A state that does not begin at zero.
 const LEAKY: &str = r#"rule: "state m = 2; m = 0.5*m + g; w = w - lr*m" const_lr { learning_rate: 0.25 }"#;
 
-/// A table whose rows, looked up by `ids`, are to become zero.
+/// A table whose rows, looked up by `ids`, are trained to zero.
 fn table() -> (Program, Vec<ParameterGradient>) {
     let p = Builder::new();
     let ids = p.data("ids", Int64, [Dim::Batch]);
@@ -45,7 +45,7 @@ fn an_optimizer_is_labelled_and_its_states_are_declared_and_filled() {
     let (mut program, gradients) = table();
     append_optimizer(&mut program, LEAKY, &gradients).unwrap();
     let block = &program.blocks[0];
-    let updates: Vec<&Op> = block.ops.iter().filter(|op| op.role == Role::Optimize).collect();
+    let updates: Vec<&Op> = block.ops.iter().filter(|op| op.role == OpRole::Optimize).collect();
     assert_eq!(updates.len(), 1);
     assert_eq!(updates[0].inputs, ["table", "table@gradient", "table@count", "table@state.m"]);
     assert_eq!(updates[0].outputs, ["table", "table@count", "table@state.m"]);
@@ -59,7 +59,7 @@ fn an_optimizer_is_labelled_and_its_states_are_declared_and_filled() {
     let filled: Vec<(&OpKind, &str)> = block
         .ops
         .iter()
-        .filter(|op| op.role == Role::Initialise)
+        .filter(|op| op.role == OpRole::Initialise)
         .map(|op| (&op.kind, op.outputs[0].as_str()))
         .collect();
     assert_eq!(
@@ -99,13 +99,13 @@ fn selected_rows_update_as_the_whole_gradient_does() {
         // A dense tensor of zeros beside the rows makes their sum dense.
         let zeros = OpKind::Fill { value: 0.0 };
         let block = &mut whole.blocks[0];
-        let facts = crate::program::Facts::fixed(Float32, &[6, 3]);
+        let facts = crate::program::VariableFacts::fixed(Float32, &[6, 3]);
         block.variables.push(crate::program::Variable { name: "zeros".into(), facts, purpose: Purpose::Temporary });
         for (kind, inputs, output) in
             [(zeros, vec![], "zeros"), (OpKind::Sum, vec!["zeros", "table@gradient"], "whole")]
         {
             let inputs = inputs.into_iter().map(str::to_owned).collect();
-            block.ops.push(Op { kind, inputs, outputs: vec![output.into()], role: Role::Backward });
+            block.ops.push(Op { kind, inputs, outputs: vec![output.into()], role: OpRole::Backward });
         }
         let gradients = [ParameterGradient { parameter: "table".into(), gradient: "whole".into() }];
         append_optimizer(&mut whole, config, &gradients).unwrap();

@@ -6,10 +6,10 @@ use crate::error::Failure;
 use crate::text::{Cursor, Position};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Token<'a> {
+pub(super) enum ProgramToken<'a> {
     /// A bare name or word.
     Name(&'a str),
-    /// What begins as a number.
+    /// A word that begins like a number.
     Number(&'a str),
     /// A text in quotes, its escapes resolved.
     Text(String),
@@ -17,7 +17,7 @@ pub(super) enum Token<'a> {
     End,
 }
 
-impl Display for Token<'_> {
+impl Display for ProgramToken<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(text) | Self::Number(text) => write!(formatter, "{text:?}"),
@@ -57,35 +57,35 @@ fn number_length(text: &str) -> usize {
     text.len()
 }
 
-pub(super) struct Lexer<'a> {
+pub(super) struct ProgramLexer<'a> {
     text: Cursor<'a>,
 }
 
-impl<'a> Lexer<'a> {
+impl<'a> ProgramLexer<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self { text: Cursor::new(text) }
     }
 
-    pub(super) fn next(&mut self) -> Result<(Position, Token<'a>), Failure> {
+    pub(super) fn next(&mut self) -> Result<(Position, ProgramToken<'a>), Failure> {
         self.text.skip_blank();
         let position = self.text.position();
         let bare = bare_length(self.text.rest());
         if bare > 0 {
-            return Ok((position, Token::Name(self.text.take(bare))));
+            return Ok((position, ProgramToken::Name(self.text.take(bare))));
         }
         let number = number_length(self.text.rest());
         if number > 0 {
-            return Ok((position, Token::Number(self.text.take(number))));
+            return Ok((position, ProgramToken::Number(self.text.take(number))));
         }
         let token = match self.text.advance() {
-            None => Token::End,
-            Some('"') => Token::Text(self.text(position)?),
-            Some(symbol) => Token::Symbol(symbol),
+            None => ProgramToken::End,
+            Some('"') => ProgramToken::Text(self.text(position)?),
+            Some(symbol) => ProgramToken::Symbol(symbol),
         };
         Ok((position, token))
     }
 
-    /// The inside of a text whose first quote has been taken, and the closing quote.
+    /// The inside of a string whose first quote has been taken, and the closing quote.
     fn text(&mut self, start: Position) -> Result<String, Failure> {
         let mut text = String::new();
         loop {
@@ -101,7 +101,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// What follows a backslash: `"`, `\`, `n`, `r`, `t`, or `u{...}` with hexadecimal digits.
+    /// The escape after a backslash: `"`, `\`, `n`, `r`, `t`, or `u{...}` with hexadecimal digits.
     fn escape(&mut self, start: Position) -> Result<char, Failure> {
         match self.text.advance() {
             Some(character @ ('"' | '\\')) => return Ok(character),

@@ -4,23 +4,23 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::program::attributes::{self, Attribute};
 use crate::program::block::{Block, Program};
-use crate::program::op::{Op, Role};
-use crate::program::variable::{Dim, Facts, Purpose, Variable};
+use crate::program::op::{Op, OpRole};
+use crate::program::variable::{Dim, Purpose, Variable, VariableFacts};
 
 use crate::text::Position;
 
-use super::lexer::{Lexer, Token};
+use super::lexer::{ProgramLexer, ProgramToken};
 
 /// Reads a whole program.
 pub(super) fn program(text: &str) -> Result<Program, Failure> {
-    let mut lexer = Lexer::new(text);
+    let mut lexer = ProgramLexer::new(text);
     let ahead = lexer.next()?;
-    let mut parser = Parser { lexer, ahead };
+    let mut parser = ProgramParser { lexer, ahead };
     let mut program = Program::default();
     loop {
         match parser.next()? {
-            (_, Token::End) => return Ok(program),
-            (_, Token::Name("block")) => {
+            (_, ProgramToken::End) => return Ok(program),
+            (_, ProgramToken::Name("block")) => {
                 let block = parser.block(program.blocks.len())?;
                 program.blocks.push(block);
             }
@@ -29,12 +29,12 @@ pub(super) fn program(text: &str) -> Result<Program, Failure> {
     }
 }
 
-struct Parser<'a> {
-    lexer: Lexer<'a>,
-    ahead: (Position, Token<'a>),
+struct ProgramParser<'a> {
+    lexer: ProgramLexer<'a>,
+    ahead: (Position, ProgramToken<'a>),
 }
 
-/// What stands between an op's parentheses.
+/// The items between an op's parentheses.
 #[derive(Default)]
 struct Arguments {
     inputs: Vec<String>,
@@ -43,14 +43,14 @@ struct Arguments {
     positions: Vec<Position>,
 }
 
-impl<'a> Parser<'a> {
-    fn next(&mut self) -> Result<(Position, Token<'a>), Failure> {
+impl<'a> ProgramParser<'a> {
+    fn next(&mut self) -> Result<(Position, ProgramToken<'a>), Failure> {
         let following = self.lexer.next()?;
         Ok(std::mem::replace(&mut self.ahead, following))
     }
 
     fn is_ahead(&self, symbol: char) -> bool {
-        self.ahead.1 == Token::Symbol(symbol)
+        self.ahead.1 == ProgramToken::Symbol(symbol)
     }
 
     /// Takes the next token when it is this symbol.
@@ -64,7 +64,7 @@ impl<'a> Parser<'a> {
 
     fn expect(&mut self, symbol: char) -> Result<(), Failure> {
         match self.next()? {
-            (_, Token::Symbol(found)) if found == symbol => Ok(()),
+            (_, ProgramToken::Symbol(found)) if found == symbol => Ok(()),
             (position, token) => Err(position.refuse(format!("found {token}; expected {symbol:?}"))),
         }
     }
@@ -76,18 +76,18 @@ impl<'a> Parser<'a> {
             return Err(position.refuse(format!("found block {number}; expected block {index}, in order")));
         }
         let mut block = Block::default();
-        if self.ahead.1 == Token::Name("in") {
+        if self.ahead.1 == ProgramToken::Name("in") {
             self.next()?;
             block.parent = Some(self.whole()?.1);
         }
         self.expect('{')?;
         loop {
             match self.next()? {
-                (_, Token::Symbol('}')) => return Ok(block),
-                (position, Token::Name(word)) => {
+                (_, ProgramToken::Symbol('}')) => return Ok(block),
+                (position, ProgramToken::Name(word)) => {
                     if let Some(purpose) = Purpose::ALL.into_iter().find(|purpose| purpose.name() == word) {
                         block.variables.push(self.variable(purpose)?);
-                    } else if let Some(role) = Role::ALL.into_iter().find(|role| role.name() == word) {
+                    } else if let Some(role) = OpRole::ALL.into_iter().find(|role| role.name() == word) {
                         block.ops.push(self.op(role)?);
                     } else {
                         return Err(position.refuse(format!("found {word:?}; expected {}", begins())));
@@ -106,20 +106,20 @@ impl<'a> Parser<'a> {
         Ok(Variable { name, facts: self.facts()?, purpose })
     }
 
-    fn facts(&mut self) -> Result<Facts, Failure> {
+    fn facts(&mut self) -> Result<VariableFacts, Failure> {
         match self.next()? {
-            (_, Token::Name("queue")) => {
+            (_, ProgramToken::Name("queue")) => {
                 self.expect('(')?;
-                if let (position, Token::Name("queue")) = self.ahead {
+                if let (position, ProgramToken::Name("queue")) = self.ahead {
                     return Err(position.refuse("found a queue of queues; expected dense, rows or strings in it"));
                 }
                 let of = Box::new(self.facts()?);
                 self.expect(',')?;
                 let (_, capacity) = self.whole()?;
                 self.expect(')')?;
-                Ok(Facts::Queue { of, capacity })
+                Ok(VariableFacts::Queue { of, capacity })
             }
-            (_, Token::Name("rows")) => {
+            (_, ProgramToken::Name("rows")) => {
                 self.expect('(')?;
                 let element_type = self.element_type()?;
                 self.expect(',')?;
@@ -127,11 +127,11 @@ impl<'a> Parser<'a> {
                 self.expect(',')?;
                 let (_, width) = self.whole()?;
                 self.expect(')')?;
-                Ok(Facts::SelectedRows { element_type, height, width })
+                Ok(VariableFacts::SelectedRows { element_type, height, width })
             }
-            (_, Token::Name("strings")) => Ok(Facts::Strings),
-            (position, Token::Name(word)) => match attributes::element_type(word) {
-                Some(element_type) => Ok(Facts::Dense { element_type, shape: self.shape()? }),
+            (_, ProgramToken::Name("strings")) => Ok(VariableFacts::Strings),
+            (position, ProgramToken::Name(word)) => match attributes::element_type(word) {
+                Some(element_type) => Ok(VariableFacts::Dense { element_type, shape: self.shape()? }),
                 None => {
                     Err(position.refuse(format!("found {word:?}; expected a type, \"rows\", \"queue\" or \"strings\"")))
                 }
@@ -144,7 +144,7 @@ impl<'a> Parser<'a> {
 
     fn element_type(&mut self) -> Result<ElementType, Failure> {
         let (position, token) = self.next()?;
-        let found = if let Token::Name(word) = token { attributes::element_type(word) } else { None };
+        let found = if let ProgramToken::Name(word) = token { attributes::element_type(word) } else { None };
         found.ok_or_else(|| {
             let names = ElementType::ALL.map(ElementType::name).join(", ");
             position.refuse(format!("found {token}; expected a type, one of {names}"))
@@ -154,19 +154,19 @@ impl<'a> Parser<'a> {
     fn shape(&mut self) -> Result<Vec<Dim>, Failure> {
         self.expect('[')?;
         self.list(']', |parser| {
-            if parser.ahead.1 == Token::Name("batch") {
+            if parser.ahead.1 == ProgramToken::Name("batch") {
                 parser.next()?;
                 return Ok(Dim::Batch);
             }
             let (position, token) = parser.next()?;
-            let length = if let Token::Number(text) = token { to_whole(text) } else { None };
+            let length = if let ProgramToken::Number(text) = token { to_whole(text) } else { None };
             length.map(Dim::Fixed).ok_or_else(|| {
                 position.refuse(format!("found {token}; expected a dimension, a whole number or \"batch\""))
             })
         })
     }
 
-    /// What is separated by commas, up to a symbol, which is taken.
+    /// Items separated by commas, up to a symbol, which is taken.
     fn list<T>(&mut self, close: char, item: impl Fn(&mut Self) -> Result<T, Failure>) -> Result<Vec<T>, Failure> {
         let mut items = Vec::new();
         if self.take(close)? {
@@ -175,15 +175,15 @@ impl<'a> Parser<'a> {
         loop {
             items.push(item(self)?);
             match self.next()? {
-                (_, Token::Symbol(',')) => {}
-                (_, Token::Symbol(found)) if found == close => return Ok(items),
+                (_, ProgramToken::Symbol(',')) => {}
+                (_, ProgramToken::Symbol(found)) if found == close => return Ok(items),
                 (position, token) => return Err(position.refuse(format!("found {token}; expected ',' or {close:?}"))),
             }
         }
     }
 
-    /// The outputs and `=`, which an op without outputs lacks; then the kind and what is in its parentheses.
-    fn op(&mut self, role: Role) -> Result<Op, Failure> {
+    /// The outputs and `=`, which an op without outputs lacks; then the kind and its arguments.
+    fn op(&mut self, role: OpRole) -> Result<Op, Failure> {
         let mut position = self.ahead.0;
         let mut outputs = vec![self.name()?];
         while self.take(',')? {
@@ -227,8 +227,8 @@ impl<'a> Parser<'a> {
                 return Err(position.refuse(format!("found input {name:?} after an attribute; expected inputs first")));
             }
             match self.next()? {
-                (_, Token::Symbol(',')) => {}
-                (_, Token::Symbol(')')) => return Ok(arguments),
+                (_, ProgramToken::Symbol(',')) => {}
+                (_, ProgramToken::Symbol(')')) => return Ok(arguments),
                 (position, token) => {
                     return Err(position.refuse(format!("found {token}; expected ',', '=' or ')'")));
                 }
@@ -238,21 +238,23 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self) -> Result<Attribute, Failure> {
         match self.next()? {
-            (_, Token::Text(text)) => Ok(Attribute::Text(text)),
-            (_, Token::Name("true")) => Ok(Attribute::Bool(true)),
-            (_, Token::Name("false")) => Ok(Attribute::Bool(false)),
-            (_, Token::Name(number @ ("inf" | "NaN"))) => Ok(Attribute::Real(to_real(number).unwrap_or(f64::NAN))),
-            (_, Token::Name(word)) if self.take(':')? => {
+            (_, ProgramToken::Text(text)) => Ok(Attribute::Text(text)),
+            (_, ProgramToken::Name("true")) => Ok(Attribute::Bool(true)),
+            (_, ProgramToken::Name("false")) => Ok(Attribute::Bool(false)),
+            (_, ProgramToken::Name(number @ ("inf" | "NaN"))) => {
+                Ok(Attribute::Real(to_real(number).unwrap_or(f64::NAN)))
+            }
+            (_, ProgramToken::Name(word)) if self.take(':')? => {
                 let (_, number): (_, u64) = self.whole()?;
                 Ok(Attribute::Word(format!("{word}:{number}")))
             }
-            (_, Token::Name(word)) => Ok(Attribute::Word(word.to_owned())),
-            (position, Token::Number(text)) => match (to_whole(text), to_real(text)) {
+            (_, ProgramToken::Name(word)) => Ok(Attribute::Word(word.to_owned())),
+            (position, ProgramToken::Number(text)) => match (to_whole(text), to_real(text)) {
                 (Some(value), _) => Ok(Attribute::Whole(value)),
                 (None, Some(value)) => Ok(Attribute::Real(value)),
                 (None, None) => Err(position.refuse(format!("found {text:?}; expected a number"))),
             },
-            (_, Token::Symbol('[')) => {
+            (_, ProgramToken::Symbol('[')) => {
                 self.list(']', |parser| parser.whole().map(|(_, value)| value)).map(Attribute::Wholes)
             }
             (position, token) => Err(position.refuse(format!("found {token}; expected an attribute's value"))),
@@ -262,15 +264,15 @@ impl<'a> Parser<'a> {
     /// A name, bare or in quotes.
     fn name(&mut self) -> Result<String, Failure> {
         match self.next()? {
-            (_, Token::Name(name)) => Ok(name.to_owned()),
-            (_, Token::Text(name)) => Ok(name),
+            (_, ProgramToken::Name(name)) => Ok(name.to_owned()),
+            (_, ProgramToken::Text(name)) => Ok(name),
             (position, token) => Err(position.refuse(format!("found {token}; expected a name"))),
         }
     }
 
     fn whole<T: TryFrom<u64>>(&mut self) -> Result<(Position, T), Failure> {
         let (position, token) = self.next()?;
-        let value = if let Token::Number(text) = token { to_whole(text) } else { None };
+        let value = if let ProgramToken::Number(text) = token { to_whole(text) } else { None };
         let value = value.and_then(|value| T::try_from(value).ok());
         let below = size_of::<T>() * 8;
         value
@@ -280,7 +282,7 @@ impl<'a> Parser<'a> {
 }
 
 fn begins() -> String {
-    let words = Purpose::ALL.map(Purpose::name).into_iter().chain(Role::ALL.map(Role::name));
+    let words = Purpose::ALL.map(Purpose::name).into_iter().chain(OpRole::ALL.map(OpRole::name));
     format!("one of {}", words.collect::<Vec<_>>().join(", "))
 }
 

@@ -22,15 +22,15 @@ use std::collections::BTreeMap;
 use crate::error::Failure;
 use crate::limits::TRAINERS_MAX;
 use crate::program::graph::Graph;
-use crate::program::op::{Op, OpKind, Peer, Role};
-use crate::program::variable::{Dim, Facts, Purpose, Variable};
+use crate::program::op::{Op, OpKind, OpRole, ProgramPeer};
+use crate::program::variable::{Dim, Purpose, Variable, VariableFacts};
 
 use super::cost::CostModel;
-use super::group::{Group, Groups, ops};
+use super::group::{Groups, OpGroup, ops};
 use super::outline::Outline;
 use super::parameter_server::variable;
-use super::write::{Names, Writer, part};
-use super::{Cluster, Part, Transpiler};
+use super::write::{BlockWriter, UsedNames, part};
+use super::{Cluster, ProgramPart, Transpiler};
 
 /// Cuts the weight of one layer, the largest that can be cut, by columns over the trainers. Its rule must be
 /// element-wise, one `matmul` must read it as its right operand, and only that one's gradients besides.
@@ -38,7 +38,7 @@ use super::{Cluster, Part, Transpiler};
 pub struct Columns;
 
 impl Transpiler for Columns {
-    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<Part>, Failure> {
+    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
         costs.validate()?;
         let Cluster { trainers, servers } = cluster;
         if !(2..=TRAINERS_MAX).contains(&trainers) {
@@ -54,15 +54,15 @@ impl Transpiler for Columns {
         let groups = Groups::find(&Outline::of(graph))?;
         let layer = Layer::find(graph, &groups, trainers)?;
         let shares = Shares::new(graph, &layer, trainers);
-        let first = part(vec![Peer::Trainer(0)], vec![shares.first()])?;
-        let others = (1..trainers).map(|number| part(vec![Peer::Trainer(number)], vec![shares.other(number)]));
+        let first = part(vec![ProgramPeer::Trainer(0)], vec![shares.first()])?;
+        let others = (1..trainers).map(|number| part(vec![ProgramPeer::Trainer(number)], vec![shares.other(number)]));
         std::iter::once(Ok(first)).chain(others).collect()
     }
 }
 
 /// A layer that can be cut.
 struct Layer<'a> {
-    group: &'a Group,
+    group: &'a OpGroup,
     weight: &'a str,
     columns: u64,
     elements: u64,
@@ -87,21 +87,21 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn of(graph: &'a Graph, group: &'a Group) -> Option<Self> {
+    fn of(graph: &'a Graph, group: &'a OpGroup) -> Option<Self> {
         group.rows?;
         let [gradient_name] = &group.arrivals[..] else { return None };
         let mut parameters = group.kept.iter().filter(|name| variable(graph, name).1 == Purpose::Parameter);
         let weight = parameters.next().filter(|_| parameters.next().is_none())?;
-        let Facts::Dense { shape, .. } = variable(graph, weight).0 else { return None };
+        let VariableFacts::Dense { shape, .. } = variable(graph, weight).0 else { return None };
         let [Dim::Fixed(rows), Dim::Fixed(columns)] = shape[..] else { return None };
-        if !matches!(variable(graph, gradient_name).0, Facts::Dense { shape: found, .. } if found == shape) {
+        if !matches!(variable(graph, gradient_name).0, VariableFacts::Dense { shape: found, .. } if found == shape) {
             return None;
         }
-        let readers = |name: &str, role: Role| -> Vec<usize> {
+        let readers = |name: &str, role: OpRole| -> Vec<usize> {
             let reads = |op: &Op| op.role == role && op.inputs.iter().any(|input| input == name);
             ops(graph).filter(|(_, op)| reads(op)).map(|(place, _)| place).collect()
         };
-        let by_trainers = |name: &str| [readers(name, Role::Forward), readers(name, Role::Backward)];
+        let by_trainers = |name: &str| [readers(name, OpRole::Forward), readers(name, OpRole::Backward)];
         let [forward, back] = by_trainers(weight);
         let ([forward], true) = (&forward[..], back.len() < 2) else { return None };
         let is_written = |op: &Op| op.outputs.contains(gradient_name);
@@ -141,9 +141,9 @@ struct Shares<'a> {
     graph: &'a Graph,
     layer: &'a Layer<'a>,
     lengths: Vec<u64>,
-    /// For every share the names of what is cut.
+    /// For every share the names of the cut variables.
     names: Vec<BTreeMap<&'a str, String>>,
-    /// What a variable that is filled by columns is called before it is cut.
+    /// The name of the uncut variable that a share's columns are filled from.
     wholes: BTreeMap<&'a str, String>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Shares<'a> {
     fn new(graph: &'a Graph, layer: &'a Layer<'a>, trainers: u32) -> Self {
         let (least, more) = (layer.columns / u64::from(trainers), layer.columns % u64::from(trainers));
         let lengths = (0..u64::from(trainers)).map(|share| least + u64::from(share < more)).collect();
-        let mut names = Names::of(graph);
+        let mut names = UsedNames::of(graph);
         let mut shares = Self { graph, layer, lengths, names: Vec::new(), wholes: BTreeMap::new() };
         let cut = shares.cut();
         for number in 0..trainers {
@@ -163,7 +163,7 @@ impl<'a> Shares<'a> {
         shares
     }
 
-    /// What has columns of its own in every share.
+    /// The variables that are cut by columns.
     fn cut(&self) -> Vec<&'a str> {
         let block = &self.graph.program().blocks[0];
         let [forward, gradient] = [self.layer.forward, self.layer.gradient].map(|place| &block.ops[place]);
@@ -186,10 +186,10 @@ impl<'a> Shares<'a> {
     }
 
     /// The facts of some columns. A partial `dx` is as wide as the whole.
-    fn facts(&self, name: &str, share: usize) -> Facts {
+    fn facts(&self, name: &str, share: usize) -> VariableFacts {
         let mut facts = variable(self.graph, name).0.clone();
         let is_partial = self.layer.back.is_some_and(|place| self.op(place).outputs[0] == name);
-        if let (Facts::Dense { shape, .. }, false) = (&mut facts, is_partial)
+        if let (VariableFacts::Dense { shape, .. }, false) = (&mut facts, is_partial)
             && let [_, columns] = &mut shape[..]
         {
             *columns = Dim::Fixed(self.lengths[share]);
@@ -208,8 +208,8 @@ impl<'a> Shares<'a> {
         self.layer.group.kept.contains(&known.name)
     }
 
-    /// Declares what a share keeps, and fills it: the whole, of which it takes its columns.
-    fn begin(&self, share: usize, writer: &mut Writer) {
+    /// Declares the variables of a share, and fills them: initialises the whole variable and takes the share's columns.
+    fn begin(&self, share: usize, writer: &mut BlockWriter) {
         let block = &self.graph.program().blocks[0];
         for known in block.variables.iter().filter(|known| self.is_kept(known)) {
             writer.declare(self.name(&known.name, share), self.facts(&known.name, share), known.purpose);
@@ -220,7 +220,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    fn fill(&self, op: &Op, share: usize, writer: &mut Writer) {
+    fn fill(&self, op: &Op, share: usize, writer: &mut BlockWriter) {
         let (name, kind) = (op.outputs[0].as_str(), op.kind.clone());
         let facts = variable(self.graph, name).0;
         if matches!(kind, OpKind::Fill { .. }) {
@@ -236,14 +236,14 @@ impl<'a> Shares<'a> {
 
     /// The program of trainer 0: the user's, with the layer's products replaced.
     fn first(&self) -> crate::program::Block {
-        let mut writer = Writer::default();
+        let mut writer = BlockWriter::default();
         let block = &self.graph.program().blocks[0];
         writer.block.variables = block.variables.iter().filter(|known| !self.is_cut(known)).cloned().collect();
         self.begin(0, &mut writer);
         let mut is_split = false;
         for (place, op) in ops(self.graph) {
             let begins =
-                op.role == Role::Initialise && op.outputs.iter().any(|name| self.names[0].contains_key(&**name));
+                op.role == OpRole::Initialise && op.outputs.iter().any(|name| self.names[0].contains_key(&**name));
             if begins {
                 continue;
             }
@@ -266,14 +266,14 @@ impl<'a> Shares<'a> {
         writer.block
     }
 
-    /// Whether nobody has the whole of a declared variable any more.
+    /// Whether a declared variable exists only as columns.
     fn is_cut(&self, known: &Variable) -> bool {
         let by_group = self.layer.group.ops.iter().map(|place| self.op(*place));
         let mut touched = by_group.flat_map(|op| op.inputs.iter().chain(&op.outputs));
         touched.any(|name| *name == known.name)
     }
 
-    fn forward(&self, writer: &mut Writer) {
+    fn forward(&self, writer: &mut BlockWriter) {
         let op = self.op(self.layer.forward);
         let (x, y) = (op.inputs[0].as_str(), op.outputs[0].as_str());
         self.others().for_each(|(_, peer)| writer.send(x, x, peer));
@@ -281,15 +281,15 @@ impl<'a> Shares<'a> {
         self.gather(y, OpKind::Concat { axis: 1 }, op.role, writer);
     }
 
-    fn gather_back(&self, writer: &mut Writer) {
+    fn gather_back(&self, writer: &mut BlockWriter) {
         let back = self.layer.back.map(|place| self.op(place));
         if let Some(op) = back {
             self.gather(&op.outputs[0], OpKind::Sum, op.role, writer);
         }
     }
 
-    /// Receives what the others made of a variable, and makes one of all.
-    fn gather(&self, name: &str, kind: OpKind, role: Role, writer: &mut Writer) {
+    /// Receives the other shares' parts of a variable, and combines all of them.
+    fn gather(&self, name: &str, kind: OpKind, role: OpRole, writer: &mut BlockWriter) {
         for (share, _) in self.others() {
             writer.recv(self.name(name, share), self.name(name, share), self.facts(name, share));
         }
@@ -297,24 +297,24 @@ impl<'a> Shares<'a> {
         writer.op(kind, &all, &[name], role);
     }
 
-    fn split_slope(&self, writer: &mut Writer) {
+    fn split_slope(&self, writer: &mut BlockWriter) {
         let slope = self.op(self.layer.gradient).inputs[1].as_str();
         let all: Vec<&str> = (0..self.lengths.len()).map(|share| self.name(slope, share)).collect();
         let kind = OpKind::Split { axis: 1, lengths: self.lengths.clone() };
-        writer.op(kind, &[slope], &all, Role::Communication);
+        writer.op(kind, &[slope], &all, OpRole::Communication);
         self.others().for_each(|(share, peer)| writer.send(all[share], all[share], peer));
     }
 
-    fn others(&self) -> impl Iterator<Item = (usize, Peer)> {
-        (1..self.lengths.len()).zip((1..).map(Peer::Trainer))
+    fn others(&self) -> impl Iterator<Item = (usize, ProgramPeer)> {
+        (1..self.lengths.len()).zip((1..).map(ProgramPeer::Trainer))
     }
 
     /// The program of another trainer: only the products of its columns, and their update.
     fn other(&self, number: u32) -> crate::program::Block {
         let share = number as usize;
-        let mut writer = Writer::default();
+        let mut writer = BlockWriter::default();
         self.begin(share, &mut writer);
-        let first = Peer::Trainer(0);
+        let first = ProgramPeer::Trainer(0);
         let forward = self.op(self.layer.forward);
         let (x, y) = (forward.inputs[0].as_str(), self.name(&forward.outputs[0], share));
         writer.recv(x, x, variable(self.graph, x).0.clone());

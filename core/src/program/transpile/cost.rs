@@ -1,4 +1,4 @@
-//! What a step costs each process, as an estimate that placements are compared by.
+//! Cost model: an estimate of each process's time per step, by which placements are compared.
 //!
 //! The time of a process is a sum of four quotients, so nothing in it overlaps:
 //!
@@ -9,7 +9,7 @@
 //!         + memory bytes / memory_bytes_per_second
 //! ```
 //!
-//! and the time of a step is that of the slowest process. What is counted, per step of all trainers:
+//! and the time of a step is that of the slowest process. Counted per step of all trainers:
 //!
 //! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A
 //!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the
@@ -28,14 +28,14 @@ use std::collections::BTreeMap;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_DEFAULT;
 use crate::program::graph::{Graph, Node, VariableIndex};
-use crate::program::op::{Destination, OpKind, Peer, Role};
-use crate::program::variable::{Dim, Facts};
+use crate::program::op::{Destination, OpKind, OpRole, ProgramPeer};
+use crate::program::variable::{Dim, VariableFacts};
 
-use super::{Cluster, Part};
+use super::{Cluster, ProgramPart};
 
 /// The rates of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Machine {
+pub struct ProcessRates {
     /// Bytes per second of its link, both directions together.
     pub link_bytes_per_second: f64,
     /// Seconds that a message costs beyond its bytes.
@@ -46,7 +46,7 @@ pub struct Machine {
     pub memory_bytes_per_second: f64,
 }
 
-impl Default for Machine {
+impl Default for ProcessRates {
     /// A link of 100 Gbit/s, 10 us for a message, 100 Gflop/s and 20 GB/s: a modest host, to be replaced by what was
     /// measured.
     fn default() -> Self {
@@ -59,33 +59,33 @@ impl Default for Machine {
     }
 }
 
-/// What an estimate assumes.
+/// Assumptions of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Every trainer.
-    pub trainer: Machine,
+    pub trainer: ProcessRates,
     /// Every server.
-    pub server: Machine,
+    pub server: ProcessRates,
     /// Examples in a trainer's batch.
     pub batch: u64,
-    /// A gradient of selected rows has one row for so many of the table's.
+    /// A gradient of selected rows has one row for this many of the table's.
     pub rows_apart: u64,
-    /// Pieces of a parameter are whole multiples of so many bytes, as far as rows allow.
+    /// Pieces of a parameter are multiples of this many bytes, as far as rows allow.
     pub chunk_bytes: u32,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
-        let machine = Machine::default();
+        let machine = ProcessRates::default();
         Self { trainer: machine, server: machine, batch: 64, rows_apart: 256, chunk_bytes: CHUNK_BYTES_DEFAULT }
     }
 }
 
 impl CostModel {
-    /// Refuses rates and sizes that no estimate can be made with.
+    /// Refuses rates and sizes that give no estimate.
     ///
     /// # Errors
-    /// Names the field, what was found and what was expected.
+    /// Names the field, the found and the expected value.
     pub fn validate(&self) -> Result<(), Failure> {
         for (machine, rates) in [("trainer", self.trainer), ("server", self.server)] {
             let above_zero = [
@@ -114,9 +114,9 @@ impl CostModel {
     }
 }
 
-/// What a process does in a step.
+/// The work of a process in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct StepWork {
     /// Bytes that leave.
     pub sent_bytes: u64,
     /// Bytes that arrive.
@@ -129,10 +129,10 @@ pub struct Work {
     pub memory_bytes: u64,
 }
 
-impl Work {
+impl StepWork {
     /// How long it takes.
     #[must_use]
-    pub fn seconds(&self, machine: &Machine) -> f64 {
+    pub fn seconds(&self, machine: &ProcessRates) -> f64 {
         let linked = self.sent_bytes.saturating_add(self.received_bytes);
         real(linked) / machine.link_bytes_per_second
             + real(self.messages) * machine.message_seconds
@@ -153,15 +153,15 @@ impl Work {
 /// One process of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeEstimate {
-    /// Which.
-    pub peer: Peer,
-    /// What it does in a step.
-    pub work: Work,
+    /// The process.
+    pub peer: ProgramPeer,
+    /// Its work in one step.
+    pub work: StepWork,
     /// How long that takes.
     pub seconds: f64,
 }
 
-/// What a step costs.
+/// The estimated cost of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
     /// Every process, in the order of the parts.
@@ -178,19 +178,19 @@ impl Estimate {
     /// The time of the slowest server; zero without servers.
     #[must_use]
     pub fn server_seconds(&self) -> f64 {
-        let servers = self.nodes.iter().filter(|node| matches!(node.peer, Peer::Server(_)));
+        let servers = self.nodes.iter().filter(|node| matches!(node.peer, ProgramPeer::Server(_)));
         servers.map(|node| node.seconds).fold(0.0, f64::max)
     }
 }
 
-/// What a step of sub-programs costs.
+/// Estimates the cost of one step of sub-programs.
 #[must_use]
-pub fn estimate(parts: &[Part], costs: &CostModel) -> Estimate {
-    let mut sends: BTreeMap<(Peer, &str), u64> = BTreeMap::new();
+pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
+    let mut sends: BTreeMap<(ProgramPeer, &str), u64> = BTreeMap::new();
     for (part, op) in parts.iter().flat_map(|part| part.graph.program().blocks[0].ops.iter().map(move |op| (part, op)))
     {
         if let OpKind::Send { channel, to: Destination::Peer(to) } = &op.kind {
-            let senders = part.peers.iter().filter(|peer| matches!(peer, Peer::Trainer(_))).count() as u64;
+            let senders = part.peers.iter().filter(|peer| matches!(peer, ProgramPeer::Trainer(_))).count() as u64;
             *sends.entry((*to, channel)).or_default() += senders;
         }
     }
@@ -198,31 +198,31 @@ pub fn estimate(parts: &[Part], costs: &CostModel) -> Estimate {
     let nodes = nodes.map(|(peer, graph)| {
         let sent = |channel: &str| sends.get(&(peer, channel)).copied().unwrap_or(0);
         let (machine, work) = match peer {
-            Peer::Trainer(_) => (&costs.trainer, trainer_work(graph, costs)),
-            Peer::Server(_) => (&costs.server, server_work(graph, &sent, costs)),
+            ProgramPeer::Trainer(_) => (&costs.trainer, trainer_work(graph, costs)),
+            ProgramPeer::Server(_) => (&costs.server, server_work(graph, &sent, costs)),
         };
         NodeEstimate { peer, work, seconds: work.seconds(machine) }
     });
     Estimate { nodes: nodes.collect() }
 }
 
-/// What a server does in a step in which each of its channels gets a piece from every trainer.
-pub(super) fn group_work(graph: &Graph, cluster: Cluster, costs: &CostModel) -> Work {
+/// The work of a server in a step in which each of its channels gets a piece from every trainer.
+pub(super) fn group_work(graph: &Graph, cluster: Cluster, costs: &CostModel) -> StepWork {
     server_work(graph, &|_| cluster.trainers.into(), costs)
 }
 
 /// Everything in block 0 once.
-fn trainer_work(graph: &Graph, costs: &CostModel) -> Work {
-    let mut work = Work::default();
-    for node in graph.scopes()[0].nodes.iter().filter(|node| node.role != Role::Initialise) {
+fn trainer_work(graph: &Graph, costs: &CostModel) -> StepWork {
+    let mut work = StepWork::default();
+    for node in graph.scopes()[0].nodes.iter().filter(|node| node.role != OpRole::Initialise) {
         work.add(&Sizes { graph, costs }.work(node, 1), 1);
     }
     work
 }
 
-/// Everything in loops, as often as what it needs arrives.
-fn server_work(graph: &Graph, sent: &dyn Fn(&str) -> u64, costs: &CostModel) -> Work {
-    let mut work = Work::default();
+/// The work in loops, as often as the inputs arrive.
+fn server_work(graph: &Graph, sent: &dyn Fn(&str) -> u64, costs: &CostModel) -> StepWork {
+    let mut work = StepWork::default();
     // How often a variable gets a value in a step, and how many strings it has then.
     let mut values: BTreeMap<VariableIndex, (u64, u64)> = BTreeMap::new();
     for node in graph.scopes().iter().skip(1).flat_map(|scope| &scope.nodes) {
@@ -251,17 +251,17 @@ struct Sizes<'a> {
 }
 
 impl Sizes<'_> {
-    /// What one run of an op costs; a `send` to those who sent something goes to so many addresses.
-    fn work(&self, node: &Node, addresses: u64) -> Work {
-        let none = Work::default();
+    /// The work of one run of an op; a `send` to the senders of a round goes to this many addresses.
+    fn work(&self, node: &Node, addresses: u64) -> StepWork {
+        let none = StepWork::default();
         match &node.kind {
             OpKind::Send { to, .. } => {
                 let copies = if *to == Destination::Senders { addresses } else { 1 };
                 let bytes = self.bytes(node.inputs[0]);
-                Work { sent_bytes: bytes.saturating_mul(copies), messages: copies, ..none }
+                StepWork { sent_bytes: bytes.saturating_mul(copies), messages: copies, ..none }
             }
-            OpKind::Recv { .. } => Work { received_bytes: self.bytes(node.outputs[0]), messages: 1, ..none },
-            OpKind::GradientAccumulator { .. } => Work {
+            OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), messages: 1, ..none },
+            OpKind::GradientAccumulator { .. } => StepWork {
                 flops: self.elements(node.inputs[0]),
                 memory_bytes: self.bytes(node.inputs[0]).saturating_mul(3),
                 ..none
@@ -270,7 +270,7 @@ impl Sizes<'_> {
             | OpKind::LoopForever { .. }
             | OpKind::Enqueue
             | OpKind::Dequeue { .. } => none,
-            _ => Work { flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..none },
+            _ => StepWork { flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..none },
         }
     }
 
@@ -298,10 +298,10 @@ impl Sizes<'_> {
         all().map(touched).fold(0, u64::saturating_add)
     }
 
-    /// What an update by this gradient touches of a tensor.
+    /// The bytes of a tensor that an update by this gradient touches.
     fn touched_bytes(&self, gradient: VariableIndex, tensor: VariableIndex) -> u64 {
         match &self.graph.variable(gradient).facts {
-            Facts::SelectedRows { .. } if tensor != gradient => {
+            VariableFacts::SelectedRows { .. } if tensor != gradient => {
                 self.elements(gradient).saturating_mul(self.element_bytes(tensor))
             }
             _ => u64::MAX,
@@ -310,14 +310,16 @@ impl Sizes<'_> {
 
     fn element_bytes(&self, index: VariableIndex) -> u64 {
         match &self.graph.variable(index).facts {
-            Facts::Dense { element_type, .. } | Facts::SelectedRows { element_type, .. } => element_type.bytes(),
-            Facts::Queue { .. } | Facts::Strings => 0,
+            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
+                element_type.bytes()
+            }
+            VariableFacts::Queue { .. } | VariableFacts::Strings => 0,
         }
     }
 
     fn bytes(&self, index: VariableIndex) -> u64 {
         let numbers = match &self.graph.variable(index).facts {
-            Facts::SelectedRows { height, .. } => height.div_ceil(self.costs.rows_apart).saturating_mul(8),
+            VariableFacts::SelectedRows { height, .. } => height.div_ceil(self.costs.rows_apart).saturating_mul(8),
             _ => 0,
         };
         self.elements(index).saturating_mul(self.element_bytes(index)).saturating_add(numbers)
@@ -325,14 +327,16 @@ impl Sizes<'_> {
 
     fn elements(&self, index: VariableIndex) -> u64 {
         match &self.graph.variable(index).facts {
-            Facts::Dense { .. } => self.shape(index).iter().fold(1, |all, length| all.saturating_mul(*length)),
-            Facts::SelectedRows { height, width, .. } => height.div_ceil(self.costs.rows_apart).saturating_mul(*width),
-            Facts::Queue { .. } | Facts::Strings => 0,
+            VariableFacts::Dense { .. } => self.shape(index).iter().fold(1, |all, length| all.saturating_mul(*length)),
+            VariableFacts::SelectedRows { height, width, .. } => {
+                height.div_ceil(self.costs.rows_apart).saturating_mul(*width)
+            }
+            VariableFacts::Queue { .. } | VariableFacts::Strings => 0,
         }
     }
 
     fn shape(&self, index: VariableIndex) -> Vec<u64> {
-        let Facts::Dense { shape, .. } = &self.graph.variable(index).facts else { return Vec::new() };
+        let VariableFacts::Dense { shape, .. } = &self.graph.variable(index).facts else { return Vec::new() };
         let length = |dim: &Dim| match dim {
             Dim::Fixed(length) => *length,
             Dim::Batch => self.costs.batch,

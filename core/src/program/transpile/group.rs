@@ -4,21 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Failure;
 use crate::program::graph::{Graph, Node};
-use crate::program::op::{Op, OpKind, Role};
-use crate::program::variable::{Dim, Facts, Purpose};
+use crate::program::op::{Op, OpKind, OpRole};
+use crate::program::variable::{Dim, Purpose, VariableFacts};
 
 use super::outline::Outline;
 
-/// Ops of the role [`Optimize`](Role::Optimize) that share a variable, and therefore a server.
+/// Ops of the role [`Optimize`](OpRole::Optimize) that share a variable, and therefore a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Group {
+pub(super) struct OpGroup {
     /// The optimizer ops, by their places in block 0.
     pub(super) ops: Vec<usize>,
     /// The parameters and states that they write, which live where they run; in the order of their declaration.
     pub(super) kept: Vec<String>,
-    /// The parameters and states that they only read, of which there is a copy wherever one is read.
+    /// The parameters and states that they only read; each reader has a copy.
     pub(super) read: Vec<String>,
-    /// What trainers compute for them, one piece each in every step.
+    /// The gradients that trainers compute for them, one piece each in every step.
     pub(super) arrivals: Vec<String>,
     /// Rows of its parameter, when it may be cut between any two of them.
     pub(super) rows: Option<u64>,
@@ -28,8 +28,8 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Groups {
     /// In the order of their first ops.
-    pub(super) all: Vec<Group>,
-    /// Which group keeps a variable.
+    pub(super) all: Vec<OpGroup>,
+    /// The group that owns a variable.
     keeper: BTreeMap<String, usize>,
 }
 
@@ -64,7 +64,7 @@ impl Groups {
         for (place, op) in optimizer_ops(graph) {
             let root = ties.root(&op.outputs[0]);
             let number = *by_root.entry(root).or_insert_with(|| {
-                groups.all.push(Group::empty());
+                groups.all.push(OpGroup::empty());
                 groups.all.len() - 1
             });
             groups.all[number].ops.push(place);
@@ -76,12 +76,12 @@ impl Groups {
         groups
     }
 
-    /// Refuses ops of trainers that do what only servers may, or that need what servers keep to themselves.
+    /// Refuses ops of trainers that only servers may run, or that need variables which only servers have.
     fn check_trainers(&self, graph: &Graph) -> Result<(), Failure> {
         let mut is_updated = BTreeSet::new();
         let mut hidden = BTreeSet::new();
         for (place, op) in ops(graph) {
-            if op.role == Role::Optimize {
+            if op.role == OpRole::Optimize {
                 let (kept, own): (Vec<_>, Vec<_>) = op.outputs.iter().partition(|name| self.keeper(name).is_some());
                 is_updated.extend(kept);
                 hidden.extend(own);
@@ -97,7 +97,7 @@ impl Groups {
                 return refuse(format!("{name:?} read after its update; expected every reader before it"));
             }
             let written = op.outputs.iter().find(|name| self.keeper(name).is_some());
-            if let (Some(name), true) = (written, op.role != Role::Initialise) {
+            if let (Some(name), true) = (written, op.role != OpRole::Initialise) {
                 return refuse(format!(
                     "{name:?}, which ops of the role optimize write too; expected one side to write it"
                 ));
@@ -107,7 +107,7 @@ impl Groups {
     }
 }
 
-impl Group {
+impl OpGroup {
     const fn empty() -> Self {
         Self { ops: Vec::new(), kept: Vec::new(), read: Vec::new(), arrivals: Vec::new(), rows: None }
     }
@@ -118,7 +118,7 @@ impl Group {
         self.kept.iter().find(is_parameter).or(self.kept.first()).cloned().unwrap_or_default()
     }
 
-    /// Sorts what its ops touch.
+    /// Sorts the variables of its ops by use.
     fn fill(&mut self, outline: &Outline<'_>, written: &BTreeSet<&str>) {
         let graph = outline.graph();
         let block = &graph.program().blocks[0];
@@ -156,10 +156,10 @@ impl Group {
         for name in &self.arrivals {
             let facts = graph.facts(name).expect("a name that an op reads has facts");
             let expected = match facts {
-                Facts::SelectedRows { .. } => continue,
-                Facts::Dense { shape, .. } if !shape.contains(&Dim::Batch) => continue,
-                Facts::Dense { .. } => "fixed dimensions, so that pieces of several trainers can be added",
-                Facts::Queue { .. } | Facts::Strings => "a gradient",
+                VariableFacts::SelectedRows { .. } => continue,
+                VariableFacts::Dense { shape, .. } if !shape.contains(&Dim::Batch) => continue,
+                VariableFacts::Dense { .. } => "fixed dimensions, so that pieces of several trainers can be added",
+                VariableFacts::Queue { .. } | VariableFacts::Strings => "a gradient",
             };
             return refuse(format!("found {name:?}, which is {facts}; expected {expected}"));
         }
@@ -173,11 +173,11 @@ impl Group {
         let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
         let mut updates = nodes().filter(|node| node.rule.is_some());
         let update = updates.next().filter(|_| updates.next().is_none())?;
-        let Facts::Dense { shape, .. } = &graph.variable(update.inputs[0]).facts else { return None };
+        let VariableFacts::Dense { shape, .. } = &graph.variable(update.inputs[0]).facts else { return None };
         let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
         let is_cut = |node: &Node| {
             let mut touched = node.inputs.iter().chain(&node.outputs);
-            let whole = |facts: &Facts| is_cut_along(facts, shape);
+            let whole = |facts: &VariableFacts| is_cut_along(facts, shape);
             match &node.kind {
                 OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
                 OpKind::Scale { .. } | OpKind::Cast { .. } | OpKind::Sum | OpKind::Add | OpKind::Mul => {
@@ -192,31 +192,31 @@ impl Group {
 }
 
 /// Whether a variable has a row for each of the parameter's.
-fn is_cut_along(facts: &Facts, parameter: &[Dim]) -> bool {
+fn is_cut_along(facts: &VariableFacts, parameter: &[Dim]) -> bool {
     match facts {
-        Facts::Dense { shape, .. } => shape == parameter,
-        Facts::SelectedRows { height, .. } => parameter.first() == Some(&Dim::Fixed(*height)),
-        Facts::Queue { .. } | Facts::Strings => false,
+        VariableFacts::Dense { shape, .. } => shape == parameter,
+        VariableFacts::SelectedRows { height, .. } => parameter.first() == Some(&Dim::Fixed(*height)),
+        VariableFacts::Queue { .. } | VariableFacts::Strings => false,
     }
 }
 
 /// Whether each op that fills a variable at the beginning makes it from nothing, so that pieces can be made alike.
 fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
-    let mut fillers = outline.writers(name).filter(|op| op.role == Role::Initialise);
+    let mut fillers = outline.writers(name).filter(|op| op.role == OpRole::Initialise);
     fillers.all(|op| op.kind.initializer().is_some())
 }
 
-/// Which variables hold groups together.
+/// Union-find over the variables that join groups.
 struct Ties<'a> {
     places: BTreeMap<&'a str, usize>,
     parents: Vec<usize>,
-    /// What optimizer ops write.
+    /// The outputs of optimizer ops.
     written: BTreeSet<&'a str>,
 }
 
 impl<'a> Ties<'a> {
-    /// Ops tie what they write to what they read, except what nobody writes. Beginnings tie too: a state that is made
-    /// from a parameter lives with it.
+    /// An op joins its outputs with its inputs, except inputs that no op writes. Initialisation joins too: a state that
+    /// is computed from a parameter lives with it.
     fn new(graph: &'a Graph) -> Self {
         let written = optimizer_ops(graph).flat_map(|(_, op)| &op.outputs).map(String::as_str).collect();
         let mut ties = Self { places: BTreeMap::new(), parents: Vec::new(), written };
@@ -225,7 +225,7 @@ impl<'a> Ties<'a> {
             let names: Vec<&str> = operands(op).filter(tied).collect();
             ties.tie(&names);
         }
-        for (_, op) in ops(graph).filter(|(_, op)| op.role == Role::Initialise) {
+        for (_, op) in ops(graph).filter(|(_, op)| op.role == OpRole::Initialise) {
             let names: Vec<&str> = operands(op).collect();
             ties.tie(&names);
         }
@@ -263,10 +263,10 @@ impl<'a> Ties<'a> {
     }
 }
 
-/// Refuses what has been divided before.
+/// Refuses a program that has been divided before.
 pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
     let blocks = graph.program().blocks.len();
-    if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == Role::Communication) {
+    if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == OpRole::Communication) {
         let role = op.role.name();
         return Err(Failure::call(format!("{}: found the role {role}; expected no flow yet", label(place, op))));
     }
@@ -287,18 +287,18 @@ pub(super) fn ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
 }
 
 fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
-    ops(graph).filter(|(_, op)| op.role == Role::Optimize && !op.outputs.is_empty())
+    ops(graph).filter(|(_, op)| op.role == OpRole::Optimize && !op.outputs.is_empty())
 }
 
 fn operands(op: &Op) -> impl Iterator<Item = &str> {
     op.inputs.iter().chain(&op.outputs).map(String::as_str)
 }
 
-/// What a variable is for; those without a declaration are temporaries.
+/// The purpose of a variable; an undeclared one is a temporary.
 pub(super) fn purpose(graph: &Graph, name: &str) -> Purpose {
     graph.find(name).map_or(Purpose::Temporary, |index| graph.variable(index).purpose)
 }
 
 fn is_written_by_trainers(outline: &Outline<'_>, name: &str) -> bool {
-    outline.writers(name).any(|op| matches!(op.role, Role::Forward | Role::Backward))
+    outline.writers(name).any(|op| matches!(op.role, OpRole::Forward | OpRole::Backward))
 }

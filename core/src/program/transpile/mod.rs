@@ -1,17 +1,18 @@
-//! Transpilers: from a program that one process could run to the sub-programs of trainers and servers.
+//! Transpilers: divide a program for one process into the sub-programs of trainers and servers.
 //!
-//! Not here: running them ([`executor`](super::executor)), and writing them as text.
+//! Not here: running them ([`executor`](super::executor)), and printing them as text.
 //!
-//! A [`Transpiler`] takes a checked program, a [`Cluster`] and a [`CostModel`], and gives a [`Part`] for every process.
-//! The order of names, ops and parts depends on nothing but these three, so whoever transpiles gets the same bytes.
+//! A [`Transpiler`] takes a checked program, a [`Cluster`] and a [`CostModel`], and returns a [`ProgramPart`] for every
+//! process. The order of names, ops and parts depends on these three only, so every process that transpiles gets the
+//! same bytes.
 //!
-//! - [`ParameterServer`]: what the ops of the role [`Optimize`](super::Role::Optimize) write lives on servers, with
-//!   these ops; everything else stays on trainers. [`Placement`] says how servers share it.
+//! - [`ParameterServer`]: the variables that ops of the role [`Optimize`](super::OpRole::Optimize) write are on
+//!   servers, with these ops; everything else stays on trainers. [`Placement`] distributes them over servers.
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
-//! Read in this order: [`Part`] and [`Transpiler`]; `outline` (where things are); `group` (which ops belong together,
-//! and what may be cut); [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`; `columns`;
-//! `draw`.
+//! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
+//! belong together, and what may be cut); [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`;
+//! `columns`; `draw`.
 
 mod columns;
 mod cost;
@@ -29,15 +30,15 @@ mod write;
 use crate::error::Failure;
 
 use super::graph::Graph;
-use super::op::Peer;
+use super::op::ProgramPeer;
 
 pub use columns::Columns;
-pub use cost::{CostModel, Estimate, Machine, NodeEstimate, Work, estimate};
+pub use cost::{CostModel, Estimate, NodeEstimate, ProcessRates, StepWork, estimate};
 pub use draw::{dot, svg};
 pub use parameter_server::ParameterServer;
 pub use placement::Placement;
 
-/// Who takes part.
+/// The number of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// Processes that compute gradients; at least one.
@@ -46,21 +47,21 @@ pub struct Cluster {
     pub servers: u32,
 }
 
-/// A sub-program, and everybody who runs it.
+/// A sub-program and the processes that run it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
-    /// The processes, in order; none when nobody in particular runs it.
-    pub peers: Vec<Peer>,
-    /// What each of them runs.
+pub struct ProgramPart {
+    /// The processes, in order; empty when none is assigned.
+    pub peers: Vec<ProgramPeer>,
+    /// The program of each of them.
     pub graph: Graph,
 }
 
-/// Makes sub-programs that together do what one program says.
+/// Divides a program into sub-programs that together compute the same.
 pub trait Transpiler {
     /// The sub-programs: trainers first, each process in exactly one part.
     ///
     /// # Errors
     /// [`Failure::Call`] when the program cannot be divided in this way. It names the block, the op and the variable,
-    /// what was found and what was expected.
-    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<Part>, Failure>;
+    /// the found and the expected form.
+    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure>;
 }

@@ -1,10 +1,10 @@
-//! Where in a program things are, looked up once: each pass over it asks by name, and a program of many thousand layers
-//! is divided in little more time than it takes to read.
+//! Index of a program by variable name, built once, so that dividing a program of many thousand layers takes little
+//! more time than reading it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::program::graph::Graph;
-use crate::program::op::{Op, Role};
+use crate::program::op::{Op, OpRole};
 use crate::program::variable::Variable;
 
 use super::group::ops;
@@ -37,7 +37,7 @@ impl<'a> Outline<'a> {
         self.declared.get(name).map(|place| &self.graph.program().blocks[0].variables[*place])
     }
 
-    /// Those of some variables that are declared, in the order of their declaration.
+    /// The declared ones of these variables, in order of declaration.
     pub(super) fn in_order<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<&'a Variable> {
         let places: BTreeSet<usize> = names.into_iter().filter_map(|name| self.declared.get(name).copied()).collect();
         places.into_iter().map(|place| &self.graph.program().blocks[0].variables[place]).collect()
@@ -48,10 +48,10 @@ impl<'a> Outline<'a> {
         self.places(name).iter().map(|place| self.op(*place))
     }
 
-    /// The ops of the role [`Initialise`](Role::Initialise) that these variables need, in order: those that fill them,
-    /// and of what such an op reads those before it.
+    /// The ops of the role [`Initialise`](OpRole::Initialise) that these variables need, in order: those that fill
+    /// them, and transitively those that fill the inputs of such an op.
     pub(super) fn beginnings<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<usize> {
-        let begins = |place: &usize| self.op(*place).role == Role::Initialise;
+        let begins = |place: &usize| self.op(*place).role == OpRole::Initialise;
         let fillers = |name: &str| self.places(name).iter().copied().filter(begins);
         let mut pending: BTreeSet<usize> = names.into_iter().flat_map(fillers).collect();
         let mut places = Vec::new();

@@ -1,4 +1,4 @@
-//! Optimizer ops and what they write to servers, everything else to trainers.
+//! Parameter-server transpiler: optimizer ops and their outputs go to servers, everything else to trainers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,23 +7,23 @@ use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
 use crate::program::graph::Graph;
-use crate::program::op::{Peer, Role};
-use crate::program::turn::{Arrival, Terms};
-use crate::program::variable::{Dim, Facts, Purpose};
+use crate::program::op::{OpRole, ProgramPeer};
+use crate::program::update_loop::{AccumulatorSettings, GradientNames};
+use crate::program::variable::{Dim, Purpose, VariableFacts};
 
 use super::cost::{CostModel, group_work};
-use super::group::{Group, Groups, ops};
+use super::group::{Groups, OpGroup, ops};
 use super::outline::Outline;
 use super::placement::{Load, Placement, Portion};
-use super::write::{Names, part};
-use super::{Cluster, Part, Transpiler};
+use super::write::{UsedNames, part};
+use super::{Cluster, ProgramPart, Transpiler};
 use super::{server, trainer};
 
 /// The transpiler of the parameter server.
 ///
 /// A step of a trainer's part receives the parameters it reads, runs forward and backward, and sends each gradient when
 /// it is there. A server's part sends its parameters to every trainer once, and then loops: it accumulates the
-/// gradients, optimizes, and sends the parameter to those whose gradients were in it.
+/// gradients, optimizes, and sends the parameter to the senders of these gradients.
 ///
 /// ```
 /// use pserver_core::dtype::ElementType::Float32;
@@ -50,21 +50,21 @@ pub struct ParameterServer {
     pub placement: Placement,
     /// Whether an update waits for a gradient of every trainer.
     pub mode: Mode,
-    /// How the gradients of one update become one; those of integers are added.
+    /// How the gradients of one update are merged; integers are added.
     pub merge: Merge,
 }
 
 /// A group, or some rows of it, on one server.
 #[derive(Debug)]
-pub(super) struct Piece<'a> {
-    pub(super) group: &'a Group,
+pub(super) struct GroupSlice<'a> {
+    pub(super) group: &'a OpGroup,
     pub(super) server: u32,
-    /// Which rows of its variables; none when it is whole.
+    /// The rows of its variables; none when the group is not cut.
     pub(super) rows: Option<Range<u64>>,
     /// The names of the group's variables here.
     names: BTreeMap<&'a str, String>,
-    /// For each arrival, in order, the names on its way to the optimizer.
-    pub(super) arrivals: Vec<Arrival>,
+    /// For each gradient of the group, in order, its names on the server.
+    pub(super) arrivals: Vec<GradientNames>,
 }
 
 /// Everything that the parts are written from.
@@ -72,16 +72,16 @@ pub(super) struct Division<'a> {
     pub(super) graph: &'a Graph,
     pub(super) outline: &'a Outline<'a>,
     pub(super) groups: &'a Groups,
-    /// What trainers read of what servers keep, in the order in which they read it first, with its place in it.
+    /// The variables on servers that trainers read, in order of first use, each with its index in that order.
     pub(super) wanted: &'a BTreeMap<&'a str, usize>,
     /// In the order of groups, and of rows.
-    pub(super) pieces: Vec<Piece<'a>>,
+    pub(super) pieces: Vec<GroupSlice<'a>>,
     pub(super) cluster: Cluster,
-    pub(super) terms: Terms,
+    pub(super) terms: AccumulatorSettings,
 }
 
 impl Transpiler for ParameterServer {
-    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<Part>, Failure> {
+    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
         costs.validate()?;
         check(cluster)?;
         let terms = self.terms(cluster)?;
@@ -93,50 +93,50 @@ impl Transpiler for ParameterServer {
         let loads: Result<Vec<Load>, Failure> = groups.all.iter().map(|group| load(&empty, group, costs)).collect();
         let portions = self.placement.place(&loads?, cluster.servers);
 
-        let mut names = Names::of(graph);
+        let mut names = UsedNames::of(graph);
         let placed = groups.all.iter().zip(&portions);
         let pieces = placed.flat_map(|(group, portions)| pieces(graph, group, portions, &mut names)).collect();
         let division = Division { pieces, ..empty };
-        let trainers = (0..cluster.trainers).map(Peer::Trainer).collect();
+        let trainers = (0..cluster.trainers).map(ProgramPeer::Trainer).collect();
         let mut parts = vec![part(trainers, vec![trainer::block(&division)])?];
         for server in 0..cluster.servers {
-            parts.push(part(vec![Peer::Server(server)], server::blocks(&division, server))?);
+            parts.push(part(vec![ProgramPeer::Server(server)], server::blocks(&division, server))?);
         }
         Ok(parts)
     }
 }
 
 impl ParameterServer {
-    fn terms(&self, cluster: Cluster) -> Result<Terms, Failure> {
+    fn terms(&self, cluster: Cluster) -> Result<AccumulatorSettings, Failure> {
         match self.mode {
             Mode::Staleness { bound: 0 } => {
                 Err(Failure::call("found a staleness bound of 0; expected 1 or more, or mode sync"))
             }
             Mode::Delta => Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one")),
-            mode => Ok(Terms::of(mode, self.merge, cluster.trainers)),
+            mode => Ok(AccumulatorSettings::of(mode, self.merge, cluster.trainers)),
         }
     }
 }
 
-impl<'a> Piece<'a> {
+impl<'a> GroupSlice<'a> {
     /// The name of one of its group's variables here.
     pub(super) fn name<'n>(&'n self, name: &'n str) -> &'n str {
         self.names.get(name).map_or(name, String::as_str)
     }
 
     /// The facts of one of its group's variables here.
-    pub(super) fn facts(&self, facts: &Facts) -> Facts {
+    pub(super) fn facts(&self, facts: &VariableFacts) -> VariableFacts {
         let Some(rows) = &self.rows else { return facts.clone() };
         let mut facts = facts.clone();
         match &mut facts {
-            Facts::Dense { shape, .. } => {
+            VariableFacts::Dense { shape, .. } => {
                 // Only the count of updates has no rows, and every piece has its own.
                 if let Some(first) = shape.first_mut() {
                     *first = Dim::Fixed(rows.end - rows.start);
                 }
             }
-            Facts::SelectedRows { height, .. } => *height = rows.end - rows.start,
-            Facts::Queue { .. } | Facts::Strings => {}
+            VariableFacts::SelectedRows { height, .. } => *height = rows.end - rows.start,
+            VariableFacts::Queue { .. } | VariableFacts::Strings => {}
         }
         facts
     }
@@ -153,25 +153,26 @@ fn check(cluster: Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a group costs the server that has it: what its own part would cost. `all` has no pieces yet.
-fn load<'a>(all: &Division<'a>, group: &'a Group, costs: &CostModel) -> Result<Load, Failure> {
+/// The cost of a group for the server that has it, as the cost of a part with this group alone. `all` has no pieces
+/// yet.
+fn load<'a>(all: &Division<'a>, group: &'a OpGroup, costs: &CostModel) -> Result<Load, Failure> {
     let Division { graph, cluster, .. } = *all;
     let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
-    let pieces = pieces(graph, group, &whole, &mut Names::of(graph));
+    let pieces = pieces(graph, group, &whole, &mut UsedNames::of(graph));
     let division = Division { pieces, ..*all };
-    let alone = part(vec![Peer::Server(0)], server::blocks(&division, 0))?;
+    let alone = part(vec![ProgramPeer::Server(0)], server::blocks(&division, 0))?;
     let work = group_work(&alone.graph, cluster, costs);
     let seconds = work.seconds(&costs.server);
-    let fixed = super::Work { messages: work.messages, ..super::Work::default() }.seconds(&costs.server);
+    let fixed = super::StepWork { messages: work.messages, ..super::StepWork::default() }.seconds(&costs.server);
     let unit = unit(graph, group, costs.chunk_bytes);
     Ok(Load { fixed, rows_seconds: seconds - fixed, rows: group.rows.unwrap_or(1), unit })
 }
 
 /// The fewest rows that fill a chunk.
-fn unit(graph: &Graph, group: &Group, chunk_bytes: u32) -> u64 {
+fn unit(graph: &Graph, group: &OpGroup, chunk_bytes: u32) -> u64 {
     let Some(rows) = group.rows else { return 1 };
     let bytes = group.kept.iter().filter_map(|name| match graph.facts(name)? {
-        Facts::Dense { element_type, shape } if !shape.is_empty() => {
+        VariableFacts::Dense { element_type, shape } if !shape.is_empty() => {
             Some(shape.iter().fold(element_type.bytes(), |bytes, dim| match dim {
                 Dim::Fixed(length) => bytes.saturating_mul(*length),
                 Dim::Batch => bytes,
@@ -184,7 +185,12 @@ fn unit(graph: &Graph, group: &Group, chunk_bytes: u32) -> u64 {
 }
 
 /// The pieces of a group, with all their names.
-fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &mut Names<'_>) -> Vec<Piece<'a>> {
+fn pieces<'a>(
+    graph: &'a Graph,
+    group: &'a OpGroup,
+    portions: &[Portion],
+    names: &mut UsedNames<'_>,
+) -> Vec<GroupSlice<'a>> {
     let is_whole = portions.len() == 1;
     let mut pieces = Vec::new();
     for (number, Portion { server, rows }) in portions.iter().enumerate() {
@@ -195,7 +201,7 @@ fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &
             }
         }
         let rows = (!is_whole).then(|| rows.clone());
-        let mut piece = Piece { group, server: *server, rows, names: own, arrivals: Vec::new() };
+        let mut piece = GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new() };
         for gradient in &group.arrivals {
             let arrival = arrival(graph, &piece, gradient, names);
             piece.names.insert(gradient, arrival.merged.clone());
@@ -206,12 +212,13 @@ fn pieces<'a>(graph: &'a Graph, group: &'a Group, portions: &[Portion], names: &
     pieces
 }
 
-/// The names of a gradient on its way: after the group's parameter, or when there are several gradients after itself.
-fn arrival(graph: &Graph, piece: &Piece<'_>, gradient: &str, names: &mut Names<'_>) -> Arrival {
+/// The names of a gradient on the server: after the group's parameter, or after itself when there are several
+/// gradients.
+fn arrival(graph: &Graph, piece: &GroupSlice<'_>, gradient: &str, names: &mut UsedNames<'_>) -> GradientNames {
     let parameter = piece.group.name(graph);
     let owner = if piece.group.arrivals.len() == 1 { parameter.as_str() } else { gradient };
     let owner = piece.name(owner).to_owned();
-    Arrival {
+    GradientNames {
         piece: piece.name(gradient).to_owned(),
         wide: names.fresh(format!("{owner}@wide")),
         sender: names.fresh(format!("{owner}@sender")),
@@ -221,8 +228,8 @@ fn arrival(graph: &Graph, piece: &Piece<'_>, gradient: &str, names: &mut Names<'
     }
 }
 
-/// What a group's ops touch and its beginnings fill, in the order of the ops.
-fn touched<'a>(graph: &'a Graph, group: &'a Group) -> impl Iterator<Item = &'a str> {
+/// The variables that a group's ops and their initialisation touch, in the order of the ops.
+fn touched<'a>(graph: &'a Graph, group: &'a OpGroup) -> impl Iterator<Item = &'a str> {
     let ops = group.ops.iter().map(|place| &graph.program().blocks[0].ops[*place]);
     ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)).map(String::as_str)
 }
@@ -230,7 +237,7 @@ fn touched<'a>(graph: &'a Graph, group: &'a Group) -> impl Iterator<Item = &'a s
 /// The parameters and states that trainers' ops read and servers keep, with their places in the order in which they are
 /// read first.
 fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> BTreeMap<&'a str, usize> {
-    let readers = ops(graph).filter(|(_, op)| matches!(op.role, Role::Forward | Role::Backward));
+    let readers = ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward));
     let mut wanted = BTreeMap::new();
     for name in readers.flat_map(|(_, op)| &op.inputs).filter(|name| groups.keeper(name).is_some()) {
         let next = wanted.len();
@@ -239,8 +246,8 @@ fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> BTreeMap<&'a str, usize> {
     wanted
 }
 
-/// What a variable of block 0 is for, with its facts, as it was declared or found.
-pub(super) fn variable<'a>(graph: &'a Graph, name: &str) -> (&'a Facts, Purpose) {
+/// The declaration of a variable of block 0, or its inferred facts.
+pub(super) fn variable<'a>(graph: &'a Graph, name: &str) -> (&'a VariableFacts, Purpose) {
     let index = graph.find(name).expect("a name of the program's own");
     let variable = graph.variable(index);
     (&variable.facts, variable.purpose)

@@ -1,4 +1,4 @@
-//! Which server keeps which rows of which parameter.
+//! Placement: which server holds which rows of which parameter.
 
 use std::ops::Range;
 
@@ -7,28 +7,28 @@ use super::cost::real;
 /// How servers share the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// So that the slowest server is as fast as can be found; parameters are cut where they may be.
+    /// Minimises the time of the slowest server; parameters are cut where they may be.
     ///
-    /// Parameters that stay whole go first, the slowest first, each to the server that is done first (no server is then
-    /// later than 4/3 of the best possible, by Graham's bound). The others fill servers up to the level at which all
-    /// would be equal, the slowest first, and are cut at the level. Then what makes the slowest server slow is moved,
-    /// cut or exchanged as long as that helps.
+    /// Uncut parameters go first, the slowest first, each to the server that is done first (no server is then later
+    /// than 4/3 of the optimum, by Graham's bound). The others fill servers up to the level at which all would be
+    /// equal, the slowest first, and are cut at the level. Then pieces of the slowest server are moved, cut or
+    /// exchanged as long as that helps.
     #[default]
     Balanced,
-    /// One after the other to the servers in turn, whole, in the program's order: what there is to compare with.
+    /// Whole parameters in turn, in program order: the baseline for comparisons.
     RoundRobin,
 }
 
-/// What a server takes for a step of one group of ops.
+/// The time of a server for a step of one group of ops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Load {
-    /// Seconds however much of it is there.
+    /// Seconds that do not depend on the number of rows.
     pub(super) fixed: f64,
     /// Seconds of all rows.
     pub(super) rows_seconds: f64,
-    /// Rows; one when it cannot be cut.
+    /// Rows; one when the group cannot be cut.
     pub(super) rows: u64,
-    /// A cut is at a multiple of so many rows.
+    /// Cuts are at multiples of this many rows.
     pub(super) unit: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Load {
 pub(super) struct Portion {
     /// The server.
     pub(super) server: u32,
-    /// Which rows.
+    /// The rows.
     pub(super) rows: Range<u64>,
 }
 
@@ -51,7 +51,7 @@ impl Load {
         self.rows.div_ceil(self.unit)
     }
 
-    /// Seconds of so many units, none of which is short.
+    /// Seconds of this many full units.
     fn seconds(&self, units: u64) -> f64 {
         if units == 0 {
             return 0.0;
@@ -74,15 +74,16 @@ impl Load {
 impl Placement {
     /// Where the groups go: for each one its portions in the order of their rows, each on a server of its own.
     pub(super) fn place(self, loads: &[Load], servers: u32) -> Vec<Vec<Portion>> {
-        let mut held = Held::new(loads, servers);
+        let mut held = Assignment::new(loads, servers);
         match self {
-            Self::RoundRobin => held.deal(),
+            Self::RoundRobin => held.place_in_turn(),
             Self::Balanced => {
                 held.fill();
                 held.improve();
-                // Either beginning may end in the better placement, and so what is dealt is never better than this.
-                let mut dealt = Held::new(loads, servers);
-                dealt.deal();
+                // Either initial placement may lead to the better result, so the outcome is never worse than round
+                // robin.
+                let mut dealt = Assignment::new(loads, servers);
+                dealt.place_in_turn();
                 dealt.improve();
                 if dealt.slowest() < held.slowest() {
                     held = dealt;
@@ -93,8 +94,8 @@ impl Placement {
     }
 }
 
-/// Who holds how much, while it is decided.
-struct Held<'a> {
+/// The assignment while it is computed.
+struct Assignment<'a> {
     loads: &'a [Load],
     /// Seconds of each server.
     servers: Vec<f64>,
@@ -102,7 +103,7 @@ struct Held<'a> {
     units: Vec<Vec<u64>>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> Assignment<'a> {
     fn new(loads: &'a [Load], servers: u32) -> Self {
         let servers = servers as usize;
         Self { loads, servers: vec![0.0; servers], units: vec![vec![0; servers]; loads.len()] }
@@ -118,7 +119,7 @@ impl<'a> Held<'a> {
     }
 
     /// Whole groups to the servers in turn.
-    fn deal(&mut self) {
+    fn place_in_turn(&mut self) {
         for (group, load) in self.loads.iter().enumerate() {
             self.put(group, group % self.servers.len(), load.units());
         }
@@ -144,15 +145,15 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Fills one server after the other up to the level; what fits nowhere is added to the least loaded.
+    /// Fills one server after the other up to the level; the remainder goes to the least loaded.
     fn pour(&mut self, group: usize, level: f64) {
-        let mut left = self.loads[group].units();
-        while left > 0 {
+        let mut remaining = self.loads[group].units();
+        while remaining > 0 {
             let server = self.least();
-            let room = self.loads[group].fitting(level - self.servers[server]).min(left);
-            let units = if room == 0 { left } else { room };
+            let room = self.loads[group].fitting(level - self.servers[server]).min(remaining);
+            let units = if room == 0 { remaining } else { room };
             self.put(group, server, units);
-            left -= units;
+            remaining -= units;
         }
     }
 
@@ -162,7 +163,7 @@ impl<'a> Held<'a> {
             let slowest = self.most();
             let limit = self.servers[slowest] * (1.0 - WORTH);
             let groups = (0..self.loads.len()).filter(|group| self.units[*group][slowest] > 0);
-            let mut best: Option<(f64, Change)> = None;
+            let mut best: Option<(f64, PlacementChange)> = None;
             for group in groups {
                 for change in self.changes(group, slowest) {
                     let seconds = self.after(&change);
@@ -176,14 +177,15 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// What could be done with a group on the slowest server.
-    fn changes(&self, group: usize, slowest: usize) -> Vec<Change> {
+    /// The possible changes to a group on the slowest server.
+    fn changes(&self, group: usize, slowest: usize) -> Vec<PlacementChange> {
         let held = self.units[group][slowest];
         let load = &self.loads[group];
         let mut changes = Vec::new();
         for server in (0..self.servers.len()).filter(|server| *server != slowest) {
             let there = self.units[group][server];
-            let shift = |units: u64| Change::of(&[(group, slowest, held - units), (group, server, there + units)]);
+            let shift =
+                |units: u64| PlacementChange::of(&[(group, slowest, held - units), (group, server, there + units)]);
             changes.push(shift(held));
             // As much as makes both equal, or a little less or more.
             let half = (self.servers[slowest] - self.servers[server]) / 2.0;
@@ -193,7 +195,7 @@ impl<'a> Held<'a> {
             for other in others.filter(|other| self.units[*other][server] > 0) {
                 let back = self.units[other][server];
                 let own = self.units[other][slowest];
-                changes.push(Change::of(&[
+                changes.push(PlacementChange::of(&[
                     (group, slowest, 0),
                     (group, server, there + held),
                     (other, server, 0),
@@ -205,7 +207,7 @@ impl<'a> Held<'a> {
     }
 
     /// The time of the slower of the servers that a change touches.
-    fn after(&self, change: &Change) -> f64 {
+    fn after(&self, change: &PlacementChange) -> f64 {
         let mut touched: Vec<usize> = change.sets.iter().map(|(_, server, _)| *server).collect();
         touched.sort_unstable();
         touched.dedup();
@@ -244,11 +246,11 @@ impl<'a> Held<'a> {
 }
 
 /// Units of groups on servers as they would be.
-struct Change {
+struct PlacementChange {
     sets: Vec<(usize, usize, u64)>,
 }
 
-impl Change {
+impl PlacementChange {
     fn of(sets: &[(usize, usize, u64)]) -> Self {
         Self { sets: sets.to_vec() }
     }

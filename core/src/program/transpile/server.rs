@@ -1,10 +1,10 @@
-//! A server's part.
+//! Generator of a server's part.
 //!
 //! ```text
-//! initialise what it keeps
+//! initialise the variables of its groups
 //! send each parameter that trainers read, to every trainer
 //! loop_forever {
-//!     for each piece that it keeps: its turn, see `program::turn`
+//!     for each group or piece of one: its update loop, see `program::update_loop`
 //! }
 //! ```
 
@@ -12,32 +12,32 @@ use std::collections::BTreeSet;
 
 use crate::dtype::ElementType;
 use crate::program::block::Block;
-use crate::program::op::{Op, OpKind, Peer};
-use crate::program::turn::turns;
-use crate::program::variable::{Facts, Purpose};
+use crate::program::op::{Op, OpKind, ProgramPeer};
+use crate::program::update_loop::loop_forever;
+use crate::program::variable::{Purpose, VariableFacts};
 
-use super::parameter_server::{Division, Piece, variable};
-use super::write::Writer;
+use super::parameter_server::{Division, GroupSlice, variable};
+use super::write::BlockWriter;
 
 /// The blocks of one server.
 pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
-    let pieces: Vec<&Piece<'_>> = division.pieces.iter().filter(|piece| piece.server == server).collect();
+    let pieces: Vec<&GroupSlice<'_>> = division.pieces.iter().filter(|piece| piece.server == server).collect();
     if pieces.is_empty() {
         return vec![Block::default()];
     }
-    let mut outer = Writer::default();
+    let mut outer = BlockWriter::default();
     let mut declared = BTreeSet::new();
     for piece in &pieces {
         begin(division, piece, &mut declared, &mut outer);
     }
     for piece in &pieces {
         for name in sent(division, piece) {
-            let to = (0..division.cluster.trainers).map(Peer::Trainer);
+            let to = (0..division.cluster.trainers).map(ProgramPeer::Trainer);
             to.for_each(|trainer| outer.send(name, name, trainer));
         }
     }
-    outer.block.ops.push(turns(1));
-    let mut inner = Writer::default();
+    outer.block.ops.push(loop_forever(1));
+    let mut inner = BlockWriter::default();
     inner.block.parent = Some(0);
     for piece in &pieces {
         turn(division, piece, &mut inner);
@@ -45,8 +45,13 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
     vec![outer.block, inner.block]
 }
 
-/// Declares what a piece keeps and reads, and fills it as the whole would have been filled.
-fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet<String>, outer: &mut Writer) {
+/// Declares the variables of a piece, and fills them as the whole would have been filled.
+fn begin<'a>(
+    division: &Division<'a>,
+    piece: &GroupSlice<'a>,
+    declared: &mut BTreeSet<String>,
+    outer: &mut BlockWriter,
+) {
     let graph = division.graph;
     let block = &graph.program().blocks[0];
     let own = || piece.group.kept.iter().chain(&piece.group.read).map(String::as_str);
@@ -61,7 +66,7 @@ fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet
         }
     }
     for op in needed.iter().map(|place| &block.ops[*place]) {
-        // What several groups read is filled once.
+        // A variable that several groups read is filled once.
         let is_new = |name: &String| variable(graph, name).1 == Purpose::Temporary || new.contains(name.as_str());
         if op.outputs.iter().any(is_new) {
             outer.block.ops.push(renamed(op, piece));
@@ -69,8 +74,8 @@ fn begin<'a>(division: &Division<'a>, piece: &Piece<'a>, declared: &mut BTreeSet
     }
 }
 
-/// What a piece does with one gradient of every trainer, or with one.
-fn turn(division: &Division<'_>, piece: &Piece<'_>, inner: &mut Writer) {
+/// The ops of a piece for one merged gradient.
+fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter) {
     for (gradient, arrival) in piece.group.arrivals.iter().zip(&piece.arrivals) {
         let facts = piece.facts(variable(division.graph, gradient).0);
         let to = widened(division, piece, &facts);
@@ -92,34 +97,36 @@ fn turn(division: &Division<'_>, piece: &Piece<'_>, inner: &mut Writer) {
 }
 
 /// The type of a gradient's elements.
-fn element_type(facts: &Facts) -> ElementType {
+fn element_type(facts: &VariableFacts) -> ElementType {
     match facts {
-        Facts::Dense { element_type, .. } | Facts::SelectedRows { element_type, .. } => *element_type,
-        Facts::Queue { .. } | Facts::Strings => unreachable!("an update was checked, and takes no {facts}"),
+        VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => *element_type,
+        VariableFacts::Queue { .. } | VariableFacts::Strings => {
+            unreachable!("an update was checked, and takes no {facts}")
+        }
     }
 }
 
 /// The type in which a half is added: its parameter's.
-fn widened(division: &Division<'_>, piece: &Piece<'_>, facts: &Facts) -> Option<ElementType> {
-    let is_half = matches!(facts, Facts::Dense { element_type, .. } if !element_type.is_parameter_type());
+fn widened(division: &Division<'_>, piece: &GroupSlice<'_>, facts: &VariableFacts) -> Option<ElementType> {
+    let is_half = matches!(facts, VariableFacts::Dense { element_type, .. } if !element_type.is_parameter_type());
     let kept = piece.group.kept.iter().map(|name| variable(division.graph, name));
     let types = kept.filter_map(|(facts, purpose)| match facts {
-        Facts::Dense { element_type, .. } if purpose == Purpose::Parameter => Some(*element_type),
+        VariableFacts::Dense { element_type, .. } if purpose == Purpose::Parameter => Some(*element_type),
         _ => None,
     });
     types.take(1).find(|_| is_half)
 }
 
-/// What a piece sends to trainers, in the order in which they read it first.
-fn sent<'p>(division: &Division<'_>, piece: &'p Piece<'_>) -> Vec<&'p str> {
+/// The variables that a piece sends to trainers, in order of first use.
+fn sent<'p>(division: &Division<'_>, piece: &'p GroupSlice<'_>) -> Vec<&'p str> {
     let place = |name: &&String| division.wanted.get(name.as_str());
     let mut sent: Vec<&String> = piece.group.kept.iter().filter(|name| place(name).is_some()).collect();
     sent.sort_by_key(place);
     sent.into_iter().map(|name| piece.name(name)).collect()
 }
 
-/// An op over a piece's variables; what makes random numbers begins where the piece does.
-fn renamed(op: &Op, piece: &Piece<'_>) -> Op {
+/// An op over a piece's variables; random initialisation begins at the piece's first row.
+fn renamed(op: &Op, piece: &GroupSlice<'_>) -> Op {
     let names = |names: &[String]| names.iter().map(|name| piece.name(name).to_owned()).collect();
     let mut kind = op.kind.clone();
     if let (OpKind::Uniform { first, .. } | OpKind::Gaussian { first, .. }, Some(rows)) = (&mut kind, &piece.rows) {

@@ -1,25 +1,25 @@
-//! The part of all trainers.
+//! Generator of the part of all trainers.
 //!
 //! ```text
-//! initialise what trainers keep
+//! initialise the trainers' variables
 //! parameter = recv, and concat where it is in pieces
-//! forward and backward; after the op that gives a gradient, split where it is in pieces, and send
+//! forward and backward; after the op that computes a gradient, split where it is in pieces, and send
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::program::block::Block;
-use crate::program::op::{OpKind, Peer, Role};
+use crate::program::op::{OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Purpose, Variable};
 
 use super::group::ops;
-use super::parameter_server::{Division, Piece, variable};
-use super::write::Writer;
+use super::parameter_server::{Division, GroupSlice, variable};
+use super::write::BlockWriter;
 
 /// The one block.
 pub(super) fn block(division: &Division<'_>) -> Block {
     let graph = division.graph;
-    let mut writer = Writer::default();
+    let mut writer = BlockWriter::default();
     let is_own = |known: &&Variable| division.groups.keeper(&known.name).is_none() && !is_hidden(division, known);
     writer.block.variables = graph.program().blocks[0].variables.iter().filter(is_own).cloned().collect();
     let places = initialised(division);
@@ -35,7 +35,7 @@ pub(super) fn block(division: &Division<'_>) -> Block {
     for pieces in fed.filter_map(|variable| gradients.remove(variable.name.as_str())) {
         send(&pieces, division, &mut writer);
     }
-    for (_, op) in ops(graph).filter(|(_, op)| matches!(op.role, Role::Forward | Role::Backward)) {
+    for (_, op) in ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward)) {
         writer.block.ops.push(op.clone());
         for pieces in op.outputs.iter().filter_map(|output| gradients.remove(output.as_str())) {
             send(&pieces, division, &mut writer);
@@ -44,7 +44,7 @@ pub(super) fn block(division: &Division<'_>) -> Block {
     writer.block
 }
 
-/// The ops that fill what trainers keep: those that no server needs, and those that trainers need too.
+/// The ops that fill the trainers' variables, including those that servers need too.
 fn initialised(division: &Division<'_>) -> Vec<usize> {
     let graph = division.graph;
     let block = &graph.program().blocks[0];
@@ -54,38 +54,38 @@ fn initialised(division: &Division<'_>) -> Vec<usize> {
     let own = block.variables.iter().filter(|known| known.purpose.is_persistable() && !is_kept(&known.name));
     let own = division.outline.beginnings(own.map(|known| known.name.as_str()));
     let of_trainers: BTreeSet<usize> = own.into_iter().collect();
-    let all = ops(graph).filter(|(_, op)| op.role == Role::Initialise).map(|(place, _)| place);
+    let all = ops(graph).filter(|(_, op)| op.role == OpRole::Initialise).map(|(place, _)| place);
     all.filter(|place| of_trainers.contains(place) || !of_servers.contains(place)).collect()
 }
 
 /// Whether only optimizer ops write a temporary, so that trainers have none.
 fn is_hidden(division: &Division<'_>, known: &Variable) -> bool {
     let mut writers = division.outline.writers(&known.name);
-    known.purpose == Purpose::Temporary && writers.any(|op| op.role == Role::Optimize)
+    known.purpose == Purpose::Temporary && writers.any(|op| op.role == OpRole::Optimize)
 }
 
 /// The pieces that keep each variable.
-fn keepers<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<&'d Piece<'d>>> {
-    let mut keepers: BTreeMap<&str, Vec<&Piece<'_>>> = BTreeMap::new();
+fn keepers<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<&'d GroupSlice<'d>>> {
+    let mut keepers: BTreeMap<&str, Vec<&GroupSlice<'_>>> = BTreeMap::new();
     for piece in &division.pieces {
         piece.group.kept.iter().for_each(|name| keepers.entry(name).or_default().push(piece));
     }
     keepers
 }
 
-fn receive(division: &Division<'_>, name: &str, pieces: &[&Piece<'_>], writer: &mut Writer) {
+fn receive(division: &Division<'_>, name: &str, pieces: &[&GroupSlice<'_>], writer: &mut BlockWriter) {
     let facts = variable(division.graph, name).0;
     for piece in pieces {
         writer.recv(piece.name(name), piece.name(name), piece.facts(facts));
     }
     if pieces.len() > 1 {
         let names: Vec<&str> = pieces.iter().map(|piece| piece.name(name)).collect();
-        writer.op(OpKind::Concat { axis: 0 }, &names, &[name], Role::Communication);
+        writer.op(OpKind::Concat { axis: 0 }, &names, &[name], OpRole::Communication);
     }
 }
 
 /// The pieces that each gradient goes to, with the place among the arrivals of each.
-fn gradients<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<(&'d Piece<'d>, usize)>> {
+fn gradients<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<(&'d GroupSlice<'d>, usize)>> {
     let mut gradients: BTreeMap<&str, Vec<_>> = BTreeMap::new();
     for piece in &division.pieces {
         for (place, name) in piece.group.arrivals.iter().enumerate() {
@@ -95,7 +95,7 @@ fn gradients<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<(&'d Piece
     gradients
 }
 
-fn send(pieces: &[(&Piece<'_>, usize)], division: &Division<'_>, writer: &mut Writer) {
+fn send(pieces: &[(&GroupSlice<'_>, usize)], division: &Division<'_>, writer: &mut BlockWriter) {
     let (first, place) = pieces[0];
     let gradient = first.group.arrivals[place].as_str();
     let names: Vec<&str> = pieces.iter().map(|(piece, place)| piece.arrivals[*place].piece.as_str()).collect();
@@ -105,9 +105,9 @@ fn send(pieces: &[(&Piece<'_>, usize)], division: &Division<'_>, writer: &mut Wr
         for (name, (piece, _)) in names.iter().zip(pieces) {
             writer.declare(name, piece.facts(variable(division.graph, gradient).0), Purpose::Temporary);
         }
-        writer.op(OpKind::Split { axis: 0, lengths }, &[gradient], &names, Role::Communication);
+        writer.op(OpKind::Split { axis: 0, lengths }, &[gradient], &names, OpRole::Communication);
     }
     for (name, (piece, place)) in names.iter().zip(pieces) {
-        writer.send(name, &piece.arrivals[*place].channel, Peer::Server(piece.server));
+        writer.send(name, &piece.arrivals[*place].channel, ProgramPeer::Server(piece.server));
     }
 }

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use crate::error::Failure;
 use crate::program::block::{Block, Program};
 use crate::program::graph::Graph;
-use crate::program::op::{Destination, Op, OpKind, Peer, Role};
-use crate::program::variable::{Facts, Purpose, Variable};
+use crate::program::op::{Destination, Op, OpKind, OpRole, ProgramPeer};
+use crate::program::variable::{Purpose, Variable, VariableFacts};
 
-use super::Part;
+use super::ProgramPart;
 
-/// Names that are in use: those of a program, and those made beside them.
-pub(super) struct Names<'a> {
+/// The names in use: those of a program, and generated ones.
+pub(super) struct UsedNames<'a> {
     graph: &'a Graph,
     made: BTreeSet<String>,
 }
 
-impl<'a> Names<'a> {
-    /// Those of a program.
+impl<'a> UsedNames<'a> {
+    /// The names of a program.
     pub(super) fn of(graph: &'a Graph) -> Self {
         Self { graph, made: BTreeSet::new() }
     }
@@ -34,30 +34,30 @@ impl<'a> Names<'a> {
 
 /// A block while it is written.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(super) struct BlockWriter {
     pub(super) block: Block,
 }
 
-impl Writer {
-    pub(super) fn declare(&mut self, name: &str, facts: Facts, purpose: Purpose) {
+impl BlockWriter {
+    pub(super) fn declare(&mut self, name: &str, facts: VariableFacts, purpose: Purpose) {
         self.block.variables.push(Variable { name: name.to_owned(), facts, purpose });
     }
 
-    pub(super) fn op(&mut self, kind: OpKind, inputs: &[&str], outputs: &[&str], role: Role) {
+    pub(super) fn op(&mut self, kind: OpKind, inputs: &[&str], outputs: &[&str], role: OpRole) {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         self.block.ops.push(Op { kind, inputs: owned(inputs), outputs: owned(outputs), role });
     }
 
     /// Sends a value to one process.
-    pub(super) fn send(&mut self, name: &str, channel: &str, to: Peer) {
+    pub(super) fn send(&mut self, name: &str, channel: &str, to: ProgramPeer) {
         let kind = OpKind::Send { channel: channel.to_owned(), to: Destination::Peer(to) };
-        self.op(kind, &[name], &[], Role::Communication);
+        self.op(kind, &[name], &[], OpRole::Communication);
     }
 
     /// Receives a value, into a new temporary with these facts.
-    pub(super) fn recv(&mut self, channel: &str, name: &str, facts: Facts) {
+    pub(super) fn recv(&mut self, channel: &str, name: &str, facts: VariableFacts) {
         self.declare(name, facts, Purpose::Temporary);
-        self.op(OpKind::Recv { channel: channel.to_owned() }, &[], &[name], Role::Communication);
+        self.op(OpKind::Recv { channel: channel.to_owned() }, &[], &[name], OpRole::Communication);
     }
 }
 
@@ -65,8 +65,8 @@ impl Writer {
 ///
 /// # Errors
 /// When it does not check, which a limit can be the reason for: a part has more variables than the program.
-pub(super) fn part(peers: Vec<Peer>, blocks: Vec<Block>) -> Result<Part, Failure> {
-    let who = peers.first().map_or(String::new(), Peer::to_string);
+pub(super) fn part(peers: Vec<ProgramPeer>, blocks: Vec<Block>) -> Result<ProgramPart, Failure> {
+    let who = peers.first().map_or(String::new(), ProgramPeer::to_string);
     let graph = Graph::new(Program { blocks }).map_err(|failure| Failure::call(format!("{who}'s part: {failure}")))?;
-    Ok(Part { peers, graph })
+    Ok(ProgramPart { peers, graph })
 }

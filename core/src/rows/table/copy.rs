@@ -8,7 +8,7 @@ use crate::ids::Version;
 use crate::memory::prefetch;
 
 use super::RowTable;
-use super::rest::Rest;
+use super::rest::IdleRows;
 
 /// Rows as they are kept, for a checkpoint: in an order of their own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(super) struct Copying {
 }
 
 impl TableCopy {
-    /// Room for so many rows, each of so many tensors of so many bytes.
+    /// A copy with room for this many rows of this many tensors of this many bytes.
     fn with_capacity(rows: usize, tensors: usize, row_bytes: usize) -> Self {
         let numbers = || Vec::with_capacity(rows * size_of::<u64>());
         let content = || Vec::with_capacity(rows * row_bytes);
@@ -85,8 +85,8 @@ impl RowTable {
         copy
     }
 
-    /// Begins a copy of the table as it is now. Until the copy is whole it goes on by [`copy_on`](Self::copy_on), and a
-    /// row that changes meanwhile costs a copy of it, once. One that was begun before is given up.
+    /// Begins a copy of the table as of now. [`copy_on`](Self::copy_on) continues it, and a row that changes before it
+    /// is copied costs an extra copy, once. An unfinished earlier copy is discarded.
     pub fn begin_copy(&mut self) {
         let (rows, end) = (self.records.len() as usize, self.records.end());
         self.copying = Some(Box::new(Copying {
@@ -98,7 +98,7 @@ impl RowTable {
         }));
     }
 
-    /// Copies about so many bytes of rows, and takes them from `left`; gives the copy when it is whole.
+    /// Copies about `left` bytes of rows, and subtracts them from it; returns the copy when it is complete.
     ///
     /// # Panics
     /// When no copy was begun.
@@ -136,7 +136,7 @@ impl RowTable {
 
     fn copy_row(&self, copying: &mut Copying, id: u64, slot: u32) {
         if copying.note(slot) {
-            let last = if self.rest == Rest::Always { copying.version } else { self.last(slot) };
+            let last = if self.rest == IdleRows::Always { copying.version } else { self.last(slot) };
             copying.copy.push(id, last, &self.records.get(slot)[self.head_bytes()..], self.shape.row_bytes);
         }
     }

@@ -1,9 +1,9 @@
-//! Which slot a row has: an extendible hash table.
+//! Index from row id to slot: an extendible hash table.
 //!
-//! A directory of 2^depth entries leads to pages of 4 KiB, by the first bits of an id's hash. A page is a small open
-//! table: an id stands at the place that the last bits of its hash say, or at the next free one. A page that is four
-//! fifths full is split in two by one more bit, so growing never costs more than a page's worth of work at once: there
-//! is no pause in which everything is hashed anew. Only the directory, 4 bytes for some hundred rows, doubles whole.
+//! A directory of 2^depth entries maps the first bits of an id's hash to pages of 4 KiB. A page is a small
+//! open-addressing table: an id is at the position given by the last bits of its hash, or at the next free one. A page
+//! that is four fifths full is split in two by one more bit, so growth never costs more than one page's work at once
+//! and nothing is rehashed as a whole. Only the directory, 4 bytes for some hundred rows, doubles.
 //!
 //! Entries are never removed.
 
@@ -11,36 +11,36 @@ use crate::error::Failure;
 use crate::memory::{Lease, prefetch};
 use crate::rows::initializer::mix;
 
-use super::pieces::Pieces;
+use super::pieces::TablePieces;
 
-/// An id, and its slot plus one; zero there says that nobody stands here. Both little endian.
+/// An id, and its slot plus one; zero marks an empty entry. Both are little endian.
 const ENTRY_BYTES: usize = 16;
 const PAGE_ENTRIES: usize = 256;
 const PAGE_BYTES: usize = PAGE_ENTRIES * ENTRY_BYTES;
-/// A fuller page is split: at four fifths an id that is there is found within three steps, as a mean.
+/// A fuller page is split: at four fifths, finding an existing id takes three probes on average.
 const PAGE_ENTRIES_MAX: u16 = 204;
 /// The directory ends here, at 1 GiB.
 const DEPTH_MAX: u8 = 28;
-/// A page this many bits deeper than all pages need together holds ids that somebody made to share them: chance does
-/// not. So the directory has at most 256 entries, 1 KiB, for each page.
+/// A page that is this many bits deeper than the number of pages requires holds ids that were chosen to collide; random
+/// ids never reach it. So the directory has at most 256 entries, 1 KiB, for each page.
 const DEPTH_BEYOND_MAX: u32 = 8;
 
 /// The slots of rows, by id.
 #[derive(Debug)]
 pub(super) struct Index {
-    pieces: Pieces,
+    pieces: TablePieces,
     leases: Vec<Lease>,
     /// How many of a page number's lower bits say which page of a piece it is.
     bits: u32,
     /// Page numbers, 2^depth of them.
     directory: Vec<u32>,
     depth: u8,
-    /// What is known of each page.
-    pages: Vec<Page>,
+    /// State of each page.
+    pages: Vec<IndexPage>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Page {
+struct IndexPage {
     /// How many bits of a hash all its ids share.
     depth: u8,
     entries: u16,
@@ -59,7 +59,7 @@ impl Hash {
     /// The place in a directory of 2^depth entries.
     #[inline]
     fn directory(self, depth: u8) -> usize {
-        // In two steps, because there is no shift by 64.
+        // In two steps, because a shift by 64 is undefined.
         usize::try_from(self.0 >> 1 >> (63 - depth)).expect("a directory's index is short")
     }
 
@@ -71,7 +71,7 @@ impl Hash {
 }
 
 impl Index {
-    pub(super) fn new(pieces: Pieces) -> Result<Self, Failure> {
+    pub(super) fn new(pieces: TablePieces) -> Result<Self, Failure> {
         let pages_per_piece = pieces.bytes() / u32::try_from(PAGE_BYTES).expect("a page is small");
         let Some(bits) = pages_per_piece.checked_ilog2() else {
             return Err(Failure::call(format!("pieces of {} bytes; expected at least {PAGE_BYTES}", pieces.bytes())));
@@ -86,7 +86,7 @@ impl Index {
         self.leases.len() as u64 * u64::from(self.pieces.bytes())
     }
 
-    /// Asks for what [`find`](Self::find) will read first.
+    /// Prefetches the entry that [`find`](Self::find) reads first.
     #[inline]
     pub(super) fn prefetch(&self, id: u64) {
         let hash = Hash::of(id);
@@ -192,8 +192,8 @@ impl Index {
             counts[half] += 1;
         }
         let [below, above] = counts;
-        self.pages[low as usize] = Page { depth, entries: below };
-        self.pages[high as usize] = Page { depth, entries: above };
+        self.pages[low as usize] = IndexPage { depth, entries: below };
+        self.pages[high as usize] = IndexPage { depth, entries: above };
     }
 
     /// An empty page.
@@ -202,7 +202,7 @@ impl Index {
         if number.trailing_zeros() >= self.bits {
             self.leases.push(self.pieces.take()?);
         }
-        self.pages.push(Page { depth, entries: 0 });
+        self.pages.push(IndexPage { depth, entries: 0 });
         self.page_mut(number).fill([0; ENTRY_BYTES]);
         Ok(number)
     }
@@ -238,7 +238,7 @@ fn put(page: &mut [[u8; ENTRY_BYTES]], id: u64, slot: u32) {
     value.copy_from_slice(&(u64::from(slot) + 1).to_le_bytes());
 }
 
-/// An entry's id, and its slot when somebody stands there.
+/// An entry's id, and its slot if the entry is in use.
 #[inline]
 fn read(entry: &[u8; ENTRY_BYTES]) -> (u64, Option<u32>) {
     let (key, value) = entry.split_at(8);
@@ -249,23 +249,23 @@ fn read(entry: &[u8; ENTRY_BYTES]) -> (u64, Option<u32>) {
 #[cfg(test)]
 mod tests {
     use super::{Hash, Index, PAGE_ENTRIES, read};
-    use crate::luck::Luck;
     use crate::memory::{Arena, Budget};
     use crate::partition::Buckets;
+    use crate::prng::Prng;
     use crate::rows::ROW_IDS_MAX;
-    use crate::rows::table::Pieces;
+    use crate::rows::table::TablePieces;
 
     const IDS: usize = 20_000;
-    /// What a page that is as full as can be takes to find an id that is there, as a mean.
+    /// Mean probes for an existing id in a full page.
     const MEAN_STEPS_MAX: f64 = 3.0;
-    /// So many pages of 102 ids, which is how full they are at the least when they have just been split.
+    /// Pages of 102 ids each, the lowest fill after a split.
     const PAGES_MAX: u32 = 200;
 
     fn index(ids: impl IntoIterator<Item = u64>) -> (Index, Vec<u64>) {
         let mut budget = Budget::new();
         budget.line("pages", 4096, 2 * u64::from(PAGES_MAX));
         let arena = Arena::new(&budget).expect("a small arena");
-        let mut index = Index::new(Pieces::new(arena, 4096)).expect("there is room");
+        let mut index = Index::new(TablePieces::new(arena, 4096)).expect("there is room");
         let ids: Vec<u64> = ids.into_iter().filter(|id| *id < ROW_IDS_MAX).take(IDS).collect();
         for (slot, id) in (0..).zip(&ids) {
             index.insert(*id, slot).expect("chance does not make ids share their hash");
@@ -273,7 +273,7 @@ mod tests {
         (index, ids)
     }
 
-    /// How many entries are looked at to find an id that is there.
+    /// Probes to find an existing id.
     fn steps(index: &Index, id: u64) -> usize {
         let hash = Hash::of(id);
         let page = index.page(index.directory[hash.directory(index.depth)]);
@@ -300,8 +300,8 @@ mod tests {
         }
         check("two runs, alike but for the upper bits", (0..).flat_map(|id| [id, id | 1 << 62]));
         check("the bits of a number turned round", (1..).map(|id: u64| id.reverse_bits() >> 1));
-        let mut luck = Luck(5);
-        check("at random", std::iter::repeat_with(move || luck.below(ROW_IDS_MAX)));
+        let mut prng = Prng(5);
+        check("at random", std::iter::repeat_with(move || prng.below(ROW_IDS_MAX)));
         let buckets = Buckets { count: 64, rows: 1 << 40 };
         check("those of one bucket of many", (0..).filter(|id| buckets.of(*id) == 7));
     }

@@ -1,21 +1,20 @@
-//! The rows of one parameter, or of one server's part of it, that somebody has touched.
+//! Table of the existing rows of one parameter, or of one server's part of it.
 //!
-//! An update touches the rows that it was sent, and no others. Yet the values are those of a dense parameter with the
-//! same initial values, to the bit: see `rest` for how.
+//! An update touches only the rows that it was sent. Yet the values are bit for bit those of a dense parameter with the
+//! same initial values: see `rest`.
 //!
-//! Not here: rows that go again. A table grows until its memory is used up, and then says so.
+//! Not here: removal of rows. A table grows until its memory is used up, and then returns an error.
 //!
-//! A row that nobody has touched is not there. It reads as its initial value, with the updates it has missed; it is put
-//! there when it is updated or set, and never because it is read: who reads at random must not fill the table, and what
-//! is listed and saved is what was pushed. So under a rule that changes rows by a gradient of zero (decay, for example)
-//! each reading of a row that is not there replays all updates. Whether a row is there makes no difference to any
-//! value.
+//! A row exists after it was first updated or set. An absent row reads as its initial value with the missed updates
+//! replayed; reading never creates it, so that random reads do not fill the table, and lists and checkpoints hold
+//! pushed rows only. Under a rule that changes rows by a gradient of zero (decay, for example) each read of an absent
+//! row replays all updates. No value depends on whether a row exists.
 //!
-//! A row that has missed a million updates takes a million kernel calls, so that work can be had in pieces:
-//! [`RowTable::read`] and [`RowTable::catch_up`] stop when an allowance is used up, and go on where they were.
+//! A row that has missed a million updates takes a million kernel calls, so the work is divided: [`RowTable::read`] and
+//! [`RowTable::catch_up`] stop when an allowance is used up, and resume there.
 //!
-//! `pieces` (where memory comes from), `index` (id to slot), `records` (slot to bytes), `tile` (what a kernel sees),
-//! `rest` (what was missed), `reading` (what a reading has got so far), `copy` (the table as it was, for a checkpoint).
+//! `pieces` (memory), `index` (id to slot), `records` (slot to bytes), `tile` (the rows of one kernel call), `rest`
+//! (missed updates), `reading` (progress of a read), `copy` (a snapshot of the table, for a checkpoint).
 
 mod copy;
 mod index;
@@ -41,14 +40,14 @@ use super::selected::{Ids, RowsView};
 
 use copy::Copying;
 use index::Index;
-use records::Records;
-use rest::{Past, Rest};
-use tile::{Shape, Tile, TileRow};
+use records::RowRecords;
+use rest::{IdleRows, Past};
+use tile::{Tile, TileRow, TileShape};
 
 pub use copy::TableCopy;
-pub use pieces::Pieces;
-pub use reading::Reading;
-pub use rest::Rates;
+pub use pieces::TablePieces;
+pub use reading::PartialRead;
+pub use rest::RateChanges;
 pub use settings::{CatchUp, TableSettings};
 
 /// Bytes of the version that a row was last brought up to.
@@ -56,31 +55,31 @@ const HEAD_BYTES: usize = size_of::<u64>();
 /// Ids that are looked up together, so that the processor waits for many at once.
 const GROUP: usize = 64;
 
-/// Rows by id, with what an optimizer keeps of each.
+/// Rows by id, with the optimizer state of each.
 #[derive(Debug)]
 pub struct RowTable {
     settings: TableSettings,
-    rest: Rest,
-    shape: Shape,
+    rest: IdleRows,
+    shape: TileShape,
     index: Index,
-    records: Records,
+    records: RowRecords,
     version: Version,
-    rates: Rates,
+    rates: RateChanges,
     /// The copy that is being made of it, if one is.
     copying: Option<Box<Copying>>,
 }
 
 /// Room to work in, for any number of tables one after another.
 #[derive(Debug, Default)]
-pub struct Workspace {
+pub struct RowWorkspace {
     tile: Tile,
     slots: Vec<u32>,
 }
 
-/// What a table takes.
+/// Memory use of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableUsage {
-    /// Rows that are there.
+    /// Existing rows.
     pub rows: u64,
     /// Bytes of the pieces that hold them.
     pub record_bytes: u64,
@@ -106,38 +105,38 @@ pub struct Sorted {
 }
 
 impl RowTable {
-    /// A table without a row, at version zero.
+    /// An empty table at version zero.
     ///
     /// # Errors
-    /// What [`TableSettings::validate`] refuses, and when a piece is too small for a row or there is none.
-    pub fn new(settings: TableSettings, pieces: Pieces) -> Result<Self, Failure> {
+    /// As [`TableSettings::validate`], and when a piece is too small for a row or none is free.
+    pub fn new(settings: TableSettings, pieces: TablePieces) -> Result<Self, Failure> {
         settings.validate()?;
         let rest = match settings.catch_up {
-            CatchUp::Exact => Rest::of(settings.rule.rule(), settings.layout.element_type()),
-            CatchUp::Lazy => Rest::Always,
+            CatchUp::Exact => IdleRows::of(settings.rule.rule(), settings.layout.element_type()),
+            CatchUp::Lazy => IdleRows::Always,
         };
-        let shape = Shape { row_bytes: settings.layout.row_bytes(), states: settings.rule.states().len() };
-        let head_bytes = if rest == Rest::Always { 0 } else { HEAD_BYTES };
+        let shape = TileShape { row_bytes: settings.layout.row_bytes(), states: settings.rule.states().len() };
+        let head_bytes = if rest == IdleRows::Always { 0 } else { HEAD_BYTES };
         let record_bytes = head_bytes + shape.row_bytes * (shape.states + 1);
         Ok(Self {
             rest,
             shape,
             index: Index::new(pieces.clone())?,
-            records: Records::new(pieces, record_bytes)?,
+            records: RowRecords::new(pieces, record_bytes)?,
             version: Version(0),
-            rates: Rates::default(),
+            rates: RateChanges::default(),
             copying: None,
             settings,
         })
     }
 
-    /// What it was made of.
+    /// The settings of the table.
     #[must_use]
     pub fn settings(&self) -> &TableSettings {
         &self.settings
     }
 
-    /// What its rows have in common.
+    /// The layout of its rows.
     #[must_use]
     pub fn layout(&self) -> RowLayout {
         self.settings.layout
@@ -152,11 +151,11 @@ impl RowTable {
     /// The learning rates that steps brought with them. With the version and the records they are all that a checkpoint
     /// needs. Nothing is noted under rules that never have to replay an update, or that know no rate.
     #[must_use]
-    pub fn rates(&self) -> &Rates {
+    pub fn rates(&self) -> &RateChanges {
         &self.rates
     }
 
-    /// What it takes.
+    /// Its memory use.
     #[must_use]
     pub fn usage(&self) -> TableUsage {
         TableUsage {
@@ -166,26 +165,26 @@ impl RowTable {
         }
     }
 
-    /// Makes room for rows, so that an update of them cannot fail for want of it. It changes no value.
+    /// Reserves memory for rows, so that an update of them cannot fail for lack of it. It changes no value.
     ///
     /// # Errors
-    /// When memory runs out; names the bytes and the rows there are. Some of the rows may have been made room for.
-    pub fn reserve(&mut self, work: &mut Workspace, ids: Ids<'_>) -> Result<(), Failure> {
+    /// When memory runs out; names the bytes and the existing rows. Memory for some of the rows may have been reserved.
+    pub fn reserve(&mut self, work: &mut RowWorkspace, ids: Ids<'_>) -> Result<(), Failure> {
         self.claim(&mut work.slots, ids.iter())
     }
 
-    /// One update of the table, by the sums of the rows that were sent; every other row sees a gradient of zero, when
-    /// it is next wanted.
+    /// One update of the table, by the sums of the sent rows; every other row gets a gradient of zero when it is next
+    /// used.
     ///
     /// # Errors
-    /// When memory runs out, and when the step's rate or scale is negative or not finite. Then no value, and not the
-    /// version, has changed.
+    /// When memory runs out, and when the step's rate or scale is negative or not finite. Then neither a value nor the
+    /// version has changed.
     ///
     /// # Panics
     /// When the rows are not of the table's layout, or the step is not the next one.
     pub fn apply(
         &mut self,
-        work: &mut Workspace,
+        work: &mut RowWorkspace,
         kernels: &mut dyn Kernels,
         merged: &Merged<'_>,
         step: &Step,
@@ -199,17 +198,17 @@ impl RowTable {
             let end = merged.len().min(start + rows);
             self.update_tile(work, kernels, merged, start..end, step);
         }
-        if self.rest != Rest::Always && !self.settings.rule.rule().algorithm.is_exact() {
+        if self.rest != IdleRows::Always && !self.settings.rule.rule().algorithm.is_exact() {
             self.rates.note(step.version, step.rate);
         }
         self.version = step.version;
         Ok(())
     }
 
-    /// Whether what rows have missed is within the allowance `left`, which counts bytes of weights that an update goes
-    /// over, and from which it is then taken. A row that stops changing costs less than is reckoned here.
+    /// Whether the missed updates of rows fit the allowance `left`, in bytes of weights that updates go over, and
+    /// subtracts them from it. The estimate is an upper bound: a row that stops changing costs less.
     pub fn may_catch_up(&self, ids: Ids<'_>, left: &mut u64) -> bool {
-        if self.rest == Rest::Always {
+        if self.rest == IdleRows::Always {
             return true;
         }
         let row_bytes = self.shape.row_bytes as u64;
@@ -228,7 +227,7 @@ impl RowTable {
             self.ask_for(ids, places.end..places.end + GROUP);
             for slot in slots[..places.len()].iter().flatten() {
                 let behind = self.version.0 - self.last(*slot).0;
-                let is_one = behind > 1 && self.rest == Rest::AfterOne && self.is_fresh(Some(*slot));
+                let is_one = behind > 1 && self.rest == IdleRows::AfterOne && self.is_fresh(Some(*slot));
                 missed = missed.saturating_add(if is_one { row_bytes } else { behind.saturating_mul(row_bytes) });
             }
         }
@@ -239,18 +238,17 @@ impl RowTable {
         is_allowed
     }
 
-    /// Lets rows see what they have missed, from the place `from` on, so that an update of them need not; or a part of
-    /// that, when the allowance `left` is used up. Rows that are not there are left out. True when they have missed
-    /// nothing any more; else `from` says how far it is.
+    /// Replays missed updates of existing rows, from index `from` on, so that an update of them need not; stops when
+    /// the allowance `left` is used up. Returns true when nothing is missed any more; else `from` is where to resume.
     pub fn catch_up(
         &mut self,
-        work: &mut Workspace,
+        work: &mut RowWorkspace,
         kernels: &mut dyn Kernels,
         ids: Ids<'_>,
         from: &mut usize,
         left: &mut u64,
     ) -> bool {
-        if self.rest == Rest::Always {
+        if self.rest == IdleRows::Always {
             return true;
         }
         work.tile.begin(self.shape);
@@ -275,8 +273,8 @@ impl RowTable {
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
-    pub fn pull(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, ids: Ids<'_>, into: &mut [u8]) {
-        let (mut reading, mut left) = (Reading::default(), u64::MAX);
+    pub fn pull(&mut self, work: &mut RowWorkspace, kernels: &mut dyn Kernels, ids: Ids<'_>, into: &mut [u8]) {
+        let (mut reading, mut left) = (PartialRead::default(), u64::MAX);
         let is_over = self.read(work, kernels, ids, &mut reading, &mut left, into);
         assert!(is_over, "no table is so long");
     }
@@ -290,10 +288,10 @@ impl RowTable {
     /// When `into` does not hold a row for each id.
     pub fn read(
         &mut self,
-        work: &mut Workspace,
+        work: &mut RowWorkspace,
         kernels: &mut dyn Kernels,
         ids: Ids<'_>,
-        reading: &mut Reading,
+        reading: &mut PartialRead,
         left: &mut u64,
         into: &mut [u8],
     ) -> bool {
@@ -322,15 +320,19 @@ impl RowTable {
         self.read_tile(&mut work.tile, kernels, reading, left, into)
     }
 
-    /// Replaces the weights of rows, and leaves the optimizer's states alone. Of a row that is there twice the last one
-    /// counts.
+    /// Replaces the weights of rows, without changing optimizer states. Of a repeated row the last value counts.
     ///
     /// # Errors
     /// When memory runs out; then no value has changed.
     ///
     /// # Panics
     /// When the rows are not of the table's layout.
-    pub fn set(&mut self, work: &mut Workspace, kernels: &mut dyn Kernels, rows: &RowsView<'_>) -> Result<(), Failure> {
+    pub fn set(
+        &mut self,
+        work: &mut RowWorkspace,
+        kernels: &mut dyn Kernels,
+        rows: &RowsView<'_>,
+    ) -> Result<(), Failure> {
         assert_eq!(rows.layout(), self.settings.layout, "rows of this table");
         self.claim(&mut work.slots, rows.ids().iter())?;
         work.tile.begin(self.shape);
@@ -352,8 +354,8 @@ impl RowTable {
 }
 
 impl RowTable {
-    /// The rows that are there, in ascending order of their ids. Rows stay where they are, so a checkpoint may read
-    /// some of them now and the others later, as they are then.
+    /// The existing rows, in ascending order of their ids. Rows never move, so a checkpoint may read some of them now
+    /// and others later, with their values at that time.
     #[must_use]
     pub fn sorted(&self) -> Sorted {
         let mut rows: Vec<_> = self.index.entries().collect();
@@ -361,29 +363,29 @@ impl RowTable {
         Sorted { rows }
     }
 
-    /// Some ids of rows that are there: those that follow one, which need not be there, or the first ones. They stand
-    /// in an order of their own that no growth changes, so who asks on after the last of an answer finds every row that
-    /// was there when it began. It costs no more than it gives.
+    /// Some ids of existing rows: those that follow `after`, which need not exist, or the first ones. Their order does
+    /// not change when the table grows, so a listing that resumes after the last id of a page finds every row that
+    /// existed when it began. The cost is proportional to the number of ids returned.
     #[must_use]
     pub fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         self.index.ids_after(after, most)
     }
 
-    /// One of these rows, as it is now.
+    /// One of these rows, with its current values.
     ///
     /// # Panics
-    /// When there are not so many, or they are another table's.
+    /// When the index is out of bounds, or the rows are another table's.
     #[must_use]
     pub fn record(&self, sorted: &Sorted, index: usize) -> Record<'_> {
         let (id, slot) = sorted.rows[index];
         Record { id, last: self.last(slot), content: &self.records.get(slot)[self.head_bytes()..] }
     }
 
-    /// Puts back a row of a checkpoint, over what is there.
+    /// Restores a row of a checkpoint, replacing an existing one.
     ///
     /// # Errors
-    /// When the id, the version or the length is none of this table's, naming which, and when memory runs out.
-    pub fn restore(&mut self, work: &mut Workspace, record: Record<'_>) -> Result<(), Failure> {
+    /// When the id, the version or the length does not fit this table, naming which, and when memory runs out.
+    pub fn restore(&mut self, work: &mut RowWorkspace, record: Record<'_>) -> Result<(), Failure> {
         let Record { id, last, content } = record;
         let expected = self.shape.row_bytes * (self.shape.states + 1);
         self.settings.layout.check(id)?;
@@ -405,8 +407,8 @@ impl RowTable {
     ///
     /// # Panics
     /// When the table has seen updates or rows.
-    pub fn resume(&mut self, version: Version, rates: Rates) {
-        assert_eq!((self.version, self.records.len()), (Version(0), 0), "a table that nobody has used");
+    pub fn resume(&mut self, version: Version, rates: RateChanges) {
+        assert_eq!((self.version, self.records.len()), (Version(0), 0), "an unused table");
         self.version = version;
         self.rates = rates;
     }
@@ -450,7 +452,7 @@ impl RowTable {
         Ok(())
     }
 
-    /// Puts a row there that is not, as it is before anybody touches it.
+    /// Creates an absent row with its initial values.
     fn add(&mut self, id: u64) -> Result<u32, Failure> {
         let room = self.records.reserve().and_then(|slot| self.index.insert(id, slot).map(|()| slot));
         let slot = room.map_err(|why| {
@@ -460,7 +462,7 @@ impl RowTable {
             ))
         })?;
         let TableSettings { layout, rule, .. } = &self.settings;
-        let head = if self.rest == Rest::Always { 0 } else { HEAD_BYTES };
+        let head = if self.rest == IdleRows::Always { 0 } else { HEAD_BYTES };
         let record = self.records.add();
         record.fill(0);
         let (weight, states) = record[head..].split_at_mut(self.shape.row_bytes);
@@ -471,13 +473,13 @@ impl RowTable {
         Ok(slot)
     }
 
-    /// Asks for what finding some ids will read, as far as there are so many.
+    /// Prefetches the index entries of some ids, within bounds.
     fn ask_for(&self, ids: Ids<'_>, places: Range<usize>) {
         let places = places.start..places.end.min(ids.len());
         places.for_each(|place| self.index.prefetch(ids.get(place)));
     }
 
-    /// Finds the slots of some ids, and asks for what will be read of them.
+    /// Finds the slots of some ids, and prefetches their records.
     fn find(&self, ids: Ids<'_>, places: Range<usize>, slots: &mut [Option<u32>; GROUP]) {
         for (place, slot) in places.zip(slots) {
             *slot = self.index.find(ids.get(place));
@@ -487,16 +489,16 @@ impl RowTable {
         }
     }
 
-    /// One update of some rows that are all there.
+    /// One update of some existing rows.
     fn update_tile(
         &mut self,
-        work: &mut Workspace,
+        work: &mut RowWorkspace,
         kernels: &mut dyn Kernels,
         merged: &Merged<'_>,
         places: Range<usize>,
         step: &Step,
     ) {
-        let Workspace { tile, slots } = work;
+        let RowWorkspace { tile, slots } = work;
         tile.begin(self.shape);
         for place in places {
             let slot = slots[place];
@@ -505,7 +507,7 @@ impl RowTable {
         self.settle_whole(tile, kernels);
         for index in 0..tile.rows.len() {
             let place = tile.rows[index].place;
-            // One record at a time: the processor waits for so many lines at once, and no more.
+            // One record at a time: the processor has a limited number of outstanding cache misses.
             if let Some(ahead) = slots.get(place + self.shape.rows()) {
                 prefetch(self.records.get(*ahead));
             }
@@ -516,13 +518,13 @@ impl RowTable {
         self.store(tile);
     }
 
-    /// Reads the rows of a tile, once they have seen what they missed, and puts them back; false when they have not,
-    /// and the reading goes on with them.
+    /// Reads the rows of a tile after replaying their missed updates, and writes them back; false when the allowance
+    /// ended first, and the read resumes with them.
     fn read_tile(
         &mut self,
         tile: &mut Tile,
         kernels: &mut dyn Kernels,
-        reading: &mut Reading,
+        reading: &mut PartialRead,
         left: &mut u64,
         into: &mut [u8],
     ) -> bool {
@@ -545,13 +547,13 @@ impl RowTable {
     /// not there, and it goes on `from` the first of them.
     fn catch_up_tile(
         &mut self,
-        work: &mut Workspace,
+        work: &mut RowWorkspace,
         kernels: &mut dyn Kernels,
         from: &mut usize,
         left: &mut u64,
     ) -> bool {
         let tile = &mut work.tile;
-        self.settle(tile, kernels, &Reading::default(), left);
+        self.settle(tile, kernels, &PartialRead::default(), left);
         self.store(tile);
         let is_over = tile.has_seen(self.version);
         if !is_over {
@@ -564,17 +566,17 @@ impl RowTable {
     /// Takes the rows of a tile out of their records and brings them up to the present.
     fn settle_whole(&self, tile: &mut Tile, kernels: &mut dyn Kernels) {
         let mut left = u64::MAX;
-        self.settle(tile, kernels, &Reading::default(), &mut left);
+        self.settle(tile, kernels, &PartialRead::default(), &mut left);
     }
 
-    /// Takes the rows of a tile out of their records and brings them up to the present, or as far as is `left` for.
-    /// What a reading has got of rows that are not there is taken from it.
-    fn settle(&self, tile: &mut Tile, kernels: &mut dyn Kernels, reading: &Reading, left: &mut u64) {
+    /// Loads the rows of a tile and replays their missed updates, as far as `left` allows. State of absent rows comes
+    /// from the read in progress.
+    fn settle(&self, tile: &mut Tile, kernels: &mut dyn Kernels, reading: &PartialRead, left: &mut u64) {
         let version = self.version;
-        if self.rest != Rest::Always {
+        if self.rest != IdleRows::Always {
             for row in &mut tile.rows {
-                // One update is then as good as all that were missed.
-                if self.rest == Rest::AfterOne && row.last < version && self.is_fresh(row.slot) {
+                // One update is then equivalent to all missed ones.
+                if self.rest == IdleRows::AfterOne && row.last < version && self.is_fresh(row.slot) {
                     row.last = Version(version.0 - 1);
                 }
             }
@@ -592,7 +594,7 @@ impl RowTable {
                 },
             }
         }
-        if self.rest != Rest::Always {
+        if self.rest != IdleRows::Always {
             tile.catch_up(kernels, self.past(), version, left);
         }
     }
@@ -609,7 +611,7 @@ impl RowTable {
         }
     }
 
-    /// Whether a row's states are zero and its weight is finite, as in a row that nobody has touched.
+    /// Whether a row's states are zero and its weight is finite, as in a new row.
     fn is_fresh(&self, slot: Option<u32>) -> bool {
         let Some(slot) = slot else { return true };
         let (weight, states) = self.records.get(slot)[self.head_bytes()..].split_at(self.shape.row_bytes);
@@ -622,12 +624,12 @@ impl RowTable {
 
     /// Bytes of a record before its weight: the version it was last brought up to, when that is kept.
     fn head_bytes(&self) -> usize {
-        if self.rest == Rest::Always { 0 } else { HEAD_BYTES }
+        if self.rest == IdleRows::Always { 0 } else { HEAD_BYTES }
     }
 
     /// The version that a row was last brought up to.
     fn last(&self, slot: u32) -> Version {
-        if self.rest == Rest::Always {
+        if self.rest == IdleRows::Always {
             return self.version;
         }
         let head = self.records.get(slot).first_chunk().expect("a record begins with its version");
@@ -635,7 +637,7 @@ impl RowTable {
     }
 
     fn set_last(&mut self, slot: u32, version: Version) {
-        if self.rest != Rest::Always {
+        if self.rest != IdleRows::Always {
             self.records.get_mut(slot)[..HEAD_BYTES].copy_from_slice(&version.0.to_le_bytes());
         }
     }
@@ -643,7 +645,7 @@ impl RowTable {
     /// Reads a row that has missed nothing; of any other the last version it has seen.
     fn read_row(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
         let last = slot.map_or(Version(0), |slot| self.last(slot));
-        if self.rest != Rest::Always && last < self.version {
+        if self.rest != IdleRows::Always && last < self.version {
             return Some(last);
         }
         match slot {

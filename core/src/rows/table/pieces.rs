@@ -3,16 +3,16 @@
 use crate::error::Failure;
 use crate::memory::{Arena, Lease};
 
-/// Pieces of one size, from an arena that was mapped at the start. The arena should be for tables alone: a table that
-/// grows takes every slot of that size there is. Several tables may share one. Rows are wanted in no order, so it
-/// should be [of large pages](Arena::of_large_pages).
+/// Equally sized pieces of memory, from an arena that was mapped at the start. The arena should be used by tables only:
+/// growing tables take every slot of that size. Several tables may share one. Rows are accessed at random, so it should
+/// be [of large pages](Arena::of_large_pages).
 #[derive(Clone, Debug)]
-pub struct Pieces {
+pub struct TablePieces {
     arena: Arena,
     bytes: u32,
 }
 
-impl Pieces {
+impl TablePieces {
     /// Pieces of `bytes` bytes.
     #[must_use]
     pub const fn new(arena: Arena, bytes: u32) -> Self {
@@ -25,7 +25,7 @@ impl Pieces {
         self.bytes
     }
 
-    /// A piece; what is in it is anybody's guess.
+    /// A piece with undefined content.
     ///
     /// # Errors
     /// When every piece is taken.

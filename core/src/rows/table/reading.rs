@@ -4,12 +4,12 @@ use crate::ids::Version;
 
 use super::tile::Tile;
 
-/// How far a reading is. The default is the beginning.
+/// Progress of a read. The default is the beginning.
 ///
-/// What rows that are there have seen meanwhile is kept with them. Of those that are not there the reading has the
-/// weights and states that they have by now: of some at a time, as many as are brought forward together.
+/// Replayed updates of existing rows are stored in the table. For absent rows this holds the weights and states so far:
+/// of as many rows as are replayed together.
 #[derive(Clone, Debug, Default)]
-pub struct Reading {
+pub struct PartialRead {
     /// The first of the caller's rows that is not known to be written.
     pub(super) next: usize,
     /// Rows that are not there, by their ids, and the last update that each has seen.
@@ -19,7 +19,7 @@ pub struct Reading {
     content_bytes: usize,
 }
 
-impl Reading {
+impl PartialRead {
     /// The last update that a row has seen, which is not there, if it is among those that are being brought forward.
     pub(super) fn seen(&self, id: u64) -> Option<Version> {
         self.find(id).map(|index| self.rows[index].1)

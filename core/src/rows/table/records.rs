@@ -1,10 +1,10 @@
-//! The rows themselves, each with what an optimizer keeps of it in one run of bytes: the version it was last
-//! brought up to, when that is kept, the weight, and the states. A record never moves and is never given back.
+//! Records of rows: the version of the last replayed update (where it is needed), the weight, and the states, in one
+//! run of bytes. A record never moves and is never freed.
 
 use crate::error::Failure;
 use crate::memory::Lease;
 
-use super::pieces::Pieces;
+use super::pieces::TablePieces;
 
 /// The alignment of every record.
 const ALIGNMENT: usize = 8;
@@ -16,8 +16,8 @@ const LINE_SHARE: usize = 16;
 /// Records in slots. A slot says which piece a record is in and where, in bits, because it is taken apart for every
 /// record that is read; so slots ascend, and some numbers are none's.
 #[derive(Debug)]
-pub(super) struct Records {
-    pieces: Pieces,
+pub(super) struct RowRecords {
+    pieces: TablePieces,
     leases: Vec<Lease>,
     record_bytes: usize,
     stride: usize,
@@ -29,8 +29,8 @@ pub(super) struct Records {
     in_last: u32,
 }
 
-impl Records {
-    pub(super) fn new(pieces: Pieces, record_bytes: usize) -> Result<Self, Failure> {
+impl RowRecords {
+    pub(super) fn new(pieces: TablePieces, record_bytes: usize) -> Result<Self, Failure> {
         let aligned = record_bytes.next_multiple_of(LINE_BYTES);
         let is_cheap = (aligned - record_bytes) * LINE_SHARE <= record_bytes;
         let stride = if is_cheap { aligned } else { record_bytes.next_multiple_of(ALIGNMENT) };
@@ -65,7 +65,7 @@ impl Records {
     pub(super) fn reserve(&mut self) -> Result<u32, Failure> {
         if self.leases.is_empty() || self.in_last == self.per_piece {
             if (self.leases.len() as u64 + 1) << self.bits > u64::from(u32::MAX) {
-                return Err(Failure::call(format!("{} rows in one table, and no number for one more", self.len)));
+                return Err(Failure::call(format!("{} rows in one table; expected no more", self.len)));
             }
             self.leases.push(self.pieces.take()?);
             self.in_last = 0;
@@ -74,10 +74,10 @@ impl Records {
         Ok(last << self.bits | self.in_last)
     }
 
-    /// Adds a record, whose bytes are anybody's guess.
+    /// Adds a record with undefined content.
     ///
     /// # Panics
-    /// When no room was reserved.
+    /// When no memory was reserved.
     pub(super) fn add(&mut self) -> &mut [u8] {
         let (piece, place) = (self.leases.len() - 1, self.in_last);
         assert!(place < self.per_piece, "room was reserved");

@@ -1,9 +1,9 @@
-//! What the updates that a row has missed would have done to it.
+//! Replay of the updates that a row has missed.
 //!
-//! A dense update of a parameter gives a gradient of zero to every row that nobody sent. A table updates only the rows
-//! that were sent, keeps the step of each row's last update, and replays the missed ones, with a gradient of zero, when
-//! the row is wanted next. That is what the dense update does, by the same kernel, so it gives the same bits; a missed
-//! update is replayed once, so it is never more work than the dense one. Here is when less will do.
+//! A dense update of a parameter gives a gradient of zero to every row that was not sent. A table updates only the sent
+//! rows, keeps the step of each row's last update, and replays the missed ones with a gradient of zero when the row is
+//! next used. The dense update does the same by the same kernel, so the bits are equal; a missed update is replayed
+//! once, so it is never more work than the dense one. This module knows when less work suffices.
 
 use crate::dtype::ElementType;
 use crate::ids::Version;
@@ -11,29 +11,29 @@ use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
 
 /// When a gradient of zero leaves a row as it is, to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum IdleRows {
     /// Always: nothing is missed, and no step is kept.
     Always,
-    /// When its states are zero, its weight is finite, and a gradient of zero has gone over it once, which makes a
-    /// positive zero of a negative one, or whatever the algorithm makes of it for good.
+    /// After one replay, when its states are zero and its weight is finite: the first gradient of zero turns a negative
+    /// zero into a positive one, or reaches the algorithm's fixed point.
     AfterOne,
-    /// Who knows.
+    /// Unknown: every missed update is replayed.
     Never,
 }
 
-impl Rest {
-    /// What is known of a rule. What is not known here is [`Rest::Never`].
+impl IdleRows {
+    /// The case for a rule; [`IdleRows::Never`] unless proven otherwise.
     pub(super) fn of(rule: &Rule, element_type: ElementType) -> Self {
         let is_regularized = rule.l1 != 0.0 || rule.l2 != 0.0;
         match &rule.algorithm {
             // Wrapping addition of zero; a float may be a negative zero, to which zero is added.
             Algorithm::Add if !element_type.is_float() => Self::Always,
-            // A sum of nothing is zero, whatever was there.
+            // The sum of no gradients is zero, whatever the value was.
             Algorithm::Add | Algorithm::Sum => Self::AfterOne,
             // In its own formula the regularizers wait for the first gradient.
             Algorithm::Ftrl { .. } if rule.regularizer == Regularizer::Proximal => Self::AfterOne,
-            // What a user's rule does is not known here.
-            Algorithm::Written(_) => Self::Never,
+            // The effect of a user's rule is unknown.
+            Algorithm::Custom(_) => Self::Never,
             _ if is_regularized => Self::Never,
             // A weight minus a positive zero is that weight; a sum of squares plus zero is that sum.
             Algorithm::Sgd | Algorithm::Adagrad { .. } => Self::Always,
@@ -47,31 +47,30 @@ impl Rest {
     }
 }
 
-/// The learning rates that steps brought with them: since when which, or none. Each change takes 24 bytes for good,
-/// because a row that nobody has touched may be read at any time and then replays every step: who sends another rate
-/// with each of a million steps pays 24 MB for each table. Schedules, which the rule knows, cost nothing.
+/// History of the learning rates that pushes specified. Each change takes 24 bytes permanently, because an absent row
+/// may be read at any time and then replays every step: a trainer that sends another rate with each of a million steps
+/// costs 24 MB for each table. Schedules, which the rule knows, cost nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct RateChanges {
     changes: Vec<(Version, Option<f64>)>,
 }
 
-impl Rates {
-    /// Each version since which steps brought another rate, ascending, and that rate; none is the schedule's. Before
-    /// the first there is none. Of two changes at neighbouring versions alike the second says nothing new, and is not
-    /// kept.
+impl RateChanges {
+    /// Each version at which the specified rate changed, ascending, and the new rate; none means the schedule's. Before
+    /// the first there is none. Equal consecutive entries are merged.
     #[must_use]
     pub fn changes(&self) -> &[(Version, Option<f64>)] {
         &self.changes
     }
 
-    /// Notes what an update brought with it; later than all before.
+    /// Records the rate of an update, later than all before.
     pub fn note(&mut self, version: Version, rate: Option<f64>) {
         if self.at(version) != rate {
             self.changes.push((version, rate));
         }
     }
 
-    /// What the update brought that made this version.
+    /// The rate of the update that made this version.
     #[must_use]
     pub fn at(&self, version: Version) -> Option<f64> {
         let later = self.changes.partition_point(|(since, _)| *since <= version);
@@ -84,11 +83,11 @@ impl Rates {
 pub(super) struct Past<'a> {
     pub(super) rule: &'a Prepared,
     pub(super) element_type: ElementType,
-    pub(super) rates: &'a Rates,
+    pub(super) rates: &'a RateChanges,
 }
 
 impl Past<'_> {
-    /// Those of the update that made this version. The gradient is zero, so its scale and its norm do not matter.
+    /// The step of the update that made this version. The gradient is zero, so scale and norm do not matter.
     pub(super) fn step(&self, version: Version) -> Step {
         Step { version, rate: self.rates.at(version), norm: None, scale: 1.0 }
     }

@@ -1,4 +1,4 @@
-//! What a table is made of.
+//! Settings of a table.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use crate::error::Failure;
 use crate::optim::Prepared;
 use crate::rows::{Initializer, RowLayout};
 
-/// What becomes of the updates that a row has missed.
+/// How updates that a row has missed are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CatchUp {
     /// A row sees them all before it is read or updated again, so that the table is a dense parameter to the bit.
     #[default]
     Exact,
-    /// A row sees only the updates that it is in. Momentum then does not carry a row on, means do not fade, and nothing
-    /// decays but what is touched; as many other servers do it.
+    /// A row gets only the updates that it is part of. Momentum does not move idle rows, means do not fade, and only
+    /// touched rows decay, as in many other parameter servers.
     Lazy,
 }
 
@@ -28,25 +28,25 @@ impl CatchUp {
     }
 }
 
-/// What a table is made of.
+/// Everything that defines a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableSettings {
-    /// What its rows have in common; the type is a parameter's.
+    /// The layout of its rows; the type is a parameter's.
     pub layout: RowLayout,
-    /// What an update does, checked and lowered.
+    /// The update rule, checked and lowered.
     pub rule: Arc<Prepared>,
-    /// What a row is before anybody touches it.
+    /// The initial values of a row.
     pub initializer: Initializer,
     /// With the id it decides the initial values; the same on every server and after every restart.
     pub seed: u64,
     /// The number that row 0 begins as: the table may be some rows of a larger one.
     pub first: u64,
-    /// What becomes of the updates that a row has missed.
+    /// How updates that a row has missed are handled.
     pub catch_up: CatchUp,
 }
 
 impl TableSettings {
-    /// Writes the row `id` as it is before anybody touches it.
+    /// Writes the initial values of row `id`.
     ///
     /// # Panics
     /// When `row` is not one row long.
@@ -54,11 +54,11 @@ impl TableSettings {
         self.initializer.fill(self.seed, self.first.wrapping_add(id), self.layout, row);
     }
 
-    /// Refuses what does not go together.
+    /// Refuses an inconsistent combination.
     ///
     /// # Errors
     /// When the rule or the initializer does not go with the type, and when the rule needs the norm of the whole
-    /// gradient; names what was found.
+    /// gradient; names the found value.
     pub fn validate(&self) -> Result<(), Failure> {
         let element_type = self.layout.element_type();
         self.rule.rule().validate_for(element_type)?;
@@ -66,8 +66,8 @@ impl TableSettings {
         match self.rule.rule().clip_norm {
             None => Ok(()),
             Some(norm) => Err(Failure::call(format!(
-                "clip_norm is {norm} for a parameter of rows, of whose gradient no server sees the whole; expected \
-                 none, or clip_value"
+                "clip_norm is {norm} for a parameter of rows, whose whole gradient no server has; expected none, \
+                 or clip_value"
             ))),
         }
     }

@@ -1,6 +1,6 @@
-//! Some rows taken out of their records, so that a kernel sees them as it sees a chunk: the weights one after another,
-//! then each state. A tile stays in the first-level cache; what is copied in and out of it is hidden behind the memory
-//! that the records come from.
+//! Tile: rows copied out of their records in the layout of a chunk, so that a kernel can process them: the weights one
+//! after another, then each state. A tile stays in the first-level cache; the cost of copying is hidden behind the
+//! memory accesses to the records.
 
 use crate::ids::Version;
 use crate::limits::STATES_MAX;
@@ -10,7 +10,7 @@ use crate::port::{Kernels, Update};
 use super::rest::Past;
 
 /// Bytes of a tile's weights, states and gradients together, or one row when that is more: a third of a first-level
-/// cache, because the tile's records and those of the next are there too.
+/// cache, which also holds the records of this tile and the next.
 const TILE_BYTES: usize = 16 * 1024;
 /// Where a tile's tensors begin: at a cache line, so that no vector crosses one.
 const ALIGNMENT: usize = 64;
@@ -20,12 +20,12 @@ const ALIGNMENT: usize = 64;
 pub(super) struct Tile {
     /// The rows in it.
     pub(super) rows: Vec<TileRow>,
-    shape: Shape,
+    shape: TileShape,
     memory: Vec<u8>,
     /// Where in the memory the first tensor begins, and how far it is from one to the next.
     start: usize,
     tensor_bytes: usize,
-    /// What a steady row was before a replay.
+    /// The content of a steady row before a replay.
     before: Vec<u8>,
     /// A place for the numbers of one update.
     scalars: Vec<f64>,
@@ -35,22 +35,22 @@ pub(super) struct Tile {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileRow {
     pub(super) id: u64,
-    /// Where it is kept; none when it is not.
+    /// The slot of its record; none for an absent row.
     pub(super) slot: Option<u32>,
     /// The last update it has seen.
     pub(super) last: Version,
-    /// Which of the caller's rows it is.
+    /// Its index among the caller's rows.
     pub(super) place: usize,
 }
 
-/// What a table's tiles are like.
+/// Dimensions of a table's tiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct TileShape {
     pub(super) row_bytes: usize,
     pub(super) states: usize,
 }
 
-impl Shape {
+impl TileShape {
     /// The most rows in a tile.
     pub(super) fn rows(self) -> usize {
         (TILE_BYTES / (self.row_bytes * (self.states + 2))).max(1)
@@ -64,7 +64,7 @@ impl Shape {
 
 impl Tile {
     /// Empties it, for a table.
-    pub(super) fn begin(&mut self, shape: Shape) {
+    pub(super) fn begin(&mut self, shape: TileShape) {
         self.rows.clear();
         if self.shape != shape {
             self.shape = shape;
@@ -74,9 +74,9 @@ impl Tile {
         }
     }
 
-    /// The weights of all rows there is room for, then each state, then the gradients.
+    /// The weights of all rows in the tile, then each state, then the gradients.
     fn tensors(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let Shape { states, .. } = self.shape;
+        let TileShape { states, .. } = self.shape;
         self.memory[self.start..].chunks_exact_mut(self.shape.tensor_bytes()).take(states + 2)
     }
 
@@ -101,7 +101,7 @@ impl Tile {
         self.row(0, place)
     }
 
-    /// Makes the states at a place those of a row that nobody has touched.
+    /// Fills the states at an index with those of a new row.
     pub(super) fn begin_states(&mut self, place: usize, past: Past<'_>) {
         for (tensor, declared) in (1..).zip(past.rule.states()) {
             optim::fill(past.element_type, self.row(tensor, place), declared.initial);
@@ -127,9 +127,9 @@ impl Tile {
         self.update_rows(kernels, past, step, rows, true);
     }
 
-    /// Replays what the rows have missed up to the update that made version `to`, or less when `left` is used up, from
-    /// which the bytes of weights that each update goes over are taken. The rows stand in the order of their last
-    /// updates, so that those that an update has to go over are always the first ones; each is told what it has seen.
+    /// Replays the rows' missed updates up to version `to`, or fewer when `left` is used up; the bytes of weights of
+    /// each update are subtracted from it. The rows are in the order of their last updates, so that an update always
+    /// goes over a prefix of them; each row gets its new last version.
     pub(super) fn catch_up(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, to: Version, left: &mut u64) {
         let is_steady = past.is_steady();
         let mut version = self.rows.first().map_or(to.0, |row| row.last.0) + 1;
@@ -175,7 +175,7 @@ impl Tile {
 
     /// Updates the first rows, by their gradients or by one of zero.
     fn update_rows(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step, rows: usize, has_gradient: bool) {
-        let Shape { row_bytes, states: count } = self.shape;
+        let TileShape { row_bytes, states: count } = self.shape;
         let mut scalars = std::mem::take(&mut self.scalars);
         let mut tensors = self.tensors().map(|tensor| &mut tensor[..rows * row_bytes]);
         let parameter = tensors.next().expect("a tile has weights");
@@ -196,7 +196,7 @@ impl Tile {
 
     /// Keeps a copy of the first rows.
     fn remember(&mut self, rows: usize) {
-        let Shape { row_bytes, states } = self.shape;
+        let TileShape { row_bytes, states } = self.shape;
         let mut before = std::mem::take(&mut self.before);
         before.clear();
         self.tensors().take(states + 1).for_each(|tensor| before.extend_from_slice(&tensor[..rows * row_bytes]));
@@ -204,7 +204,7 @@ impl Tile {
     }
 
     fn is_as_remembered(&mut self, rows: usize) -> bool {
-        let Shape { row_bytes, states } = self.shape;
+        let TileShape { row_bytes, states } = self.shape;
         let before = std::mem::take(&mut self.before);
         let tensors = self.tensors().take(states + 1).zip(before.chunks_exact(rows * row_bytes));
         let is_same = tensors.into_iter().all(|(tensor, before)| &tensor[..rows * row_bytes] == before);

@@ -29,8 +29,8 @@ fn values_are_the_same_on_every_machine() {
     assert_eq!(row(Initializer::Zeros, 1, 2, 3), [0.0; 3]);
     assert_eq!(row(Initializer::Constant(0.1), 1, 2, 3), [0.1; 3]);
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    // Reckoned apart from this program, with the same formulas: tables that were saved hold only the rows that were
-    // touched.
+    // Computed independently with the same formulas. The values must never change: saved tables hold only the touched
+    // rows.
     assert_eq!(bits(row(UNIFORM, 1, 2, 3)), UNIFORM_BITS);
     assert_eq!(bits(row(GAUSSIAN, 1, 2, 3)), GAUSSIAN_BITS);
 }

@@ -5,7 +5,7 @@ use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::{collection, prop_assert_eq};
 
 use crate::dtype::ElementType;
-use crate::rows::{Merge, RowLayout, RowsView, SelectedRows};
+use crate::rows::{RowLayout, RowMerge, RowsView, SelectedRows};
 
 use super::{bytes, floats, layout};
 
@@ -38,7 +38,7 @@ fn add(into: &mut [f32], from: &[f32]) {
 
 fn merged(layout: RowLayout, contributions: &[SelectedRows]) -> SelectedRows {
     let views: Vec<_> = contributions.iter().map(SelectedRows::view).collect();
-    Merge::default().unite(layout, &views).expect("they fit").to_selected_rows()
+    RowMerge::default().unite(layout, &views).expect("they fit").to_selected_rows()
 }
 
 /// Ids of every size, often alike.
@@ -76,7 +76,7 @@ proptest! {
         for ((id, row), (expected_id, expected)) in found.view().iter().zip(&expected) {
             prop_assert_eq!(id, *expected_id);
             for (found, expected) in floats(row).iter().zip(expected) {
-                // What is not a number stays so; which of its bit patterns it has is not promised.
+                // NaN stays NaN; its bit pattern is unspecified.
                 let is_same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
                 proptest::prop_assert!(is_same, "row {id}: {found} for {expected}");
             }
@@ -124,7 +124,7 @@ fn unlike_contributions_are_refused_by_name() {
         let parameter = layout(ElementType::Float32, 4);
         let rows = SelectedRows::new(found, &[], &[]).expect("no rows");
         let views = [rows.view()];
-        let refusal = Merge::default().unite(parameter, &views).expect_err("it does not fit").to_string();
+        let refusal = RowMerge::default().unite(parameter, &views).expect_err("it does not fit").to_string();
         assert_eq!(
             refusal,
             format!("contribution 0 has rows of {expected}; expected 4 float32 with any number of rows")
@@ -139,7 +139,7 @@ fn unlike_contributions_are_refused_by_name() {
 #[test]
 fn room_that_was_used_before_changes_nothing() {
     let layout = layout(ElementType::Float32, 1);
-    let mut merge = Merge::with_capacity(2);
+    let mut merge = RowMerge::with_capacity(2);
     let mut sums = |ids: &[u64]| {
         let values: Vec<f32> = ids.iter().map(|_| 1.0).collect();
         let values = bytes(&values);

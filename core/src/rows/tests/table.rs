@@ -2,24 +2,24 @@ use std::sync::Arc;
 
 use crate::dtype::{ElementType, Half};
 use crate::ids::Version;
-use crate::luck::Luck;
 use crate::memory::{Arena, Budget};
 use crate::optim::{Algorithm, Gradient, Prepared, Rule, Schedule, Step};
 use crate::port::{Kernels, Plain, Update};
+use crate::prng::Prng;
 use crate::rows::initializer::mix;
 use crate::rows::{
-    CatchUp, Ids, Initializer, Merge, Pieces, Rates, Reading, Record, RowTable, RowsView, TableCopy, TableSettings,
-    Workspace,
+    CatchUp, Ids, Initializer, PartialRead, RateChanges, Record, RowMerge, RowTable, RowWorkspace, RowsView, TableCopy,
+    TablePieces, TableSettings,
 };
 
 use super::{bytes, floats, layout};
 
 const PIECE_BYTES: u32 = 4096;
 
-fn pieces(count: u64) -> Pieces {
+fn pieces(count: u64) -> TablePieces {
     let mut budget = Budget::new();
     budget.line("rows", PIECE_BYTES, count);
-    Pieces::new(Arena::new(&budget).expect("a small arena"), PIECE_BYTES)
+    TablePieces::new(Arena::new(&budget).expect("a small arena"), PIECE_BYTES)
 }
 
 fn settings(algorithm: Algorithm) -> TableSettings {
@@ -48,16 +48,16 @@ fn momentum() -> TableSettings {
     settings(Algorithm::Momentum { momentum: 0.5, nesterov: false })
 }
 
-/// A table, and what it takes to use it.
+/// A table, and the workspace to use it.
 struct Player {
     table: RowTable,
-    work: Workspace,
+    work: RowWorkspace,
 }
 
 impl Player {
     fn new(settings: TableSettings, count: u64) -> Self {
         let table = RowTable::new(settings, pieces(count)).expect("the settings are valid");
-        Self { table, work: Workspace::default() }
+        Self { table, work: RowWorkspace::default() }
     }
 
     /// Updates rows of two elements, each by its number.
@@ -66,7 +66,7 @@ impl Player {
         let values: Vec<_> = rows.iter().flat_map(|(_, value)| [*value, *value]).collect();
         let values = bytes(&values);
         let views = [RowsView::new(self.table.layout(), &ids, &values).expect("a row for each id")];
-        let mut merge = Merge::default();
+        let mut merge = RowMerge::default();
         let merged = merge.unite(self.table.layout(), &views).expect("they fit");
         let step = Step { version: Version(self.table.version().0 + 1), rate: None, norm: None, scale: 1.0 };
         self.table.apply(&mut self.work, &mut Plain, &merged, &step).map_err(|refusal| refusal.to_string())
@@ -120,7 +120,7 @@ fn a_row_that_decays_reads_as_if_it_were_there_and_is_not_kept() {
     assert!(near(&first[..2]) && near(&first[2..4]) && near(&first[4..]), "{first:?} from {initial:?}");
     assert_eq!(player.rows(), 1);
     assert_eq!(player.pull(&[7]), first[..2]);
-    // Where there is no room it is read all the same.
+    // Without room it can still be read.
     let mut full = Player::new(decaying, 2);
     (0..204).for_each(|id| full.push(&[(id, 1.0)]).expect("there is room"));
     let rows = full.rows();
@@ -251,7 +251,7 @@ fn a_table_of_records_put_back_in_any_order_goes_on_as_the_first() {
 #[test]
 fn a_record_that_does_not_fit_is_refused_by_name() {
     let mut player = Player::new(momentum(), 2);
-    player.table.resume(Version(5), Rates::default());
+    player.table.resume(Version(5), RateChanges::default());
     let mut check = |last, content: &[u8], expected: &str| {
         let record = Record { id: 4, last: Version(last), content };
         let refusal = player.table.restore(&mut player.work, record).expect_err("it does not fit");
@@ -270,7 +270,7 @@ fn what_a_table_cannot_do_is_refused_by_name() {
     let clipped = with(momentum(), |rule| rule.clip_norm = Some(2.0));
     check(
         clipped,
-        "clip_norm is 2 for a parameter of rows, of whose gradient no server sees the whole; expected none, or \
+        "clip_norm is 2 for a parameter of rows, whose whole gradient no server has; expected none, or \
          clip_value",
     );
     let wide = TableSettings { layout: layout(ElementType::Float32, 1000), ..momentum() };
@@ -286,7 +286,7 @@ fn what_a_table_cannot_do_is_refused_by_name() {
 fn a_step_that_is_no_number_is_refused() {
     let mut player = Player::new(momentum(), 2);
     let mut check = |rate, scale, expected: &str| {
-        let mut merge = Merge::default();
+        let mut merge = RowMerge::default();
         let merged = merge.unite(player.table.layout(), &[]).expect("there is nothing");
         let step = Step { version: Version(1), rate, norm: None, scale };
         let refusal = player.table.apply(&mut player.work, &mut Plain, &merged, &step).expect_err("it is refused");
@@ -310,8 +310,8 @@ impl Kernels for Counting {
         Plain.update(update);
     }
 
-    fn halve(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
-        Plain.halve(half, value, into);
+    fn narrow_to_half(&mut self, half: Half, value: &[u8], into: &mut [u8]) {
+        Plain.narrow_to_half(half, value, into);
     }
 
     fn name(&self) -> &'static str {
@@ -319,7 +319,7 @@ impl Kernels for Counting {
     }
 }
 
-/// Rules whose rows miss something, each in another way.
+/// Rules under which idle rows change, each in another way.
 fn restless() -> Vec<TableSettings> {
     let adam = settings(Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 });
     let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 0.01);
@@ -328,13 +328,13 @@ fn restless() -> Vec<TableSettings> {
 
 /// Pulls rows in as many pieces as it takes; how many those were.
 fn read_in_pieces(player: &mut Player, ids: &[u64], allowance: u64) -> (Vec<f32>, usize) {
-    let (mut into, mut reading) = (vec![0xff; ids.len() * 8], Reading::default());
+    let (mut into, mut reading) = (vec![0xff; ids.len() * 8], PartialRead::default());
     let ids = Ids::new(player.table.layout(), ids).expect("ids in range");
     for pieces in 1.. {
         let (mut kernels, mut left) = (Counting(0), allowance);
         let Player { table, work } = player;
         let is_over = table.read(work, &mut kernels, ids, &mut reading, &mut left, &mut into);
-        // An update goes over what is together in a tile, whatever is left.
+        // An update goes over all rows of a tile, whatever remains of the allowance.
         assert!(kernels.0 <= allowance + 8 * ids.len() as u64, "{} bytes for {allowance}", kernels.0);
         if is_over {
             return (floats(&into), pieces);
@@ -347,14 +347,14 @@ fn read_in_pieces(player: &mut Player, ids: &[u64], allowance: u64) -> (Vec<f32>
 fn rows_that_are_read_in_pieces_are_those_that_are_read_at_once() {
     for settings in restless() {
         let (mut whole, mut pieces) = (Player::new(settings.clone(), 8), Player::new(settings, 8));
-        let mut luck = Luck(3);
+        let mut prng = Prng(3);
         for round in 0..60 {
-            let rows: Vec<_> = (0..luck.below(4)).map(|_| (luck.below(12), 0.5)).collect();
+            let rows: Vec<_> = (0..prng.below(4)).map(|_| (prng.below(12), 0.5)).collect();
             for player in [&mut whole, &mut pieces] {
                 player.push(&rows).expect("there is room");
             }
-            let ids: Vec<u64> = (0..luck.below(9)).map(|_| luck.below(20)).collect();
-            let (found, count) = read_in_pieces(&mut pieces, &ids, 1 + luck.below(200));
+            let ids: Vec<u64> = (0..prng.below(9)).map(|_| prng.below(20)).collect();
+            let (found, count) = read_in_pieces(&mut pieces, &ids, 1 + prng.below(200));
             assert_eq!(found, whole.pull(&ids), "round {round} in {count} pieces");
         }
         let all: Vec<u64> = (0..20).collect();
@@ -373,7 +373,7 @@ fn a_table_that_is_updated_while_it_is_read_gives_each_row_as_it_was_at_some_ver
     }
     let ids: Vec<u64> = (0..6).collect();
     let ids = Ids::new(player.table.layout(), &ids).expect("ids in range");
-    let (mut into, mut reading) = (vec![0; 48], Reading::default());
+    let (mut into, mut reading) = (vec![0; 48], PartialRead::default());
     let initial: Vec<f32> = (0..6).map(|id| player.initial(id)[0]).collect();
     for turn in 0.. {
         assert!(turn < 200, "it comes to its end, although the table goes on");
@@ -442,8 +442,8 @@ fn a_copy_in_pieces_is_the_table_as_it_was_when_it_began() {
     let lasting = with(settings(Algorithm::Adagrad { epsilon: 1e-6 }), |_| ());
     for settings in restless().into_iter().chain([lasting]) {
         let mut player = Player::new(settings, 100);
-        let mut luck = Luck(9);
-        let mut some = |below: u64| (0..20).map(|_| (luck.below(below), 0.5)).collect::<Vec<_>>();
+        let mut prng = Prng(9);
+        let mut some = |below: u64| (0..20).map(|_| (prng.below(below), 0.5)).collect::<Vec<_>>();
         for _ in 0..100 {
             player.push(&some(1500)).expect("there is room");
         }
@@ -455,7 +455,7 @@ fn a_copy_in_pieces_is_the_table_as_it_was_when_it_began() {
             if let Some(copy) = player.table.copy_on(&mut 1000) {
                 break copy;
             }
-            // Rows that are there, and rows that are new and split pages; rows that are read, and rows that are set.
+            // Existing rows, and new ones that split pages; rows that are read, and rows that are set.
             player.push(&some(1500)).expect("there is room");
             player.push(&some(1 << 40)).expect("there is room");
             player.pull(&some(1500).iter().map(|(id, _)| *id).collect::<Vec<_>>());

@@ -9,7 +9,7 @@ use crate::dtype::ElementType;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
 use crate::partition::{Catalogue, Declaration, Name, Topology};
 use crate::port::{Event, Submit};
-use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, Output};
+use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, ServerOutput};
 use crate::time::Now;
 use crate::wire::answer::Answer;
 use crate::wire::request::{Commit, Request};
@@ -38,8 +38,8 @@ struct Desk {
 }
 
 fn options() -> CoordinatorOptions {
-    let lease = Duration::from_secs(20);
-    CoordinatorOptions { epoch: Epoch(7), servers: 2, job: JOB, default_config: Vec::new(), lease }
+    let (lease, grace) = (Duration::from_secs(20), Duration::from_secs(2));
+    CoordinatorOptions { epoch: Epoch(7), servers: 2, job: JOB, default_config: Vec::new(), lease, grace }
 }
 
 /// The pages of a catalogue of two parameters, each a page of its own.
@@ -55,7 +55,7 @@ fn pages() -> Vec<Vec<u8>> {
             whole: false,
             config: Vec::new(),
             buckets: None,
-            home: (name == "x").then_some(ServerIndex(1)),
+            owner: (name == "x").then_some(ServerIndex(1)),
         };
         catalogue.declare(declaration).expect("valid");
     }
@@ -78,9 +78,11 @@ impl Desk {
     fn outputs(&mut self, out: Vec<CoordinatorOutput>) {
         for output in out {
             match output {
-                CoordinatorOutput::Session(Output::Submit(Submit::Send { peer, frame, .. })) => self.note(peer, &frame),
-                CoordinatorOutput::Session(Output::Submit(Submit::Land { .. })) => {}
-                CoordinatorOutput::Session(Output::Close(peer)) => {
+                CoordinatorOutput::Session(ServerOutput::Submit(Submit::Send { peer, frame, .. })) => {
+                    self.note(peer, &frame)
+                }
+                CoordinatorOutput::Session(ServerOutput::Submit(Submit::PostReceive { .. })) => {}
+                CoordinatorOutput::Session(ServerOutput::Close(peer)) => {
                     let text = format!("{} closed", self.name(peer));
                     self.answers.push(text);
                 }
@@ -107,6 +109,7 @@ impl Desk {
                 Answer::Granted(generation) => format!("granted {generation}"),
                 Answer::Initialised(done) => format!("initialised {} pages {}", done.generation, done.pages),
                 Answer::Page(page) => format!("page of {} bytes", page.len()),
+                Answer::Waiting(text) => text,
                 Answer::Saved(saved) => format!("saved {}", saved.path),
                 Answer::Joined(joined) => {
                     let caller = self.callers.get_mut(&name).expect("known");
@@ -126,8 +129,12 @@ impl Desk {
         let caller = *self.callers.entry(name.to_owned()).and_modify(|one| one.peer = peer).or_insert(stranger);
         self.event(Event::Accepted { peer, origin: name.to_owned() });
         let head = Head { trainer: caller.trainer, incarnation: caller.incarnation, ..Head::new(Kind::Hello) };
-        let frame = Frame::with_control(head, &HelloMessage::default());
-        self.event(Event::Landed { peer, frame, body: Vec::new() });
+        let process = u32::try_from(self.peers).expect("a test has few connections");
+        let frame = Frame::with_control(
+            head,
+            &HelloMessage { host: "h".into(), process, absence_millis: Some(10_000), ..HelloMessage::default() },
+        );
+        self.event(Event::Received { peer, frame, body: Vec::new() });
     }
 
     fn ask(&mut self, name: &str, request: Request) {
@@ -148,7 +155,7 @@ impl Desk {
             ..Head::new(Kind::Control)
         };
         let frame = Frame::with_control(head, &ControlRequest { request: Some(request) });
-        self.event(Event::Landed { peer: caller.peer, frame, body: Vec::new() });
+        self.event(Event::Received { peer: caller.peer, frame, body: Vec::new() });
     }
 
     fn step(&mut self, command: &str) {
@@ -157,6 +164,7 @@ impl Desk {
         let server = |index: u32, shards: u32| RegisterRequest {
             server: index,
             entry: Some(ServerEntry { address: format!("tcp://s{index}:1"), shards }),
+            renews: words.contains(&"again"),
         };
         match words[0] {
             "servers" => {
@@ -165,6 +173,12 @@ impl Desk {
                 self.answers.clear();
             }
             "register" => self.ask(words[1], Request::Register(server(number(2).expect("n"), number(3).expect("n")))),
+            // A server at an address of its own name.
+            "register-at" => {
+                let mut register = server(number(2).expect("n"), 2);
+                register.entry.iter_mut().for_each(|entry| entry.address = format!("tcp://{}:1", words[1]));
+                self.ask(words[1], Request::Register(register));
+            }
             "dial" => self.dial(words[1]),
             "gone" => {
                 let peer = self.callers[words[1]].peer;
@@ -175,6 +189,8 @@ impl Desk {
             "watch" => self.ask_believing(words[1], number(2).unwrap_or(0), Request::Begin(false)),
             "resign" => self.ask_believing(words[1], number(2).expect("a generation"), Request::Resign(true)),
             "beat" => self.ask(words[1], Request::Heartbeat(true)),
+            "ask" => self.ask(words[1], Request::Waiting(true)),
+            "release" => self.ask(words[1], Request::Release(true)),
             "leave" => self.ask(words[1], Request::Leave(true)),
             "page" => self.ask(words[1], Request::Catalogue(CatalogueRequest { page: number(2).expect("n") })),
             "save" => self.ask(words[1], Request::Save(words[2].to_owned())),
@@ -333,7 +349,10 @@ fn ranks_are_asked_for_or_given() {
          join a 2 -> a joined 2.1
          join b -> b joined 0.1
          join c -> c joined 1.1
-         join d -> d Invalid: all 3 ranks of this job are taken
+         join d ->
+         wait 1999 ->
+         wait 1 -> d Invalid: all 3 ranks of this job are taken by trainers that are \
+connected (0: host h, pid 4; 1: host h, pid 5; 2: host h, pid 3); start the servers with --trainers 4
          join d 3 -> d Invalid: trainer 3: this job has 3 trainers, numbered from 0
          join d 2 -> d joined 2.2
          beat a -> a Fenced: trainer 2 incarnation 1 was superseded by incarnation 2
@@ -395,4 +414,97 @@ fn another_number_of_servers_is_refused() {
     let refused = Coordinator::new(CoordinatorOptions { servers: 3, ..options() }, Some(&desk.kept)).err();
     let text = refused.expect("it is refused").to_string();
     assert_eq!(text, "this job was initialised on 2 servers and is started with 3");
+}
+
+#[test]
+fn a_rank_is_free_when_its_connection_has_been_closed_for_the_grace_time() {
+    check_started(
+        "gone b ->
+         join d ->
+         wait 1999 ->
+         wait 1 -> d joined 1.2
+         dial b -> b Fenced: trainer 1 incarnation 1 was superseded by incarnation 2 (host h, pid 6) & b closed",
+    );
+    // A trainer that asks first waits for the trainer that ends after it.
+    check_started("join d ->\n wait 1000 ->\n gone a ->\n wait 1999 ->\n wait 1 -> d joined 0.2");
+    check_started("join d ->\n wait 1000 ->\n leave a -> a done & d joined 0.2");
+    check_started("release c -> c done\n join d -> d joined 2.2");
+}
+
+#[test]
+fn a_trainer_that_connects_again_keeps_its_rank() {
+    check_started("gone b ->\n wait 1999 ->\n dial b ->\n join d ->\n wait 2000 -> d Invalid: all 3 ranks");
+    check_started("gone b ->\n wait 60000 ->\n dial b ->\n beat b -> b done\n leave b -> b done");
+    // A second connection is enough.
+    check_started("dial b ->\n join d ->\n wait 2000 -> d Invalid");
+}
+
+#[test]
+fn the_trainers_of_an_earlier_coordinator_have_the_grace_time() {
+    check_started(
+        "restart
+         servers
+         dial a ->
+         join d ->
+         wait 1999 ->
+         dial c ->
+         wait 1 -> d joined 1.2
+         join e ->
+         wait 2000 -> e Invalid: all 3 ranks",
+    );
+}
+
+#[test]
+fn a_server_that_lives_keeps_its_place() {
+    check_started(
+        "register-at x 1 ->
+         wait 1999 ->
+         wait 1 -> x Invalid: server 1 of this job is at tcp://s1:1 (host h, pid 2) and is \
+connected: the one at tcp://x:1 cannot take its place
+         register s1 1 2 again -> s1 joined
+         register-at x 1 again -> x Fenced: server 1 of this job is now at tcp://s1:1
+         register-at x 0 -> x Invalid: server 0 had 1 shards",
+    );
+}
+
+#[test]
+fn a_server_that_comes_back_is_taken_at_once_and_one_elsewhere_after_the_grace_time() {
+    check_started("gone s1 ->\n dial s1 ->\n register s1 1 2 -> s1 joined");
+    check_started("gone s1 ->\n register-at x 1 ->\n wait 1999 ->\n wait 1 -> x joined");
+    check_started("register-at x 1 ->\n wait 1000 ->\n gone s1 ->\n wait 1999 ->\n wait 1 -> x joined");
+    // It was there before the new one took its place.
+    check_started("gone s1 ->\n register-at x 1 ->\n wait 10 ->\n dial s1 ->\n register s1 1 2 again -> s1 joined");
+    // The new process is here before the end of the old one's connection is known.
+    check_started("dial s1 ->\n register s1 1 2 ->\n wait 1999 ->\n wait 1 -> s1 Invalid: server 1 of this job is at");
+}
+
+#[test]
+fn the_servers_of_an_earlier_coordinator_have_the_grace_time() {
+    check_started(
+        "restart
+         register s0 0 1 -> s0 joined
+         register-at x 1 ->
+         wait 1000 ->
+         register s1 1 2 again -> s1 joined
+         wait 1000 -> x Invalid: server 1 of this job is at tcp://s1:1",
+    );
+    check_started("restart\n register s0 0 1 -> s0 joined\n register-at x 1 ->\n wait 2000 -> x joined");
+}
+
+#[test]
+fn a_trainer_waits_for_servers_as_long_as_it_says_and_learns_which_are_absent() {
+    check(
+        "register s0 0 1 -> s0 joined
+         join a ->
+         ask a -> a server 1 of 2 has not registered with server 0
+         wait 9999 ->
+         wait 1 -> a Deadline: server 1 of 2 has not registered with server 0 for 10.0 s: start it
+         ask a -> a
+         join a ->
+         register s1 1 2 -> s1 joined & a joined 0.1
+         begin a -> a granted 1
+         join b -> b joined 1.1
+         begin b ->
+         ask b -> b trainer 0 (host h, pid 2) initialises the parameters",
+    );
 }

@@ -17,7 +17,6 @@ use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
 
 const SGD: &str = "optimizer: SGD const_lr { learning_rate: 1 }";
 const MOMENTUM: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 }";
-const DIRECTORY: &str = "server-0/shard-0";
 
 fn plan(mode: Mode, trainers: u32) -> Plan {
     Plan::new(mode, Merge::Sum, trainers).with("w", Float32, 2, SGD).with("m", Float32, 3, MOMENTUM)
@@ -196,7 +195,7 @@ fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
         let disk: Arc<dyn Storage> = Arc::new(storage.clone());
         let bare = Stage::empty(plan(Mode::Sync, 1)).with_accelerator(FaultyAccelerator::new(device(), fault));
         let mut stage = bare;
-        stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+        stage.restore(&disk, false);
         stage.is_late = true;
         let mut script = Script::new(stage.initialised());
         script.run("turn ->\n turn ->\n push 0 1 w=1 m=1 -> *\n turn ->\n push 0 2 m=1 -> 0 done m@2");
@@ -204,12 +203,12 @@ fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
         let failure = (0..10).find_map(&mut attend).expect("it breaks");
         let Failure::Node(text) = &failure else { panic!("{failure}") };
         assert!(text.contains("faulty simulated (plain)") && text.contains("lost"), "{text}");
-        let begun = script.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1);
+        let begun = script.stage.begin_checkpoint(1);
         assert_eq!(begun.err(), Some(failure.clone()), "nothing is written down of what was lost");
 
         // Another process has it all from the journal, on the processor.
         let mut again = Stage::empty(plan(Mode::Sync, 1));
-        again.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        again.restore(&disk, false);
         Script::new(again).run("show m w -> m@2=-2.5 & w@1=-1");
     }
 }
@@ -235,7 +234,7 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
         let storage = InMemory::new();
         let disk: Arc<dyn Storage> = Arc::new(storage.clone());
         let mut stage = named(bytes);
-        stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+        stage.restore(&disk, false);
         stage.begin();
         let left = bytes - if parameter == "m" { 8 } else { 0 };
         let expected = format!(
@@ -247,7 +246,7 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
 
         // It left no trace, and who comes back with room goes on from there.
         let mut again = named(32);
-        again.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        again.restore(&disk, false);
         assert_eq!(again.shard.generation().0, 0, "what was refused is not in the journal");
         again.generation.0 += 1;
         Script::new(again.initialised()).run(script);
@@ -258,18 +257,18 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
 fn a_device_that_must_hold_all_stops_a_shard_whose_parameters_it_has_no_room_for() {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = Stage::empty(plan(Mode::Sync, 1));
-    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+    stage.restore(&disk, false);
     Script::new(stage.initialised()).run("push 0 1 w=1 m=1 -> 0 done w@1 m@1");
     let named = |bytes| {
         let mut stage = Stage::empty(plan(Mode::Sync, 1)).with_named_accelerator(Simulated::new(Plain, bytes, 1));
-        stage.shard.restore(&disk, DIRECTORY, false).expect("the journal is there");
+        stage.restore(&disk, false);
         stage
     };
     let mut small = named(31);
     let failure = small.shard.attend(small.now, &mut Vec::new()).expect_err("there is no room");
     let Failure::Node(text) = &failure else { panic!("{failure:?}") };
     assert!(text.contains("32 bytes were asked for") && text.contains("31 were free"), "{text}");
-    assert_eq!(small.shard.begin_checkpoint(&disk, DIRECTORY, 1).err(), Some(failure), "nothing is written down");
+    assert_eq!(small.begin_checkpoint(1).err(), Some(failure), "nothing is written down");
     Script::new(named(32)).run("show m w -> m@1=-1 & w@1=-1");
 }
 
@@ -278,8 +277,9 @@ fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
     let storage = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(storage.clone());
     let mut script = Script::new(late(plan(Mode::Sync, 1)));
+    script.stage.claim(&disk);
     script.run("finish ->\n push 0 1 m=1 w=1 -> 0 done m@1 w@1");
-    assert!(script.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    assert!(script.stage.begin_checkpoint(1).expect("the disk is well"));
     let mut waits = 0;
     let writer = loop {
         match script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well") {
@@ -295,7 +295,7 @@ fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
     writer.finish().expect("the disk is well");
     script.run("finish ->\n show m -> m@2=-2.5");
     let mut again = Stage::empty(plan(Mode::Sync, 1));
-    again.shard.restore(&disk, DIRECTORY, false).expect("there is a checkpoint");
+    again.restore(&disk, false);
     let expected = (-1.0_f32).to_le_bytes().repeat(3);
     let found = again.contents().into_iter().find(|(.., states)| !states.is_empty()).expect("one has states");
     assert_eq!((found.1.0, &found.2, &found.3[0]), (1, &expected, &expected));
@@ -318,9 +318,10 @@ fn settling_waits_for_what_is_under_way_and_gives_up_by_name() {
 fn a_newer_initialisation_starts_with_an_empty_device() {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = late(plan(Mode::Sync, 1));
+    stage.claim(&disk);
     stage.finish_work();
     // A checkpoint has let go what it held, and nobody has gone on with it.
-    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     while stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well").is_none() {
         stage.turn();
     }

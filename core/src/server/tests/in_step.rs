@@ -4,8 +4,8 @@ use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Int64};
 use crate::ids::{ChunkId, Round, Version};
-use crate::luck::Luck;
 use crate::memory::Lease;
+use crate::prng::Prng;
 use crate::server::shard::Phase;
 
 const SGD: &str = "optimizer: SGD";
@@ -30,24 +30,24 @@ fn is_allowed(mode: Mode, own: u64, fewest: u64) -> bool {
 }
 
 /// Some chunks in some order, sometimes one of them twice; of a parameter whose chunks step together all or none.
-fn chosen(luck: &mut Luck, chunks: &[ChunkId]) -> Vec<ChunkId> {
-    let (odds, takes_clipped) = (1 + luck.index(4), luck.index(2) == 0);
-    let is_taken = |luck: &mut Luck, one: &ChunkId| match one.parameter.0 {
+fn chosen(prng: &mut Prng, chunks: &[ChunkId]) -> Vec<ChunkId> {
+    let (odds, takes_clipped) = (1 + prng.index(4), prng.index(2) == 0);
+    let is_taken = |prng: &mut Prng, one: &ChunkId| match one.parameter.0 {
         3 => takes_clipped,
-        _ => luck.index(odds) == 0,
+        _ => prng.index(odds) == 0,
     };
-    let mut some: Vec<ChunkId> = chunks.iter().filter(|one| is_taken(luck, one)).copied().collect();
+    let mut some: Vec<ChunkId> = chunks.iter().filter(|one| is_taken(prng, one)).copied().collect();
     for at in (1..some.len()).rev() {
-        some.swap(at, luck.index(at + 1));
+        some.swap(at, prng.index(at + 1));
     }
-    if !some.is_empty() && luck.index(3) == 0 {
-        let twice = some[luck.index(some.len())];
-        some.insert(luck.index(some.len()), twice);
+    if !some.is_empty() && prng.index(3) == 0 {
+        let twice = some[prng.index(some.len())];
+        some.insert(prng.index(some.len()), twice);
     }
     some
 }
 
-/// What was answered about which chunk to whom, however it was put in frames; a value with its bytes.
+/// The answers by connection and chunk, independent of frames; a value with its bytes.
 fn told(answers: &[Answer]) -> Vec<(u64, u8, ChunkId, Round, Vec<u8>)> {
     let mut told = Vec::new();
     for Answer { peer, frame, body } in answers {
@@ -62,41 +62,41 @@ fn told(answers: &[Answer]) -> Vec<(u64, u8, ChunkId, Round, Vec<u8>)> {
 }
 
 fn check(mode: Mode, seed: u64) {
-    let mut luck = Luck(seed);
+    let mut prng = Prng(seed);
     let mut stages = [Stage::serving(plan(mode)), Stage::serving(plan(mode))];
     let chunks = stages[0].plan.chunks();
     let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
     let mut pushed = vec![[0_u64; TRAINERS as usize]; ids.len()];
     for _ in 0..12 {
-        let trainer = luck.index(TRAINERS as usize);
-        let place = |one: &ChunkId| ids.iter().position(|id| id == one).expect("it is one of them");
+        let trainer = prng.index(TRAINERS as usize);
+        let slot_index = |one: &ChunkId| ids.iter().position(|id| id == one).expect("it is one of them");
         let may = |one: &ChunkId| {
-            let counts = pushed[place(one)];
+            let counts = pushed[slot_index(one)];
             is_allowed(mode, counts[trainer], counts.into_iter().min().expect("there are trainers"))
         };
-        let some: Vec<ChunkId> = chosen(&mut luck, &ids).into_iter().filter(may).collect();
-        let wants_value = luck.index(2) == 0;
+        let some: Vec<ChunkId> = chosen(&mut prng, &ids).into_iter().filter(may).collect();
+        let wants_value = prng.index(2) == 0;
         let entry = |one: &ChunkId| {
-            let at = place(one);
+            let at = slot_index(one);
             let element =
                 if one.parameter.0 == 2 { 3_i64.to_le_bytes().to_vec() } else { 0.5_f32.to_le_bytes().to_vec() };
             let gradient = element.repeat(chunks[at].1 as usize / element.len());
             (*one, pushed[at][trainer] + 1, gradient)
         };
         let entries: Vec<(ChunkId, u64, Vec<u8>)> = some.iter().map(entry).collect();
-        entries.iter().for_each(|(one, round, _)| pushed[place(one)][trainer] = *round);
+        entries.iter().for_each(|(one, round, _)| pushed[slot_index(one)][trainer] = *round);
         let trainer = u32::try_from(trainer).expect("few");
-        let [together, apart] = &mut stages;
-        let parcel = together.push(trainer, entries.clone(), wants_value).with_halves();
-        together.deliver(trainer, &parcel);
+        let [joined, apart] = &mut stages;
+        let parcel = joined.push(trainer, entries.clone(), wants_value).with_halves();
+        joined.deliver(trainer, &parcel);
         let all = apart.push(trainer, entries, wants_value);
         for (entry, payload) in all.frame.entries.iter().zip(&all.body) {
             let alone = vec![(entry.id, entry.round.0, entry.element_type, payload.clone())];
             apart.deliver(trainer, &Parcel::new(all.frame.head, alone).with_halves());
         }
-        assert_eq!(together.errors(), Vec::<String>::new(), "{mode:?} {seed}");
-        assert!(together.contents() == apart.contents(), "{mode:?} {seed}: the chunks differ");
-        assert!(told(&together.answers) == told(&apart.answers), "{mode:?} {seed}: the answers differ");
+        assert_eq!(joined.errors(), Vec::<String>::new(), "{mode:?} {seed}");
+        assert!(joined.contents() == apart.contents(), "{mode:?} {seed}: the chunks differ");
+        assert!(told(&joined.answers) == told(&apart.answers), "{mode:?} {seed}: the answers differ");
     }
 }
 

@@ -15,7 +15,6 @@ use crate::wire::{Kind, RowsPart};
 /// Rows that shrink in every update, whether they are in it or not, and carry on what moved them.
 const RESTLESS: &str = "sgd { momentum: 0.9 } l2: 0.01 const_lr { learning_rate: 0.5 } \
                         sparse { height: 2000 width: 2 buckets: 1 uniform { } }";
-const DIRECTORY: &str = "server-0/shard-0";
 /// An update goes over eight bytes of a row: in a turn four rows see five updates.
 const REPLAYS: u64 = 160;
 
@@ -144,7 +143,7 @@ fn who_is_gone_is_not_read_for() {
 fn kept() -> (Arc<dyn Storage>, Stage) {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = Stage::empty(plan(Mode::Async));
-    stage.shard.restore(&disk, DIRECTORY, false).expect("nothing was kept");
+    stage.restore(&disk, false);
     stage.initialise();
     (disk, stage)
 }
@@ -152,8 +151,8 @@ fn kept() -> (Arc<dyn Storage>, Stage) {
 /// A shard that comes back from what another has written.
 fn again(stage: &Stage, disk: &Arc<dyn Storage>) -> Stage {
     let mut again = Stage::empty(stage.plan.clone());
-    let restored = again.shard.restore(disk, DIRECTORY, false).expect("what was kept can be read");
-    assert_eq!(restored.checkpoint, Some(1));
+    let restored = again.restore(disk, false);
+    assert_eq!(restored.loaded.map(|loaded| loaded.name.number), Some(1));
     again
 }
 
@@ -162,7 +161,7 @@ fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
     let (disk, mut stage) = kept();
     let some = |step: u64| (0..50).map(|row| (row * 37 + step * 11) % 1900).collect::<Vec<u64>>();
     (0..30).for_each(|step| drop(push(&mut stage, &some(step))));
-    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let mut pieces = 0;
     let writer = loop {
         pieces += 1;
@@ -177,7 +176,7 @@ fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
     writer.finish().expect("the disk is well");
     let mut found = again(&stage, &disk);
     found.connect(0, stage.actors[&0].incarnation);
-    // What a reading has brought forward is the same rows.
+    // A read that replayed updates leaves the same rows.
     let all: Vec<u64> = (0..2000).collect();
     let [expected, found] = [&mut stage, &mut found].map(|stage| pull(stage, 0, &all));
     assert_eq!(found[0].body, expected[0].body);
@@ -188,11 +187,11 @@ fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
 fn a_checkpoint_that_is_given_up_leaves_nothing_behind() {
     let (disk, mut stage) = kept();
     push(&mut stage, &(0..1500).collect::<Vec<u64>>());
-    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     assert!(stage.shard.continue_checkpoint(1).expect("the disk is well").is_none());
     push(&mut stage, &[1, 2, 3]);
     // Another is begun before this one is whole.
-    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"));
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("all of it was written").finish().expect("the disk is well");
     assert_eq!(again(&stage, &disk).contents(), stage.contents());

@@ -122,7 +122,7 @@ proptest! {
     }
 }
 
-/// What a parameter of two chunks and a bit becomes when it is updated whole.
+/// Reference update of a parameter of more than two chunks as a whole.
 fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
     let rule = OptimizerSettings::from_text(CLIPPED).expect("valid").rule.expect("there");
     let prepared = Prepared::new(rule).expect("it is a rule");

@@ -1,6 +1,6 @@
-//! Whatever frames of a connection come to that land at once, they come to one by one: a shard that is told of several
-//! heads ahead stands beside one that is told of each as late as may be, and to both the same happens otherwise. A head
-//! that the first refuses, the second is told of in that moment; any other, when its payload is here.
+//! Frames received ahead have the result of frames received one by one. One shard is given several heads ahead, the
+//! other each head as late as possible; all other events are the same. A head that the first shard refuses is given to
+//! the second at once; any other when its payload has arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{ChunkId, Incarnation, PeerId, Round};
-use crate::limits::LANDINGS_MAX;
+use crate::limits::RECEIVES_MAX;
 use crate::port::{Event, Incoming, Plain, Simulated, Submit};
-use crate::server::Output;
+use crate::server::ServerOutput;
 use crate::wire::{Entry, Frame, Kind, RowsPart};
 
 const TRAINERS: u32 = 3;
@@ -40,7 +40,7 @@ fn rows() -> ChunkId {
     id(3, 0)
 }
 
-/// What a push is for.
+/// The chunks of each push.
 const PUSHES: [&[(u32, u64)]; 6] = [&[(0, 0)], &[(1, 0)], &[(0, 0), (1, 0)], &[(2, 0), (2, 1)], &[(2, 0)], &[(2, 1)]];
 
 /// Where chunks live.
@@ -53,9 +53,9 @@ enum Home {
     Late,
 }
 
-/// What happens.
+/// An action of the test.
 #[derive(Clone, Debug)]
-enum Act {
+enum JobAction {
     Push {
         trainer: u32,
         what: usize,
@@ -97,31 +97,31 @@ enum Act {
     },
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = JobAction> {
     let trainer = || 0..TRAINERS;
     // Mostly the next round; sometimes one that is over, or too far ahead.
     let ahead = prop_oneof![6 => Just(1_u64), 1 => Just(0_u64), 1 => Just(2_u64), 1 => Just(3_u64)];
     let push = (trainer(), 0..PUSHES.len(), ahead, any::<bool>())
-        .prop_map(|(trainer, what, ahead, wants_value)| Act::Push { trainer, what, ahead, wants_value });
+        .prop_map(|(trainer, what, ahead, wants_value)| JobAction::Push { trainer, what, ahead, wants_value });
     let parts = prop_oneof![Just(vec![0]), Just(vec![0, 1]), Just(vec![1, 0]), Just(vec![0, 2, 1]), Just(vec![0, 2])];
     let pull = (trainer(), 0..4_u32, 0..4_u64);
     prop_oneof![
         12 => push,
-        4 => (trainer(), parts).prop_map(|(trainer, parts)| Act::Rows { trainer, parts }),
-        2 => (trainer(), 1..5_usize).prop_map(|(trainer, back)| Act::Again { trainer, back }),
-        2 => (trainer(), 0..3_u32).prop_map(|(trainer, parameter)| Act::Set { trainer, parameter }),
-        2 => pull.prop_map(|(trainer, parameter, version)| Act::Pull { trainer, parameter, version }),
-        1 => trainer().prop_map(|trainer| Act::Leave { trainer }),
-        1 => trainer().prop_map(|trainer| Act::Reborn { trainer }),
-        1 => trainer().prop_map(|trainer| Act::Cut { trainer }),
-        1 => Just(Act::Begin),
-        1 => Just(Act::Wait),
-        6 => Just(Act::Turn),
-        18 => trainer().prop_map(|trainer| Act::Land { trainer }),
+        4 => (trainer(), parts).prop_map(|(trainer, parts)| JobAction::Rows { trainer, parts }),
+        2 => (trainer(), 1..5_usize).prop_map(|(trainer, back)| JobAction::Again { trainer, back }),
+        2 => (trainer(), 0..3_u32).prop_map(|(trainer, parameter)| JobAction::Set { trainer, parameter }),
+        2 => pull.prop_map(|(trainer, parameter, version)| JobAction::Pull { trainer, parameter, version }),
+        1 => trainer().prop_map(|trainer| JobAction::Leave { trainer }),
+        1 => trainer().prop_map(|trainer| JobAction::Reborn { trainer }),
+        1 => trainer().prop_map(|trainer| JobAction::Cut { trainer }),
+        1 => Just(JobAction::Begin),
+        1 => Just(JobAction::Wait),
+        6 => Just(JobAction::Turn),
+        18 => trainer().prop_map(|trainer| JobAction::Land { trainer }),
     ]
 }
 
-/// What is on its way over one connection.
+/// Frames in flight on one connection.
 #[derive(Default)]
 struct Flow {
     coming: VecDeque<Parcel>,
@@ -139,11 +139,12 @@ struct Landing {
 
 /// The two shards.
 struct Twins {
+    home: Home,
     several: Stage,
     single: Stage,
     flows: BTreeMap<PeerId, Flow>,
     rounds: BTreeMap<(u32, ChunkId), u64>,
-    /// What each trainer has sent in this life.
+    /// Frames sent by each trainer in this incarnation.
     sent: BTreeMap<u32, Vec<Parcel>>,
 }
 
@@ -154,9 +155,9 @@ fn stage(mode: Mode, home: Home) -> Stage {
         Home::Accelerator | Home::Late => bare.with_accelerator(Simulated::new(Plain, u64::MAX, POLLS_MAX)),
     };
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
-    stage.shard.restore(&disk, "server-0/shard-0", false).expect("nothing was kept");
+    stage.restore(&disk, false);
     let mut stage = stage.initialised();
-    stage.is_late = matches!(home, Home::Late);
+    stage.is_late = true;
     stage
 }
 
@@ -168,7 +169,7 @@ fn words(stage: &Stage) -> Vec<String> {
 impl Twins {
     fn new(mode: Mode, home: Home) -> Self {
         let (several, single) = (stage(mode, home), stage(mode, home));
-        Self { several, single, flows: BTreeMap::new(), rounds: BTreeMap::new(), sent: BTreeMap::new() }
+        Self { home, several, single, flows: BTreeMap::new(), rounds: BTreeMap::new(), sent: BTreeMap::new() }
     }
 
     fn peer(&self, trainer: u32) -> PeerId {
@@ -195,11 +196,33 @@ impl Twins {
     fn both(&mut self, act: impl Fn(&mut Stage)) {
         act(&mut self.several);
         act(&mut self.single);
-        self.follow();
+        self.replace_rule();
     }
 
-    /// What follows from an event: connections are closed, heads have places, and the next ones come.
-    fn follow(&mut self) {
+    /// The same after each turn: a head that the first shard is asked about again in a turn, the second is told of
+    /// before its accelerator has another.
+    fn finish_work(&mut self) {
+        for _ in 0..1000 {
+            let is_busy = |stage: &mut Stage| stage.turn() || stage.shard.is_under_way();
+            let busy = [is_busy(&mut self.several), is_busy(&mut self.single)];
+            self.settle_event();
+            if busy == [false; 2] {
+                return;
+            }
+        }
+        panic!("the accelerator does not come to its end");
+    }
+
+    /// Handles the consequences of an event, and gives the accelerator the time that it has before the next.
+    fn replace_rule(&mut self) {
+        self.settle_event();
+        if !matches!(self.home, Home::Late) {
+            self.finish_work();
+        }
+    }
+
+    /// Handles the consequences of an event: connections are closed, heads have places, and the next ones come.
+    fn settle_event(&mut self) {
         let closed = std::mem::take(&mut self.several.closed);
         assert_eq!(closed, std::mem::take(&mut self.single.closed), "the same connections are closed");
         closed.iter().for_each(|peer| drop(self.flows.remove(peer)));
@@ -220,13 +243,15 @@ impl Twins {
             let flow = self.flows.get_mut(&peer).expect("something was sent");
             let next = flow
                 .coming
-                .pop_front_if(|next| !next.body.is_empty() && flow.held.is_none() && flow.landing.len() < LANDINGS_MAX);
+                .pop_front_if(|next| !next.body.is_empty() && flow.held.is_none() && flow.landing.len() < RECEIVES_MAX);
             let Some(next) = next else { return };
             let (frame, mut out) = (next.frame.clone(), Vec::new());
             flow.held = Some(next);
             self.several.shard.handle(self.several.now, Event::Head { peer, frame }, &mut out);
             for output in out {
-                let Output::Submit(Submit::Land { into, .. }) = output else { panic!("a head has no other answer") };
+                let ServerOutput::Submit(Submit::PostReceive { into, .. }) = output else {
+                    panic!("a head has no other answer")
+                };
                 self.fill(peer, into);
             }
         }
@@ -236,7 +261,7 @@ impl Twins {
         let Some(flow) = self.flows.get_mut(&peer) else { return };
         let parcel = flow.held.take().expect("a head waits for its places");
         let is_nowhere = |places: &[Incoming]| places.iter().any(|place| matches!(place, Incoming::Discard { .. }));
-        let told = is_nowhere(&into).then(|| self.single.land(peer, &parcel));
+        let told = is_nowhere(&into).then(|| self.single.post_receive(peer, &parcel));
         if let Some(places) = &told {
             assert!(flow.landing.is_empty(), "a head is refused when what came before is here");
             assert!(is_nowhere(places), "what is refused is refused alone, too: {:?}", parcel.frame);
@@ -247,10 +272,10 @@ impl Twins {
     }
 
     /// The next frame of a connection lands, if there is one.
-    fn land(&mut self, peer: PeerId) -> bool {
+    fn post_receive(&mut self, peer: PeerId) -> bool {
         let Some(flow) = self.flows.get_mut(&peer) else { return false };
         let (frame, into, alone) = if let Some(Landing { parcel, into, told }) = flow.landing.pop_front() {
-            let alone = told.unwrap_or_else(|| self.single.land(peer, &parcel));
+            let alone = told.unwrap_or_else(|| self.single.post_receive(peer, &parcel));
             (parcel.frame, into, alone)
         } else if flow.held.is_none()
             && let Some(bare) = flow.coming.pop_front()
@@ -259,9 +284,9 @@ impl Twins {
         } else {
             return false;
         };
-        self.several.event(Event::Landed { peer, frame: frame.clone(), body: into });
-        self.single.event(Event::Landed { peer, frame, body: alone });
-        self.follow();
+        self.several.event(Event::Received { peer, frame: frame.clone(), body: into });
+        self.single.event(Event::Received { peer, frame, body: alone });
+        self.replace_rule();
         true
     }
 
@@ -335,7 +360,7 @@ impl Twins {
         let gone = |unfilled| Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled };
         self.several.event(gone(unfilled.into_iter().flatten().collect()));
         self.single.event(gone(alone.into_iter().flatten().flatten().collect()));
-        self.follow();
+        self.replace_rule();
         let incarnation = self.several.actors[&trainer].incarnation;
         self.both(|stage| stage.connect(trainer, incarnation));
         let sent = self.sent.entry(trainer).or_default();
@@ -357,33 +382,33 @@ impl Twins {
         self.send_again(0, parcel);
     }
 
-    fn act(&mut self, act: &Act) {
+    fn act(&mut self, act: &JobAction) {
         match act {
-            Act::Push { trainer, what, ahead, wants_value } => self.push(*trainer, *what, *ahead, *wants_value),
-            Act::Rows { trainer, parts } => self.push_rows(*trainer, parts),
-            Act::Again { trainer, back } => {
+            JobAction::Push { trainer, what, ahead, wants_value } => self.push(*trainer, *what, *ahead, *wants_value),
+            JobAction::Rows { trainer, parts } => self.push_rows(*trainer, parts),
+            JobAction::Again { trainer, back } => {
                 let sent = self.sent.entry(*trainer).or_default();
                 if let Some(parcel) = sent.len().checked_sub(*back).map(|at| sent[at].clone()) {
                     self.send_again(*trainer, parcel);
                 }
             }
-            Act::Set { trainer, parameter } => self.set(*trainer, *parameter),
-            Act::Pull { trainer, parameter, version } => self.pull(*trainer, *parameter, *version),
-            Act::Leave { trainer } => {
+            JobAction::Set { trainer, parameter } => self.set(*trainer, *parameter),
+            JobAction::Pull { trainer, parameter, version } => self.pull(*trainer, *parameter, *version),
+            JobAction::Leave { trainer } => {
                 let frame = |stage: &mut Stage| Frame::bare(stage.call(Kind::Leave, *trainer));
                 let parcel = self.make(|stage| Parcel { frame: frame(stage), body: Vec::new() });
                 self.send(*trainer, parcel);
             }
-            Act::Reborn { trainer } => {
+            JobAction::Reborn { trainer } => {
                 let incarnation = Incarnation(self.several.actors[trainer].incarnation.0 + 1);
                 self.sent.remove(trainer);
                 self.both(|stage| stage.connect(*trainer, incarnation));
             }
-            Act::Cut { trainer } => self.cut(*trainer),
-            Act::Begin => self.begin(),
-            Act::Wait => self.both(|stage| stage.wait(TIMEOUT)),
-            Act::Turn => self.both(|stage| _ = stage.turn()),
-            Act::Land { trainer } => _ = self.land(self.peer(*trainer)),
+            JobAction::Cut { trainer } => self.cut(*trainer),
+            JobAction::Begin => self.begin(),
+            JobAction::Wait => self.both(|stage| stage.wait(TIMEOUT)),
+            JobAction::Turn => self.both(|stage| _ = stage.turn()),
+            JobAction::Land { trainer } => _ = self.post_receive(self.peer(*trainer)),
         }
     }
 
@@ -391,10 +416,10 @@ impl Twins {
     fn end(&mut self) {
         let mut is_any = true;
         while is_any {
-            self.both(Stage::finish_work);
+            self.finish_work();
             is_any = false;
             for peer in self.flows.keys().copied().collect::<Vec<_>>() {
-                is_any |= self.land(peer);
+                is_any |= self.post_receive(peer);
             }
         }
         let is_done = |flow: &Flow| flow.coming.is_empty() && flow.held.is_none() && flow.landing.is_empty();

@@ -6,7 +6,7 @@ use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType::{self, Float32, Int64};
 use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
-use crate::program::{Block, Builder, Dim, Graph, OpKind, Peer, Program, append_backward, append_optimizer};
+use crate::program::{Block, Builder, Dim, Graph, OpKind, Program, ProgramPeer, append_backward, append_optimizer};
 use crate::rows::Initializer;
 use crate::server::program::program_of;
 use crate::server::shard::Phase;
@@ -27,7 +27,7 @@ fn check(mode: Mode, merge: Merge, element_type: ElementType, config: &'static s
     assert_eq!(ops, expected, "{text}");
 }
 
-/// What every rule of these tests has in its text.
+/// The learning rate in every rule of these tests.
 const RATE: &str = "lr_policy: Const const_lr { learning_rate: 1.0 }";
 const USUAL: &str = "l1: 0.0 l2: 0.0 regularizer: Proximal rate_scale: 1.0";
 
@@ -135,12 +135,12 @@ fn turn(block: &Block) -> Vec<String> {
     ops.iter().map(|op| format!("{op:?}")).collect()
 }
 
-/// What the transpiler writes into a server's part is what a server of such a job makes for itself.
+/// The transpiler's server part equals the program that a server of such a job builds.
 fn check_alike(mode: Mode, merge: Merge, rule: &str, is_table: bool) {
     let parts = ParameterServer { mode, merge, ..ParameterServer::default() }
         .transpile(&network(is_table, rule), Cluster { trainers: 3, servers: 1 }, &CostModel::default())
         .expect("it can be divided");
-    let written = parts.iter().find(|part| part.peers == [Peer::Server(0)]).expect("there is a server");
+    let written = parts.iter().find(|part| part.peers == [ProgramPeer::Server(0)]).expect("there is a server");
     let written = &written.graph.program().blocks[1];
     let sparse = if is_table { "sparse { height: 60 width: 3 buckets: 1 }" } else { "" };
     let config: &str = format!("{rule} {sparse}").leak();

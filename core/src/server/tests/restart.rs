@@ -14,8 +14,8 @@ use crate::checksum::append;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
-use crate::luck::Luck;
 use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
+use crate::prng::Prng;
 use crate::wire::{Entry, Flags, Frame, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
@@ -42,27 +42,27 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 }
 
 /// Some rows of a bucket, which may be none, as a part.
-fn rows(luck: &mut Luck, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
+fn rows(prng: &mut Prng, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
     let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
     let own: Vec<u64> = (0..60).filter(|row| u64::from(buckets.of(*row)) == id.chunk.0).collect();
     // Only the last part may have none.
-    let count = luck.below(6).max(u64::from(part.index + 1 < part.count));
+    let count = prng.below(6).max(u64::from(part.index + 1 < part.count));
     if count == 0 && part.count == 1 {
         return Vec::new();
     }
-    let ids: Vec<u64> = (0..count).map(|_| own[luck.index(own.len())]).collect();
-    let mut number = || f32::from(i16::try_from(luck.below(2001)).expect("it is small") - 1000) / 1.0e3;
+    let ids: Vec<u64> = (0..count).map(|_| own[prng.index(own.len())]).collect();
+    let mut number = || f32::from(i16::try_from(prng.below(2001)).expect("it is small") - 1000) / 1.0e3;
     let values: Vec<f32> = (0..count * 3).map(|_| number()).collect();
     let ids = ids.iter().flat_map(|id| id.to_le_bytes());
     part.encode().into_iter().chain(ids).chain(values.iter().flat_map(|value| value.to_le_bytes())).collect()
 }
 
-fn payload(luck: &mut Luck, plan: &Plan, id: ChunkId) -> Vec<u8> {
+fn payload(prng: &mut Prng, plan: &Plan, id: ChunkId) -> Vec<u8> {
     if plan.parameters[id.parameter.0 as usize].buckets.is_some() {
-        return rows(luck, plan, id, RowsPart::ONLY);
+        return rows(prng, plan, id, RowsPart::ONLY);
     }
     let bytes = plan.chunks().into_iter().find(|(one, _)| *one == id).expect("it is planned").1;
-    let mut number = || i16::try_from(luck.below(20_001)).expect("it is small") - 10_000;
+    let mut number = || i16::try_from(prng.below(20_001)).expect("it is small") - 10_000;
     let elements = u64::from(bytes) / plan.element_type(id).bytes();
     let one = |_| match plan.element_type(id) {
         Float32 => (f32::from(number()) / 1.0e4).to_le_bytes().to_vec(),
@@ -72,7 +72,7 @@ fn payload(luck: &mut Luck, plan: &Plan, id: ChunkId) -> Vec<u8> {
     (0..elements).flat_map(one).collect()
 }
 
-/// What a run does, so that a failure prints it.
+/// A step of a run, printed on failure.
 #[derive(Clone, Debug)]
 struct Course {
     mode: Mode,
@@ -86,7 +86,7 @@ struct Course {
     sync: bool,
     /// How many polls an accelerator takes at most for a piece of work; none where there is no accelerator.
     polls: u64,
-    /// What goes wrong on it, of what loses nothing.
+    /// Injected fault, of those that lose nothing.
     fault: Fault,
     /// Of a hundred moves, before how many readers take hold of every value, and other things of nearly all the memory.
     hungers: u64,
@@ -98,12 +98,12 @@ const SOUND: Fault = Fault::Refuses(u64::MAX);
 /// Two shards that get the same frames: one in peace, one that is killed again and again.
 struct Pair {
     course: Course,
-    luck: Luck,
+    prng: Prng,
     peace: Stage,
     trouble: Stage,
     storage: InMemory,
     number: u64,
-    /// What was sent to the shard in trouble and is not known to be answered, in order.
+    /// Frames sent to the shard in trouble without a known answer, in order.
     unanswered: Vec<(u32, Parcel)>,
     /// The round that each trainer pushes next for each chunk.
     rounds: Vec<Vec<u64>>,
@@ -153,7 +153,7 @@ impl Pair {
         let chunks = plan.chunks().len();
         let trainers = course.trainers as usize;
         Self {
-            luck: Luck(course.seed),
+            prng: Prng(course.seed),
             peace: Stage::serving(plan),
             trouble,
             storage,
@@ -171,25 +171,24 @@ impl Pair {
         self.history.extend(states(&self.peace));
         for _ in 0..self.course.moves {
             self.hunger();
-            let trainer = u32::try_from(self.luck.below(self.course.trainers.into())).expect("few");
-            if self.luck.below(100) < self.course.changes {
+            let trainer = u32::try_from(self.prng.below(self.course.trainers.into())).expect("few");
+            if self.prng.below(100) < self.course.changes {
                 self.change(trainer);
             } else if !self.is_away[trainer as usize] {
                 self.act(trainer);
             }
-            if self.luck.below(100) < self.course.checkpoints && !self.trouble.shard.is_checkpointing() {
+            if self.prng.below(100) < self.course.checkpoints && !self.trouble.shard.is_checkpointing() {
                 self.number += 1;
-                let storage: Arc<dyn Storage> = Arc::new(self.storage.clone());
-                let begun = self.trouble.shard.begin_checkpoint(&storage, DIRECTORY, self.number);
+                let begun = self.trouble.begin_checkpoint(self.number);
                 assert!(begun.expect("the disk is well"), "the shard serves");
             }
             self.turns();
             self.save_a_little();
-            if self.luck.below(100) < self.course.kills {
+            if self.prng.below(100) < self.course.kills {
                 self.kill();
             }
         }
-        if !self.course.sync && self.luck.below(2) == 0 {
+        if !self.course.sync && self.prng.below(2) == 0 {
             self.lose_host();
         } else {
             self.kill();
@@ -198,7 +197,7 @@ impl Pair {
 
     /// Now and then readers hold what there is, and now and then all comes back.
     fn hunger(&mut self) {
-        if self.luck.below(100) < self.course.hungers {
+        if self.prng.below(100) < self.course.hungers {
             self.trouble.holds = true;
             let plan = self.peace.plan.clone();
             let mut head = self.trouble.head(Kind::Pull, 0);
@@ -208,11 +207,11 @@ impl Pair {
             let parcel = Parcel { frame: Frame { entries, ..Frame::bare(head) }, body: Vec::new() };
             self.trouble.deliver(0, &parcel);
             self.trouble.starve();
-            for _ in 0..self.luck.below(10) {
-                let at = self.luck.index(self.trouble.taken.len());
+            for _ in 0..self.prng.below(10) {
+                let at = self.prng.index(self.trouble.taken.len());
                 self.trouble.taken.remove(at);
             }
-        } else if self.luck.below(4) == 0 {
+        } else if self.prng.below(4) == 0 {
             self.trouble.feed();
         }
     }
@@ -235,10 +234,10 @@ impl Pair {
         }
     }
 
-    /// What is done between two frames, which may be nothing.
+    /// Optional work between two frames.
     fn turns(&mut self) {
         if self.course.is_late() {
-            for _ in 0..self.luck.below(5) {
+            for _ in 0..self.prng.below(5) {
                 self.trouble.turn();
             }
         }
@@ -257,7 +256,7 @@ impl Pair {
     fn act(&mut self, trainer: u32) {
         let parcel = match self.rest[trainer as usize].take() {
             Some(rest) => rest,
-            None if self.luck.below(10) == 0 => self.set(trainer),
+            None if self.prng.below(10) == 0 => self.set(trainer),
             None => match self.push(trainer) {
                 Some(parcel) => parcel,
                 None => return,
@@ -269,9 +268,9 @@ impl Pair {
     fn set(&mut self, trainer: u32) -> Parcel {
         let plan = self.peace.plan.clone();
         let chunks: Vec<_> = plan.chunks().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
-        let id = chunks[self.luck.index(chunks.len())].0;
+        let id = chunks[self.prng.index(chunks.len())].0;
         let head = self.peace.call(Kind::Set, trainer);
-        let payload = payload(&mut self.luck, &plan, id);
+        let payload = payload(&mut self.prng, &plan, id);
         Parcel::new(head, vec![(id, 0, plan.element_type(id), payload)])
     }
 
@@ -279,33 +278,33 @@ impl Pair {
     fn push(&mut self, trainer: u32) -> Option<Parcel> {
         let plan = self.peace.plan.clone();
         let contents = self.peace.contents();
-        let wanted = 1 + self.luck.below(31);
-        let mut wants = self.luck.below(2) == 0;
+        let wanted = 1 + self.prng.below(31);
+        let mut wants = self.prng.below(2) == 0;
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
-        for (place, (id, version, ..)) in contents.iter().enumerate() {
+        for (slot_index, (id, version, ..)) in contents.iter().enumerate() {
             // Chunks of one parameter are at one version or may be apart by who is ahead: each has its own round.
-            let may = self.course.mode != Mode::Sync || rounds[place] <= version.0 + 2;
+            let may = self.course.mode != Mode::Sync || rounds[slot_index] <= version.0 + 2;
             if wanted & (1 << id.parameter.0) != 0 && may {
                 let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
                 wants &= !is_bucket;
                 // Where lives end early, so would contributions in parts, of which rows without a gradient remain.
-                if is_bucket && self.course.changes == 0 && self.luck.below(3) == 0 {
-                    let index = u32::try_from(self.luck.below(2)).expect("it is 0 or 1");
+                if is_bucket && self.course.changes == 0 && self.prng.below(3) == 0 {
+                    let index = u32::try_from(self.prng.below(2)).expect("it is 0 or 1");
                     for index in [index, 1 - index] {
-                        let part = rows(&mut self.luck, &plan, *id, RowsPart { index, count: 2 });
-                        entries.push((*id, rounds[place], part));
+                        let part = rows(&mut self.prng, &plan, *id, RowsPart { index, count: 2 });
+                        entries.push((*id, rounds[slot_index], part));
                     }
                 } else {
-                    entries.push((*id, rounds[place], payload(&mut self.luck, &plan, *id)));
+                    entries.push((*id, rounds[slot_index], payload(&mut self.prng, &plan, *id)));
                 }
-                rounds[place] += 1;
+                rounds[slot_index] += 1;
             }
         }
         if entries.is_empty() {
             return None;
         }
-        let second = entries.split_off(1 + self.luck.index(entries.len()));
+        let second = entries.split_off(1 + self.prng.index(entries.len()));
         let first = self.peace.push(trainer, entries, wants);
         if !second.is_empty() {
             let mut head = first.frame.head;
@@ -320,7 +319,7 @@ impl Pair {
     fn change(&mut self, trainer: u32) {
         let at = trainer as usize;
         let others = self.is_away.iter().enumerate().filter(|(other, away)| *other != at && !**away).count();
-        if !self.is_away[at] && others > 0 && self.luck.below(2) == 0 && self.rest[at].is_none() {
+        if !self.is_away[at] && others > 0 && self.prng.below(2) == 0 && self.rest[at].is_none() {
             let head = self.peace.call(Kind::Leave, trainer);
             self.send(trainer, Parcel { frame: Frame::bare(head), body: Vec::new() });
             self.is_away[at] = true;
@@ -343,11 +342,11 @@ impl Pair {
         self.history.extend(states(&self.peace));
         let is_refused = !self.peace.errors().is_empty();
         self.unanswered.push((trainer, parcel.clone()));
-        if self.luck.below(100) < self.course.kills {
+        if self.prng.below(100) < self.course.kills {
             // The frame is lost on the way, or begins to land, when the shard is killed.
-            if self.luck.below(2) == 0 && !parcel.body.is_empty() {
+            if self.prng.below(2) == 0 && !parcel.body.is_empty() {
                 let peer = self.trouble.actors[&trainer].peer;
-                drop(self.trouble.land(peer, &parcel));
+                drop(self.trouble.post_receive(peer, &parcel));
             }
             self.restart();
         } else {
@@ -364,7 +363,7 @@ impl Pair {
         }
         self.note_answers();
         if is_refused {
-            // What is refused is not asked again; both shards said so.
+            // A refused frame is not repeated; both shards refused it.
             assert_eq!(self.peace.errors(), self.trouble.errors());
             self.unanswered.retain(|(_, one)| one.frame.head != parcel.frame.head);
             self.trouble.answers.clear();
@@ -380,7 +379,7 @@ impl Pair {
             }
             for (_, one) in &mut self.unanswered {
                 let (asked, answered) = (&one.frame.head, &answer.frame.head);
-                if (asked.request, asked.trainer) == (answered.request, answered.trainer) && self.luck.below(4) > 0 {
+                if (asked.request, asked.trainer) == (answered.request, answered.trainer) && self.prng.below(4) > 0 {
                     one.frame.head.flags = Flags::default();
                     one.frame.head.request = Ticket(0);
                 }
@@ -390,7 +389,7 @@ impl Pair {
     }
 
     fn save_a_little(&mut self) {
-        let bytes = 1 + self.luck.below(6000);
+        let bytes = 1 + self.prng.below(6000);
         self.save(bytes);
     }
 
@@ -400,12 +399,12 @@ impl Pair {
         assert!(continued.is_ok() || self.course.fault != SOUND, "the disk is well");
         if let Ok(Some(writer)) = continued {
             writer.finish().expect("the disk is well");
-            self.trouble.shard.retain_journal(&self.storage, DIRECTORY).expect("the disk is well");
+            self.trouble.retain_journal().expect("the disk is well");
         }
     }
 
     fn kill(&mut self) {
-        if self.luck.below(2) == 0 {
+        if self.prng.below(2) == 0 {
             self.settle();
             self.note_answers();
             self.check();
@@ -443,9 +442,9 @@ impl Pair {
 
 fn restore(stage: &mut Stage, storage: &InMemory, sync: bool) -> Option<u64> {
     let storage: Arc<dyn Storage> = Arc::new(storage.clone());
-    let restored = stage.shard.restore(&storage, DIRECTORY, sync).expect("what was kept can be read");
-    assert_eq!(restored.fell_back, Vec::<String>::new());
-    restored.checkpoint
+    let restored = stage.restore(&storage, sync);
+    assert_eq!(restored.loaded.iter().flat_map(|loaded| &loaded.fell_back).count(), 0);
+    restored.loaded.map(|loaded| loaded.name.number)
 }
 
 /// Runs `before` on a shard, takes a checkpoint, and runs `after` on that shard and on the one that comes back from
@@ -457,13 +456,12 @@ fn check(plan: &Plan, before: &str, after: &str) {
     stage.initialise();
     let mut peace = Script::new(stage);
     peace.run(before);
-    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
-    assert!(peace.stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    assert!(peace.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = peace.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("all of it was written").finish().expect("the disk is well");
 
     let mut stage = Stage::empty(plan.clone());
-    assert_eq!(restore(&mut stage, &storage, false), Some(1));
+    assert_eq!(restore(&mut stage, &storage.copy(), false), Some(1));
     stage.actors = peace.stage.actors.clone();
     for (trainer, actor) in peace.stage.actors.clone() {
         stage.connect(trainer, actor.incarnation);
@@ -478,7 +476,7 @@ fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let after = "push 0 0 g=1 g.1=1 -> *\n show g g.1 -> ";
     let check = |before: &str, found: &str| check(&plan, before, &format!("{after}{found}"));
-    // Who waited, left, and would be let in before the checkpoint; the replayed leave finds it there.
+    // A trainer waited, departed, and would be admitted before the checkpoint; the replayed leave finds its gradient.
     check(
         "push 0 0 g=9 -> 0 done g@1\n push 1 0 g=5 ->\n leave 1 -> 1 done\n push 0 0 g.1=9 -> 0 done g.1@1",
         "g@2=-10 & g.1@2=-10",
@@ -499,8 +497,7 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
     let mut stage = Stage::empty(Plan::new(Mode::Sync, Merge::Mean, 1).with("r", Float32, 2, WRITTEN));
     restore(&mut stage, &storage, false);
     stage.initialise();
-    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
-    assert!(stage.shard.begin_checkpoint(&disk, DIRECTORY, 1).expect("the disk is well"), "the shard serves");
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("all of it was written").finish().expect("the disk is well");
     let report = inspect(&storage, DIRECTORY).expect("there is a checkpoint");
@@ -552,8 +549,8 @@ fn a_part_that_was_refused_is_not_in_the_journal() {
     let mut stage = Stage::empty(plan.clone());
     restore(&mut stage, &storage, false);
     stage.initialise();
-    let mut luck = Luck(1);
-    let mut parts = [0, 1, 2].map(|index| rows(&mut luck, &plan, id, RowsPart { index, count: 3 }));
+    let mut prng = Prng(1);
+    let mut parts = [0, 1, 2].map(|index| rows(&mut prng, &plan, id, RowsPart { index, count: 3 }));
     let first = stage.push(0, vec![(id, 1, std::mem::take(&mut parts[0]))], false);
     let [second, third] = [1, 2].map(|index: usize| {
         let payload = std::mem::take(&mut parts[index]);

@@ -85,6 +85,32 @@ fn a_trainer_one_round_ahead_waits_for_its_acknowledgement() {
 }
 
 #[test]
+fn a_gradient_of_the_next_round_waits_also_without_one_in_the_open_round() {
+    check(
+        mean(2),
+        "push 0 2 w=100 ->
+         push 1 1 w=1 -> 1 done w@1
+         show w -> w@0=0
+         push 0 1 w=3 -> 0 done w@1 & 0 done w@2
+         show w -> w@1=-2
+         push 1 2 w=2 -> 1 done w@2
+         show w -> w@2=-53",
+    );
+}
+
+#[test]
+fn a_gradient_of_a_closed_round_is_acknowledged_and_not_applied() {
+    check(
+        mean(2),
+        "push 0 1 w=1 -> 0 done w@1
+         push 1 1 w=1 -> 1 done w@1
+         reborn 0
+         push 0 1 w=5 -> 0 done w@1
+         show w -> w@1=-1",
+    );
+}
+
+#[test]
 fn two_rounds_ahead_is_refused_by_name() {
     let text = "0 error Invalid: parameter \"w\" chunk 0: trainer 0 sent round 3 while round 1 is open; *";
     check(mean(2), &format!("push 0 3 w=1 -> {text}\n push 0 1 w=1 -> 0 done w@1\n show w -> w@0=0"));
@@ -153,9 +179,9 @@ fn a_wait_that_ends_names_who_is_missing() {
          wait 59999 ->
          pull 0 1 w ->
          wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached within 60.0 s; \
-it is at version 0 and round 1 waits for trainer 0, 2
+it is at version 0 and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          wait 59998 ->
-         wait 1 -> 0 error Deadline: * waits for trainer 0, 2
+         wait 1 -> 0 error Deadline: * waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          push 0 1 w=1 -> 0 done w@1
          push 2 1 w=1 -> 2 done w@1",
     );

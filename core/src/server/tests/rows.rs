@@ -164,9 +164,9 @@ fn parts_that_nobody_completes_are_dropped_after_the_round_timeout_and_whose_the
     assert_eq!(gathered(&stage), 0);
     let dropped = "parameter \"s\" bucket 0: 2 of 3 parts of the rows of trainer 0 came, and no other for 60.0 s";
     assert!(stage.errors()[0].contains(dropped), "{:?}", stage.errors());
-    // What comes after all is refused, until all of it comes.
+    // Later parts are refused until the whole contribution is sent again.
     assert_eq!(kinds(&deliver(&mut stage, 0, second)), [Kind::Error]);
-    assert_eq!(gathered(&stage), 0, "nothing is begun in the middle");
+    assert_eq!(gathered(&stage), 0, "no contribution is left half-applied");
     for one in &parts {
         assert_eq!(kinds(&deliver(&mut stage, 0, one)), [Kind::Done]);
     }

@@ -3,8 +3,10 @@
 //! ```text
 //! push 0 1 w=1 x=2,3     trainer 0 pushes for round 1; w is the first chunk of parameter w, w.1 the second
 //! push+ 0 1 w=1          the same, and wants the value; push*0.5 sends the rate 0.5
+//! mend 0 1 w=2            trainer 0 pushes other gradients under the number of its last call
 //! again 0                trainer 0 sends its last push, set or leave once more
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
+//! gone 0, ask 0          the connection of trainer 0 ends; it asks what its calls wait for
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! pull 0 2 w/b, push+ 0 1 w/h=1    the same, and wants the value as bfloat16, as binary16
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
@@ -25,8 +27,9 @@ use prost::Message;
 use super::stage::{Answer, Parcel, Plan, Stage, contents, id};
 use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, Incarnation, Round};
-use crate::port::{Plain, Simulated};
-use crate::wire::{Entry, ErrorMessage, Flags, Frame, Kind};
+use crate::port::{Event, Plain, Simulated};
+use crate::wire::request::Request;
+use crate::wire::{self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind};
 
 /// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
 pub(super) fn check(plan: Plan, script: &str) {
@@ -66,6 +69,17 @@ impl Script {
             }
             "redial" => self.connect(number(1), 0),
             "reborn" => self.connect(number(1), 1),
+            "gone" => {
+                let peer = self.stage.actors[&number(1)].peer;
+                let (unsent, unfilled) = (Vec::new(), Vec::new());
+                self.stage.event(Event::Gone { peer, reason: "cut".into(), unsent, unfilled });
+            }
+            "ask" => {
+                let head = self.stage.head(Kind::Control, number(1));
+                let message = ControlRequest { request: Some(Request::Waiting(true)) };
+                let frame = Frame::with_control(head, &message);
+                self.stage.deliver(number(1), &Parcel { frame, body: Vec::new() });
+            }
             "pull" => self.pull(number(1), number(2).into(), &words[3..]),
             "set" => {
                 let head = self.stage.call(Kind::Set, number(1));
@@ -116,8 +130,11 @@ impl Script {
     fn push(&mut self, command: &str, trainer: u32, round: u64, words: &[&str]) {
         let rate = command.split_once('*').map(|(_, rate)| rate.parse().expect("a rate"));
         let command = command.split('*').next().expect("it is never empty");
-        assert!(["push", "push+"].contains(&command), "{command} is no command");
-        let mut head = self.stage.call(Kind::Push, trainer);
+        let mut head = match command {
+            "mend" => self.stage.head(Kind::Push, trainer),
+            "push" | "push+" => self.stage.call(Kind::Push, trainer),
+            other => panic!("{other} is no command"),
+        };
         if command == "push+" {
             head.flags = Flags::WANT_VALUE;
         }
@@ -170,6 +187,13 @@ impl Script {
             let message = ErrorMessage::decode(answer.frame.control.as_slice()).expect("it parses");
             return format!("{} {kind} {:?}: {}", head.trainer, message.code(), message.text);
         }
+        if head.kind == Kind::Answer {
+            let message = ControlAnswer::decode(answer.frame.control.as_slice()).expect("it parses");
+            let Some(wire::answer::Answer::Waiting(text)) = message.answer else {
+                panic!("another question was asked")
+            };
+            return format!("{} {text}", head.trainer).trim_end().to_owned();
+        }
         let mut body = answer.body.iter();
         let entries = answer.frame.entries.iter().map(|entry| {
             let value = (entry.bytes > 0).then(|| body.next().expect("a payload for every length"));
@@ -180,7 +204,7 @@ impl Script {
     }
 }
 
-/// What the value of a chunk is wanted as.
+/// The requested half-precision type.
 fn half(word: &str) -> Option<Half> {
     let (_, wanted) = word.split('=').next().expect("it is never empty").split_once('/')?;
     match wanted {

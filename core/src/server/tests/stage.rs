@@ -1,10 +1,12 @@
 //! A shard on a stage: trainers with connections, frames by hand, and answers in words.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 
+use crate::checkpoint::{Folder, Storage};
 use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
@@ -12,12 +14,12 @@ use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
     Version,
 };
-use crate::limits::LANDINGS_MAX;
+use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
 use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
 use crate::server::shard::Phase;
-use crate::server::{NoRoom, Output, Shard, ShardOptions};
+use crate::server::{JournalOptions, NoRoom, NonFinite, Restored, ServerOutput, Shard, ShardOptions};
 use crate::time::Now;
 use crate::wire::{
     Entry, ErrorMessage, FinishMessage, Flags, Frame, Head, HelloMessage, InitMessage, JobMessage, Kind, PushMessage,
@@ -26,6 +28,7 @@ use crate::wire::{
 pub(super) const CHUNK_BYTES: u32 = 4096;
 pub(super) const EPOCH: Epoch = Epoch(7);
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const GRACE: Duration = Duration::from_secs(2);
 
 /// A job: its settings and its parameters.
 #[derive(Clone)]
@@ -110,7 +113,7 @@ impl Plan {
             whole: !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
             buckets: one.buckets,
-            home: None,
+            owner: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }
@@ -180,7 +183,7 @@ pub(super) struct Answer {
     pub(super) body: Vec<Vec<u8>>,
 }
 
-/// What a shard holds, to compare bit by bit.
+/// The contents of a shard, for bitwise comparison.
 pub(super) type Contents = Vec<(ChunkId, Version, Vec<u8>, Vec<Vec<u8>>)>;
 
 /// A shard and those who talk to it.
@@ -201,6 +204,8 @@ pub(super) struct Stage {
     pub(super) is_late: bool,
     /// Leases that are out, so that the shard has none.
     pub(super) taken: Vec<Lease>,
+    /// Where the shard's files are, once it was restored.
+    folder: Option<Folder>,
     peers: u64,
     tickets: u64,
 }
@@ -221,6 +226,7 @@ impl Stage {
             late_places: Vec::new(),
             is_late: false,
             taken: Vec::new(),
+            folder: None,
             peers: 0,
             tickets: 0,
         }
@@ -326,8 +332,9 @@ impl Stage {
         self.actors.insert(trainer, Actor { peer, incarnation, sequence });
         self.event(Event::Accepted { peer, origin: format!("trainer {trainer}") });
         let head = Head { epoch: EPOCH, ..self.head(Kind::Hello, trainer) };
-        let frame = Frame::with_control(head, &HelloMessage::default());
-        self.event(Event::Landed { peer, frame, body: Vec::new() });
+        let frame =
+            Frame::with_control(head, &HelloMessage { host: "h".into(), process: trainer, ..HelloMessage::default() });
+        self.event(Event::Received { peer, frame, body: Vec::new() });
     }
 
     /// Sends a frame over the connection of `trainer`.
@@ -338,21 +345,21 @@ impl Stage {
     pub(super) fn deliver_from(&mut self, peer: PeerId, parcel: &Parcel) {
         let frame = parcel.frame.clone();
         if parcel.body.is_empty() {
-            self.event(Event::Landed { peer, frame, body: Vec::new() });
+            self.event(Event::Received { peer, frame, body: Vec::new() });
             return;
         }
-        let body = self.land(peer, parcel);
-        self.event(Event::Landed { peer, frame, body });
+        let body = self.post_receive(peer, parcel);
+        self.event(Event::Received { peer, frame, body });
     }
 
     /// The first half of a delivery: the places that the shard gives, filled.
-    pub(super) fn land(&mut self, peer: PeerId, parcel: &Parcel) -> Vec<Incoming> {
+    pub(super) fn post_receive(&mut self, peer: PeerId, parcel: &Parcel) -> Vec<Incoming> {
         let mut out = Vec::new();
         self.shard.handle(self.now, Event::Head { peer, frame: parcel.frame.clone() }, &mut out);
         let mut places = Vec::new();
         for output in out {
             match output {
-                Output::Submit(Submit::Land { into, .. }) => places = into,
+                ServerOutput::Submit(Submit::PostReceive { into, .. }) => places = into,
                 _ => panic!("the answer to a head is where its payloads go"),
             }
         }
@@ -447,10 +454,10 @@ impl Stage {
         assert!(self.shard.deadline().is_none_or(|deadline| self.now < deadline), "what is over was ended");
     }
 
-    fn outputs(&mut self, out: Vec<Output>) {
+    fn outputs(&mut self, out: Vec<ServerOutput>) {
         for output in out {
             match output {
-                Output::Submit(Submit::Send { peer, frame, body, .. }) => {
+                ServerOutput::Submit(Submit::Send { peer, frame, body, .. }) => {
                     let payloads = body.iter().map(|one| one.bytes().to_vec()).collect();
                     check_payloads(&frame, &body);
                     self.answers.push(Answer { peer, frame, body: payloads });
@@ -460,8 +467,8 @@ impl Stage {
                         self.event(Event::Sent { peer, ticket: Ticket(0), body });
                     }
                 }
-                Output::Submit(Submit::Land { peer, into }) => self.late_places.push((peer, into)),
-                Output::Close(peer) => {
+                ServerOutput::Submit(Submit::PostReceive { peer, into }) => self.late_places.push((peer, into)),
+                ServerOutput::Close(peer) => {
                     self.closed.push(peer);
                     let gone = Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() };
                     self.event(gone);
@@ -479,10 +486,37 @@ impl Stage {
     pub(super) fn contents(&self) -> Contents {
         contents(&self.shard)
     }
+
+    /// Claims the shard's directory, brings back what is there, and keeps a journal.
+    pub(super) fn restore(&mut self, disk: &Arc<dyn Storage>, sync: bool) -> Restored {
+        let folder = self.folder.insert(Folder::claim_alone(Arc::clone(disk), EPOCH).expect("the disk is well"));
+        let options = JournalOptions { is_on: true, sync, accepts_torn_tail: false };
+        self.shard.restore(folder, options).expect("what was kept can be read")
+    }
+
+    /// Claims the shard's directory, for checkpoints of a shard that keeps no journal.
+    pub(super) fn claim(&mut self, disk: &Arc<dyn Storage>) {
+        self.folder = Some(Folder::claim_alone(Arc::clone(disk), EPOCH).expect("the disk is well"));
+    }
+
+    pub(super) fn begin_checkpoint(&mut self, number: u64) -> Result<bool, Failure> {
+        self.shard.begin_checkpoint(self.folder.as_ref().expect("the shard was restored"), number)
+    }
+
+    pub(super) fn retain_journal(&mut self) -> Result<(), Failure> {
+        self.shard.retain_journal(self.folder.as_ref().expect("the shard was restored"))
+    }
 }
 
 fn options() -> ShardOptions {
-    ShardOptions { epoch: EPOCH, round_timeout: TIMEOUT, shares_memory: false, landings: LANDINGS_MAX }
+    ShardOptions {
+        epoch: EPOCH,
+        round_timeout: TIMEOUT,
+        grace: GRACE,
+        shares_memory: false,
+        receives: RECEIVES_MAX,
+        nonfinite: NonFinite::Refuse,
+    }
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {

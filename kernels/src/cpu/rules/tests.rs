@@ -7,13 +7,14 @@ use proptest::prelude::*;
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::RULE_OPS_MAX;
 use pserver_core::optim::{self, Gradient};
-use pserver_core::rule::reference::Machine;
+use pserver_core::rule::reference::ElementMachine;
 use pserver_core::rule::ssa::{
-    Binary, Comparison, Function, Lowered, Op, ScalarId, ScalarInputs, ScalarOp, StateId, StateResult, Unary, ValueId,
+    Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, ScalarInputs, ScalarOp, StateId, StateResult, Unary,
+    ValueId,
 };
 
-use super::{Form, KEPT_MAX, Kept, RuleUpdate, Rules, Run};
-use crate::native::{GRADIENTS_MAX, Source, Width};
+use super::{CachedRule, Form, KEPT_MAX, RuleExecution, RuleKernels, RuleUpdate};
+use crate::native::{GRADIENTS_MAX, GradientFormat, Width};
 
 /// Numbers of every kind; most are common.
 const VALUES: [f64; 16] = [
@@ -40,10 +41,10 @@ type Drawn = (u8, [u16; 3]);
 
 /// A random rule: the operations that were drawn, and then the last values as results.
 fn code(drawn: &[Drawn], states: usize) -> Lowered {
-    let mut ops = vec![Op::Weight, Op::Gradient];
-    ops.extend((0..states).map(|state| Op::State(StateId(u16::try_from(state).expect("there are few")))));
+    let mut ops = vec![RuleOp::Weight, RuleOp::Gradient];
+    ops.extend((0..states).map(|state| RuleOp::State(StateId(u16::try_from(state).expect("there are few")))));
     let scalars: Vec<ScalarOp> = [0.9, -1.5, 1e-3, 0.0].map(ScalarOp::Constant).to_vec();
-    ops.extend((0..4).map(|scalar| Op::Scalar(ScalarId(scalar))));
+    ops.extend((0..4).map(|scalar| RuleOp::Scalar(ScalarId(scalar))));
     let inputs = ops.len();
     for (kind, numbers) in drawn {
         let op = operation(&ops, inputs, *kind, *numbers);
@@ -63,47 +64,51 @@ fn code(drawn: &[Drawn], states: usize) -> Lowered {
     Lowered::new(scalars, ops.clone(), states.collect(), result(0))
 }
 
-fn of_kind(ops: &[Op], is_mask: bool) -> Vec<ValueId> {
+fn of_kind(ops: &[RuleOp], is_mask: bool) -> Vec<ValueId> {
     let all = (0_u16..).zip(ops).filter(|(_, op)| op.is_mask() == is_mask);
     all.map(|(place, _)| ValueId(place)).collect()
 }
 
-fn operation(ops: &[Op], inputs: usize, kind: u8, numbers: [u16; 3]) -> Op {
+fn operation(ops: &[RuleOp], inputs: usize, kind: u8, numbers: [u16; 3]) -> RuleOp {
     let (reals, masks) = (of_kind(ops, false), of_kind(ops, true));
     let [a, b, c] = numbers.map(|number| reals[usize::from(number) % reals.len()]);
-    // Which sign a computed not-a-number has is nobody's promise, so signs are copied from inputs only.
+    // The sign of a computed NaN is unspecified, so signs are copied from inputs only.
     let input = ValueId([0, 2, 3][usize::from(numbers[1]) % 3].min(u16::try_from(inputs - 1).expect("there are few")));
     let mask = |number: u16| masks.get(usize::from(number) % masks.len().max(1)).copied();
     match kind % 28 {
-        0 => Op::Unary(Unary::Negate, a),
-        1 => Op::Unary(Unary::Absolute, a),
-        2 => Op::Unary(Unary::SquareRoot, a),
-        3 => Op::Unary(Unary::Sign, a),
-        4 => Op::Unary(Unary::Floor, a),
-        5 | 6 => Op::Binary(Binary::Add, a, b),
-        7 | 8 => Op::Binary(Binary::Subtract, a, b),
-        9 | 10 => Op::Binary(Binary::Multiply, a, b),
-        11 => Op::Binary(Binary::Divide, a, b),
-        12 => Op::Binary(Binary::Minimum, a, b),
-        13 => Op::Binary(Binary::Maximum, a, b),
-        14 => Op::Binary(Binary::CopySign, a, input),
-        15 | 16 => Op::Compare(Comparison::Less, a, b),
-        17 => Op::Compare(Comparison::LessOrEqual, a, b),
-        18 => Op::Compare(Comparison::Equal, a, b),
-        19 => Op::Call(
-            [Function::Exponential, Function::Logarithm, Function::HyperbolicTangent][usize::from(numbers[2]) % 3],
+        0 => RuleOp::Unary(Unary::Negate, a),
+        1 => RuleOp::Unary(Unary::Absolute, a),
+        2 => RuleOp::Unary(Unary::SquareRoot, a),
+        3 => RuleOp::Unary(Unary::Sign, a),
+        4 => RuleOp::Unary(Unary::Floor, a),
+        5 | 6 => RuleOp::Binary(Binary::Add, a, b),
+        7 | 8 => RuleOp::Binary(Binary::Subtract, a, b),
+        9 | 10 => RuleOp::Binary(Binary::Multiply, a, b),
+        11 => RuleOp::Binary(Binary::Divide, a, b),
+        12 => RuleOp::Binary(Binary::Minimum, a, b),
+        13 => RuleOp::Binary(Binary::Maximum, a, b),
+        14 => RuleOp::Binary(Binary::CopySign, a, input),
+        15 | 16 => RuleOp::Compare(Comparison::Less, a, b),
+        17 => RuleOp::Compare(Comparison::LessOrEqual, a, b),
+        18 => RuleOp::Compare(Comparison::Equal, a, b),
+        19 => RuleOp::Call(
+            [RuleFunction::Exponential, RuleFunction::Logarithm, RuleFunction::HyperbolicTangent]
+                [usize::from(numbers[2]) % 3],
             a,
         ),
-        20 if numbers[2].is_multiple_of(2) => Op::Power(a, b),
-        20 => Op::Call([Function::ExponentialMinusOne, Function::LogarithmOnePlus][usize::from(numbers[0]) % 2], b),
+        20 if numbers[2].is_multiple_of(2) => RuleOp::Power(a, b),
+        20 => RuleOp::Call(
+            [RuleFunction::ExponentialMinusOne, RuleFunction::LogarithmOnePlus][usize::from(numbers[0]) % 2],
+            b,
+        ),
         kind => match (mask(numbers[0]), mask(numbers[1])) {
             (Some(first), Some(second)) => match kind {
-                21 => Op::Not(first),
-                22 => Op::And(first, second),
-                23 => Op::Or(first, second),
-                _ => Op::Select { mask: first, then: b, otherwise: c },
+                21 => RuleOp::Not(first),
+                22 => RuleOp::And(first, second),
+                23 => RuleOp::Or(first, second),
+                _ => RuleOp::Select { mask: first, then: b, otherwise: c },
             },
-            _ => Op::Binary(Binary::Add, a, b),
+            _ => RuleOp::Binary(Binary::Add, a, b),
         },
     }
 }
@@ -191,7 +196,7 @@ fn push(bytes: &mut Vec<u8>, element_type: ElementType, value: f64) {
 }
 
 /// A type's elements as bytes and back, for the reference.
-trait Element: pserver_core::rule::reference::Real {
+trait Element: pserver_core::rule::reference::RuleReal {
     fn read(bytes: &[u8]) -> Vec<Self>;
     fn bits(self) -> u64;
 }
@@ -219,7 +224,7 @@ impl Element for f64 {
 /// Weights and states after the update, as bits where not a number is one pattern.
 fn expected<E: Element>(code: &Lowered, scalars: &[f64], tensors: &[Misaligned], sum: &[u8]) -> Vec<Vec<u64>> {
     let mut values: Vec<Vec<E>> = tensors.iter().map(|tensor| E::read(tensor.get())).collect();
-    let mut machine = Machine::new(code);
+    let mut machine = ElementMachine::new(code);
     for (index, gradient) in E::read(sum).into_iter().enumerate() {
         let mut states: Vec<E> = values[1..].iter().map(|state| state[index]).collect();
         values[0][index] = machine.update(code, scalars, values[0][index], gradient, &mut states);
@@ -256,10 +261,12 @@ fn check(case: &Case) {
         true => expected::<f64>(&code, &scalars, &tensors, &sum),
         false => expected::<f32>(&code, &scalars, &tensors, &sum),
     };
-    for form in Form::here() {
+    for (form, at_once) in Form::here().into_iter().flat_map(|form| [1, 4, GRADIENTS_MAX].map(|count| (form, count))) {
         let mut found = tensors.clone();
         let (weights, states) = found.split_first_mut().expect("there is a weight");
-        Rules::new(form).update(RuleUpdate {
+        let mut rules = RuleKernels::new(form);
+        rules.at_once = at_once;
+        rules.update(RuleUpdate {
             code: &code,
             scalars: &scalars,
             width: if case.is_double { Width::Double } else { Width::Single },
@@ -268,7 +275,8 @@ fn check(case: &Case) {
             gradients: &gradients,
         });
         found.iter().for_each(Misaligned::assert_guards);
-        assert_eq!(bits(&found, case.is_double), expected, "{form:?} of {:?}", code.ops());
+        let found = bits(&found, case.is_double);
+        assert_eq!(found, expected, "{form:?}, {at_once} gradients at once, of {:?}", code.ops());
     }
 }
 
@@ -293,7 +301,7 @@ proptest! {
 /// As many rules as are drawn here, each another.
 fn many_rules() -> Vec<Arc<Lowered>> {
     let scalars = |rule: usize| vec![ScalarOp::Constant(1.0 + rule as f64)];
-    let ops = vec![Op::Weight, Op::Scalar(ScalarId(0)), Op::Binary(Binary::Add, ValueId(0), ValueId(1))];
+    let ops = vec![RuleOp::Weight, RuleOp::Scalar(ScalarId(0)), RuleOp::Binary(Binary::Add, ValueId(0), ValueId(1))];
     (0..KEPT_MAX + 9).map(|rule| Arc::new(Lowered::new(scalars(rule), ops.clone(), vec![], ValueId(2)))).collect()
 }
 
@@ -301,7 +309,7 @@ fn many_rules() -> Vec<Arc<Lowered>> {
 fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
     let all = many_rules();
     for form in Form::here() {
-        let mut rules = Rules::new(form);
+        let mut rules = RuleKernels::new(form);
         let mut weights = 0.5_f64.to_le_bytes();
         let mut expected = 0.5;
         for code in all.iter().chain(&all).chain(all.iter().rev()) {
@@ -319,18 +327,18 @@ fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
 #[test]
 fn rules_that_differ_in_constants_share_code() {
     let of = |constant: usize, op: Binary| {
-        let ops = vec![Op::Weight, Op::Scalar(ScalarId(0)), Op::Binary(op, ValueId(0), ValueId(1))];
+        let ops = vec![RuleOp::Weight, RuleOp::Scalar(ScalarId(0)), RuleOp::Binary(op, ValueId(0), ValueId(1))];
         Arc::new(Lowered::new(vec![ScalarOp::Constant(constant as f64)], ops, vec![], ValueId(2)))
     };
     let all: Vec<_> = (0..200).map(|rule| of(rule, Binary::Add)).chain([of(7, Binary::Subtract)]).collect();
     for form in Form::here() {
-        let mut rules = Rules::new(form);
+        let mut rules = RuleKernels::new(form);
         for code in all.iter().chain(&all) {
-            rules.find(code, Width::Single, Source::Own);
+            rules.find(code, Width::Single, GradientFormat::Own);
         }
-        let address = |kept: &Kept| match &kept.run {
-            Run::Generated { function, .. } => Arc::as_ptr(function).addr(),
-            Run::Tiles(program) => Arc::as_ptr(program).addr(),
+        let address = |kept: &CachedRule| match &kept.run {
+            RuleExecution::Generated { function, .. } => Arc::as_ptr(function).addr(),
+            RuleExecution::Tiles(program) => Arc::as_ptr(program).addr(),
         };
         let addresses: std::collections::BTreeSet<usize> = rules.kept.iter().map(address).collect();
         assert_eq!((rules.kept.len(), addresses.len()), (201, 2), "{form:?}: one for sums, one for differences");
@@ -340,7 +348,7 @@ fn rules_that_differ_in_constants_share_code() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_memory_is_writable_and_runs() {
-    let mut rules = Rules::new(Form::best());
+    let mut rules = RuleKernels::new(Form::best());
     let code = many_rules().pop().expect("there are many");
     let mut weights = [0; 4096];
     let (weights, width) = (&mut weights, Width::Single);

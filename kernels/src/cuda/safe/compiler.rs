@@ -1,14 +1,14 @@
-//! NVRTC, where the host has it.
+//! NVRTC, the run-time compiler, where the host has it.
 
 use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
 use super::context::driver_version;
-use crate::cuda::sys::{self, Code, Compiler as Library, nvrtcProgram};
+use crate::cuda::sys::{self, Compiler as Library, ResultCode, nvrtcProgram};
 
-/// What NVRTC calls success.
-const SUCCESS: Code = 0;
+/// NVRTC's success code.
+const SUCCESS: ResultCode = 0;
 
 /// The compiler's library.
 #[derive(Clone, Copy)]
@@ -18,13 +18,13 @@ pub(in crate::cuda) struct Compiler {
 }
 
 /// A program of the compiler, destroyed when this is dropped.
-struct Program {
+struct NvrtcProgram {
     library: Library,
     handle: nvrtcProgram,
 }
 
 impl Compiler {
-    /// The compiler, looked for once; or why there is none.
+    /// The compiler, loaded once; or the reason why there is none.
     pub(in crate::cuda) fn find() -> Result<Self, String> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
         COMPILER.get_or_init(load).clone()
@@ -35,7 +35,7 @@ impl Compiler {
         self.version
     }
 
-    /// The cubin of a text; or what the compiler had to say.
+    /// Compiles a source to a cubin; the error has the compiler's log.
     pub(in crate::cuda) fn compile(self, text: &str, options: &[String]) -> Result<Vec<u8>, String> {
         let library = self.library;
         let source = CString::new(text).map_err(|_| "the text has a zero in it".to_owned())?;
@@ -46,7 +46,7 @@ impl Compiler {
             (library.nvrtcCreateProgram)(&raw mut handle, source.as_ptr(), c"rule.cu".as_ptr(), 0, none, no_names)
         };
         called("nvrtcCreateProgram", code)?;
-        let program = Program { library, handle };
+        let program = NvrtcProgram { library, handle };
         let options = options.iter().map(|option| CString::new(option.as_str()));
         let options: Vec<CString> = options.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
@@ -58,7 +58,7 @@ impl Compiler {
     }
 }
 
-impl Program {
+impl NvrtcProgram {
     fn image(&self) -> Result<Vec<u8>, String> {
         let mut bytes = 0;
         // SAFETY: `bytes` is there to be written, and the program was compiled.
@@ -70,7 +70,7 @@ impl Program {
         Ok(image)
     }
 
-    /// What the compiler wrote, as far as it can be had.
+    /// The compiler's log, as far as it is available.
     fn log(&self) -> String {
         let mut bytes = 0;
         // SAFETY: `bytes` is there to be written, and the program is there.
@@ -84,20 +84,20 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the program was created once, and this is its owner.
         let _ = unsafe { (self.library.nvrtcDestroyProgram)(&raw mut self.handle) };
     }
 }
 
-/// The first whose code the driver loads. A driver takes what a compiler of its own major version makes, or of an older
-/// one; where there is no driver, the first is taken.
+/// The first library whose code the driver loads: one of the driver's major version or older. Without a driver, the
+/// first one.
 fn load() -> Result<Compiler, String> {
     let driver = driver_version();
     let mut why = None;
     for library in sys::compilers() {
-        // It is never unloaded: programs of it may be anywhere.
+        // It is never unloaded: programs of it may exist anywhere.
         match at(Box::leak(Box::new(library))) {
             Ok(Compiler { version: (major, minor), .. }) if driver.is_some_and(|(most, _)| most < major) => {
                 let (most, least) = driver.expect("there is one");
@@ -125,6 +125,6 @@ fn at(library: &'static libloading::Library) -> Result<Compiler, String> {
     Ok(Compiler { library, version })
 }
 
-fn called(call: &str, code: Code) -> Result<(), String> {
+fn called(call: &str, code: ResultCode) -> Result<(), String> {
     if code == SUCCESS { Ok(()) } else { Err(format!("{call}: error {code}")) }
 }

@@ -1,57 +1,57 @@
-//! The library, a device and its primary context.
+//! Driver library, device and primary context.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use crate::cuda::checked::{Refused, called};
+use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
     self, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver,
 };
 
-/// The oldest driver: 12.4, because the committed PTX is of that version. As the driver writes it.
+/// The oldest supported driver, 12.4, which is the version of the committed PTX. In the driver's encoding.
 const DRIVER_MIN: c_int = 12_040;
 
-/// What is known of a device.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Properties {
     pub(in crate::cuda) ordinal: u32,
     pub(in crate::cuda) name: String,
-    /// What its code is compiled for: (9, 0) is `sm_90`.
+    /// The compute capability: (9, 0) is `sm_90`.
     pub(in crate::cuda) capability: (u32, u32),
     pub(in crate::cuda) multiprocessors: u32,
     /// The driver's CUDA version: (12, 4).
     pub(in crate::cuda) driver: (u32, u32),
 }
 
-/// A device's primary context, retained as long as this lives; or somebody else's, which they keep.
-pub(in crate::cuda) struct Context {
+/// A device's primary context, retained as long as this lives; or the context of another library in this process.
+pub(in crate::cuda) struct CudaContext {
     pub(super) driver: Driver,
-    /// Where the context was retained.
+    /// The device, where the context was retained.
     device: Option<CUdevice>,
     handle: CUcontext,
     properties: Properties,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and a context is no thread's own.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above; the driver locks what it must.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
-impl Context {
-    /// The context of device `ordinal`. Every reason why there is none is a text of its own.
+impl CudaContext {
+    /// The context of device `ordinal`, or a text with the reason why there is none.
     pub(in crate::cuda) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         let driver = driver()?;
-        let refused = |error: Refused| error.to_string();
+        let refused = |error: DriverError| error.to_string();
         // SAFETY: it takes a number, which must be zero.
         let begun = called(&driver, "cuInit", unsafe { (driver.cuInit)(0) });
         begun.map_err(|error| match error.code {
-            CUDA_ERROR_NO_DEVICE => "no CUDA device: the driver is there and finds none".to_owned(),
+            CUDA_ERROR_NO_DEVICE => "no CUDA device: the driver is loaded and reports none".to_owned(),
             _ => error.to_string(),
         })?;
         let count = count(&driver).map_err(refused)?;
         if count == 0 {
-            return Err("no CUDA device: the driver is there and finds none".to_owned());
+            return Err("no CUDA device: the driver is loaded and reports none".to_owned());
         }
         let wanted = c_int::try_from(ordinal).ok().filter(|wanted| *wanted < count).ok_or_else(|| {
             format!("CUDA device {ordinal} does not exist: there are {count}, numbered 0 to {}", count - 1)
@@ -76,9 +76,9 @@ impl Context {
         Ok(Arc::new(Self { driver, device: Some(device), handle, properties }))
     }
 
-    /// Somebody else's context, who keeps it longer than this is there. What is made in it is used, and dropped, only
-    /// where the context was pushed: [`Context::enter`] then leaves what was current beneath as it was.
-    pub(super) fn of_somebody(driver: Driver, handle: CUcontext, ordinal: c_int) -> Result<Arc<Self>, Refused> {
+    /// Wraps a context that another library owns and keeps alive longer than this. Objects in it are used, and dropped,
+    /// only while the context is pushed: [`CudaContext::enter`] then does not change the context beneath.
+    pub(super) fn of_somebody(driver: Driver, handle: CUcontext, ordinal: c_int) -> Result<Arc<Self>, DriverError> {
         let mut device = 0;
         // SAFETY: `device` is there to be written.
         called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal) })?;
@@ -86,19 +86,19 @@ impl Context {
         Ok(Arc::new(Self { driver, device: None, handle, properties }))
     }
 
-    /// What is known of the device.
+    /// The device's properties.
     pub(in crate::cuda) fn properties(&self) -> &Properties {
         &self.properties
     }
 
-    /// Makes this the calling thread's context. Whoever calls the driver on a thread does this first.
-    pub(in crate::cuda) fn enter(&self) -> Result<(), Refused> {
+    /// Makes this the calling thread's current context. Required before driver calls of a thread.
+    pub(in crate::cuda) fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the handle was retained by `open` and is released by `drop`, or is kept by its owner.
         self.called("cuCtxSetCurrent", unsafe { (self.driver.cuCtxSetCurrent)(self.handle) })
     }
 
-    /// Bytes of the device's memory that are free, and all.
-    pub(in crate::cuda) fn memory(&self) -> Result<(u64, u64), Refused> {
+    /// Free and total bytes of the device's memory.
+    pub(in crate::cuda) fn memory(&self) -> Result<(u64, u64), DriverError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are there to be written.
@@ -107,19 +107,19 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    pub(super) fn called(&self, call: &'static str, code: sys::Code) -> Result<(), Refused> {
+    pub(super) fn called(&self, call: &'static str, code: sys::ResultCode) -> Result<(), DriverError> {
         called(&self.driver, call, code)
     }
 
-    /// What a destructor does with a refusal: it is said, and nothing more.
-    pub(super) fn dropped(&self, call: &'static str, code: sys::Code) {
+    /// Logs an error in a destructor.
+    pub(super) fn dropped(&self, call: &'static str, code: sys::ResultCode) {
         if let Err(error) = self.called(call, code) {
-            tracing::warn!(%error, "an object of the CUDA driver was not given back");
+            tracing::warn!(%error, "an object of the CUDA driver was not released");
         }
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         let Some(device) = self.device else { return };
         // SAFETY: `open` retained it once; every object of it keeps it, so none is left.
@@ -128,7 +128,7 @@ impl Drop for Context {
     }
 }
 
-/// The library's functions, looked for once.
+/// The library's functions, loaded once.
 fn driver() -> Result<Driver, String> {
     static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
     DRIVER.get_or_init(load).clone()
@@ -151,14 +151,14 @@ fn load() -> Result<Driver, String> {
     Ok(driver)
 }
 
-fn version(driver: &Driver) -> Result<c_int, Refused> {
+fn version(driver: &Driver) -> Result<c_int, DriverError> {
     let mut version = 0;
     // SAFETY: `version` is there to be written.
     called(driver, "cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&raw mut version) })?;
     Ok(version)
 }
 
-/// The CUDA version of the driver that there is.
+/// The CUDA version of the installed driver.
 pub(super) fn driver_version() -> Option<(u32, u32)> {
     let found = version(&driver().ok()?).ok()?;
     u32::try_from(found).ok().map(|version| (version / 1000, version % 1000 / 10))
@@ -168,22 +168,22 @@ fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-fn count(driver: &Driver) -> Result<c_int, Refused> {
+fn count(driver: &Driver) -> Result<c_int, DriverError> {
     let mut count = 0;
     // SAFETY: `count` is there to be written.
     called(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
     Ok(count)
 }
 
-/// Bytes of a device's memory; no context is needed to ask.
-fn total(driver: &Driver, device: CUdevice) -> Result<usize, Refused> {
+/// Bytes of a device's memory; it needs no context.
+fn total(driver: &Driver, device: CUdevice) -> Result<usize, DriverError> {
     let mut bytes = 0;
     // SAFETY: `bytes` is there to be written, and the device is one that `cuDeviceGet` gave.
     called(driver, "cuDeviceTotalMem", unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut bytes, device) })?;
     Ok(bytes)
 }
 
-fn properties(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Properties, Refused> {
+fn properties(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Properties, DriverError> {
     let attribute = |which| {
         let mut value = 0;
         // SAFETY: `value` is there to be written, and the device is one that `cuDeviceGet` gave.

@@ -1,7 +1,7 @@
-//! Memory of a device that somebody else in this process allocated, and pinned pages of the host that stand for it.
+//! Device memory that another library in this process allocated, with a pinned host buffer of the same size.
 //!
-//! The driver is asked only where it is there already: a process that has not loaded it has no memory of a device.
-//! Whose context is current on a thread is the caller's affair, so ours is pushed and popped around every call.
+//! The driver is used only if it is already loaded: a process without it has no device memory. The caller may have any
+//! context current on a thread, so ours is pushed and popped around every call.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -12,24 +12,24 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
 use super::replicas::Replicas;
-use crate::cuda::checked::{Refused, called};
+use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
     self, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUdeviceptr, CUpointer_attribute as Attribute, Driver,
     ERRORS_OF_STRANGERS, KIND_DEVICE, KIND_HOST, PORTABLE,
 };
 
-/// Memory of a device, and as much of the host's: bytes pass through the second on their way from and to the first.
-/// The two are alike only after [`Claim::fetch`] and [`Claim::store`].
-pub struct Foreign {
-    /// Memory of other devices that is one with this.
+/// A range of device memory and a host buffer of the same size, through which its bytes are transferred. They are equal
+/// only after [`ForeignClaim::fetch`] and [`ForeignClaim::store`].
+pub struct ForeignMemory {
+    /// Replicas on other devices.
     replicas: Mutex<Replicas>,
     pinned: NonNull<u8>,
     claimed: Mutex<Vec<Range<usize>>>,
-    place: Place,
+    place: DeviceRegion,
 }
 
-/// Where memory of a device is.
-pub(super) struct Place {
+/// A range of device memory, and its context.
+pub(super) struct DeviceRegion {
     pub(super) driver: Driver,
     pub(super) context: CUcontext,
     /// The device whose primary context was retained for this, when the memory has no context of its own.
@@ -39,42 +39,42 @@ pub(super) struct Place {
     pub(super) bytes: usize,
 }
 
-/// Some of such memory, for one call alone.
-pub struct Claim {
-    memory: Arc<Foreign>,
+/// Exclusive access to a part of such memory, for one call.
+pub struct ForeignClaim {
+    memory: Arc<ForeignMemory>,
     range: Range<usize>,
 }
 
-/// A context that is this thread's current one, above the one that was.
-pub(super) struct Entered<'a>(&'a Driver);
+/// Pushes a context on this thread's stack, and pops it when dropped.
+pub(super) struct ContextGuard<'a>(&'a Driver);
 
-/// Whose memory something is.
-pub enum Whose {
-    /// The processor's, which reads it where it is.
+/// The owner of a range of memory.
+pub enum MemoryOwner {
+    /// The host: the processor reads it directly.
     Host,
-    /// Either's: the driver moves it to whoever touches it, so what holds for its pages now may not hold later.
+    /// Managed memory: the driver migrates its pages, so a property of them may not last.
     Managed,
-    /// A device's.
-    Device(Arc<Foreign>),
+    /// A device.
+    Device(Arc<ForeignMemory>),
 }
 
-/// What the driver knows of an address.
-enum Kind {
-    /// The processor's: ordinary or pinned.
+/// The driver's classification of an address.
+enum AddressKind {
+    /// Host memory, pageable or pinned.
     Host,
     Managed,
-    Device(Allocation),
+    Device(DeviceAllocation),
 }
 
-/// What lies in a range of addresses.
-enum Found {
+/// The content of a range of addresses.
+enum RangeKind {
     Host,
     Managed,
-    Device(Box<Place>),
+    Device(Box<DeviceRegion>),
 }
 
-/// What a device's address lies in.
-struct Allocation {
+/// The allocation that contains a device address.
+struct DeviceAllocation {
     context: CUcontext,
     ordinal: i32,
     end: CUdeviceptr,
@@ -82,21 +82,21 @@ struct Allocation {
 
 // SAFETY: handles that the driver lets every thread use; the pinned bytes are reached through claims, which do not
 // overlap.
-unsafe impl Send for Foreign {}
+unsafe impl Send for ForeignMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Foreign {}
+unsafe impl Sync for ForeignMemory {}
 
-impl Foreign {
-    /// What lies at an address. Where nobody has loaded the driver it is the host's.
+impl ForeignMemory {
+    /// Classifies a range of addresses. If the driver is not loaded, it is host memory.
     ///
     /// # Errors
-    /// [`Failure::Call`] when it is memory of another kind, when not all of it is of one device, or when the host has
-    /// no pages to stand for it; names what was found and what was expected.
-    pub fn find(address: usize, bytes: usize) -> Result<Whose, Failure> {
+    /// [`Failure::Call`] for another kind of memory, for a range that is not entirely of one device, or when the host
+    /// has no memory for the buffer; names the found and the expected memory.
+    pub fn find(address: usize, bytes: usize) -> Result<MemoryOwner, Failure> {
         match find(address, bytes)? {
-            Found::Host => Ok(Whose::Host),
-            Found::Managed => Ok(Whose::Managed),
-            Found::Device(place) => Self::new(*place).map(Whose::Device).map_err(|refused| {
+            RangeKind::Host => Ok(MemoryOwner::Host),
+            RangeKind::Managed => Ok(MemoryOwner::Managed),
+            RangeKind::Device(place) => Self::new(*place).map(MemoryOwner::Device).map_err(|refused| {
                 Failure::call(format!(
                     "{bytes} bytes of the host's memory for those at {address:#x} on a device: {refused}"
                 ))
@@ -104,7 +104,7 @@ impl Foreign {
         }
     }
 
-    fn new(place: Place) -> Result<Arc<Self>, Refused> {
+    fn new(place: DeviceRegion) -> Result<Arc<Self>, DriverError> {
         let mut start = ptr::null_mut();
         {
             let _entered = place.enter()?;
@@ -113,33 +113,33 @@ impl Foreign {
             called(&place.driver, "cuMemHostAlloc", code)?;
         }
         let pinned = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
-        // SAFETY: the driver gave as many bytes from there on, and nobody else has them yet.
+        // SAFETY: the driver gave as many bytes from there on, and no other reference to them exists yet.
         unsafe { pinned.write_bytes(0, place.bytes) };
         Ok(Arc::new(Self { place, pinned, claimed: Mutex::default(), replicas: Mutex::default() }))
     }
 
-    /// Adds memory of a device, as a rule another one, that is one with this: [`Claim::fetch_sum`] reads the sum of
-    /// all, and [`Claim::store`] writes to all.
+    /// Adds a replica, usually on another device: [`ForeignClaim::fetch_sum`] reads the sum of all replicas, and
+    /// [`ForeignClaim::store`] writes to all.
     ///
     /// # Errors
-    /// [`Failure::Call`] when a call uses this memory, when the other is not a device's, has another length or shares
-    /// bytes with what there is, or when there are too many.
+    /// [`Failure::Call`] when a call is using this memory, when the replica is no device memory, has another length or
+    /// overlaps existing ones, or when there are too many.
     pub fn replicate(&self, address: usize, bytes: usize) -> Result<(), Failure> {
         let refused = |why: &str| Err(Failure::call(format!("{bytes} bytes at {address:#x} as a replica: {why}")));
-        let Found::Device(place) = find(address, bytes)? else {
-            return refused("the memory is not a device's alone; expected that of a CUDA device");
+        let RangeKind::Device(place) = find(address, bytes)? else {
+            return refused("it is not device memory; expected memory of a CUDA device");
         };
         if bytes != self.place.bytes {
             return refused(&format!("expected {}, as there are at {:#x}", self.place.bytes, self.place.address));
         }
         let claimed = self.claimed();
         if !claimed.is_empty() {
-            return refused("what it is to be one with is used by a call that is not over, or not waited for");
+            return refused("the memory is used by a call that is not over, or not waited for");
         }
         let mut replicas = self.replicas();
         let mut places = std::iter::once(&self.place).chain(replicas.places());
         if let Some(other) = places.find(|other| other.overlaps(&place)) {
-            return refused(&format!("it shares bytes with what is one already, at {:#x}", other.address));
+            return refused(&format!("it overlaps a replica at {:#x}", other.address));
         }
         drop(places);
         replicas.add(*place)
@@ -152,17 +152,17 @@ impl Foreign {
         self.place.bytes
     }
 
-    /// Where it begins, as the device counts.
+    /// The device address.
     #[cfg(test)]
     pub(in crate::cuda) fn address(&self) -> u64 {
         self.place.address
     }
 
-    /// Some of it, from `offset` on, until the claim is dropped.
+    /// Claims a part from `offset` on, until the claim is dropped.
     ///
     /// # Errors
-    /// [`Failure::Call`] when it is not all there, or when some of it is claimed.
-    pub fn claim(self: &Arc<Self>, offset: usize, bytes: usize) -> Result<Claim, Failure> {
+    /// [`Failure::Call`] when it is out of bounds, or overlaps another claim.
+    pub fn claim(self: &Arc<Self>, offset: usize, bytes: usize) -> Result<ForeignClaim, Failure> {
         let range = offset..offset.saturating_add(bytes);
         if self.place.bytes < range.end {
             let left = self.place.bytes.saturating_sub(offset);
@@ -176,7 +176,7 @@ impl Foreign {
             )));
         }
         claimed.push(range.clone());
-        Ok(Claim { memory: Arc::clone(self), range })
+        Ok(ForeignClaim { memory: Arc::clone(self), range })
     }
 
     fn claimed(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
@@ -188,8 +188,8 @@ impl Foreign {
     }
 }
 
-impl Place {
-    fn new(driver: Driver, found: &Allocation, address: CUdeviceptr, bytes: usize) -> Result<Self, Refused> {
+impl DeviceRegion {
+    fn new(driver: Driver, found: &DeviceAllocation, address: CUdeviceptr, bytes: usize) -> Result<Self, DriverError> {
         let mut new = Self { driver, context: found.context, retained: None, ordinal: found.ordinal, address, bytes };
         if new.context.is_null() {
             let mut device = 0;
@@ -208,17 +208,17 @@ impl Place {
         self.address < other.address + other.bytes as u64 && other.address < self.address + self.bytes as u64
     }
 
-    pub(super) fn enter(&self) -> Result<Entered<'_>, Refused> {
+    pub(super) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
         // SAFETY: the context is the memory's own, which its owner keeps, or was retained by `new`.
         let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) };
         called(&self.driver, "cuCtxPushCurrent", code)?;
-        Ok(Entered(&self.driver))
+        Ok(ContextGuard(&self.driver))
     }
 }
 
-impl Drop for Foreign {
+impl Drop for ForeignMemory {
     fn drop(&mut self) {
-        // What they have on the device goes before its context does, or with it.
+        // The replicas' device objects are dropped before their context, or with it.
         let replicas = std::mem::take(self.replicas.get_mut().unwrap_or_else(PoisonError::into_inner));
         let Ok(_entered) = self.place.enter() else { return std::mem::forget(replicas) };
         drop(replicas);
@@ -228,7 +228,7 @@ impl Drop for Foreign {
     }
 }
 
-impl Drop for Place {
+impl Drop for DeviceRegion {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
             // SAFETY: `new` retained it once, and this gives it back.
@@ -238,7 +238,7 @@ impl Drop for Place {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is there to be written; what is popped was pushed when this was made.
@@ -247,11 +247,12 @@ impl Drop for Entered<'_> {
     }
 }
 
-impl Claim {
-    /// Device to host. What the device's default stream was told before has happened by then. Replicas are not read.
+impl ForeignClaim {
+    /// Copies from the device to the host buffer, after all earlier work on the device's default stream. Replicas are
+    /// not read.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused.
+    /// [`Failure::Call`] with the driver's error.
     pub fn fetch(&mut self) -> Result<(), Failure> {
         let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
         let copied = place.enter().and_then(|_entered| {
@@ -262,11 +263,11 @@ impl Claim {
         copied.map_err(|refused| Failure::call(format!("reading {length} bytes of a device's memory: {refused}")))
     }
 
-    /// As [`Claim::fetch`], of the sum of this memory and its replicas, in the order in which they were added: of
-    /// halves in binary32, rounded once. It is reckoned on the first one's device, and changes no replica.
+    /// As [`ForeignClaim::fetch`], of the sum of this memory and its replicas, in the order in which they were added:
+    /// half precision is summed in binary32 and rounded once. The first device computes it, and no replica changes.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused, or when the memory is not of whole elements.
+    /// [`Failure::Call`] with the driver's error, or when the memory does not consist of whole elements.
     pub fn fetch_sum(&mut self, element_type: ElementType) -> Result<(), Failure> {
         let memory = Arc::clone(&self.memory);
         let mut replicas = memory.replicas();
@@ -278,16 +279,16 @@ impl Claim {
         replicas.sum(place, range, element_type, self.bytes_mut())
     }
 
-    /// Whether there is more than one place for it.
+    /// Whether it has replicas.
     #[must_use]
     pub fn has_replicas(&self) -> bool {
         !self.memory.replicas().is_empty()
     }
 
-    /// Host to device, and to its replicas.
+    /// Copies the host buffer to the device, and to its replicas.
     ///
     /// # Errors
-    /// [`Failure::Call`] with what the driver refused; then some of these may have it.
+    /// [`Failure::Call`] with the driver's error; then some of them may have been written.
     pub fn store(&mut self) -> Result<(), Failure> {
         let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
         let copied = place.enter().and_then(|_entered| {
@@ -300,21 +301,21 @@ impl Claim {
         copied.map_err(|refused| Failure::call(format!("writing {length} bytes of a device's memory: {refused}")))
     }
 
-    /// The host's bytes that stand for it.
+    /// The host buffer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the range is inside the pinned bytes, which were zeroed, and has this one owner.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.range.len()) }
     }
 
-    /// The same, to write.
+    /// The host buffer, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the owner is borrowed here alone.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.range.len()) }
     }
 
-    /// Where those begin, for who keeps the claim as long as it reads or writes there.
+    /// The start of the host buffer. The caller keeps the claim while it accesses the buffer.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         // SAFETY: the range is inside the pinned bytes, by `claim`.
@@ -326,37 +327,37 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for ForeignClaim {
     fn drop(&mut self) {
         self.memory.claimed().retain(|other| *other != self.range);
     }
 }
 
-/// What a destructor does with a refusal: it is said, and nothing more.
-fn warn(outcome: Result<(), Refused>) {
+/// Logs an error in a destructor.
+fn warn(outcome: Result<(), DriverError>) {
     if let Err(error) = outcome {
-        tracing::warn!(%error, "an object of the CUDA driver was not given back");
+        tracing::warn!(%error, "an object of the CUDA driver was not released");
     }
 }
 
-/// What lies there. Where nobody has loaded the driver it is the host's.
-fn find(address: usize, bytes: usize) -> Result<Found, Failure> {
-    // A driver that lacks one of these functions is older than any that programs run with.
+/// Classifies a range. If the driver is not loaded, it is host memory.
+fn find(address: usize, bytes: usize) -> Result<RangeKind, Failure> {
+    // A driver that lacks one of these functions is older than any supported one.
     let driver = sys::driver_of_process().and_then(|library| Driver::load(library).ok());
-    let Some(driver) = driver else { return Ok(Found::Host) };
+    let Some(driver) = driver else { return Ok(RangeKind::Host) };
     let start = address as CUdeviceptr;
     let first = match kind(&driver, start)? {
-        Kind::Host => return Ok(Found::Host),
-        Kind::Managed => return Ok(Found::Managed),
-        Kind::Device(first) => first,
+        AddressKind::Host => return Ok(RangeKind::Host),
+        AddressKind::Managed => return Ok(RangeKind::Managed),
+        AddressKind::Device(first) => first,
     };
     let wanted = start.checked_add(bytes as u64).filter(|end| start < *end);
     let wanted = wanted.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
     let mut end = first.end;
     while end < wanted {
-        // What is mapped piece by piece goes on in the next piece.
+        // Memory that is mapped piece by piece continues in the next allocation.
         match kind(&driver, end)? {
-            Kind::Device(next) if next.ordinal == first.ordinal && end < next.end => end = next.end,
+            AddressKind::Device(next) if next.ordinal == first.ordinal && end < next.end => end = next.end,
             _ => {
                 return Err(Failure::call(format!(
                     "{bytes} bytes at {address:#x}, of which CUDA device {} has {}; expected all of them there",
@@ -366,47 +367,47 @@ fn find(address: usize, bytes: usize) -> Result<Found, Failure> {
             }
         }
     }
-    Place::new(driver, &first, start, bytes).map(|place| Found::Device(Box::new(place))).map_err(|refused| {
+    DeviceRegion::new(driver, &first, start, bytes).map(|place| RangeKind::Device(Box::new(place))).map_err(|refused| {
         Failure::call(format!("{bytes} bytes at {address:#x} of CUDA device {}: {refused}", first.ordinal))
     })
 }
 
-/// What the driver knows of an address.
-fn kind(driver: &Driver, address: CUdeviceptr) -> Result<Kind, Failure> {
+/// The driver's classification of an address.
+fn kind(driver: &Driver, address: CUdeviceptr) -> Result<AddressKind, Failure> {
     let mut number = 0_u32;
     let asked = ask(driver, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address, &mut number);
     match asked {
-        Err(refused) if ERRORS_OF_STRANGERS.contains(&refused.code) => return Ok(Kind::Host),
+        Err(refused) if ERRORS_OF_STRANGERS.contains(&refused.code) => return Ok(AddressKind::Host),
         other => other.map_err(|refused| unknown(address, &refused.to_string()))?,
     }
     let is_managed = is_managed(driver, address);
     if number == KIND_HOST {
-        return Ok(if is_managed.unwrap_or(false) { Kind::Managed } else { Kind::Host });
+        return Ok(if is_managed.unwrap_or(false) { AddressKind::Managed } else { AddressKind::Host });
     }
     if number != KIND_DEVICE {
         return Err(unknown(address, &format!("the driver says that it is of kind {number}")));
     }
     let found = match is_managed {
-        Ok(true) => return Ok(Kind::Managed),
+        Ok(true) => return Ok(AddressKind::Managed),
         Ok(false) => allocation(driver, address),
         Err(refused) => Err(refused),
     };
-    found.map(Kind::Device).map_err(|refused| unknown(address, &refused.to_string()))
+    found.map(AddressKind::Device).map_err(|refused| unknown(address, &refused.to_string()))
 }
 
-/// Whether the driver moves what lies there.
-fn is_managed(driver: &Driver, address: CUdeviceptr) -> Result<bool, Refused> {
+/// Whether an address is in managed memory.
+fn is_managed(driver: &Driver, address: CUdeviceptr) -> Result<bool, DriverError> {
     let mut managed = 0_u32;
     ask(driver, Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &mut managed)?;
     Ok(managed != 0)
 }
 
-/// What a device's address lies in.
-fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<Allocation, Refused> {
+/// The allocation that contains a device address.
+fn allocation(driver: &Driver, address: CUdeviceptr) -> Result<DeviceAllocation, DriverError> {
     let mut bytes = 0_usize;
-    let mut found = Allocation { context: ptr::null_mut(), ordinal: 0, end: 0 };
+    let mut found = DeviceAllocation { context: ptr::null_mut(), ordinal: 0, end: 0 };
     match ask(driver, Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, address, &mut found.context) {
-        // Memory of a pool, or mapped by hand, which no context allocated.
+        // Memory of a pool, or mapped through the virtual memory API, has no context.
         Err(refused) if refused.code == CUDA_ERROR_INVALID_VALUE => found.context = ptr::null_mut(),
         asked => asked?,
     }
@@ -423,8 +424,8 @@ fn unknown(address: CUdeviceptr, why: &str) -> Failure {
     ))
 }
 
-/// One attribute of an address, whose type in C is `T`, or shorter.
-fn ask<T: Copy>(driver: &Driver, what: Attribute, address: CUdeviceptr, into: &mut T) -> Result<(), Refused> {
+/// Reads one attribute of an address, whose type in C is `T`, or shorter.
+fn ask<T: Copy>(driver: &Driver, what: Attribute, address: CUdeviceptr, into: &mut T) -> Result<(), DriverError> {
     // SAFETY: the attribute's value is no longer than `T`, by the callers; the function follows no address.
     let code = unsafe { (driver.cuPointerGetAttribute)(ptr::from_mut(into).cast::<c_void>(), what, address) };
     called(driver, "cuPointerGetAttribute", code)

@@ -1,32 +1,32 @@
-//! Kernels that are captured once and launched together as often as wanted.
+//! CUDA graphs: launches that are captured once and replayed.
 
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Context, Entry, Lanes, Part};
-use crate::cuda::checked::Refused;
+use super::{CudaContext, DeviceRange, KernelFunction, StreamSet};
+use crate::cuda::checked::DriverError;
 use crate::cuda::sys::{self, CAPTURE_OF_THREAD, CUgraph, CUgraphExec, CUstream, Graphs};
 
-/// Kernels as one graph. It keeps what they run and what they touch.
-pub(in crate::cuda) struct Captured {
-    context: Arc<Context>,
+/// An instantiated graph. It keeps its kernels and the memory that they access.
+pub(in crate::cuda) struct CapturedGraph {
+    context: Arc<CudaContext>,
     graphs: Graphs,
     handle: CUgraphExec,
-    _entries: Vec<Entry>,
-    _parts: Vec<Part>,
+    _entries: Vec<KernelFunction>,
+    _parts: Vec<DeviceRange>,
 }
 
-/// A graph that is not made ready yet.
-struct Drawn {
-    context: Arc<Context>,
+/// A captured graph before its instantiation.
+struct UninstantiatedGraph {
+    context: Arc<CudaContext>,
     graphs: Graphs,
     handle: CUgraph,
 }
 
 // SAFETY: a handle that the driver lets every thread use, one at a time.
-unsafe impl Send for Captured {}
+unsafe impl Send for CapturedGraph {}
 
-impl Drop for Drawn {
+impl Drop for UninstantiatedGraph {
     fn drop(&mut self) {
         if self.handle.is_null() {
             return; // the capture failed, and there is none
@@ -37,7 +37,7 @@ impl Drop for Drawn {
     }
 }
 
-impl Drop for Captured {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return; // the device is gone, and its graphs with it
@@ -48,19 +48,19 @@ impl Drop for Captured {
     }
 }
 
-impl<W> Lanes<W> {
-    /// Captures what is launched on the compute lane meanwhile; nothing of it runs. It runs these entries, on these
-    /// parts.
+impl<W> StreamSet<W> {
+    /// Captures the launches on the compute stream during the call, without running them. `entries` and `parts` are the
+    /// kernels and the memory that they access.
     ///
     /// # Errors
-    /// What the driver refused, or that it has no graphs.
+    /// The driver's error, or that it has no graphs.
     pub(in crate::cuda) fn capture(
         &mut self,
-        entries: Vec<Entry>,
-        parts: Vec<Part>,
-        launch: impl FnOnce(&mut Self, &[Entry]) -> Result<(), Refused>,
-    ) -> Result<Captured, String> {
-        let library = sys::driver().expect("the lanes have a driver");
+        entries: Vec<KernelFunction>,
+        parts: Vec<DeviceRange>,
+        launch: impl FnOnce(&mut Self, &[KernelFunction]) -> Result<(), DriverError>,
+    ) -> Result<CapturedGraph, String> {
+        let library = sys::driver().expect("the streams have a driver");
         let graphs = Graphs::load(library).map_err(|symbol| format!("the NVIDIA driver has no {symbol}"))?;
         let (context, stream) = (Arc::clone(self.context()), self.compute());
         let drawn = draw(&context, graphs, stream, || launch(self, &entries)).map_err(|refused| refused.to_string())?;
@@ -68,28 +68,28 @@ impl<W> Lanes<W> {
         // SAFETY: `handle` is there to be written, and the graph is whole.
         let code = unsafe { (graphs.cuGraphInstantiateWithFlags)(&raw mut handle, drawn.handle, 0) };
         context.called("cuGraphInstantiate", code).map_err(|refused| refused.to_string())?;
-        Ok(Captured { context, graphs, handle, _entries: entries, _parts: parts })
+        Ok(CapturedGraph { context, graphs, handle, _entries: entries, _parts: parts })
     }
 
-    /// Launches all of it, in its order, as the compute lane's next piece of work.
-    pub(in crate::cuda) fn replay(&mut self, captured: &Captured) -> Result<(), Refused> {
+    /// Launches the graph on the compute stream.
+    pub(in crate::cuda) fn replay(&mut self, captured: &CapturedGraph) -> Result<(), DriverError> {
         // SAFETY: the graph is ready and kept, and so is what it touches; no memory of the host is.
         let code = unsafe { (captured.graphs.cuGraphLaunch)(captured.handle, self.compute()) };
         captured.context.called("cuGraphLaunch", code)
     }
 }
 
-/// What is submitted to a stream, drawn as a graph. The capture ends whatever happens.
+/// Captures the work that is submitted to a stream. The capture ends in any case.
 fn draw(
-    context: &Arc<Context>,
+    context: &Arc<CudaContext>,
     graphs: Graphs,
     stream: CUstream,
-    submit: impl FnOnce() -> Result<(), Refused>,
-) -> Result<Drawn, Refused> {
+    submit: impl FnOnce() -> Result<(), DriverError>,
+) -> Result<UninstantiatedGraph, DriverError> {
     // SAFETY: the stream is there, and no other stream takes part.
     context.called("cuStreamBeginCapture", unsafe { (graphs.cuStreamBeginCapture_v2)(stream, CAPTURE_OF_THREAD) })?;
     let submitted = submit();
-    let mut drawn = Drawn { context: Arc::clone(context), graphs, handle: ptr::null_mut() };
+    let mut drawn = UninstantiatedGraph { context: Arc::clone(context), graphs, handle: ptr::null_mut() };
     // SAFETY: the capture of this stream has begun above, and the handle is there to be written.
     let ended = unsafe { (graphs.cuStreamEndCapture)(stream, &raw mut drawn.handle) };
     submitted.and(context.called("cuStreamEndCapture", ended))?;

@@ -1,4 +1,4 @@
-//! Memory of the device, and memory of the host that the device reaches.
+//! Device memory, and pinned host memory.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -7,54 +7,53 @@ use std::sync::Arc;
 
 use pserver_core::memory::Arena;
 
-use super::Context;
-use crate::cuda::checked::Refused;
+use super::CudaContext;
+use crate::cuda::checked::DriverError;
 use crate::cuda::sys::{CUdeviceptr, PORTABLE};
 
-/// One allocation of the device's memory. It is plain memory, not of a pool, so that a network card can register it.
-pub(in crate::cuda) struct Memory {
-    context: Arc<Context>,
+/// One allocation of device memory. It is not from a pool, so that a network card can register it.
+pub(in crate::cuda) struct DeviceMemory {
+    context: Arc<CudaContext>,
     address: CUdeviceptr,
     bytes: u64,
 }
 
 /// A range of an allocation; it keeps the allocation.
 #[derive(Clone)]
-pub(in crate::cuda) struct Part {
-    memory: Arc<Memory>,
+pub(in crate::cuda) struct DeviceRange {
+    memory: Arc<DeviceMemory>,
     offset: u64,
     bytes: u64,
 }
 
-/// Memory of the host that the driver gave: pages that stay, and cached like any other (not write-combined), because
-/// the processor reads it too.
-pub(in crate::cuda) struct Pinned {
-    context: Arc<Context>,
+/// Pinned host memory from the driver, cached as usual (not write-combined), because the processor reads it too.
+pub(in crate::cuda) struct PinnedMemory {
+    context: Arc<CudaContext>,
     start: NonNull<u8>,
     bytes: usize,
 }
 
 /// A range of pinned memory that has one owner. It keeps the memory.
-pub(in crate::cuda) struct Piece {
-    memory: Arc<Pinned>,
+pub(in crate::cuda) struct PinnedRange {
+    memory: Arc<PinnedMemory>,
     offset: usize,
     bytes: usize,
 }
 
-/// A range of an arena whose pages the driver holds in place. It keeps the arena.
-pub(in crate::cuda) struct Registered {
-    context: Arc<Context>,
+/// A pinned range of an arena. It keeps the arena.
+pub(in crate::cuda) struct RegisteredRange {
+    context: Arc<CudaContext>,
     start: *mut c_void,
     arena: Arena,
 }
 
 // SAFETY: pinned memory is ordinary memory, freed by whichever thread drops it; its bytes are reached through pieces.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: as above; a shared reference reaches no bytes.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Memory {
-    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: u64) -> Result<Arc<Self>, Refused> {
+impl DeviceMemory {
+    pub(in crate::cuda) fn new(context: &Arc<CudaContext>, bytes: u64) -> Result<Arc<Self>, DriverError> {
         context.enter()?;
         let length = usize::try_from(bytes).expect("an address has 64 bits");
         let mut address = 0;
@@ -70,13 +69,13 @@ impl Memory {
 
     /// # Panics
     /// When the range is not inside.
-    pub(in crate::cuda) fn part(self: &Arc<Self>, range: Range<u64>) -> Part {
+    pub(in crate::cuda) fn part(self: &Arc<Self>, range: Range<u64>) -> DeviceRange {
         assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
-        Part { memory: Arc::clone(self), offset: range.start, bytes: range.end - range.start }
+        DeviceRange { memory: Arc::clone(self), offset: range.start, bytes: range.end - range.start }
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return; // the device is gone, and its memory with it
@@ -87,8 +86,8 @@ impl Drop for Memory {
     }
 }
 
-impl Part {
-    /// Where it begins, as the device counts.
+impl DeviceRange {
+    /// The device address.
     pub(in crate::cuda) fn address(&self) -> u64 {
         self.memory.address + self.offset
     }
@@ -106,28 +105,28 @@ impl Part {
     }
 }
 
-impl Pinned {
-    /// Memory of zeros.
-    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: usize) -> Result<Arc<Self>, Refused> {
+impl PinnedMemory {
+    /// Zeroed memory.
+    pub(in crate::cuda) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Arc<Self>, DriverError> {
         context.enter()?;
         let mut start = ptr::null_mut();
         // SAFETY: `start` is there to be written.
         let code = unsafe { (context.driver.cuMemHostAlloc)(&raw mut start, bytes, PORTABLE) };
         context.called("cuMemHostAlloc", code)?;
         let start = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
-        // SAFETY: the driver gave `bytes` bytes from `start` on, and nobody else has them yet.
+        // SAFETY: the driver gave `bytes` bytes from `start` on, and no other reference to them exists yet.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Arc::new(Self { context: Arc::clone(context), start, bytes }))
     }
 
-    /// The memory in pieces of one size, each with one owner; what is left over belongs to nobody.
-    pub(in crate::cuda) fn pieces(self: Arc<Self>, bytes: usize) -> Vec<Piece> {
+    /// Divides the memory into pieces of one size, each with one owner; a remainder is unused.
+    pub(in crate::cuda) fn pieces(self: Arc<Self>, bytes: usize) -> Vec<PinnedRange> {
         let count = self.bytes / bytes;
-        (0..count).map(|index| Piece { memory: Arc::clone(&self), offset: index * bytes, bytes }).collect()
+        (0..count).map(|index| PinnedRange { memory: Arc::clone(&self), offset: index * bytes, bytes }).collect()
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return; // the device is gone, and may still write: the pages stay
@@ -138,7 +137,7 @@ impl Drop for Pinned {
     }
 }
 
-impl Piece {
+impl PinnedRange {
     pub(in crate::cuda) fn bytes(&self) -> &[u8] {
         // SAFETY: `pieces` cut the range out of the memory, which is kept.
         let start = unsafe { self.memory.start.add(self.offset) };
@@ -155,14 +154,18 @@ impl Piece {
 }
 
 // SAFETY: the address is handed back to the driver and never followed.
-unsafe impl Send for Registered {}
+unsafe impl Send for RegisteredRange {}
 
-impl Registered {
-    /// Holds a range of the arena in place, in bytes from where it begins. No byte is touched.
+impl RegisteredRange {
+    /// Pins a range of the arena, in bytes from its start. No byte is touched.
     ///
     /// # Panics
-    /// When the range is not inside.
-    pub(in crate::cuda) fn new(context: &Arc<Context>, arena: &Arena, range: Range<usize>) -> Result<Self, Refused> {
+    /// When the range is out of bounds.
+    pub(in crate::cuda) fn new(
+        context: &Arc<CudaContext>,
+        arena: &Arena,
+        range: Range<usize>,
+    ) -> Result<Self, DriverError> {
         context.enter()?;
         let mapping = arena.mapping();
         assert!(range.start < range.end && range.end <= mapping.len(), "{range:?} of {} bytes", mapping.len());
@@ -174,10 +177,10 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredRange {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
-            // The device is gone, and may still write: the pages stay.
+            // The device is lost, and may still write: the pages are leaked.
             std::mem::forget(self.arena.clone());
             return;
         }

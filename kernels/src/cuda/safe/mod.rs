@@ -1,23 +1,23 @@
-//! The driver's objects, each owned by one value. Nothing above sees a type of C.
+//! Driver objects, each owned by one value. No C type is visible above this module.
 //!
-//! All unsafe code of the driver side is here, in `checked` and in `sys`. What makes it sound: an object knows its
-//! [`Context`] and keeps it; a handle is destroyed once, by the value that owns it; memory of the host that a stream
-//! reads or writes is owned by [`Lanes`] until an event has said that the stream is done with it, and is given up for
-//! good when that cannot be learned any more.
+//! All unsafe code of the driver side is here, in `checked` and in `sys`. Soundness: an object keeps its
+//! [`CudaContext`]; a handle is destroyed once, by the value that owns it; host memory that a stream reads or writes is
+//! owned by [`StreamSet`] until an event shows that the stream has finished with it, and is leaked when that can no
+//! longer be determined.
 
 mod compiler;
 mod context;
 mod foreign;
 mod graph;
-mod lanes;
 mod memory;
 mod module;
 mod replicas;
+mod streams;
 
 pub(super) use compiler::Compiler;
-pub(super) use context::Context;
-pub use foreign::{Claim, Foreign, Whose};
-pub(super) use graph::Captured;
-pub(super) use lanes::{Event, Lane, Lanes, Ring, Ticket};
-pub(super) use memory::{Memory, Part, Piece, Pinned, Registered};
-pub(super) use module::{Entry, Grid, Module};
+pub(super) use context::CudaContext;
+pub use foreign::{ForeignClaim, ForeignMemory, MemoryOwner};
+pub(super) use graph::CapturedGraph;
+pub(super) use memory::{DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, RegisteredRange};
+pub(super) use module::{CudaModule, Grid, KernelFunction};
+pub(super) use streams::{CudaEvent, Ring, StreamId, StreamSet, Ticket};

@@ -1,32 +1,32 @@
-//! Code on the device.
+//! Loaded modules and their kernels.
 
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::Context;
+use super::CudaContext;
 use crate::cuda::arguments::BLOCK_THREADS;
-use crate::cuda::checked::Refused;
+use crate::cuda::checked::DriverError;
 use crate::cuda::sys::{CUfunction, CUmodule, CUstream};
 
-/// A module that is loaded.
-pub(in crate::cuda) struct Module {
-    context: Arc<Context>,
+/// A loaded module.
+pub(in crate::cuda) struct CudaModule {
+    context: Arc<CudaContext>,
     handle: CUmodule,
 }
 
 /// A kernel of a module; it keeps the module.
 #[derive(Clone)]
-pub(in crate::cuda) struct Entry {
-    _module: Arc<Module>,
+pub(in crate::cuda) struct KernelFunction {
+    _module: Arc<CudaModule>,
     pub(super) handle: CUfunction,
     resident: u32,
 }
 
-/// How many blocks of how many threads.
+/// Blocks of a launch, and threads of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Grid {
-    /// Across, and high.
+    /// In x and in y.
     pub(in crate::cuda) blocks: (u32, u32),
     pub(in crate::cuda) threads: u32,
     /// Bytes of shared memory that a launch adds.
@@ -34,17 +34,17 @@ pub(in crate::cuda) struct Grid {
 }
 
 // SAFETY: a handle that the driver lets every thread use.
-unsafe impl Send for Module {}
+unsafe impl Send for CudaModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for CudaModule {}
 // SAFETY: as above.
-unsafe impl Send for Entry {}
+unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for KernelFunction {}
 
-impl Module {
-    /// Loads a cubin, or PTX, which the driver compiles. PTX is a text; a zero is put behind it.
-    pub(in crate::cuda) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Self>, Refused> {
+impl CudaModule {
+    /// Loads a cubin, or PTX, which the driver compiles. PTX is a text; a zero is appended.
+    pub(in crate::cuda) fn load(context: &Arc<CudaContext>, image: &[u8]) -> Result<Arc<Self>, DriverError> {
         context.enter()?;
         // A cubin says how long it is; a text ends at the zero. Eight-byte words, because a cubin is read as such.
         let mut words = vec![0_u64; image.len() / 8 + 1];
@@ -61,7 +61,7 @@ impl Module {
     }
 
     /// The kernel of this name.
-    pub(in crate::cuda) fn entry(self: &Arc<Self>, name: &str) -> Result<Entry, Refused> {
+    pub(in crate::cuda) fn entry(self: &Arc<Self>, name: &str) -> Result<KernelFunction, DriverError> {
         self.context.enter()?;
         let text = CString::new(name).expect("the names of kernels are ours");
         let mut handle = ptr::null_mut();
@@ -74,25 +74,25 @@ impl Module {
         // SAFETY: `resident` is there to be written, and the function is one that the module has.
         let code = unsafe { ask(&raw mut resident, handle, threads, 0) };
         self.context.called("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(Entry { _module: Arc::clone(self), handle, resident: u32::try_from(resident).unwrap_or(0).max(1) })
+        Ok(KernelFunction { _module: Arc::clone(self), handle, resident: u32::try_from(resident).unwrap_or(0).max(1) })
     }
 }
 
-impl Entry {
-    /// Blocks of it, of [`BLOCK_THREADS`] threads, that a multiprocessor has at once.
+impl KernelFunction {
+    /// Blocks of it, of [`BLOCK_THREADS`] threads, that are resident on a multiprocessor at once.
     pub(in crate::cuda) fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Starts it on a stream, or, with none, on the default one. Its one parameter is a structure of these bytes, in
+    /// Launches it on a stream, or, with none, on the default one. Its one parameter is a structure of these bytes, in
     /// which addresses are of the device.
     pub(in crate::cuda) fn launch(
         &self,
-        context: &Context,
+        context: &CudaContext,
         grid: Grid,
         argument: &[u8],
         stream: CUstream,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), DriverError> {
         const END: *mut c_void = ptr::null_mut();
         const POINTER: *mut c_void = ptr::without_provenance_mut(1);
         const SIZE: *mut c_void = ptr::without_provenance_mut(2);
@@ -100,8 +100,8 @@ impl Entry {
         let start = argument.as_ptr().cast_mut().cast::<c_void>();
         let mut extra = [POINTER, start, SIZE, (&raw mut size).cast::<c_void>(), END];
         let Grid { blocks: (wide, high), threads, shared } = grid;
-        // SAFETY: the module is loaded; the driver copies the argument before it returns. What the kernel
-        // writes is memory of the device, which Rust knows nothing of.
+        // SAFETY: the module is loaded; the driver copies the argument before it returns. The kernel
+        // writes memory of the device only, which Rust does not access.
         let code = unsafe {
             (context.driver.cuLaunchKernel)(
                 self.handle,
@@ -121,7 +121,7 @@ impl Entry {
     }
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             return; // the device is gone, and its code with it

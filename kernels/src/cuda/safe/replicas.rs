@@ -1,8 +1,8 @@
-//! Memory of several devices that is one to its owner: what is read is the sum of all, what is written goes to all.
+//! Replicas of a tensor on several devices: a read returns their sum, a write goes to all.
 //!
-//! The first one's device does it, on its default stream, which first waits for what the others' default streams were
-//! told so far: pieces of the others are copied beside it, and the kernel that servers sum gradients with adds them.
-//! Nothing is left on its way when a call returns.
+//! The first device does the work on its default stream, which first waits for the default streams of the others:
+//! pieces of the others are copied next to it, and the kernel that sums gradients on servers adds them. All work has
+//! completed when a call returns.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,77 +12,77 @@ use bytemuck::{Zeroable, bytes_of};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
-use super::foreign::Place;
-use super::lanes::Event;
-use super::{Context, Entry, Memory, Module};
-use crate::cuda::arguments::{Address, GRADIENTS_MAX, Kind, Merge, UpdateArguments, sum_entry};
-use crate::cuda::checked::{Refused, called};
+use super::foreign::DeviceRegion;
+use super::streams::CudaEvent;
+use super::{CudaContext, CudaModule, DeviceMemory, KernelFunction};
+use crate::cuda::arguments::{DeviceAddress, ElementKind, GRADIENTS_MAX, SumMode, UpdateArguments, sum_entry};
+use crate::cuda::checked::{DriverError, called};
 use crate::cuda::code::load_shipped;
 use crate::cuda::submission::grid;
 use crate::cuda::sys::CUstream;
 
-/// Bytes of each that are summed at once. More takes memory that the trainer may want; less, calls that copies do not
-/// hide.
+/// Bytes of each replica that are summed at once. Larger pieces take memory from the trainer; smaller ones take more
+/// calls than copies hide.
 const PIECE: u64 = 4 << 20;
 /// Bytes of all pieces, at most: with many replicas they are shorter.
 const ROOM: u64 = 64 << 20;
-/// What pieces begin at multiples of.
+/// The alignment of pieces.
 const ALIGNED: u64 = 256;
-/// The stream of a context that everybody has.
+/// The default stream of a context.
 const DEFAULT: CUstream = std::ptr::null_mut();
 
-/// The places beside the first. They are used, and dropped, where the first one's context was pushed.
+/// The replicas besides the first. They are used, and dropped, while the first one's context is pushed.
 #[derive(Default)]
 pub(super) struct Replicas {
-    others: Vec<Other>,
-    /// What the first one's device has for sums, from the first one on.
+    others: Vec<Replica>,
+    /// The buffers for sums on the first device, from the first replica on.
     sums: Option<Arc<Sums>>,
 }
 
-struct Other {
+struct Replica {
     /// On its device's default stream.
-    told: Event,
-    place: Place,
+    told: CudaEvent,
+    place: DeviceRegion,
 }
 
-/// What a context has for sums, whosever they are.
+/// The buffers for sums of a context, shared by all tensors.
 struct Sums {
-    context: Arc<Context>,
-    module: Arc<Module>,
-    /// A piece for each of the others of who has most, one for their sum, which may be twice as wide, and one for its
-    /// halves.
-    pieces: Mutex<Option<Arc<Memory>>>,
+    context: Arc<CudaContext>,
+    module: Arc<CudaModule>,
+    /// A piece for each further replica of the tensor with most, one for their sum, which may be twice as wide, and one
+    /// for its half-precision form.
+    pieces: Mutex<Option<Arc<DeviceMemory>>>,
 }
 
-/// What is summed, and by what.
+/// The operands of a sum.
 #[derive(Clone, Copy)]
-struct Whole<'a> {
-    place: &'a Place,
-    kernel: &'a Entry,
-    /// Where pieces begin, and how long one is.
-    pieces: Address,
+struct ReplicaSum<'a> {
+    place: &'a DeviceRegion,
+    kernel: &'a KernelFunction,
+    /// The address of the pieces, and the length of one.
+    pieces: DeviceAddress,
     piece: u64,
     element_type: ElementType,
 }
 
-/// By the context.
+/// By context.
 static SUMS: Mutex<BTreeMap<usize, Weak<Sums>>> = Mutex::new(BTreeMap::new());
 
 impl Replicas {
-    /// One more.
+    /// Adds a replica.
     ///
     /// # Errors
-    /// [`Failure::Call`] when there are as many as there can be, or with what the driver refused.
-    pub(super) fn add(&mut self, place: Place) -> Result<(), Failure> {
+    /// [`Failure::Call`] when there are already as many as possible, or with the driver's error.
+    pub(super) fn add(&mut self, place: DeviceRegion) -> Result<(), Failure> {
         let most = GRADIENTS_MAX - 1;
         if self.others.len() == most {
             return Err(Failure::call(format!("a replica more than the {most} there can be")));
         }
         let entered = place.enter().map_err(failure)?;
-        let context = Context::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
-        let told = Event::new(&context, false).map_err(failure)?;
+        let context = CudaContext::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
+        let told = CudaEvent::new(&context, false).map_err(failure)?;
         drop(entered);
-        self.others.push(Other { told, place });
+        self.others.push(Replica { told, place });
         Ok(())
     }
 
@@ -90,14 +90,14 @@ impl Replicas {
         self.others.is_empty()
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = &DeviceRegion> {
         self.others.iter().map(|other| &other.place)
     }
 
-    /// Writes the sum of a range of all to `into`, which is as long.
+    /// Writes the sum of a range of all replicas to `into`, which is as long.
     pub(super) fn sum(
         &mut self,
-        place: &Place,
+        place: &DeviceRegion,
         range: Range<usize>,
         element_type: ElementType,
         into: &mut [u8],
@@ -116,9 +116,10 @@ impl Replicas {
         };
         let pieces = sums.pieces(self.others.len())?;
         let first = pieces.as_ref().expect("they were made").part(0..0).address();
-        let failed =
-            |refused: Refused| Failure::call(format!("the sum of {} bytes and their replicas: {refused}", range.len()));
-        let whole = Whole {
+        let failed = |refused: DriverError| {
+            Failure::call(format!("the sum of {} bytes and their replicas: {refused}", range.len()))
+        };
+        let whole = ReplicaSum {
             place,
             kernel: &sums.kernel(element_type).map_err(failed)?,
             pieces: first,
@@ -135,7 +136,7 @@ impl Replicas {
     }
 
     /// Copies a range of the first to all others.
-    pub(super) fn spread(&self, place: &Place, range: &Range<usize>) -> Result<(), Refused> {
+    pub(super) fn spread(&self, place: &DeviceRegion, range: &Range<usize>) -> Result<(), DriverError> {
         let offset = range.start as u64;
         let copied = self.wait().and_then(|()| {
             self.places().try_for_each(|other| {
@@ -145,9 +146,9 @@ impl Replicas {
         settled(place, copied)
     }
 
-    /// What is submitted to the first one's device comes behind what all others were told so far.
-    fn wait(&self) -> Result<(), Refused> {
-        self.others.iter().try_for_each(|Other { told, place }| {
+    /// Orders later work on the first device behind earlier work on all others.
+    fn wait(&self) -> Result<(), DriverError> {
+        self.others.iter().try_for_each(|Replica { told, place }| {
             {
                 let _entered = place.enter()?;
                 told.record_on(DEFAULT)?;
@@ -156,14 +157,14 @@ impl Replicas {
         })
     }
 
-    fn sum_piece(&self, sums: &Sums, whole: &Whole<'_>, offset: u64, into: &mut [u8]) -> Result<(), Refused> {
-        let Whole { place, kernel, pieces, piece: length, element_type } = *whole;
-        let kind = Kind::of(element_type);
+    fn sum_piece(&self, sums: &Sums, whole: &ReplicaSum<'_>, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
+        let ReplicaSum { place, kernel, pieces, piece: length, element_type } = *whole;
+        let kind = ElementKind::of(element_type);
         let is_half = kind.suffix().is_none();
         let at = |number: usize| pieces + number as u64 * length;
         let (sum, halves) = (at(self.others.len()), at(self.others.len() + 2));
         let elements = into.len() as u64 / element_type.bytes();
-        let mut gradients: [Address; GRADIENTS_MAX] = [0; GRADIENTS_MAX];
+        let mut gradients: [DeviceAddress; GRADIENTS_MAX] = [0; GRADIENTS_MAX];
         gradients[0] = place.address + offset;
         for (number, other) in self.places().enumerate() {
             copy(place, (place, at(number)), (other, other.address + offset), into.len())?;
@@ -176,7 +177,7 @@ impl Replicas {
             gradient_kind: kind.code(),
             copy_kind: kind.code(),
             copy: if is_half { halves } else { 0 },
-            merge: Merge::Sum as u32,
+            merge: SumMode::Sum as u32,
             gradients,
             ..UpdateArguments::zeroed()
         };
@@ -189,33 +190,33 @@ impl Replicas {
 }
 
 impl Sums {
-    /// What a context has for sums, of which there is one.
-    fn of(place: &Place) -> Result<Arc<Self>, Failure> {
+    /// The buffers for sums of a context.
+    fn of(place: &DeviceRegion) -> Result<Arc<Self>, Failure> {
         let mut all = SUMS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, one| one.strong_count() > 0);
         if let Some(known) = all.get(&place.context.addr()).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let context = Context::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
+        let context = CudaContext::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
         let module = load_shipped(&context)?;
         let new = Arc::new(Self { context, module, pieces: Mutex::default() });
         all.insert(place.context.addr(), Arc::downgrade(&new));
         Ok(new)
     }
 
-    /// What adds gradients of this type: halves in binary32.
-    fn kernel(&self, element_type: ElementType) -> Result<Entry, Refused> {
+    /// The kernel that adds gradients of this type: half precision in binary32.
+    fn kernel(&self, element_type: ElementType) -> Result<KernelFunction, DriverError> {
         let halves = "pserver_sum_f32";
         self.module.entry(sum_entry(element_type).unwrap_or(halves))
     }
 
-    /// Pieces for so many others, for one sum alone.
-    fn pieces(&self, others: usize) -> Result<MutexGuard<'_, Option<Arc<Memory>>>, Failure> {
+    /// Pieces for this many others, locked for one sum.
+    fn pieces(&self, others: usize) -> Result<MutexGuard<'_, Option<Arc<DeviceMemory>>>, Failure> {
         let bytes = (others as u64 + 3) * piece_of(others);
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         if pieces.as_ref().is_none_or(|had| had.bytes() < bytes) {
             *pieces = None;
-            *pieces = Some(Memory::new(&self.context, bytes).map_err(|refused| {
+            *pieces = Some(DeviceMemory::new(&self.context, bytes).map_err(|refused| {
                 let ordinal = self.context.properties().ordinal;
                 Failure::call(format!("{bytes} bytes of CUDA device {ordinal} for sums: {refused}"))
             })?);
@@ -224,30 +225,30 @@ impl Sums {
     }
 }
 
-/// How long a piece is where there are so many others.
+/// The length of a piece for this many others.
 fn piece_of(others: usize) -> u64 {
     (ROOM / (others as u64 + 3)).min(PIECE) / ALIGNED * ALIGNED
 }
 
-/// How a call ended, when nothing of it is on its way any more.
-fn settled(first: &Place, outcome: Result<(), Refused>) -> Result<(), Refused> {
+/// The result of a call, after all its work has completed.
+fn settled(first: &DeviceRegion, outcome: Result<(), DriverError>) -> Result<(), DriverError> {
     // SAFETY: every context has this stream.
     let code = unsafe { (first.driver.cuStreamSynchronize)(DEFAULT) };
     outcome.and(called(&first.driver, "cuStreamSynchronize", code))
 }
 
-/// From one device to another, or the same, on the first one's default stream.
+/// Copies between devices, or within one, on the first one's default stream.
 fn copy(
-    first: &Place,
-    (to, into): (&Place, Address),
-    (from, out): (&Place, Address),
+    first: &DeviceRegion,
+    (to, into): (&DeviceRegion, DeviceAddress),
+    (from, out): (&DeviceRegion, DeviceAddress),
     bytes: usize,
-) -> Result<(), Refused> {
-    // SAFETY: both ranges are whole: of memory that somebody registered, or of the pieces.
+) -> Result<(), DriverError> {
+    // SAFETY: both ranges are whole: of registered memory, or of the pieces.
     let code = unsafe { (first.driver.cuMemcpyPeerAsync)(into, to.context, out, from.context, bytes, DEFAULT) };
     called(&first.driver, "cuMemcpyPeerAsync", code)
 }
 
-fn failure(refused: Refused) -> Failure {
+fn failure(refused: DriverError) -> Failure {
     Failure::call(refused.to_string())
 }

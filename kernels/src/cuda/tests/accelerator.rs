@@ -16,16 +16,16 @@ use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{each, each_seed, is_inside, kernels};
 use crate::conformance;
 use crate::cuda::code::load_shipped;
-use crate::cuda::safe::Context;
+use crate::cuda::safe::CudaContext;
 use crate::cuda::submission::grid;
-use crate::cuda::{Beside, Cuda, Emitted, Module, Settings};
+use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings, Emitted, ModuleSource};
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
 
 /// Banks that hold one large chunk's gradient, so that many are streamed; and a ring that holds half of one.
-fn settings() -> Settings {
+fn settings() -> CudaSettings {
     let (gradient_bytes, staging_bytes) = (4 * u64::from(CHUNK_BYTES), CHUNK_BYTES / 2);
-    Settings { gradient_bytes, staging_bytes, chunk_bytes: CHUNK_BYTES, ..Settings::of(0) }
+    CudaSettings { gradient_bytes, staging_bytes, chunk_bytes: CHUNK_BYTES, ..CudaSettings::of(0) }
 }
 
 fn open() -> Cuda {
@@ -38,7 +38,7 @@ fn some_rules() -> Vec<Rule> {
     conformance::rules().into_iter().step_by(step).collect()
 }
 
-fn library(module: &Module) -> Option<String> {
+fn library(module: &ModuleSource) -> Option<String> {
     Some(kernels(module)?.display().to_string())
 }
 
@@ -51,16 +51,16 @@ fn library_of(rules: Vec<Rule>) -> Option<String> {
         Some(Emitted::of(code))
     };
     let emitted: Vec<_> = rules.into_iter().filter_map(emitted).collect();
-    library(&Module::new(&emitted, [], &FLOATS))
+    library(&ModuleSource::new(&emitted, [], &FLOATS))
 }
 
 #[test]
 fn every_update_on_the_device_has_the_bits_of_the_plain_form() {
     let Some(library) = library_of(some_rules()) else { return };
     each(&[&[("PSERVER_STANDIN_KERNELS", &library)]], || {
-        let settings = Settings { gradient_bytes: 4 << 20, chunk_bytes: 1 << 20, ..Settings::of(0) };
+        let settings = CudaSettings { gradient_bytes: 4 << 20, chunk_bytes: 1 << 20, ..CudaSettings::of(0) };
         let device = Cuda::open(settings).expect("the stand-in is there");
-        let worst = conformance::worst_of(&mut Beside::new(device, 64 << 10, 32), some_rules());
+        let worst = conformance::worst_of(&mut AcceleratorKernels::new(device, 64 << 10, 32), some_rules());
         assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
     });
 }
@@ -100,7 +100,7 @@ fn a_device_whose_lanes_do_not_wait_is_noticed() {
     each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_NO_WAITS", "1")], || {
         let mut device = open();
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job::run(&mut device)));
-        // What streams still do when nothing waits for them, nobody knows.
+        // The work of streams that no event is awaited for is unknown.
         std::mem::forget(device);
         let panic = found.expect_err("a wait that is missing shows");
         let text = panic.downcast_ref::<String>().expect("it says what differs");
@@ -139,12 +139,12 @@ fn a_device_goes_from_thread_to_thread() {
             device
         });
         let device = moved.join().expect("it is well on a new thread");
-        // Had something not been given back there, the stand-in would not let go of the context.
+        // If an object had not been released there, the simulated driver would refuse to release the context.
         thread::spawn(move || drop(device)).join().expect("it is well on one more");
     });
 }
 
-/// One failing call; what is to become of the job.
+/// One failing call, and the expected outcome of the job.
 fn check_failure(failing: &str, expected: impl Fn(&Fate) -> bool) {
     let Some(library) = library(&job::module()) else { return };
     each_seed(2, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_FAIL", failing)], || {
@@ -245,7 +245,7 @@ fn a_sum_that_is_refused_leaves_the_slot_as_it_was_and_can_be_made_again() {
     });
 }
 
-/// One piece of work, to its end.
+/// Runs one piece of work to completion.
 fn run(device: &mut Cuda, work: Work) -> (Work, Result<(), Failure>) {
     let (mut queue, mut done) = (VecDeque::from([work]), Vec::new());
     while done.is_empty() {
@@ -293,10 +293,9 @@ fn nothing_goes_to_the_device_from_memory_that_is_not_pinned() {
     if is_inside() {
         return check(&settings, 0);
     }
-    // Half of the gradients lie in memory that nobody tells the device about.
+    // Half of the gradients lie in memory that is not pinned.
     check(&settings, 0);
-    // Nothing at all can be pinned: what comes back, comes slowly, eight chunks in five rounds and their seven states,
-    // for each seed.
+    // No memory can be pinned, so copies are slow: eight chunks in five rounds and their seven states, for each seed.
     let refused = [&settings[..], &[("PSERVER_STANDIN_FAIL", "cuMemHostRegister_v2:1:2")]].concat();
     check(&refused, 2 * (8 * 5 + 7));
 }
@@ -305,7 +304,7 @@ fn nothing_goes_to_the_device_from_memory_that_is_not_pinned() {
 fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
     let Some(library) = library(&job::module()) else { return };
     each(&[&[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_MEMORY", "1000000")]], || {
-        let refused = Cuda::open(Settings::of(0)).map(|_| ()).expect_err("there is less");
+        let refused = Cuda::open(CudaSettings::of(0)).map(|_| ()).expect_err("there is less");
         let text = refused.to_string();
         assert!(
             text.contains("285343744 bytes were asked for") && text.contains("1000000 of 1000000 are free"),
@@ -329,7 +328,7 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
         assert!(30 < count, "{count} chunks found room");
         device.clear();
         assert_eq!(device.adopt(&resident).map(|slot| slot.0), Ok(0));
-        let limited = Settings { memory_bytes: Some(40_000), ..settings() };
+        let limited = CudaSettings { memory_bytes: Some(40_000), ..settings() };
         let mut device = {
             drop(device);
             Cuda::open(limited).expect("there is as much")
@@ -365,7 +364,7 @@ fn a_grid_has_as_many_blocks_as_are_there_at_once() {
     let resident = |blocks| [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_RESIDENT", blocks)];
     each(&[&resident("3"), &resident("7")], || {
         let wanted: u32 = std::env::var("PSERVER_STANDIN_RESIDENT").expect("it was set").parse().expect("a number");
-        let context = Context::open(0).expect("the stand-in is there");
+        let context = CudaContext::open(0).expect("the stand-in is there");
         let entry = load_shipped(&context).expect("it is there").entry("pserver_sum_f32").expect("it is there");
         let blocks = |elements| grid(&context, &entry, elements).blocks;
         // Four multiprocessors; a block of 256 threads is worth 8 elements each.

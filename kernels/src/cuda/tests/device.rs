@@ -1,4 +1,4 @@
-//! The same suite and the same job on a device, where there is one.
+//! The conformance suite and the job of the other tests on a device, where there is one.
 
 use pserver_core::ids::Version;
 use pserver_core::optim::{Formula, Prepared, Rule, Step};
@@ -8,20 +8,20 @@ use super::job::{self, Fate};
 use super::standin::{beside_the_program, skip};
 use crate::conformance;
 use crate::cuda::safe::Compiler;
-use crate::cuda::{Beside, Cuda, Emitted, Settings, shipped};
+use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings, Emitted, shipped};
 
 /// With rules that are compiled kept between runs.
-fn settings() -> Settings {
-    Settings { cache: Some(beside_the_program("rules")), ..Settings::of(0) }
+fn settings() -> CudaSettings {
+    CudaSettings { cache: Some(beside_the_program("rules")), ..CudaSettings::of(0) }
 }
 
-/// The first device, or a skip that says why there is none.
+/// The first device, or a skip with the reason why there is none.
 fn device() -> Option<Cuda> {
     let opened = Cuda::open(settings());
     opened.map_err(|why| skip("cuda", &why.to_string())).ok()
 }
 
-/// Those that are not shipped must be compiled.
+/// Whether the rule is shipped; others must be compiled.
 fn is_shipped(rule: &Rule) -> bool {
     let prepared = Prepared::new(rule.clone()).expect("it is a rule");
     let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
@@ -31,10 +31,10 @@ fn is_shipped(rule: &Rule) -> bool {
     shipped::ELEMENT_TYPES.iter().all(|element_type| shipped::has(&emitted.update_entry(*element_type)))
 }
 
-/// Each compilation takes a second or more of a device's time: so many rules that are not shipped share one that runs.
+/// Each compilation takes a second or more of a device's time, so of this many rules that are not shipped one runs.
 const COMPILED_OF: usize = 8;
 
-/// The suite's rules that can run here: those that are shipped, and where there is a compiler some of the others.
+/// The suite's rules that can run here: the shipped ones, and some others where there is a compiler.
 fn rules() -> Vec<Rule> {
     let (mut kept, others): (Vec<_>, Vec<_>) = conformance::rules().into_iter().partition(is_shipped);
     let count = others.len();
@@ -64,7 +64,7 @@ fn rules_of_the_suite_are_left_where_there_is_no_compiler() {
 fn a_job_on_the_device_has_the_committed_digest() {
     let Some(mut device) = device() else { return };
     println!("{}: the job's digest is {}", device.capabilities().name, job::DIGEST);
-    // It compares each parameter and state with the plain form, which has the committed digest.
+    // It compares each parameter and state with the reference, which has the committed digest.
     assert_eq!(job::run(&mut device), Fate::default());
 }
 
@@ -74,7 +74,7 @@ fn the_device_keeps_every_promise_of_the_suite() {
     let rules = rules();
     let open = || -> Box<dyn Accelerator> { Box::new(Cuda::open(settings()).expect("it was there")) };
     conformance::device::check(open, &some(rules.clone()));
-    let worst = conformance::worst_of(&mut Beside::new(device, 64 << 10, 32), rules);
+    let worst = conformance::worst_of(&mut AcceleratorKernels::new(device, 64 << 10, 32), rules);
     println!("the farthest from the oracle: {worst:?}");
     assert!(worst.ulps <= conformance::TOLERANCE_ULPS, "{worst:?}");
 }

@@ -1,20 +1,22 @@
-//! Memory of a device that somebody else allocated.
+//! Device memory that another library allocated.
 
 use std::fs;
 use std::sync::Arc;
 
 use super::standin::{each, is_inside, without_driver};
-use crate::cuda::safe::{Context, Foreign, Memory, Whose};
+use crate::cuda::safe::{CudaContext, DeviceMemory, ForeignMemory, MemoryOwner};
 
 const GUARD: (&str, &str) = ("PSERVER_STANDIN_GUARD", "1");
 
 fn found(address: u64, bytes: usize) -> Result<bool, String> {
     let address = usize::try_from(address).expect("an address has 64 bits");
-    Foreign::find(address, bytes).map(|found| matches!(found, Whose::Device(_))).map_err(|failure| failure.to_string())
+    ForeignMemory::find(address, bytes)
+        .map(|found| matches!(found, MemoryOwner::Device(_)))
+        .map_err(|failure| failure.to_string())
 }
 
-fn device(found: Whose) -> Arc<Foreign> {
-    let Whose::Device(foreign) = found else { panic!("it is a device's") };
+fn device(found: MemoryOwner) -> Arc<ForeignMemory> {
+    let MemoryOwner::Device(foreign) = found else { panic!("it is a device's") };
     foreign
 }
 
@@ -32,8 +34,8 @@ fn where_nobody_has_loaded_the_driver_nobody_is_asked() {
         let own = [0_u8; 64];
         let address = own.as_ptr().addr() as u64;
         assert_eq!(found(address, 64), Ok(false), "this process has no driver yet");
-        let context = Context::open(0).expect("there is one");
-        let memory = Memory::new(&context, 1000).expect("there is as much");
+        let context = CudaContext::open(0).expect("there is one");
+        let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
         assert_eq!((found(address, 64), found(memory.part(0..1).address(), 1)), (Ok(false), Ok(true)));
     });
 }
@@ -45,23 +47,23 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
     let log: (&str, &str) = ("PSERVER_STANDIN_UNPINNED", &log);
     let pooled = |how| [GUARD, log, ("PSERVER_STANDIN_POOLED", how)];
     each(&[&[GUARD, log], &pooled("1"), &pooled("2")], || {
-        let context = Context::open(0).expect("there is one");
-        let memory = Memory::new(&context, 1000).expect("there is as much");
+        let context = CudaContext::open(0).expect("there is one");
+        let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
         let address = usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits");
-        let foreign = device(Foreign::find(address + 100, 600).expect("it is a device's"));
+        let foreign = device(ForeignMemory::find(address + 100, 600).expect("it is a device's"));
         let mut claim = foreign.claim(8, 64).expect("it is there");
         claim.fetch().expect("it can be read");
-        // What the stand-in's memory is before anybody writes it.
+        // The simulated driver's fill of new memory.
         assert_eq!(claim.bytes(), [0xa5; 64]);
         claim.bytes_mut().fill(7);
         claim.store().expect("it can be written");
-        let mut beside = foreign.claim(72, 8).expect("nobody has it");
-        let refused = foreign.claim(71, 1).map(drop).expect_err("somebody has it").to_string();
+        let mut beside = foreign.claim(72, 8).expect("it is unclaimed");
+        let refused = foreign.claim(71, 1).map(drop).expect_err("it is claimed").to_string();
         assert!(refused.contains("1 bytes of a device's memory are used by a call that is not over"), "{refused}");
         let refused = foreign.claim(590, 11).map(drop).expect_err("it is not all there").to_string();
         assert!(refused.contains("11 bytes of a device's memory, of which 10 are registered"), "{refused}");
         drop(claim);
-        let mut again = foreign.claim(0, 72).expect("nobody has it any more");
+        let mut again = foreign.claim(0, 72).expect("the claim was dropped");
         again.fetch().expect("it can be read");
         beside.fetch().expect("it can be read");
         assert_eq!((&again.bytes()[..8], &again.bytes()[8..]), (&[0xa5; 8][..], &[7; 64][..]));
@@ -75,8 +77,8 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
 #[test]
 fn memory_of_another_kind_is_refused_with_what_was_expected() {
     each(&[&[("PSERVER_STANDIN_KIND", "3")]], || {
-        let context = Context::open(0).expect("there is one");
-        let address = Memory::new(&context, 1000).map(|memory| (memory.part(0..1).address(), memory));
+        let context = CudaContext::open(0).expect("there is one");
+        let address = DeviceMemory::new(&context, 1000).map(|memory| (memory.part(0..1).address(), memory));
         let (address, _memory) = address.expect("there is as much");
         let expected = format!(
             "memory at {address:#x}: the driver says that it is of kind 3; expected the host's memory (kind 1) or a \
@@ -89,8 +91,8 @@ fn memory_of_another_kind_is_refused_with_what_was_expected() {
 #[test]
 fn memory_that_is_not_all_there_is_refused_with_what_is() {
     each(&[&[GUARD]], || {
-        let context = Context::open(0).expect("there is one");
-        let memory = Memory::new(&context, 1000).expect("there is as much");
+        let context = CudaContext::open(0).expect("there is one");
+        let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
         let address = memory.part(0..1).address();
         let expected =
             format!("1001 bytes at {address:#x}, of which CUDA device 0 has 1000; expected all of them there");
@@ -104,8 +106,8 @@ fn what_the_driver_refuses_is_said() {
     each(
         &[&[("PSERVER_STANDIN_FAIL", "cuMemHostAlloc:1:2,cuMemcpyDtoH_v2:1:700,cuPointerGetAttribute:1:999")]],
         || {
-            let context = Context::open(0).expect("there is one");
-            let memory = Memory::new(&context, 1000).expect("there is as much");
+            let context = CudaContext::open(0).expect("there is one");
+            let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
             let address = memory.part(0..1).address();
             let refused = found(address, 8).expect_err("the driver fails");
             assert!(
@@ -121,7 +123,7 @@ fn what_the_driver_refuses_is_said() {
                 )
             );
             let address = usize::try_from(address).expect("an address has 64 bits");
-            let foreign = device(Foreign::find(address, 8).expect("it is a device's"));
+            let foreign = device(ForeignMemory::find(address, 8).expect("it is a device's"));
             let refused = foreign.claim(0, 8).expect("it is there").fetch().expect_err("the driver fails").to_string();
             assert_eq!(refused, "reading 8 bytes of a device's memory: cuMemcpyDtoH: CUDA_ERROR_ILLEGAL_ADDRESS (700)");
         },

@@ -11,7 +11,7 @@ use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Schedule, Step};
 use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
 
-use crate::cuda::{Emitted, Module};
+use crate::cuda::{Emitted, ModuleSource};
 
 /// Bytes of the largest chunk.
 pub(super) const CHUNK_BYTES: u32 = 16 << 10;
@@ -28,11 +28,11 @@ struct Chunk {
     states: Vec<Vec<u8>>,
     slot: DeviceSlot,
     rule: Option<Prepared>,
-    /// Its slot broke, and nobody looks at it any more.
+    /// Its slot failed, and is not checked any more.
     is_broken: bool,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
     /// Work that did not happen.
@@ -54,7 +54,7 @@ const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 8] = [
     ("add", Uint32, Uint32, 17, 33),
     ("add", Float32, Bfloat16, 70, 129),
     ("sgd", Float64, Float64, 9, 2048),
-    // None of them in every other round, when the moments go on alone.
+    // No gradients in every other round: the moments decay.
     ("adam", Float32, Float16, 0, 64),
 ];
 
@@ -70,9 +70,9 @@ pub(super) fn rule(name: &str) -> Option<Prepared> {
 }
 
 /// The kernels of these rules.
-pub(super) fn module() -> Module {
+pub(super) fn module() -> ModuleSource {
     let emitted: Vec<_> = ["adam", "nesterov", "sgd"].map(|name| emitted(&rule(name).expect("it is one"))).into();
-    Module::new(&emitted, [], &[Float32, Float64])
+    ModuleSource::new(&emitted, [], &[Float32, Float64])
 }
 
 pub(super) fn emitted(rule: &Prepared) -> Emitted {
@@ -104,7 +104,7 @@ fn values(element_type: ElementType, elements: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The digest of what the job leaves in plain code, which is that of every device.
+/// The digest of the job's results in reference code, equal on every device.
 pub(super) const DIGEST: &str = "80591ed75e4f30fb2252627e1b4781cb7c3a3d15824ce4c3f07f8f252530bedf";
 
 /// The job in plain code alone.
@@ -127,7 +127,7 @@ pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
     let mut budget = Budget::new();
     budget.line("test", CHUNK_BYTES, LEASES);
     let arena = || Arena::new(&budget).expect("there is memory");
-    // Of the second, as of another process's memory, nobody tells the device.
+    // The second arena is not pinned, like another process's memory.
     let arenas = Arenas { own: arena(), foreign: arena() };
     let mut fate = Fate::default();
     // Nothing is pinned when it cannot be.
@@ -170,7 +170,7 @@ fn play(device: &mut dyn Accelerator, arenas: &Arenas, fate: &mut Fate) -> Resul
     })
 }
 
-/// Runs work to its end, whatever that is; `happened` sees what has happened.
+/// Runs work to its end, with any outcome; `happened` sees the completed work.
 fn finish(
     device: &mut dyn Accelerator,
     mut queue: VecDeque<Work>,
@@ -262,7 +262,7 @@ impl Chunk {
         (0..count).map(|trainer| values(self.gradient_type, elements, seed(trainer))).collect()
     }
 
-    /// Every other gradient is in memory that nobody pins.
+    /// Every other gradient is in memory that is not pinned.
     fn begin(&self, arenas: &Arenas, round: u64) -> Work {
         let gradient = |(index, bytes): (usize, Vec<u8>)| {
             let lease = lease(if index % 2 == 0 { &arenas.own } else { &arenas.foreign }, &bytes);

@@ -1,10 +1,10 @@
 //! A device is opened, or a text says why not.
 
 use super::standin::{each, without_driver};
-use crate::cuda::safe::{Context, Memory, Pinned};
+use crate::cuda::safe::{CudaContext, DeviceMemory, PinnedMemory};
 
 fn refusal(ordinal: u32) -> String {
-    Context::open(ordinal).map(|_| ()).expect_err("there is no such device")
+    CudaContext::open(ordinal).map(|_| ()).expect_err("there is no such device")
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn a_host_without_a_driver_says_so() {
 #[test]
 fn a_driver_without_a_device_says_so() {
     each(&[&[("PSERVER_STANDIN_DEVICES", "0")]], || {
-        assert_eq!(refusal(0), "no CUDA device: the driver is there and finds none");
+        assert_eq!(refusal(0), "no CUDA device: the driver is loaded and reports none");
     });
 }
 
@@ -36,7 +36,7 @@ fn a_device_that_does_not_exist_is_told_how_many_there_are() {
     each(&[&[("PSERVER_STANDIN_DEVICES", "2")]], || {
         assert_eq!(refusal(2), "CUDA device 2 does not exist: there are 2, numbered 0 to 1");
         assert!(refusal(u32::MAX).contains("there are 2"));
-        assert_eq!(Context::open(1).expect("there are two").properties().ordinal, 1);
+        assert_eq!(CudaContext::open(1).expect("there are two").properties().ordinal, 1);
     });
 }
 
@@ -50,14 +50,14 @@ fn each_call_that_fails_while_a_device_is_opened_is_named() {
             "memory of CUDA device 0: a context, which takes some hundred MiB of 268435456 bytes, found no room; other \
              processes have the rest: cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"
         );
-        assert!(Context::open(0).is_ok());
+        assert!(CudaContext::open(0).is_ok());
     });
 }
 
 #[test]
 fn a_device_says_what_it_is() {
     each(&[&[]], || {
-        let context = Context::open(0).expect("there is one");
+        let context = CudaContext::open(0).expect("there is one");
         let found = context.properties();
         assert_eq!((found.name.as_str(), found.capability, found.multiprocessors), ("stand-in", (9, 0), 4));
         assert_eq!(found.driver, (12, 4));
@@ -67,14 +67,14 @@ fn a_device_says_what_it_is() {
 #[test]
 fn memory_is_taken_and_given_back() {
     each(&[&[("PSERVER_STANDIN_MEMORY", "1000000")]], || {
-        let context = Context::open(0).expect("there is one");
-        let memory = Memory::new(&context, 600_000).expect("there is as much");
+        let context = CudaContext::open(0).expect("there is one");
+        let memory = DeviceMemory::new(&context, 600_000).expect("there is as much");
         assert_eq!(context.memory().expect("it is asked"), (400_000, 1_000_000));
-        let refused = Memory::new(&context, 600_000).map(|_| ()).expect_err("there is less");
+        let refused = DeviceMemory::new(&context, 600_000).map(|_| ()).expect_err("there is less");
         assert_eq!(refused.to_string(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)");
         drop(memory);
         assert_eq!(context.memory().expect("it is asked"), (1_000_000, 1_000_000));
-        let mut pieces = Pinned::new(&context, 1000).expect("there is as much").pieces(300);
+        let mut pieces = PinnedMemory::new(&context, 1000).expect("there is as much").pieces(300);
         assert_eq!(pieces.len(), 3);
         pieces[2].bytes_mut().fill(7);
         assert!(pieces[1].bytes().iter().all(|byte| *byte == 0));

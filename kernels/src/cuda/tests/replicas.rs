@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use pserver_core::dtype::ElementType;
-use pserver_core::narrow;
+use pserver_core::narrowing;
 
 use super::standin::{each, each_seed, kernels};
-use crate::cuda::Module;
+use crate::cuda::ModuleSource;
 use crate::cuda::code::load_shipped;
-use crate::cuda::safe::{Claim, Context, Foreign, Grid, Memory, Whose};
+use crate::cuda::safe::{CudaContext, DeviceMemory, ForeignClaim, ForeignMemory, Grid, MemoryOwner};
 
 const TYPES: [ElementType; 8] = ElementType::ALL;
 /// Of each of so many devices one.
@@ -17,33 +17,34 @@ const DEVICES: usize = 3;
 /// More than one piece, and not a whole number of them.
 const LONG: usize = (9 << 20) + 24;
 
-/// Memory of devices 0, 1 and 2, each known by itself, and the first known with the others. It is freed last.
+/// Memory of devices 0, 1 and 2, each registered by itself, and the first with the others as replicas. It is freed
+/// last.
 struct Replicated {
-    each: Vec<Arc<Foreign>>,
-    all: Arc<Foreign>,
-    _memory: Vec<Arc<Memory>>,
+    each: Vec<Arc<ForeignMemory>>,
+    all: Arc<ForeignMemory>,
+    _memory: Vec<Arc<DeviceMemory>>,
 }
 
 fn in_each(settings: &[(&str, &str)], body: impl FnOnce()) {
-    let Some(library) = kernels(&Module::new([], [], &[])) else { return };
+    let Some(library) = kernels(&ModuleSource::new([], [], &[])) else { return };
     let library = library.display().to_string();
     let basic = [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_DEVICES", "3")];
     each(&[&[&basic[..], &[("PSERVER_STANDIN_GUARD", "1")], settings].concat()], body);
 }
 
-fn address(memory: &Arc<Memory>) -> usize {
+fn address(memory: &Arc<DeviceMemory>) -> usize {
     usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits")
 }
 
-fn find(address: usize, bytes: usize) -> Arc<Foreign> {
-    match Foreign::find(address, bytes).expect("it is memory") {
-        Whose::Device(foreign) => foreign,
-        Whose::Host | Whose::Managed => panic!("it is a device's"),
+fn find(address: usize, bytes: usize) -> Arc<ForeignMemory> {
+    match ForeignMemory::find(address, bytes).expect("it is memory") {
+        MemoryOwner::Device(foreign) => foreign,
+        MemoryOwner::Host | MemoryOwner::Managed => panic!("it is a device's"),
     }
 }
 
-fn allocate(bytes: usize) -> Vec<Arc<Memory>> {
-    let one = |ordinal| Memory::new(&Context::open(ordinal).expect("there are three"), bytes as u64);
+fn allocate(bytes: usize) -> Vec<Arc<DeviceMemory>> {
+    let one = |ordinal| DeviceMemory::new(&CudaContext::open(ordinal).expect("there are three"), bytes as u64);
     (0..3).map(|ordinal| one(ordinal).expect("there is as much")).collect()
 }
 
@@ -57,8 +58,8 @@ fn replicated(bytes: usize) -> Replicated {
     Replicated { each, all, _memory: memory }
 }
 
-fn whole(memory: &Arc<Foreign>) -> Claim {
-    memory.claim(0, memory.len()).expect("nobody has it")
+fn whole(memory: &Arc<ForeignMemory>) -> ForeignClaim {
+    memory.claim(0, memory.len()).expect("it is unclaimed")
 }
 
 impl Replicated {
@@ -80,7 +81,7 @@ impl Replicated {
     }
 }
 
-/// Numbers that are told apart, and whose sums are rounded: device by device.
+/// Distinct numbers whose sums are rounded: device by device.
 fn numbers(element_type: ElementType, bytes: usize) -> Vec<Vec<u8>> {
     let count = bytes / usize::try_from(element_type.bytes()).expect("it is short");
     let float =
@@ -89,7 +90,7 @@ fn numbers(element_type: ElementType, bytes: usize) -> Vec<Vec<u8>> {
     (0..DEVICES)
         .map(|device| {
             let of = |index| match element_type {
-                ElementType::Float32 => narrow::real(float(device, index)).to_le_bytes().to_vec(),
+                ElementType::Float32 => narrowing::round_to_odd(float(device, index)).to_le_bytes().to_vec(),
                 ElementType::Float64 => float(device, index).to_le_bytes().to_vec(),
                 ElementType::Float16 => f16::from_f64(float(device, index)).to_le_bytes().to_vec(),
                 ElementType::Bfloat16 => bf16::from_f64(float(device, index)).to_le_bytes().to_vec(),
@@ -101,7 +102,7 @@ fn numbers(element_type: ElementType, bytes: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The sum in plain code: in the order of devices, of halves in binary32 and rounded once.
+/// The reference sum: in the order of devices, half precision in binary32 and rounded once.
 fn sum(element_type: ElementType, contents: &[Vec<u8>]) -> Vec<u8> {
     let width = usize::try_from(element_type.bytes()).expect("it is short");
     let element = |index: usize| {
@@ -150,7 +151,7 @@ fn what_is_read_is_the_sum_of_all_devices_in_their_order() {
                 let mut claim = whole(&memory.all);
                 claim.fetch_sum(element_type).expect("it can be summed");
                 assert!(claim.bytes() == sum(element_type, &contents), "{element_type}, {bytes} bytes");
-                assert!(memory.contents() == contents, "{element_type}: nobody's gradient changes");
+                assert!(memory.contents() == contents, "{element_type}: no gradient changes");
             }
         }
     });
@@ -162,13 +163,13 @@ fn some_of_it_is_summed_also_where_that_is_not_on_a_multiple_of_16() {
         let memory = replicated(4096);
         let contents = numbers(ElementType::Float32, 4096);
         memory.fill(&contents);
-        let mut claim = memory.all.claim(12, 100).expect("nobody has it");
+        let mut claim = memory.all.claim(12, 100).expect("it is unclaimed");
         claim.fetch_sum(ElementType::Float32).expect("it can be summed");
         assert_eq!(claim.bytes(), &sum(ElementType::Float32, &contents)[12..112]);
         claim.fetch().expect("it can be read");
         assert_eq!(claim.bytes(), &contents[0][12..112], "a value is the first one's");
         drop(claim);
-        let refused = memory.all.claim(2, 100).expect("nobody has it").fetch_sum(ElementType::Float32);
+        let refused = memory.all.claim(2, 100).expect("it is unclaimed").fetch_sum(ElementType::Float32);
         let text = refused.expect_err("no element begins there").to_string();
         assert!(
             text.contains("100 bytes of float32 and their replicas") && text.contains("no multiple of 4"),
@@ -183,7 +184,7 @@ fn what_is_written_goes_to_all_devices() {
         let memory = replicated(1000);
         memory.fill(&numbers(ElementType::Float32, 1000));
         let before = memory.contents();
-        let mut claim = memory.all.claim(100, 500).expect("nobody has it");
+        let mut claim = memory.all.claim(100, 500).expect("it is unclaimed");
         claim.bytes_mut().fill(7);
         claim.store().expect("it can be written");
         for (after, before) in memory.contents().iter().zip(&before) {
@@ -195,13 +196,13 @@ fn what_is_written_goes_to_all_devices() {
 
 #[test]
 fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value() {
-    let Some(library) = kernels(&Module::new([], [], &[])) else { return };
+    let Some(library) = kernels(&ModuleSource::new([], [], &[])) else { return };
     let library = library.display().to_string();
     each_seed(8, &[("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_DEVICES", "3")], || {
         let memory = replicated(64);
         memory.fill(&[vec![0; 64], vec![0; 64], vec![0; 64]]);
         let fill = |ordinal: u32, value: u64| {
-            let context = Context::open(ordinal).expect("there are three");
+            let context = CudaContext::open(ordinal).expect("there are three");
             let module = load_shipped(&context).expect("it is there");
             let kernel = module.entry("standin_fill").expect("the stand-in has it");
             let one = &memory.each[ordinal as usize];
@@ -234,13 +235,13 @@ fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
         let refused = |at, bytes| all.replicate(at, bytes).expect_err("it is no replica").to_string();
         let own = [0_u8; 1000];
         let text = refused(own.as_ptr().addr(), 1000);
-        assert!(text.contains("not a device's alone; expected that of a CUDA device"), "{text}");
+        assert!(text.contains("it is not device memory; expected memory of a CUDA device"), "{text}");
         assert!(refused(second, 999).contains("999 bytes"), "{}", refused(second, 999));
         assert!(refused(second, 999).contains("expected 1000, as there are at"), "{}", refused(second, 999));
         assert!(refused(second, 1001).contains("of which CUDA device 1 has 1000"), "{}", refused(second, 1001));
-        assert!(refused(first, 1000).contains("shares bytes with what is one already"), "{}", refused(first, 1000));
+        assert!(refused(first, 1000).contains("overlaps a replica"), "{}", refused(first, 1000));
         all.replicate(second, 1000).expect("it is another device's");
-        assert!(refused(second, 1000).contains("shares bytes with what is one already"), "{}", refused(second, 1000));
+        assert!(refused(second, 1000).contains("overlaps a replica"), "{}", refused(second, 1000));
         let claim = whole(&all);
         let third = address(&memory[2]);
         assert!(refused(third, 1000).contains("used by a call that is not over"), "{}", refused(third, 1000));
@@ -252,8 +253,8 @@ fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
 #[test]
 fn at_most_64_places_are_one() {
     in_each(&[], || {
-        let context = Context::open(0).expect("there are three");
-        let memory = Memory::new(&context, 65 * 64).expect("there is as much");
+        let context = CudaContext::open(0).expect("there are three");
+        let memory = DeviceMemory::new(&context, 65 * 64).expect("there is as much");
         let at = |index: usize| address(&memory) + index * 64;
         let all = find(at(0), 64);
         (1..64).for_each(|index| all.replicate(at(index), 64).expect("there may be as many"));

@@ -1,4 +1,4 @@
-//! Rules that are not shipped: compiled where there is a compiler, kept, and refused where there is none.
+//! Rules that are not shipped: compiled where there is a compiler, cached, and refused where there is none.
 
 use std::fs;
 use std::path::Path;
@@ -11,18 +11,18 @@ use pserver_core::port::{Accelerator, Code, NotAdopted, Resident};
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{compiler, each, is_inside, kernels, skip};
 use crate::cuda::safe::Compiler;
-use crate::cuda::{Cuda, Module, Settings, sys};
+use crate::cuda::{Cuda, CudaSettings, ModuleSource, sys};
 
 fn open(cache: Option<&str>) -> Cuda {
     let gradient_bytes = 4 * u64::from(CHUNK_BYTES);
     let cache = cache.map(Into::into);
-    let settings = Settings { gradient_bytes, chunk_bytes: CHUNK_BYTES, cache, ..Settings::of(0) };
+    let settings = CudaSettings { gradient_bytes, chunk_bytes: CHUNK_BYTES, cache, ..CudaSettings::of(0) };
     Cuda::open(settings).expect("the stand-in is there")
 }
 
 /// The kernels that every module has, and none for a rule.
 fn fixed() -> Option<String> {
-    Some(kernels(&Module::new([], [], &[]))?.display().to_string())
+    Some(kernels(&ModuleSource::new([], [], &[]))?.display().to_string())
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_compiler_that_is_newer_than_the_driver_is_not_used() {
     let newer = [&settings[..], &[("PSERVER_STANDIN_VERSION", "13000")]].concat();
     each(&[&settings, &newer], || match (Compiler::find(), std::env::var("PSERVER_STANDIN_VERSION")) {
         (Ok(compiler), Ok(_)) => assert_eq!(compiler.version().0, 13),
-        // One that the host has beside it, under another name.
+        // The host may have a compiler under another name.
         (Ok(compiler), Err(_)) => assert_eq!(compiler.version().0, 12),
         (Err(why), _) => assert_eq!(
             why,
@@ -104,7 +104,7 @@ fn a_compiler_that_is_newer_than_the_driver_is_not_used() {
     });
 }
 
-/// What the driver says of a kernel otherwise is no reason to compile it.
+/// Other errors of the driver about a kernel are no reason to compile it.
 #[test]
 fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() {
     let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
@@ -130,13 +130,13 @@ fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() 
     });
 }
 
-/// A module is memory of the device too: compiled now, kept from an earlier run, or loaded when it is asked for.
+/// A module takes device memory too: compiled now, cached by an earlier run, or loaded lazily.
 #[test]
 fn a_rule_for_whose_kernel_there_is_no_room_is_refused_with_the_bytes() {
     let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let (cache, words) = (folder.path().join("cache").display().to_string(), "bytes of kernels were to be loaded, ");
-    // The first module is what is shipped.
+    // The first module is the shipped one.
     let cases = [
         ("cuModuleLoadData:2:2", words),
         ("cuModuleLoadData:2:2", words),
@@ -166,7 +166,7 @@ fn a_rule_for_whose_kernel_there_is_no_room_is_refused_with_the_bytes() {
     });
 }
 
-/// One byte of every file.
+/// Damages one byte of every file.
 fn damage(folder: &Path) {
     for entry in fs::read_dir(folder).expect("rules were kept") {
         let path = entry.expect("it can be listed").path();
@@ -188,8 +188,8 @@ fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
         let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code, keeps_sum: false });
-        let refused = adopt(Code::Rule(code.clone())).expect_err("nobody can compile it");
-        let expected = "the rule is not one of the kernels that are shipped, and cannot be compiled: \
+        let refused = adopt(Code::Rule(code.clone())).expect_err("there is no compiler");
+        let expected = "the rule has no shipped kernel, and cannot be compiled: \
             libnvrtc, which compiles rules for the device, was not found; \
             looked for libnvrtc.so, libnvrtc.so.13, libnvrtc.so.12";
         assert_eq!(refused, NotAdopted::Unfit(expected.to_owned()));
@@ -206,7 +206,7 @@ fn a_rule_becomes_a_cubin_where_there_is_a_compiler() {
         Ok(compiler) => compiler,
         Err(why) => return skip("nvrtc", &why),
     };
-    let text = Module::new([&job::emitted(&job::rule("adam").expect("it is a rule"))], [], &[Float32]);
+    let text = ModuleSource::new([&job::emitted(&job::rule("adam").expect("it is a rule"))], [], &[Float32]);
     let options = ["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"].map(String::from);
     let image = compiler.compile(text.text(), &options).expect("it compiles");
     assert!(image.starts_with(b"\x7fELF"), "a cubin is an ELF file");

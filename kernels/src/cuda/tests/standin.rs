@@ -1,9 +1,9 @@
-//! How a test gets the stand-in driver: it runs itself again in a process that finds it.
+//! Simulated driver in tests: a test runs itself again in a process that loads it.
 
 use std::path::PathBuf;
 
 use crate::conformance::standin;
-use crate::cuda::{Module, sys};
+use crate::cuda::{ModuleSource, sys};
 
 pub(super) use crate::conformance::skips::skip;
 pub(super) use crate::conformance::standin::{beside_the_program, is_inside};
@@ -21,7 +21,7 @@ pub(super) fn each(settings: &[&[(&str, &str)]], body: impl FnOnce()) {
     }
 }
 
-/// Once for each of so many seeds, which are printed when one fails.
+/// Runs once for each seed, and prints the seed of a failure.
 pub(super) fn each_seed(seeds: u32, settings: &[(&str, &str)], body: impl FnOnce()) {
     let texts: Vec<String> = (1..=seeds).map(|seed| seed.to_string()).collect();
     let with_seed = |seed| [&[("PSERVER_STANDIN_SEED", seed)], settings].concat();
@@ -29,13 +29,13 @@ pub(super) fn each_seed(seeds: u32, settings: &[(&str, &str)], body: impl FnOnce
     each(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), body);
 }
 
-/// What a process needs to find the stand-in compiler too.
+/// The environment in which a process finds the simulated compiler too.
 pub(super) fn compiler() -> Option<standin::Told> {
     there(standin::driver_with_compiler())
 }
 
 /// A library of these kernels, for `PSERVER_STANDIN_KERNELS`; made once for each text.
-pub(super) fn kernels(module: &Module) -> Option<PathBuf> {
+pub(super) fn kernels(module: &ModuleSource) -> Option<PathBuf> {
     there(standin::kernels(module))
 }
 
@@ -50,7 +50,7 @@ pub(super) fn without_driver(body: impl FnOnce()) {
     println!("{text}");
 }
 
-/// What was made; a skip where there is no compiler.
+/// The compiled library; a skip where there is no g++.
 fn there<T>(made: Result<T, String>) -> Option<T> {
     made.map_err(|why| skip("g++", &why)).ok()
 }

@@ -26,11 +26,11 @@ impl Assembler {
         self.instructions.len()
     }
 
-    /// Appends what iced made.
+    /// Appends an instruction from iced.
     ///
     /// # Panics
     ///
-    /// When operands do not go with the encoding: what is written down here does not depend on any input.
+    /// When operands do not go with the encoding: a bug here, independent of any input.
     pub(super) fn put(&mut self, instruction: Result<Instruction, IcedError>) {
         let mut instruction = instruction.expect("these operands go with this encoding");
         instruction.set_ip(FIRST_NUMBER + self.instructions.len() as u64);
@@ -84,7 +84,7 @@ impl Assembler {
         self.put(Instruction::with_branch(code, 0));
     }
 
-    /// The bytes. They hold no address of their own, so they run wherever they lie.
+    /// The machine code. It is position-independent.
     ///
     /// # Panics
     ///

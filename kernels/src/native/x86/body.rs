@@ -1,33 +1,33 @@
-//! One vector of elements through a rule: which value is in which register, and the instructions for every operation.
+//! Register allocation and instruction selection for one vector of elements through a rule.
 //!
-//! Values get registers in the order of the code, which is the order in which they are computed. When there is none
-//! left, the value that is needed last makes room. What lies in memory anyway (weight, states, a lone gradient,
-//! scalars) is loaded when it is first needed and simply forgotten; anything else goes to a slot of the stack. The
-//! scalars that are used most stay in registers over the whole loop, as many as leave room.
+//! Values get registers in the order of the code, which is the order in which they are computed. When none is free, the
+//! value with the farthest next use is evicted. Values that are in memory anyway (weight, states, a single gradient,
+//! scalars) are reloaded when needed; others are spilled to a stack slot. The most used scalars stay in registers over
+//! the whole loop, as far as registers allow.
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
-use pserver_core::rule::ssa::{Binary, Comparison, Lowered, Op, ScalarId, Unary};
-use pserver_core::rule::uses::{Output, Tensor, Uses, outputs};
+use pserver_core::rule::ssa::{Binary, Comparison, Lowered, RuleOp, ScalarId, Unary};
+use pserver_core::rule::uses::{UpdatedElement, UpdatedTensor, Uses, outputs};
 
 use super::assembler::Assembler;
-use super::layout::{Layout, PASSING, SCALARS, displacement, frame};
+use super::layout::{CallLayout, PASSING, SCALARS, displacement, frame};
 use super::raw::lanes;
 use super::target;
-use crate::native::{Source, Target, Vectors, used_scalars};
+use crate::native::{CodeTarget, GradientFormat, Vectors, used_scalars};
 
 /// A value of the code, or a constant that instructions need.
-pub(super) type Item = usize;
+pub(super) type ItemIndex = usize;
 
-/// What the allocator knows of the code.
-pub(super) struct Plan<'a> {
+/// The allocator's view of the code.
+pub(super) struct RegisterPlan<'a> {
     pub(super) code: &'a Lowered,
-    pub(super) target: Target,
-    pub(super) layout: Layout,
+    pub(super) target: CodeTarget,
+    pub(super) layout: CallLayout,
     uses: Uses,
-    outputs: Vec<Output>,
+    outputs: Vec<UpdatedElement>,
     scalars: Vec<ScalarId>,
     /// Constants in the order in which they deserve a register.
-    favourites: Vec<Item>,
+    favourites: Vec<ItemIndex>,
     /// How many of them have one, from the highest register down.
     pub(super) pinned: usize,
 }
@@ -36,7 +36,7 @@ pub(super) struct Plan<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GradientAt {
     /// In the only gradient's memory.
-    Memory(Source),
+    Memory(GradientFormat),
     /// Summed, in this slot.
     Slot(usize),
 }
@@ -44,10 +44,10 @@ pub(super) enum GradientAt {
 /// Registers that no allocation touches: enough for an operation's operands, its result and its passing values.
 const FREE_MIN: usize = 6;
 
-impl<'a> Plan<'a> {
+impl<'a> RegisterPlan<'a> {
     /// For this code on this target.
-    pub(super) fn new(code: &'a Lowered, target: Target) -> Self {
-        let layout = Layout::of(code, target);
+    pub(super) fn new(code: &'a Lowered, target: CodeTarget) -> Self {
+        let layout = CallLayout::of(code, target);
         let uses = Uses::of(code);
         let mut plan = Self {
             code,
@@ -59,7 +59,7 @@ impl<'a> Plan<'a> {
             favourites: vec![],
             pinned: 0,
         };
-        let mut favourites: Vec<Item> = (0..plan.one() + 1).filter(|&item| plan.is_constant(item)).collect();
+        let mut favourites: Vec<ItemIndex> = (0..plan.one() + 1).filter(|&item| plan.is_constant(item)).collect();
         favourites.retain(|&item| 0 < plan.count(item));
         favourites.sort_by_key(|&item| std::cmp::Reverse(plan.count(item)));
         plan.favourites = favourites;
@@ -76,39 +76,39 @@ impl<'a> Plan<'a> {
         let length = |pinned: usize, plan: &mut Self| {
             plan.pinned = pinned;
             let mut assembler = Assembler::default();
-            Body::new(plan, &mut assembler, 0).emit(GradientAt::Memory(Source::Own), 0);
+            Body::new(plan, &mut assembler, 0).emit(GradientAt::Memory(GradientFormat::Own), 0);
             assembler.len()
         };
         (0..=most).rev().min_by_key(|&pinned| length(pinned, self)).unwrap_or(0)
     }
 
     /// The constants that stay in registers, and which.
-    pub(super) fn pins(&self) -> impl Iterator<Item = (Item, u8)> {
+    pub(super) fn pins(&self) -> impl Iterator<Item = (ItemIndex, u8)> {
         let top = self.target.registers() - 1;
         self.favourites[..self.pinned].iter().copied().zip((0..=top).rev())
     }
 
-    fn sign(&self) -> Item {
+    fn sign(&self) -> ItemIndex {
         self.code.ops().len()
     }
 
-    fn one(&self) -> Item {
+    fn one(&self) -> ItemIndex {
         self.code.ops().len() + 1
     }
 
-    fn is_constant(&self, item: Item) -> bool {
-        self.code.ops().get(item).is_none_or(|op| matches!(op, Op::Scalar(_)))
+    fn is_constant(&self, item: ItemIndex) -> bool {
+        self.code.ops().get(item).is_none_or(|op| matches!(op, RuleOp::Scalar(_)))
     }
 
     /// Whether it can be loaded again from where it came.
-    fn is_in_memory(&self, item: Item) -> bool {
-        self.is_constant(item) || matches!(self.code.ops()[item], Op::Weight | Op::Gradient | Op::State(_))
+    fn is_in_memory(&self, item: ItemIndex) -> bool {
+        self.is_constant(item) || matches!(self.code.ops()[item], RuleOp::Weight | RuleOp::Gradient | RuleOp::State(_))
     }
 
     /// Where a constant lies among the scalars.
-    pub(super) fn scalar_offset(&self, item: Item) -> usize {
+    pub(super) fn scalar_offset(&self, item: ItemIndex) -> usize {
         let index = match self.code.ops().get(item) {
-            Some(Op::Scalar(scalar)) => {
+            Some(RuleOp::Scalar(scalar)) => {
                 self.scalars.iter().position(|used| used == scalar).expect("an operation uses it")
             }
             _ => self.scalars.len() + item - self.sign(),
@@ -117,25 +117,25 @@ impl<'a> Plan<'a> {
     }
 
     /// The constants that an operation needs beside its operands.
-    fn constants_of(&self, op: Op) -> impl Iterator<Item = Item> {
+    fn constants_of(&self, op: RuleOp) -> impl Iterator<Item = ItemIndex> {
         let (sign, one) = match op {
-            Op::Unary(Unary::Negate | Unary::Absolute, _) | Op::Binary(Binary::CopySign, ..) => (true, false),
-            Op::Unary(Unary::Sign, _) => (true, true),
+            RuleOp::Unary(Unary::Negate | Unary::Absolute, _) | RuleOp::Binary(Binary::CopySign, ..) => (true, false),
+            RuleOp::Unary(Unary::Sign, _) => (true, true),
             _ => (false, false),
         };
         [sign.then_some(self.sign()), one.then_some(self.one())].into_iter().flatten()
     }
 
-    fn places_of_constant(&self, item: Item) -> impl Iterator<Item = usize> {
+    fn places_of_constant(&self, item: ItemIndex) -> impl Iterator<Item = usize> {
         let ops = self.code.ops().iter().enumerate().filter(|(place, _)| !self.uses.is_unused(*place));
         ops.filter(move |(_, op)| self.constants_of(**op).any(|constant| constant == item)).map(|(place, _)| place)
     }
 
-    fn count(&self, item: Item) -> usize {
+    fn count(&self, item: ItemIndex) -> usize {
         if item < self.sign() { self.uses.count(item) } else { self.places_of_constant(item).count() }
     }
 
-    fn next_use(&self, item: Item, behind: usize) -> Option<usize> {
+    fn next_use(&self, item: ItemIndex, behind: usize) -> Option<usize> {
         if item < self.sign() {
             self.uses.next(item, behind)
         } else {
@@ -146,10 +146,10 @@ impl<'a> Plan<'a> {
 
 /// The code of one vector while it is put together.
 pub(super) struct Body<'a, 'p> {
-    plan: &'a Plan<'p>,
+    plan: &'a RegisterPlan<'p>,
     assembler: &'a mut Assembler,
-    /// What each register holds; pinned ones are not among them.
-    held: Vec<Option<Item>>,
+    /// The value in each register, except pinned ones.
+    held: Vec<Option<ItemIndex>>,
     register_of: Vec<Option<u8>>,
     slot_of: Vec<Option<usize>>,
     slots_free: Vec<usize>,
@@ -163,8 +163,8 @@ pub(super) struct Body<'a, 'p> {
 }
 
 impl<'a, 'p> Body<'a, 'p> {
-    /// Nothing is in registers but what is pinned. The first `slots_taken` slots belong to somebody else.
-    pub(super) fn new(plan: &'a Plan<'p>, assembler: &'a mut Assembler, slots_taken: usize) -> Self {
+    /// Only pinned registers are occupied. The first `slots_taken` slots are in use.
+    pub(super) fn new(plan: &'a RegisterPlan<'p>, assembler: &'a mut Assembler, slots_taken: usize) -> Self {
         let items = plan.one() + 1;
         let mut register_of = vec![None; items];
         plan.pins().for_each(|(item, register)| register_of[item] = Some(register));
@@ -178,12 +178,12 @@ impl<'a, 'p> Body<'a, 'p> {
             slots: slots_taken,
             locked: 0,
             place: 0,
-            gradient: GradientAt::Memory(Source::Own),
+            gradient: GradientAt::Memory(GradientFormat::Own),
             ahead: 0,
         }
     }
 
-    /// Writes the code for the vector `ahead` elements behind the index; gives back how many slots there are now.
+    /// Writes the code for the vector `ahead` elements behind the index; returns the number of slots in use.
     pub(super) fn emit(mut self, gradient: GradientAt, ahead: usize) -> usize {
         self.gradient = gradient;
         self.ahead = ahead;
@@ -204,29 +204,29 @@ impl<'a, 'p> Body<'a, 'p> {
         self.slots
     }
 
-    fn operation(&mut self, op: Op) {
+    fn operation(&mut self, op: RuleOp) {
         match op {
-            Op::Weight | Op::Gradient | Op::State(_) | Op::Scalar(_) => {}
-            Op::Unary(Unary::SquareRoot, operand) => self.square_root(operand.index()),
-            Op::Unary(Unary::Floor, operand) => self.floor(operand.index()),
-            Op::Unary(Unary::Negate, operand) => {
+            RuleOp::Weight | RuleOp::Gradient | RuleOp::State(_) | RuleOp::Scalar(_) => {}
+            RuleOp::Unary(Unary::SquareRoot, operand) => self.square_root(operand.index()),
+            RuleOp::Unary(Unary::Floor, operand) => self.floor(operand.index()),
+            RuleOp::Unary(Unary::Negate, operand) => {
                 self.three(&target::EXCLUSIVE_OR, self.plan.sign(), operand.index());
             }
-            Op::Unary(Unary::Absolute, operand) => self.three(&target::AND_NOT, self.plan.sign(), operand.index()),
-            Op::Unary(Unary::Sign, operand) => self.sign(operand.index()),
-            Op::Binary(binary, left, right) => self.binary(binary, left.index(), right.index()),
-            Op::Compare(comparison, left, right) => self.compare(comparison, left.index(), right.index()),
-            Op::Not(operand) => self.not(operand.index()),
-            Op::And(left, right) => self.three(&target::AND, left.index(), right.index()),
-            Op::Or(left, right) => self.three(&target::OR, left.index(), right.index()),
-            Op::Select { mask, then, otherwise } => self.select(mask.index(), then.index(), otherwise.index()),
-            Op::Call(function, operand) => self.call(lanes::number(function), &[operand.index()]),
-            Op::Power(base, exponent) => self.call(lanes::POWER, &[base.index(), exponent.index()]),
+            RuleOp::Unary(Unary::Absolute, operand) => self.three(&target::AND_NOT, self.plan.sign(), operand.index()),
+            RuleOp::Unary(Unary::Sign, operand) => self.sign(operand.index()),
+            RuleOp::Binary(binary, left, right) => self.binary(binary, left.index(), right.index()),
+            RuleOp::Compare(comparison, left, right) => self.compare(comparison, left.index(), right.index()),
+            RuleOp::Not(operand) => self.not(operand.index()),
+            RuleOp::And(left, right) => self.three(&target::AND, left.index(), right.index()),
+            RuleOp::Or(left, right) => self.three(&target::OR, left.index(), right.index()),
+            RuleOp::Select { mask, then, otherwise } => self.select(mask.index(), then.index(), otherwise.index()),
+            RuleOp::Call(function, operand) => self.call(lanes::number(function), &[operand.index()]),
+            RuleOp::Power(base, exponent) => self.call(lanes::POWER, &[base.index(), exponent.index()]),
         }
         self.release();
     }
 
-    fn binary(&mut self, binary: Binary, left: Item, right: Item) {
+    fn binary(&mut self, binary: Binary, left: ItemIndex, right: ItemIndex) {
         match binary {
             Binary::Add => self.three(&target::ADD, left, right),
             Binary::Subtract => self.three(&target::SUBTRACT, left, right),
@@ -239,8 +239,8 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    /// One instruction: its result may take the register of an operand that ends here.
-    fn three(&mut self, encodings: &target::Encodings, left: Item, right: Item) {
+    /// One instruction: its result may reuse the register of an operand with no further use.
+    fn three(&mut self, encodings: &target::Encodings, left: ItemIndex, right: ItemIndex) {
         let (left, right) = (self.fetch(left), self.fetch(right));
         self.release();
         let to = self.result();
@@ -248,14 +248,14 @@ impl<'a, 'p> Body<'a, 'p> {
         self.assembler.three(self.code(encodings), to, left, right);
     }
 
-    fn square_root(&mut self, operand: Item) {
+    fn square_root(&mut self, operand: ItemIndex) {
         let from = self.fetch(operand);
         self.release();
         let to = self.result();
         self.assembler.two(self.code(&target::SQUARE_ROOT), self.register(to), self.register(from));
     }
 
-    fn floor(&mut self, operand: Item) {
+    fn floor(&mut self, operand: ItemIndex) {
         /// Towards minus infinity, without a word about inexact results.
         const DOWN: i32 = 9;
         let from = self.fetch(operand);
@@ -266,7 +266,7 @@ impl<'a, 'p> Body<'a, 'p> {
     }
 
     /// The magnitude of the one and the sign bit of the other.
-    fn copy_sign(&mut self, magnitude: Item, sign: Item) {
+    fn copy_sign(&mut self, magnitude: ItemIndex, sign: ItemIndex) {
         let (bit, magnitude, sign) = (self.fetch(self.plan.sign()), self.fetch(magnitude), self.fetch(sign));
         let (to, passing) = (self.result(), self.passing());
         let [bit, magnitude, sign, to, passing] =
@@ -276,8 +276,8 @@ impl<'a, 'p> Body<'a, 'p> {
         self.assembler.three(self.code(&target::OR), to, to, passing);
     }
 
-    /// One with the operand's sign where it is unlike zero and a number, else the operand.
-    fn sign(&mut self, operand: Item) {
+    /// One with the operand's sign where it is nonzero and no NaN, else the operand.
+    fn sign(&mut self, operand: ItemIndex) {
         /// Not equal, and both are numbers.
         const UNLIKE: i32 = 0x0c;
         let (bit, one, from) = (self.fetch(self.plan.sign()), self.fetch(self.plan.one()), self.fetch(operand));
@@ -303,7 +303,7 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    fn compare(&mut self, comparison: Comparison, left: Item, right: Item) {
+    fn compare(&mut self, comparison: Comparison, left: ItemIndex, right: ItemIndex) {
         // Ordered and quiet: false when one is not a number.
         let predicate = match comparison {
             Comparison::Less => 0x11,
@@ -322,7 +322,7 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    fn not(&mut self, operand: Item) {
+    fn not(&mut self, operand: ItemIndex) {
         /// Of three bits the opposite of the last.
         const NOT_THIRD: i32 = 0x55;
         let from = self.fetch(operand);
@@ -336,7 +336,7 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    fn select(&mut self, mask: Item, then: Item, otherwise: Item) {
+    fn select(&mut self, mask: ItemIndex, then: ItemIndex, otherwise: ItemIndex) {
         /// The second bit where the first is set, else the third.
         const SECOND_WHERE_FIRST: i32 = 0xca;
         let (mask, then, otherwise) = (self.fetch(mask), self.fetch(then), self.fetch(otherwise));
@@ -354,7 +354,7 @@ impl<'a, 'p> Body<'a, 'p> {
     }
 
     /// Calls a function of this program: operands and result go through slots, and no register survives.
-    fn call(&mut self, function: u32, operands: &[Item]) {
+    fn call(&mut self, function: u32, operands: &[ItemIndex]) {
         for &operand in operands {
             self.put_in_slot(operand);
         }
@@ -368,7 +368,7 @@ impl<'a, 'p> Body<'a, 'p> {
         }
         let to = self.take_slot();
         self.slot_of[self.place] = Some(to);
-        let at = |item: &Item| self.slot_of[*item].expect("operands of a call are in slots");
+        let at = |item: &ItemIndex| self.slot_of[*item].expect("operands of a call are in slots");
         let slots = [to, at(&operands[0]), operands.get(1).map_or(at(&operands[0]), at)];
         for (register, slot) in [Register::RDI, Register::RSI, Register::RDX].into_iter().zip(slots) {
             let from = self.plan.layout.slot(slot);
@@ -382,7 +382,7 @@ impl<'a, 'p> Body<'a, 'p> {
         self.end_slots(operands);
     }
 
-    fn put_in_slot(&mut self, item: Item) {
+    fn put_in_slot(&mut self, item: ItemIndex) {
         if self.slot_of[item].is_none() {
             let from = self.fetch(item);
             self.spill(item, from);
@@ -394,14 +394,14 @@ impl<'a, 'p> Body<'a, 'p> {
     fn save_what_stores_overwrite(&mut self) {
         self.place = self.plan.code.ops().len() - 1;
         for result in &self.plan.outputs {
-            if matches!(self.plan.code.ops()[result.value.index()], Op::Weight | Op::State(_)) {
+            if matches!(self.plan.code.ops()[result.value.index()], RuleOp::Weight | RuleOp::State(_)) {
                 self.put_in_slot(result.value.index());
             }
         }
     }
 
     /// The register that holds an item, loaded if it was not there, and locked.
-    fn fetch(&mut self, item: Item) -> u8 {
+    fn fetch(&mut self, item: ItemIndex) -> u8 {
         let register = self.register_of[item].unwrap_or_else(|| {
             let register = self.vacate();
             self.load(item, register);
@@ -427,15 +427,15 @@ impl<'a, 'p> Body<'a, 'p> {
         register
     }
 
-    fn hold(&mut self, item: Item, register: u8) {
+    fn hold(&mut self, item: ItemIndex, register: u8) {
         self.held[usize::from(register)] = Some(item);
         self.register_of[item] = Some(register);
     }
 
-    /// Makes a register free: one that is, or the one whose value is needed last.
+    /// Frees a register: an unused one, or the one whose value has the farthest next use.
     fn vacate(&mut self) -> u8 {
         let numbers = (0_u8..).zip(&self.held).filter(|(number, _)| self.locked & (1 << number) == 0);
-        let need = |held: &Option<Item>| {
+        let need = |held: &Option<ItemIndex>| {
             held.map_or(usize::MAX, |item| self.plan.next_use(item, self.place).unwrap_or(usize::MAX))
         };
         let (register, held) = numbers
@@ -451,13 +451,13 @@ impl<'a, 'p> Body<'a, 'p> {
         register
     }
 
-    fn forget(&mut self, item: Item) {
+    fn forget(&mut self, item: ItemIndex) {
         if let Some(register) = self.register_of[item].take_if(|register| usize::from(*register) < self.held.len()) {
             self.held[usize::from(register)] = None;
         }
     }
 
-    fn spill(&mut self, item: Item, from: u8) {
+    fn spill(&mut self, item: ItemIndex, from: u8) {
         let slot = self.take_slot();
         self.slot_of[item] = Some(slot);
         let to = self.plan.layout.slot(slot);
@@ -471,7 +471,7 @@ impl<'a, 'p> Body<'a, 'p> {
         })
     }
 
-    /// Unlocks everything, and frees what nobody needs behind this place.
+    /// Unlocks all registers, and frees values without later uses.
     fn release(&mut self) {
         for register in 0..self.held.len() {
             if self.locked & (1 << register) != 0
@@ -485,7 +485,7 @@ impl<'a, 'p> Body<'a, 'p> {
         self.locked = 0;
     }
 
-    fn end_slots(&mut self, items: &[Item]) {
+    fn end_slots(&mut self, items: &[ItemIndex]) {
         for &item in items {
             if self.plan.next_use(item, self.place).is_none()
                 && let Some(slot) = self.slot_of[item].take()
@@ -495,21 +495,21 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    fn load(&mut self, item: Item, to: u8) {
+    fn load(&mut self, item: ItemIndex, to: u8) {
         let register = self.register(to);
         if let Some(slot) = self.slot_of[item] {
             let from = self.plan.layout.slot(slot);
             return self.assembler.load(self.code(&target::LOAD), register, from);
         }
         match self.plan.code.ops().get(item) {
-            Some(Op::Weight) => self.load_tensor(Tensor::Weight, register),
-            Some(Op::State(state)) => self.load_tensor(Tensor::State(state.index()), register),
-            Some(Op::Gradient) => self.load_gradient(to),
+            Some(RuleOp::Weight) => self.load_tensor(UpdatedTensor::Weight, register),
+            Some(RuleOp::State(state)) => self.load_tensor(UpdatedTensor::State(state.index()), register),
+            Some(RuleOp::Gradient) => self.load_gradient(to),
             _ => load_constant(self.plan, self.assembler, item, to),
         }
     }
 
-    fn load_tensor(&mut self, tensor: Tensor, to: Register) {
+    fn load_tensor(&mut self, tensor: UpdatedTensor, to: Register) {
         let from = self.tensor(tensor);
         self.assembler.load(self.code(&target::LOAD), to, from);
     }
@@ -527,7 +527,7 @@ impl<'a, 'p> Body<'a, 'p> {
         }
     }
 
-    fn tensor(&mut self, tensor: Tensor) -> MemoryOperand {
+    fn tensor(&mut self, tensor: UpdatedTensor) -> MemoryOperand {
         self.plan.layout.tensor(self.assembler, tensor, self.ahead)
     }
 
@@ -545,7 +545,7 @@ impl<'a, 'p> Body<'a, 'p> {
 }
 
 /// Loads a constant into all lanes of a register.
-pub(super) fn load_constant(plan: &Plan<'_>, assembler: &mut Assembler, item: Item, to: u8) {
+pub(super) fn load_constant(plan: &RegisterPlan<'_>, assembler: &mut Assembler, item: ItemIndex, to: u8) {
     let mut base = SCALARS;
     if plan.layout.has_calls {
         base = PASSING;
@@ -558,9 +558,9 @@ pub(super) fn load_constant(plan: &Plan<'_>, assembler: &mut Assembler, item: It
 
 /// Loads a vector of a gradient whose elements begin at a base register, widened to the parameter's type.
 pub(super) fn load_source(
-    plan: &Plan<'_>,
+    plan: &RegisterPlan<'_>,
     assembler: &mut Assembler,
-    source: Source,
+    source: GradientFormat,
     (base, ahead): (Register, usize),
     to: u8,
 ) {
@@ -572,9 +572,9 @@ pub(super) fn load_source(
     let is_double = target.element_bytes() == 8;
     let narrow = if is_double { target.lower_half(to) } else { register };
     match source {
-        Source::Own => return assembler.load(target.pick(&target::LOAD), register, from),
-        Source::Half => assembler.load(target.pick(&target::WIDEN_HALF), narrow, from),
-        Source::Brain => {
+        GradientFormat::Own => return assembler.load(target.pick(&target::LOAD), register, from),
+        GradientFormat::Half => assembler.load(target.pick(&target::WIDEN_HALF), narrow, from),
+        GradientFormat::Brain => {
             assembler.load(target.pick(&target::WIDEN_WORD), narrow, from);
             let code = target.pick(&target::SHIFT_LEFT);
             assembler.put(Instruction::with3(code, narrow, narrow, UPPER_HALF));

@@ -1,16 +1,16 @@
-//! Which general register means what, and where things lie that have none.
+//! Register conventions of generated code, and the layout of its memory.
 
 use std::mem::offset_of;
 
 use iced_x86::{Code, MemoryOperand, Register};
-use pserver_core::rule::ssa::{Lowered, Op};
-use pserver_core::rule::uses::Tensor;
+use pserver_core::rule::ssa::{Lowered, RuleOp};
+use pserver_core::rule::uses::UpdatedTensor;
 
 use super::assembler::Assembler;
-use super::raw::Frame;
-use crate::native::Target;
+use super::raw::CallFrame;
+use crate::native::CodeTarget;
 
-/// Where the [`Frame`] is. A call keeps it.
+/// Where the [`CallFrame`] is. A call keeps it.
 pub(super) const FRAME: Register = Register::RBX;
 /// The element that the loop has come to. A call keeps it.
 pub(super) const INDEX: Register = Register::R12;
@@ -18,12 +18,12 @@ pub(super) const INDEX: Register = Register::R12;
 pub(super) const STACK: Register = Register::RBP;
 /// Where the scalars are, in code without calls.
 pub(super) const SCALARS: Register = Register::RDX;
-/// For an address on its way.
+/// For temporary addresses.
 pub(super) const PASSING: Register = Register::RAX;
 /// Counts gradients.
 pub(super) const COUNTER: Register = Register::RCX;
 
-/// Where tensors begin, in code without calls: the weight, the states, and the lone gradient if there is one left.
+/// Base registers of tensors, in code without calls: the weight, the states, and the single gradient if one is left.
 const BASES: [Register; 9] = [
     Register::RSI,
     Register::RDI,
@@ -36,10 +36,10 @@ const BASES: [Register; 9] = [
     Register::R15,
 ];
 
-/// What the code's addresses depend on.
+/// Everything that the code's addresses depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    target: Target,
+pub(super) struct CallLayout {
+    target: CodeTarget,
     tensors: usize,
     /// Whether it calls functions, which keep only few registers.
     pub(super) has_calls: bool,
@@ -47,34 +47,34 @@ pub(super) struct Layout {
 
 /// Fields of the frame.
 pub(super) mod frame {
-    use super::{FRAME, Frame, MemoryOperand, displacement, offset_of};
+    use super::{CallFrame, FRAME, MemoryOperand, displacement, offset_of};
 
     pub(in crate::native::x86) fn far_end() -> MemoryOperand {
-        at(offset_of!(Frame, far_end))
+        at(offset_of!(CallFrame, far_end))
     }
 
     pub(in crate::native::x86) fn wide_end() -> MemoryOperand {
-        at(offset_of!(Frame, wide_end))
+        at(offset_of!(CallFrame, wide_end))
     }
 
     pub(in crate::native::x86) fn end() -> MemoryOperand {
-        at(offset_of!(Frame, end))
+        at(offset_of!(CallFrame, end))
     }
 
     pub(in crate::native::x86) fn scalars() -> MemoryOperand {
-        at(offset_of!(Frame, scalars))
+        at(offset_of!(CallFrame, scalars))
     }
 
     pub(in crate::native::x86) fn gradients() -> MemoryOperand {
-        at(offset_of!(Frame, gradients))
+        at(offset_of!(CallFrame, gradients))
     }
 
     pub(in crate::native::x86) fn gradient_count() -> MemoryOperand {
-        at(offset_of!(Frame, gradient_count))
+        at(offset_of!(CallFrame, gradient_count))
     }
 
     pub(super) fn tensor(number: usize) -> MemoryOperand {
-        at(offset_of!(Frame, tensors) + number * size_of::<*mut u8>())
+        at(offset_of!(CallFrame, tensors) + number * size_of::<*mut u8>())
     }
 
     fn at(offset: usize) -> MemoryOperand {
@@ -82,13 +82,13 @@ pub(super) mod frame {
     }
 }
 
-impl Layout {
-    pub(super) fn of(code: &Lowered, target: Target) -> Self {
-        let has_calls = code.ops().iter().any(|op| matches!(op, Op::Call(..) | Op::Power(..)));
+impl CallLayout {
+    pub(super) fn of(code: &Lowered, target: CodeTarget) -> Self {
+        let has_calls = code.ops().iter().any(|op| matches!(op, RuleOp::Call(..) | RuleOp::Power(..)));
         Self { target, tensors: 1 + code.states().len(), has_calls }
     }
 
-    /// Loads what stays in general registers over the loops.
+    /// Loads the general registers that are constant over the loops.
     pub(super) fn enter(self, assembler: &mut Assembler) {
         if self.has_calls {
             return;
@@ -99,7 +99,7 @@ impl Layout {
         }
     }
 
-    /// Loads what the loops over a lone gradient need beside.
+    /// Loads the additional registers of loops over a single gradient.
     pub(super) fn enter_lone(self, assembler: &mut Assembler) {
         if let Some(base) = self.base(self.tensors) {
             load_lone(assembler, base);
@@ -115,10 +115,10 @@ impl Layout {
     }
 
     /// The vector of a tensor that is `ahead` elements behind the index.
-    pub(super) fn tensor(self, assembler: &mut Assembler, tensor: Tensor, ahead: usize) -> MemoryOperand {
+    pub(super) fn tensor(self, assembler: &mut Assembler, tensor: UpdatedTensor, ahead: usize) -> MemoryOperand {
         let number = match tensor {
-            Tensor::Weight => 0,
-            Tensor::State(state) => 1 + state,
+            UpdatedTensor::Weight => 0,
+            UpdatedTensor::State(state) => 1 + state,
         };
         let base = self.base(number).unwrap_or_else(|| {
             assembler.load(Code::Mov_r64_rm64, PASSING, frame::tensor(number));

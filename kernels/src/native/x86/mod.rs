@@ -10,4 +10,5 @@ mod raw;
 mod routine;
 mod target;
 
-pub(crate) use raw::{Function, is_allowed};
+pub(crate) use raw::{GeneratedFunction, is_allowed};
+pub(crate) use target::gradients_at_once;

@@ -1,6 +1,7 @@
-//! The one door to raw memory of this package: running what was assembled, and being called by it.
+//! Execution of generated code and callbacks from it: the only unsafe code of this package besides CUDA.
 //!
-//! Code is written into memory that may not run, and runs in memory that may not be written; the change is one-way.
+//! Code is written into memory that is not executable, and executed in memory that is not writable; the change is
+//! one-way.
 
 pub(super) mod lanes;
 
@@ -9,12 +10,12 @@ use pserver_core::limits::STATES_MAX;
 use pserver_core::rule::ssa::Lowered;
 
 use super::routine::{self, PREFETCHED, Routine};
-use crate::native::{CONSTANTS, GRADIENTS_MAX, Source, Target, Tensors, used_scalars};
+use crate::native::{CONSTANTS, CallTensors, CodeTarget, GRADIENTS_MAX, GradientFormat, used_scalars};
 
-/// What generated code is handed. It reads these fields by their offsets.
+/// The argument of generated code, which reads the fields by offset.
 #[repr(C)]
-pub(super) struct Frame {
-    /// Elements that the wide loop takes while it asks for memory ahead: a multiple of its turn.
+pub(super) struct CallFrame {
+    /// Elements of the wide loop that prefetch ahead: a multiple of its step.
     pub(super) far_end: u64,
     /// Elements that the wide loop takes: a multiple of its turn.
     pub(super) wide_end: u64,
@@ -34,7 +35,7 @@ const VECTOR_MAX: usize = 64;
 
 /// A function that was assembled for one rule, one type and one kind of gradient.
 #[derive(Debug)]
-pub(crate) struct Function {
+pub(crate) struct GeneratedFunction {
     memory: Mmap,
     /// Elements in a vector.
     lanes: usize,
@@ -47,17 +48,17 @@ pub(crate) struct Function {
     states: usize,
 }
 
-/// One vector of everything, for the elements that are no whole vector.
+/// One vector of every tensor, for the elements after the last full vector.
 #[repr(align(64))]
-struct Rest<const TENSORS: usize, const GRADIENTS: usize> {
+struct PartialVector<const TENSORS: usize, const GRADIENTS: usize> {
     tensors: [[u8; VECTOR_MAX]; TENSORS],
     gradients: [[u8; VECTOR_MAX]; GRADIENTS],
 }
 
-impl Function {
+impl GeneratedFunction {
     /// Assembles a rule. None when the machine has no such vectors or no memory for code, or when the rule needs too
-    /// much of the stack.
-    pub(crate) fn new(code: &Lowered, target: Target, source: Source) -> Option<Self> {
+    /// much stack.
+    pub(crate) fn new(code: &Lowered, target: CodeTarget, source: GradientFormat) -> Option<Self> {
         if !target.vectors.are_there() {
             return None;
         }
@@ -75,8 +76,8 @@ impl Function {
     /// # Panics
     ///
     /// When tensors differ in length, or their number is not that of the rule.
-    pub(crate) fn run(&self, tensors: Tensors<'_, '_>) {
-        let Tensors { weights, states, gradients, scalars } = tensors;
+    pub(crate) fn run(&self, tensors: CallTensors<'_, '_>) {
+        let CallTensors { weights, states, gradients, scalars } = tensors;
         let elements = weights.len() >> self.element_shift;
         assert!(weights.len() == elements << self.element_shift, "a parameter is whole elements");
         assert!(states.len() == self.states, "these are the rule's states");
@@ -85,15 +86,15 @@ impl Function {
         let gradients_fit = gradients.iter().all(|gradient| gradient.len() == elements << self.source_shift);
         assert!(gradients_fit, "a gradient is as long as its parameter");
         assert!(scalars.len() == self.scalars << self.element_shift, "these are the rule's scalars");
-        let tensors = Tensors { weights, states, gradients, scalars };
+        let tensors = CallTensors { weights, states, gradients, scalars };
         match tensors.gradients.len() {
             1 => self.run_whole::<1>(elements, tensors),
             _ => self.run_whole::<GRADIENTS_MAX>(elements, tensors),
         }
     }
 
-    /// Updates what is whole vectors, and then the rest.
-    fn run_whole<const GRADIENTS: usize>(&self, elements: usize, tensors: Tensors<'_, '_>) {
+    /// Updates the full vectors, and then the remaining elements.
+    fn run_whole<const GRADIENTS: usize>(&self, elements: usize, tensors: CallTensors<'_, '_>) {
         let whole = elements & !(self.lanes - 1);
         if whole > 0 {
             let mut pointers = [std::ptr::null(); GRADIENTS];
@@ -113,8 +114,8 @@ impl Function {
     }
 
     /// Updates the elements from `whole` on, fewer than a vector, in memory that has room for one.
-    fn run_rest<const TENSORS: usize, const GRADIENTS: usize>(&self, whole: usize, tensors: Tensors<'_, '_>) {
-        let mut rest = Rest { tensors: [[0; VECTOR_MAX]; TENSORS], gradients: [[0; VECTOR_MAX]; GRADIENTS] };
+    fn run_rest<const TENSORS: usize, const GRADIENTS: usize>(&self, whole: usize, tensors: CallTensors<'_, '_>) {
+        let mut rest = PartialVector { tensors: [[0; VECTOR_MAX]; TENSORS], gradients: [[0; VECTOR_MAX]; GRADIENTS] };
         let mut pointers = [std::ptr::null(); GRADIENTS];
         for ((pointer, room), gradient) in pointers.iter_mut().zip(&mut rest.gradients).zip(tensors.gradients) {
             let gradient = &gradient[whole << self.source_shift..];
@@ -136,9 +137,9 @@ impl Function {
         }
     }
 
-    fn frame(&self, end: usize, scalars: &[u8], gradients: &[*const u8], count: usize) -> Frame {
+    fn frame(&self, end: usize, scalars: &[u8], gradients: &[*const u8], count: usize) -> CallFrame {
         let turns = |elements: usize| (elements & !(self.wide_lanes - 1)) as u64;
-        Frame {
+        CallFrame {
             far_end: turns(end.saturating_sub(PREFETCHED >> self.element_shift)),
             wide_end: turns(end),
             end: end as u64,
@@ -149,11 +150,12 @@ impl Function {
         }
     }
 
-    fn enter(&self, frame: &Frame) {
+    fn enter(&self, frame: &CallFrame) {
         // SAFETY: the memory begins with a whole function of this signature, which `routine::assemble` wrote and nobody
         // can write since; it lives as long as `self`.
-        let function =
-            unsafe { std::mem::transmute::<*const u8, unsafe extern "sysv64" fn(*const Frame)>(self.memory.as_ptr()) };
+        let function = unsafe {
+            std::mem::transmute::<*const u8, unsafe extern "sysv64" fn(*const CallFrame)>(self.memory.as_ptr())
+        };
         // SAFETY: the function reads the frame, the scalars and `end` elements of each gradient, and reads and writes
         // `end` elements of each tensor of the rule: `run` checked that slices of these lengths stand behind the
         // pointers, and holds them. It keeps the registers that its signature says, and takes less than a page of
@@ -162,7 +164,7 @@ impl Function {
     }
 }
 
-/// Whether this system lets a program run what it wrote.
+/// Whether the system allows executing generated code.
 pub(crate) fn is_allowed() -> bool {
     /// A whole function: `ret`.
     const RETURN: &[u8] = &[0xc3];

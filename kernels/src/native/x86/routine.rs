@@ -6,42 +6,42 @@
 
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use pserver_core::rule::ssa::Lowered;
-use pserver_core::rule::uses::Tensor;
+use pserver_core::rule::uses::UpdatedTensor;
 
 use super::assembler::Assembler;
-use super::body::{Body, GradientAt, Plan, load_constant, load_source};
+use super::body::{Body, GradientAt, RegisterPlan, load_constant, load_source};
 use super::layout::{COUNTER, FRAME, INDEX, PASSING, STACK, frame};
 use super::target;
-use crate::native::{Source, Target};
+use crate::native::{CodeTarget, GradientFormat};
 
 /// Vectors in one turn of the wide loop: four cache lines of every tensor with AVX-512.
 const UNROLLED: usize = 4;
 /// Longer rules are their own excuse: a turn of one vector is long enough, and the code stays small.
 const UNROLLED_OPS_MAX: usize = 64;
-/// How far ahead of the loop memory is asked for, in bytes of the parameter. The processor reads ahead by itself, but
-/// not far enough to keep memory busy behind as many instructions as a rule has, and not over the end of a page.
-/// Measured with 10^8 elements: 2 KiB gives a tenth more than nothing, 512 bytes half of that, 4 KiB no more.
+/// Prefetch distance in bytes of the parameter. The hardware prefetcher is not far enough ahead for the length of a
+/// rule's loop, and stops at the end of a page. Measured with 10^8 elements: 2 KiB gives a tenth more than nothing, 512
+/// bytes half of that, 4 KiB no more.
 pub(super) const PREFETCHED: usize = 2048;
 const LINE: usize = 64;
 /// The stack that a function may take stays below a page, so that no guard page is stepped over.
 const STACK_MAX: usize = 3 << 10;
 
-/// A function's code, and what who calls it must know.
+/// A function's machine code, and the properties its caller needs.
 pub(super) struct Routine {
     pub(super) bytes: Vec<u8>,
     /// Elements in one turn of the wide loop.
     pub(super) wide_lanes: usize,
 }
 
-/// Registers of who calls, in the order in which they are saved.
+/// Callee-saved registers, in the order in which they are saved.
 const SAVED: [Register; 6] = [Register::RBP, Register::RBX, Register::R12, Register::R13, Register::R14, Register::R15];
 
-/// Writes the function for one rule, one type and one kind of gradient; none when it would take too much of the stack.
-pub(super) fn assemble(code: &Lowered, target: Target, source: Source) -> Option<Routine> {
-    let plan = Plan::new(code, target);
+/// Writes the function for one rule, one type and one kind of gradient; none when it would need too much stack.
+pub(super) fn assemble(code: &Lowered, target: CodeTarget, source: GradientFormat) -> Option<Routine> {
+    let plan = RegisterPlan::new(code, target);
     let is_long = plan.layout.has_calls || UNROLLED_OPS_MAX < code.ops().len();
     let unrolled = if is_long { 1 } else { UNROLLED };
-    let mut writer = Writer { plan: &plan, assembler: Assembler::default(), source, slots: 0 };
+    let mut writer = RoutineWriter { plan: &plan, assembler: Assembler::default(), source, slots: 0 };
     let stack = writer.enter();
     let (several, leave) = (writer.assembler.label(), writer.assembler.label());
     writer.assembler.put(Instruction::with2(Code::Cmp_rm64_imm8, frame::gradient_count(), 1));
@@ -60,15 +60,15 @@ pub(super) fn assemble(code: &Lowered, target: Target, source: Source) -> Option
     Some(Routine { bytes, wide_lanes: unrolled * target.lanes() })
 }
 
-struct Writer<'a, 'p> {
-    plan: &'a Plan<'p>,
+struct RoutineWriter<'a, 'p> {
+    plan: &'a RegisterPlan<'p>,
     assembler: Assembler,
-    source: Source,
+    source: GradientFormat,
     slots: usize,
 }
 
-impl Writer<'_, '_> {
-    /// Gives back which instruction takes the stack: how much is known at the end.
+impl RoutineWriter<'_, '_> {
+    /// Returns the instruction that allocates the stack frame: its size is known at the end.
     fn enter(&mut self) -> usize {
         let assembler = &mut self.assembler;
         SAVED.into_iter().for_each(|register| assembler.put(Instruction::with1(Code::Push_r64, register)));
@@ -93,7 +93,7 @@ impl Writer<'_, '_> {
         assembler.put(Ok(Instruction::with(Code::Retnq)));
     }
 
-    /// Over all elements: ahead of what is far from the end memory is asked for, and the last turns are single vectors.
+    /// Loops over all elements: with prefetching far from the end, and single vectors at the end.
     fn walks(&mut self, unrolled: usize, has_several: bool) {
         self.walk(frame::far_end(), unrolled, (true, has_several));
         self.walk(frame::wide_end(), unrolled, (false, has_several));
@@ -127,13 +127,13 @@ impl Writer<'_, '_> {
         self.assembler.bind(out);
     }
 
-    /// Asks for the lines that a later turn will read.
+    /// Prefetches the cache lines of a later step.
     fn prefetch(&mut self, vectors: usize, has_several: bool) {
         let (target, layout) = (self.plan.target, self.plan.layout);
         let elements = LINE / target.element_bytes();
         let turn = vectors * target.lanes();
         for ahead in (0..turn).step_by(elements).map(|line| PREFETCHED / target.element_bytes() + line) {
-            for tensor in (0..self.plan.code.states().len()).map(Tensor::State).chain([Tensor::Weight]) {
+            for tensor in (0..self.plan.code.states().len()).map(UpdatedTensor::State).chain([UpdatedTensor::Weight]) {
                 let line = layout.tensor(&mut self.assembler, tensor, ahead);
                 self.assembler.put(Instruction::with1(Code::Prefetcht0_m8, line));
             }
@@ -198,7 +198,7 @@ impl Writer<'_, '_> {
     fn add_gradient(&mut self, number: u8, ahead: usize, vectors: usize) {
         let target = self.plan.target;
         let (sum, add) = (target.register(number), target.pick(&target::ADD));
-        if self.source == Source::Own {
+        if self.source == GradientFormat::Own {
             let from = self.plan.layout.element(PASSING, target.element_bytes(), ahead);
             return self.assembler.put(Instruction::with3(add, sum, sum, from));
         }

@@ -1,7 +1,8 @@
 //! Two queue pairs of one process, connected to each other over a real device, with nothing between a test and the
 //! verbs: what a device does is seen here before the transport relies on it.
 //!
-//! Not here: the transport, and whatever it makes safe. What is opened here is closed here, in the order of the fields.
+//! Not here: the transport, and the safe types on top of it. Objects opened here are closed here, in the order of the
+//! fields.
 
 mod tests;
 
@@ -20,11 +21,11 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Room of an end: what is sent from the one half arrives in the other.
+/// Half of an end's memory: sent from the first half, received in the second.
 pub(super) const HALF: usize = 8 << 20;
 
 /// An open device.
-pub(super) struct Device {
+pub(super) struct ProbeDevice {
     pub(super) verbs: Verbs,
     pub(super) context: *mut ibv_context,
     pub(super) domain: *mut ibv_pd,
@@ -34,40 +35,40 @@ pub(super) struct Device {
 }
 
 /// A queue pair with its own completion queue, channel and registered memory.
-pub(super) struct End<'a> {
-    pub(super) device: &'a Device,
+pub(super) struct ProbeEnd<'a> {
+    pub(super) device: &'a ProbeDevice,
     pub(super) pair: *mut ibv_qp,
     pub(super) queue: *mut ibv_cq,
     pub(super) channel: *mut ibv_comp_channel,
     pub(super) region: *mut ibv_mr,
     pub(super) memory: Vec<u8>,
-    /// Of the region, here and there.
+    /// The local and the remote key of the region.
     keys: (u32, u32),
 }
 
-/// How patient a queue pair is.
+/// Timeouts and retries of a queue pair.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// 4.096 µs times two to this, until a packet is sent again.
+    /// Retransmission timeout: 4.096 µs times two to this power.
     pub(super) timeout: u8,
-    /// How often it is sent again.
+    /// Retransmissions.
     pub(super) retries: u8,
-    /// How often when the other has no receive; 7 is for ever.
+    /// Retries while the receiver has no receive posted; 7 means for ever.
     pub(super) receiver_retries: u8,
 }
 
-/// What an end is told to do.
+/// A work request.
 #[derive(Clone, Copy)]
-pub(super) struct Work {
+pub(super) struct ProbeWork {
     pub(super) opcode: ibv_wr_opcode,
     pub(super) flags: ibv_send_flags,
     pub(super) bytes: usize,
-    /// From the beginning of the first half here, and of the second half there; a READ the other way around.
+    /// The offset in the first half here and in the second half there; for a READ the other way around.
     pub(super) offset: usize,
     pub(super) id: u64,
 }
 
-impl Device {
+impl ProbeDevice {
     /// The first device; an error says why there is none.
     pub(super) fn open() -> Result<Self, String> {
         // SAFETY: opening libibverbs runs its constructors, which only set up the library's own tables.
@@ -94,7 +95,7 @@ impl Device {
         Ok(Self { verbs, context, domain, limits, port, gids })
     }
 
-    /// The entry that packets over UDP are sent from: RoCE version 2, of an IPv4 address when there is one.
+    /// The GID for packets over UDP: RoCE version 2, of an IPv4 address if there is one.
     pub(super) fn gid(&self) -> &ibv_gid_entry {
         let routable = || self.gids.iter().filter(|entry| entry.gid_type == IBV_GID_TYPE_ROCE_V2);
         let of_address = routable().find(|entry| gid_bytes(entry)[..12] == *b"\0\0\0\0\0\0\0\0\0\0\xff\xff");
@@ -102,14 +103,14 @@ impl Device {
     }
 
     /// Two ends that are connected to each other.
-    pub(super) fn pair(&self, patience: Patience) -> (End<'_>, End<'_>) {
-        let (near, far) = (End::new(self, 64), End::new(self, 64));
+    pub(super) fn pair(&self, patience: Patience) -> (ProbeEnd<'_>, ProbeEnd<'_>) {
+        let (near, far) = (ProbeEnd::new(self, 64), ProbeEnd::new(self, 64));
         near.connect(far.number(), patience);
         far.connect(near.number(), patience);
         (near, far)
     }
 
-    /// A queue pair that takes so many inline bytes, or the error number.
+    /// A queue pair with so many inline bytes, or the error number.
     pub(super) fn queue_pair(&self, queue: *mut ibv_cq, inline: u32) -> Result<*mut ibv_qp, i32> {
         let cap = ibv_qp_cap {
             max_send_wr: 256,
@@ -125,15 +126,15 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for ProbeDevice {
     fn drop(&mut self) {
         call!(self.verbs, ibv_dealloc_pd, self.domain);
         call!(self.verbs, ibv_close_device, self.context);
     }
 }
 
-impl<'a> End<'a> {
-    fn new(device: &'a Device, inline: u32) -> Self {
+impl<'a> ProbeEnd<'a> {
+    fn new(device: &'a ProbeDevice, inline: u32) -> Self {
         let verbs = &device.verbs;
         let channel = call!(verbs, ibv_create_comp_channel, device.context);
         let queue = call!(verbs, ibv_create_cq, device.context, 1024, ptr::null_mut(), channel, 0);
@@ -187,8 +188,8 @@ impl<'a> End<'a> {
         ibv_sge { addr, length: u32::try_from(bytes).expect("at most 8 MiB"), lkey: self.keys.0 }
     }
 
-    /// Hands work to the send queue; the error number when it is not taken.
-    pub(super) fn post(&self, other: &End<'_>, work: Work) -> c_int {
+    /// Posts a work request; the error number when it is refused.
+    pub(super) fn post(&self, other: &ProbeEnd<'_>, work: ProbeWork) -> c_int {
         let mut entry = self.entry(work.offset, work.bytes);
         let remote = other.entry(HALF + work.offset, work.bytes);
         let mut request = ibv_send_wr { wr_id: work.id, sg_list: &mut entry, num_sge: 1, ..ibv_send_wr::default() };
@@ -199,7 +200,7 @@ impl<'a> End<'a> {
         unsafe { sys::post_send(self.pair, &mut request) }.0
     }
 
-    /// Offers the second half from `offset` on for what is sent.
+    /// Posts a receive into the second half, at `offset`.
     pub(super) fn receive(&self, offset: usize, bytes: usize, id: u64) {
         let mut entry = self.entry(HALF + offset, bytes);
         let mut request = ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &mut entry, num_sge: 1 };
@@ -208,7 +209,7 @@ impl<'a> End<'a> {
         assert_eq!(error, 0, "the receive queue takes no more");
     }
 
-    /// What is complete by now.
+    /// The completions so far.
     pub(super) fn poll(&self, done: &mut [ibv_wc]) -> usize {
         // SAFETY: the queue is open.
         let count = unsafe { sys::poll_cq(self.queue, done) };
@@ -228,20 +229,20 @@ impl<'a> End<'a> {
         call!(self.device.verbs, ibv_ack_cq_events, queue, 1);
     }
 
-    /// Ends as a process ends that was killed: the memory stays, so an address is still right.
+    /// Ends the queue pair as a killed process would; the memory stays, so addresses remain valid.
     pub(super) fn destroy_pair(&mut self) {
         let pair = std::mem::replace(&mut self.pair, ptr::null_mut());
         assert_eq!(call!(self.device.verbs, ibv_destroy_qp, pair), 0);
     }
 
-    /// Takes the memory away from the device before its time.
+    /// Deregisters the memory early.
     pub(super) fn deregister(&mut self) {
         let region = std::mem::replace(&mut self.region, ptr::null_mut());
         assert_eq!(call!(self.device.verbs, ibv_dereg_mr, region), 0);
     }
 }
 
-impl Drop for End<'_> {
+impl Drop for ProbeEnd<'_> {
     fn drop(&mut self) {
         let verbs = &self.device.verbs;
         if !self.pair.is_null() {
@@ -255,7 +256,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// The address itself.
+/// The bytes of a GID.
 pub(super) fn gid_bytes(entry: &ibv_gid_entry) -> [u8; 16] {
     // SAFETY: a GID is sixteen bytes in either form.
     unsafe { entry.gid.raw }

@@ -2,24 +2,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::verbs::tests::stage;
+use crate::verbs::tests::fixtures;
 
-/// Waits until the device gives up, at the latest.
+/// The longest wait for a device to give up.
 const PATIENCE: Duration = Duration::from_secs(20);
 const USUAL: Patience = Patience { timeout: 14, retries: 7, receiver_retries: 7 };
 
-/// The device, or a line that says why there is none.
-fn device() -> Option<Device> {
+/// The device; without one a line tells the reason.
+fn device() -> Option<ProbeDevice> {
     let test = "verbs::probe::tests::a_device_does_what_the_transport_relies_on";
-    Device::open().map_err(|why| stage::skip(test, &why)).ok()
+    ProbeDevice::open().map_err(|why| fixtures::skip(test, &why)).ok()
 }
 
-fn work(opcode: ibv_wr_opcode, bytes: usize, offset: usize, id: u64) -> Work {
-    Work { opcode, flags: IBV_SEND_SIGNALED, bytes, offset, id }
+fn work(opcode: ibv_wr_opcode, bytes: usize, offset: usize, id: u64) -> ProbeWork {
+    ProbeWork { opcode, flags: IBV_SEND_SIGNALED, bytes, offset, id }
 }
 
 /// Waits for one completion.
-fn next(end: &End<'_>) -> ibv_wc {
+fn next(end: &ProbeEnd<'_>) -> ibv_wc {
     let (mut done, began) = ([ibv_wc::default()], Instant::now());
     while end.poll(&mut done) == 0 {
         assert!(began.elapsed() < PATIENCE, "nothing is complete after {PATIENCE:?}");
@@ -28,18 +28,18 @@ fn next(end: &End<'_>) -> ibv_wc {
     done[0]
 }
 
-/// Waits for a completion, and returns its status in C's words.
-fn status(end: &End<'_>) -> String {
+/// The status of the next completion, as C's text.
+fn status(end: &ProbeEnd<'_>) -> String {
     said(end, next(end).status)
 }
 
-fn said(end: &End<'_>, status: ibv_wc_status) -> String {
+fn said(end: &ProbeEnd<'_>, status: ibv_wc_status) -> String {
     let text = call!(end.device.verbs, ibv_wc_status_str, status);
     // SAFETY: libibverbs returns a text of its own, which ends with a zero and is never changed.
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// One test, so that a machine without a device skips once: each part is a promise that the transport relies on.
+/// One test, so that a machine without a device skips once; each part is a promise that the transport relies on.
 #[test]
 fn a_device_does_what_the_transport_relies_on() {
     let Some(device) = device() else { return };
@@ -65,7 +65,7 @@ fn a_device_does_what_the_transport_relies_on() {
     a_link_that_is_down_ends_it(&device);
 }
 
-fn limits(device: &Device) {
+fn limits(device: &ProbeDevice) {
     let (limits, port) = (&device.limits, &device.port);
     println!(
         "limits: max_qp {} max_qp_wr {} max_sge {} max_cqe {} max_mr {} max_mr_size {} max_qp_rd_atom {} \
@@ -95,8 +95,8 @@ fn limits(device: &Device) {
     assert!(limits.max_qp_wr >= 1024 && limits.max_qp_rd_atom >= 16 && port.max_msg_sz >= 8 << 20);
 }
 
-/// The largest inline message, by halving.
-fn inline(device: &Device) {
+/// The largest inline message, by bisection.
+fn inline(device: &ProbeDevice) {
     let queue = call!(device.verbs, ibv_create_cq, device.context, 16, ptr::null_mut(), ptr::null_mut(), 0);
     let (mut fits, mut refused) = (0, 1 << 16);
     while refused - fits > 1 {
@@ -114,15 +114,15 @@ fn inline(device: &Device) {
     assert!(fits >= 64);
 }
 
-/// Whether memory of another device can be registered: asked with a file that there is not, as NCCL does.
-fn device_memory(device: &Device) {
+/// Whether the device registers memory of other devices: tried with an invalid file, as NCCL does.
+fn device_memory(device: &ProbeDevice) {
     let access = IBV_ACCESS_LOCAL_WRITE.cast_signed();
     let region = call!(device.verbs, ibv_reg_dmabuf_mr, device.domain, 0, 4096, 0, -1, access);
     println!("dma-buf of file -1: {}", std::io::Error::last_os_error());
     assert!(region.is_null());
 }
 
-fn data_arrives(device: &Device, opcode: ibv_wr_opcode, bytes: usize) {
+fn data_arrives(device: &ProbeDevice, opcode: ibv_wr_opcode, bytes: usize) {
     let (mut near, mut far) = device.pair(USUAL);
     let reads = opcode == IBV_WR_RDMA_READ;
     let source = if reads { &mut far.memory[HALF..] } else { &mut near.memory[..HALF] };
@@ -148,8 +148,8 @@ fn data_arrives(device: &Device, opcode: ibv_wr_opcode, bytes: usize) {
     assert!(to[bytes..].iter().all(|byte| *byte == 0), "opcode {opcode}: more than {bytes} bytes were written");
 }
 
-/// A write whose number has arrived is there whole, and so is every one before it.
-fn writes_arrive_in_order(device: &Device) {
+/// A write whose immediate data has arrived is complete, and so are all writes before it.
+fn writes_arrive_in_order(device: &ProbeDevice) {
     let (mut near, far) = device.pair(USUAL);
     let each = 64 << 10;
     for (index, value) in (0..8).zip(1_u8..) {
@@ -159,7 +159,10 @@ fn writes_arrive_in_order(device: &Device) {
     for index in 0..8 {
         let opcode = if index == 7 { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE };
         let flags = if index == 7 { IBV_SEND_SIGNALED } else { 0 };
-        assert_eq!(near.post(&far, Work { opcode, flags, bytes: each, offset: index * each, id: index as u64 }), 0);
+        assert_eq!(
+            near.post(&far, ProbeWork { opcode, flags, bytes: each, offset: index * each, id: index as u64 }),
+            0
+        );
     }
     assert_eq!(next(&far).status, IBV_WC_SUCCESS);
     for (index, value) in (0..8).zip(1_u8..) {
@@ -168,12 +171,12 @@ fn writes_arrive_in_order(device: &Device) {
     assert_eq!((next(&near).wr_id, near.poll(&mut [ibv_wc::default()])), (7, 0), "only the last was signalled");
 }
 
-fn a_sleeper_is_woken(device: &Device) {
+fn a_sleeper_is_woken(device: &ProbeDevice) {
     let (near, far) = device.pair(USUAL);
     far.receive(0, 64, 1);
     far.arm();
     let slept = thread::scope(|scope| {
-        let far = Shared(&far);
+        let far = SharedEnd(&far);
         let sleeper = scope.spawn(move || {
             let far = far;
             far.0.sleep();
@@ -188,15 +191,15 @@ fn a_sleeper_is_woken(device: &Device) {
     assert_eq!(next(&far).status, IBV_WC_SUCCESS);
 }
 
-/// An end that two threads look at.
+/// An end that two threads use.
 #[derive(Clone, Copy)]
-struct Shared<'a>(&'a End<'a>);
+struct SharedEnd<'a>(&'a ProbeEnd<'a>);
 
 // SAFETY: libibverbs locks its queues and channels itself, and the tests write no memory while it is shared.
-unsafe impl Send for Shared<'_> {}
+unsafe impl Send for SharedEnd<'_> {}
 
-/// From a post to its completion at the one end and its arrival at the other, each alone; the median of 50.
-fn latencies(device: &Device) {
+/// Time from a post to its completion, and to its arrival; the median of 50.
+fn latencies(device: &ProbeDevice) {
     let (near, far) = device.pair(USUAL);
     for (name, opcode, flags, bytes) in [
         ("SEND inline 64 B", IBV_WR_SEND, IBV_SEND_INLINE, 64),
@@ -215,7 +218,10 @@ fn latencies(device: &Device) {
                     far.receive(0, bytes, id);
                 }
                 let began = Instant::now();
-                assert_eq!(near.post(&far, Work { opcode, flags: flags | IBV_SEND_SIGNALED, bytes, offset: 0, id }), 0);
+                assert_eq!(
+                    near.post(&far, ProbeWork { opcode, flags: flags | IBV_SEND_SIGNALED, bytes, offset: 0, id }),
+                    0
+                );
                 if receives {
                     assert_eq!(next(&far).status, IBV_WC_SUCCESS);
                 }
@@ -230,8 +236,8 @@ fn latencies(device: &Device) {
     }
 }
 
-/// Bytes per second with 16 in flight, best of two rounds of each, taken in turns.
-fn rates(device: &Device, bytes: usize) {
+/// Bytes per second with 16 in flight, the better of two interleaved rounds.
+fn rates(device: &ProbeDevice, bytes: usize) {
     let (near, far) = device.pair(USUAL);
     let count = (2 << 20 >> bytes.trailing_zeros()).max(8);
     let kinds = [
@@ -253,7 +259,7 @@ fn rates(device: &Device, bytes: usize) {
     println!("rate: {:>4} KiB x {count:>3}: {}", bytes >> 10, shown.collect::<Vec<_>>().join(", "));
 }
 
-fn stream(near: &End<'_>, far: &End<'_>, opcode: ibv_wr_opcode, bytes: usize, count: usize) -> Duration {
+fn stream(near: &ProbeEnd<'_>, far: &ProbeEnd<'_>, opcode: ibv_wr_opcode, bytes: usize, count: usize) -> Duration {
     let receives = matches!(opcode, IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_SEND);
     let places = HALF / bytes;
     let (mut posted, mut complete, mut arrived) = (0, 0, 0);
@@ -278,7 +284,7 @@ fn stream(near: &End<'_>, far: &End<'_>, opcode: ibv_wr_opcode, bytes: usize, co
     began.elapsed()
 }
 
-fn a_send_waits_for_a_receive(device: &Device) {
+fn a_send_waits_for_a_receive(device: &ProbeDevice) {
     let (near, far) = device.pair(USUAL);
     assert_eq!(near.post(&far, work(IBV_WR_SEND, 64, 0, 1)), 0);
     let began = Instant::now();
@@ -290,7 +296,7 @@ fn a_send_waits_for_a_receive(device: &Device) {
     println!("not ready: 7 retries wait for ever; complete {} ms after the post", began.elapsed().as_millis());
 }
 
-fn a_receiver_that_is_not_ready_ends_it(device: &Device) {
+fn a_receiver_that_is_not_ready_ends_it(device: &ProbeDevice) {
     let (near, far) = device.pair(Patience { receiver_retries: 1, ..USUAL });
     let began = Instant::now();
     assert_eq!(near.post(&far, work(IBV_WR_SEND, 64, 0, 1)), 0);
@@ -299,7 +305,7 @@ fn a_receiver_that_is_not_ready_ends_it(device: &Device) {
     assert_eq!(done.status, IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
-fn memory_that_was_taken_away_is_not_written(device: &Device) {
+fn memory_that_was_taken_away_is_not_written(device: &ProbeDevice) {
     for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ] {
         let (near, mut far) = device.pair(USUAL);
         far.deregister();
@@ -310,17 +316,17 @@ fn memory_that_was_taken_away_is_not_written(device: &Device) {
     }
 }
 
-fn what_follows_a_failure_is_flushed(device: &Device) {
+fn what_follows_a_failure_is_flushed(device: &ProbeDevice) {
     let (near, far) = device.pair(Patience { receiver_retries: 0, ..USUAL });
     near.receive(0, 64, 100);
     assert_eq!(near.post(&far, work(IBV_WR_SEND, 64, 0, 1)), 0);
     for id in 2..5 {
-        assert_eq!(near.post(&far, Work { flags: 0, ..work(IBV_WR_RDMA_WRITE, 64, 0, id) }), 0);
+        assert_eq!(near.post(&far, ProbeWork { flags: 0, ..work(IBV_WR_RDMA_WRITE, 64, 0, id) }), 0);
     }
     let ends: Vec<_> = (0..5).map(|_| next(&near)).map(|done| (done.wr_id, done.status)).collect();
     println!("flushed: {ends:?}");
     assert_eq!(ends[0], (1, IBV_WC_RNR_RETRY_EXC_ERR));
-    // What was not signalled is flushed aloud, and receives are too, in any order among the two queues.
+    // Unsignaled requests and receives are flushed with completions too, in any order among the two queues.
     let mut ids: Vec<_> = ends[1..].iter().map(|(id, status)| (*id, *status == IBV_WC_WR_FLUSH_ERR)).collect();
     ids.sort_unstable();
     assert_eq!(ids, [(2, true), (3, true), (4, true), (100, true)]);
@@ -330,9 +336,9 @@ fn what_follows_a_failure_is_flushed(device: &Device) {
     println!("flushed: a later post ends with `{end}`");
 }
 
-/// Nobody answers: what was sent is sent again, and in the end the queue pair gives up. Not with 7 retries over
-/// soft-RoCE, which takes that for ever, as if it were the receiver's count.
-fn a_peer_that_is_gone_ends_it(device: &Device) {
+/// Without answers, packets are retransmitted until the queue pair gives up. Over soft-RoCE 7 retries never end, as if
+/// they were the receiver's count.
+fn a_peer_that_is_gone_ends_it(device: &ProbeDevice) {
     for (timeout, retries) in [(8, 1), (14, 1), (14, 6), (16, 2)] {
         let (near, mut far) = device.pair(Patience { timeout, retries, receiver_retries: 7 });
         far.destroy_pair();
@@ -345,9 +351,9 @@ fn a_peer_that_is_gone_ends_it(device: &Device) {
     }
 }
 
-/// Only where somebody says which interface may be taken down.
-fn a_link_that_is_down_ends_it(device: &Device) {
-    let Some(link) = stage::Link::that_may_go_down() else { return };
+/// Only with an interface that may be taken down.
+fn a_link_that_is_down_ends_it(device: &ProbeDevice) {
+    let Some(link) = fixtures::NetworkInterface::that_may_go_down() else { return };
     for (timeout, retries) in [(8, 1), (14, 6)] {
         let (near, far) = device.pair(Patience { timeout, retries, receiver_retries: 7 });
         link.goes("down");

@@ -9,6 +9,7 @@ use std::ptr;
 #[allow(
     clippy::all,
     clippy::multiple_unsafe_ops_per_block,
+    clippy::too_many_lines,
     clippy::undocumented_unsafe_blocks,
     dead_code,
     missing_docs,
@@ -22,7 +23,7 @@ mod bindings;
 
 pub(crate) use bindings::*;
 
-/// What a device answers where C would call through a null pointer: the call is unknown to it.
+/// Returned where the provider lacks a function, and C would call a null pointer.
 const NOT_SUPPORTED: c_int = 95;
 
 /// Hands a list of work, linked by `next`, to a queue pair; 0, or an error number and the first that was not taken.

@@ -1,9 +1,8 @@
-//! What verbs promise beyond what every transport does, over the device in process and, where there is one, over a real
-//! one.
+//! Tests of verbs beyond the common suite, over the software device and, where there is one, over a real device.
 
 mod copies;
 mod failures;
 mod fallback;
-mod foe;
+pub(super) mod fixtures;
+mod hostile_client;
 mod real;
-pub(super) mod stage;

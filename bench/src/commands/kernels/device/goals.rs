@@ -1,4 +1,4 @@
-//! What kernels and server steps on a device are to reach (`docs/CUDA.md`, "Goals"), and whether they do.
+//! Goals of kernels and server steps on a device (`docs/CUDA.md`, "Goals"), and the verdict for each.
 
 use super::{KERNEL, SERVER_STEP};
 use crate::report::Outcome;

@@ -11,7 +11,7 @@ use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Formula, Prepared};
 use pserver_core::port::{Accelerator, Done, GradientLease, Kernels, Plain, Resident, Update, Work};
-use pserver_kernels::cuda::{Cuda, Settings};
+use pserver_kernels::cuda::{Cuda, CudaSettings};
 
 use super::{Case, PARAMETER, step};
 use crate::tensors::{PERIOD, value};
@@ -23,7 +23,7 @@ const CHUNK: u64 = CHUNK_BYTES_DEFAULT as u64 / 4;
 pub(super) struct Server {
     device: Cuda,
     prepared: Option<Prepared>,
-    /// What waits for its next step.
+    /// The state between two steps.
     work: VecDeque<Work>,
     chunks: usize,
     steps: u64,
@@ -32,7 +32,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(settings: &Settings, case: &Case<'_>, elements: u64) -> Result<Self> {
+    pub(super) fn new(settings: &CudaSettings, case: &Case<'_>, elements: u64) -> Result<Self> {
         let mut device = Cuda::open(settings.clone())?;
         let (code, prepared) = (case.program.code.clone(), case.program.prepared.clone());
         let (chunks, states) = (elements.div_ceil(CHUNK), code.states() as u64);

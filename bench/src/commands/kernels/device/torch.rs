@@ -24,7 +24,7 @@ pub(super) fn beside(results: &mut Vec<Outcome>, python: &Path, args: &Args, gra
     }
 }
 
-/// What it writes.
+/// A line of its output.
 fn run(python: &Path, args: &Args, gradients: &[u32]) -> Result<String> {
     let rules = RULES.into_iter().filter(|rule| args.rule.contains(rule)).map(crate::job::word).collect::<Vec<_>>();
     if rules.is_empty() {

@@ -1,5 +1,5 @@
-//! What fails leaves nothing behind: an op that fails has not begun, a run that failed is taken back, and what there is
-//! no memory for is refused before it is allocated.
+//! Failures have no effects: a failed op has not begun, a failed run is undone, and an op without memory is refused
+//! before it allocates.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::error::Failure;
 use crate::limits::{PROGRAM_MEMORY_BYTES_MAX, PROGRAM_STRING_BYTES_MAX};
 use crate::port::{Arithmetic, Plain};
-use crate::program::executor::{Executor, Parts, Standing};
+use crate::program::executor::{Executor, ExecutorParts, Standing};
 use crate::program::{
-    Block, Builder, Dim, Elements, Facts, Graph, Node, OpKind, Peer, PlainArithmetic, PlainRun, Program, Purpose, Role,
-    Tensor, Value,
+    Block, Builder, Dim, Elements, Graph, Node, OpKind, OpRole, PlainArithmetic, PlainRun, Program, ProgramPeer,
+    Purpose, Tensor, VariableFacts, VariableValue,
 };
 use crate::rows::Initializer;
 
-const SINK: Peer = Peer::Server(9);
+const SINK: ProgramPeer = ProgramPeer::Server(9);
 
-fn id(value: i64) -> Value {
+fn id(value: i64) -> VariableValue {
     Tensor::new([1], Elements::Int64(vec![value])).into()
 }
 
@@ -40,11 +40,11 @@ fn lookups() -> Arc<Graph> {
         answer("out", "merged", "senders"),
     ];
     let block = &mut program.blocks[0];
-    block.variables.push(variable("total", Facts::fixed(Float64, &[1, 1]), Purpose::State));
+    block.variables.push(variable("total", VariableFacts::fixed(Float64, &[1, 1]), Purpose::State));
     let fill = op(OpKind::Fill { value: 0.0 }, &[], &["total"]);
-    block.ops.push(crate::program::Op { role: Role::Initialise, ..fill });
+    block.ops.push(crate::program::Op { role: OpRole::Initialise, ..fill });
     block.ops.push(op(OpKind::LoopForever { block: 1 }, &[], &[]));
-    let ids = variable("id", Facts::fixed(Int64, &[1]), Purpose::Temporary);
+    let ids = variable("id", VariableFacts::fixed(Int64, &[1]), Purpose::Temporary);
     program.blocks.push(Block { parent: Some(0), variables: vec![ids], ops: body });
     Arc::new(Graph::new(program).expect("the test's program is valid"))
 }
@@ -52,7 +52,7 @@ fn lookups() -> Arc<Graph> {
 /// Lets a row's number arrive and runs; a number beyond the table fails, and is taken back.
 fn look_up(executor: &mut Executor, post: &mut Post, row: i64) -> Result<(), Failure> {
     let before = executor.save();
-    assert_eq!(executor.arrive("in", Peer::Trainer(0), id(row)).expect("it fits"), None);
+    assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), id(row)).expect("it fits"), None);
     let ran = executor.run(post, 1000);
     if ran.is_err() {
         executor.restore(before);
@@ -94,7 +94,7 @@ fn a_run_that_is_half_over_does_not_begin_again() {
     executor.begin().expect("nothing has run");
     executor.run(&mut post, 1000).expect_err("there is no row 5");
     let text = executor.begin().expect_err("the run is not over").to_string();
-    assert!(text.contains("found a run that is half over"), "{text}");
+    assert!(text.contains("found an incomplete run"), "{text}");
     executor.restore(before);
     for row in [1, 2] {
         executor.set("ids", ids(row)).expect("it fits");
@@ -103,11 +103,16 @@ fn a_run_that_is_half_over_does_not_begin_again() {
     }
 }
 
-/// Fails once in every kind of op that it is told.
+/// Fails once in every op of this kind.
 struct Once(Option<&'static str>);
 
 impl Arithmetic for Once {
-    fn run(&mut self, node: &Node, inputs: &[&Value], outputs: &[&Facts]) -> Result<Vec<Value>, Failure> {
+    fn run(
+        &mut self,
+        node: &Node,
+        inputs: &[&VariableValue],
+        outputs: &[&VariableFacts],
+    ) -> Result<Vec<VariableValue>, Failure> {
         match self.0.take_if(|name| *name == node.kind.name()) {
             Some(name) => Err(Failure::call(format!("{name} fails once"))),
             None => PlainArithmetic.run(node, inputs, outputs),
@@ -127,7 +132,7 @@ fn pieces_stay_when_they_cannot_be_made_one() {
         accumulate(3, Merge::Mean, None, &["x", "from"], "merged"),
         send("out", SINK, "merged"),
     ];
-    let parts = Parts {
+    let parts = ExecutorParts {
         arithmetic: Box::new(Once(Some("scale"))),
         kernels: Box::new(Plain),
         senders: Vec::new(),
@@ -137,7 +142,7 @@ fn pieces_stay_when_they_cannot_be_made_one() {
     let graph = Arc::new(loops(vec![], vec![(vec![x], body)]));
     let (mut executor, mut post) = (Executor::new(graph, parts).expect("it can run"), Post::new(9));
     for (from, value) in [(2, 4), (0, 1), (1, 7)] {
-        assert_eq!(executor.arrive("in", Peer::Trainer(from), one(value)).expect("it fits"), None);
+        assert_eq!(executor.arrive("in", ProgramPeer::Trainer(from), one(value)).expect("it fits"), None);
     }
     let text = executor.run(&mut post, 1000).expect_err("the mean fails once").to_string();
     assert!(text.contains("gradient_accumulator: scale fails once"), "{text}");
@@ -151,8 +156,8 @@ fn an_update_that_lacks_something_keeps_what_there_is() {
     let p = Builder::new();
     p.parameter("w", Float32, &[1], Initializer::Constant(3.0), 0);
     p.data("slope", Float32, [Dim::Fixed(1)]);
-    p.declare("count", Facts::fixed(Int64, &[]), Purpose::State);
-    p.declare("momentum", Facts::fixed(Float32, &[1]), Purpose::State);
+    p.declare("count", VariableFacts::fixed(Int64, &[]), Purpose::State);
+    p.declare("momentum", VariableFacts::fixed(Float32, &[1]), Purpose::State);
     let config = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 }".to_owned();
     let mut program = p.finish().expect("it fits").into_program();
     let kind = OpKind::Update { config };
@@ -170,13 +175,13 @@ fn an_update_that_lacks_something_keeps_what_there_is() {
     assert_eq!(run.value("w"), Some(&single(2.0).into()));
 }
 
-fn lines(texts: &[&str]) -> Value {
-    Value::Strings(texts.iter().map(|text| (*text).to_owned()).collect())
+fn lines(texts: &[&str]) -> VariableValue {
+    VariableValue::Strings(texts.iter().map(|text| (*text).to_owned()).collect())
 }
 
-/// A loop that makes lists of so many strings, whatever they say.
+/// A loop that makes lists of this many strings, with any content.
 fn listing(count: u32) -> Executor {
-    let line = variable("line", Facts::Strings, Purpose::Temporary);
+    let line = variable("line", VariableFacts::Strings, Purpose::Temporary);
     let body = vec![recv("in", &["line"]), strings(count, "line", "all"), send("out", SINK, "all")];
     executor(&Arc::new(loops(vec![], vec![(vec![line], body)])), &[], 99)
 }
@@ -190,7 +195,7 @@ fn a_list_of_strings_does_not_depend_on_their_arrival() {
     for order in orders {
         let (mut executor, mut post) = (listing(8), Post::new(9));
         for text in &order {
-            assert_eq!(executor.arrive("in", Peer::Trainer(0), lines(&[text])).expect("it is a string"), None);
+            assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
         }
         assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
         assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&expected)), "{order:?}");
@@ -202,12 +207,12 @@ fn a_string_that_is_too_long_leaves_nothing_of_its_value() {
     let (mut executor, mut post) = (listing(2), Post::new(9));
     let long = "x".repeat(PROGRAM_STRING_BYTES_MAX + 1);
     let before = executor.save();
-    assert_eq!(executor.arrive("in", Peer::Trainer(0), lines(&["short", &long])).expect("it is strings"), None);
+    assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&["short", &long])).expect("it is strings"), None);
     let text = executor.run(&mut post, 1000).expect_err("it is too long").to_string();
     assert!(text.contains("string_accumulator: found a string of 1025 bytes; expected at most 1024"), "{text}");
     executor.restore(before);
     for text in ["b", "a"] {
-        assert_eq!(executor.arrive("in", Peer::Trainer(0), lines(&[text])).expect("it is a string"), None);
+        assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
     }
     assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
     assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&["a", "b"])));
@@ -215,13 +220,14 @@ fn a_string_that_is_too_long_leaves_nothing_of_its_value() {
 
 #[test]
 fn a_queue_holds_strings() {
-    let line = variable("line", Facts::Strings, Purpose::Temporary);
-    let outer = vec![variable("q", Facts::Queue { of: Box::new(Facts::Strings), capacity: 2 }, Purpose::State)];
+    let line = variable("line", VariableFacts::Strings, Purpose::Temporary);
+    let outer =
+        vec![variable("q", VariableFacts::Queue { of: Box::new(VariableFacts::Strings), capacity: 2 }, Purpose::State)];
     let fill = (vec![line], vec![recv("in", &["line"]), enqueue("q", "line")]);
     let empty = (vec![], vec![dequeue("q", &["a", "b"]), send("out", SINK, "b")]);
     let (mut executor, mut post) = (executor(&Arc::new(loops(outer, vec![fill, empty])), &[], 9), Post::new(9));
     for text in ["one", "two"] {
-        assert_eq!(executor.arrive("in", Peer::Trainer(0), lines(&[text])).expect("it is a string"), None);
+        assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
     }
     assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
     assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&["two"])));
@@ -229,7 +235,7 @@ fn a_queue_holds_strings() {
 
 /// The program of one op on data `x`.
 fn alone(kind: OpKind, inputs: &[&str], shape: &[u64]) -> Graph {
-    let variables = vec![variable("x", Facts::fixed(Float32, shape), Purpose::Data)];
+    let variables = vec![variable("x", VariableFacts::fixed(Float32, shape), Purpose::Data)];
     let program = Program { blocks: vec![Block { parent: None, variables, ops: vec![op(kind, inputs, &["y"])] }] };
     Graph::new(program).expect("it fits")
 }
@@ -249,7 +255,7 @@ fn what_there_is_no_memory_for_is_refused_by_name() {
     let huge = Builder::new();
     huge.parameter("w", Float32, &[1 << 20, 1 << 20], Initializer::Zeros, 0);
     let graph = Arc::new(huge.finish().expect("it fits"));
-    let parts = |memory_bytes_max| Parts {
+    let parts = |memory_bytes_max| ExecutorParts {
         arithmetic: Box::new(PlainArithmetic),
         kernels: Box::new(Plain),
         senders: Vec::new(),
@@ -262,14 +268,14 @@ fn what_there_is_no_memory_for_is_refused_by_name() {
         text
     };
     assert!(refused(&graph, PROGRAM_MEMORY_BYTES_MAX).contains("expected at most 274877906944 together"));
-    // Where the bound allows it, the system is asked: no machine has so many bytes to give.
+    // Within the bound the system is asked: no machine has this many bytes.
     let beyond = Builder::new();
     beyond.parameter("w", Float32, &[1 << 23, 1 << 23], Initializer::Zeros, 0);
     let text = refused(&Arc::new(beyond.finish().expect("it fits")), u64::MAX);
     assert!(text.ends_with("found no memory for 281474976710656 bytes; expected as many"), "{text}");
 }
 
-/// Values count together, and only while they are there.
+/// Values count together, and only while they exist.
 #[test]
 fn the_bound_is_of_all_values_together() {
     let p = Builder::new();
@@ -277,7 +283,7 @@ fn the_bound_is_of_all_values_together() {
     p.named("three", p.scale(p.scale(p.scale(x, 2.0), 2.0), 2.0));
     let graph = Arc::new(p.finish().expect("it fits"));
     let run = |batch: u64, memory_bytes_max| {
-        let parts = Parts {
+        let parts = ExecutorParts {
             arithmetic: Box::new(PlainArithmetic),
             kernels: Box::new(Plain),
             senders: Vec::new(),

@@ -1,4 +1,4 @@
-//! What each flow op promises, one at a time.
+//! Properties of each flow op.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use super::stage::{
     strings, variable,
 };
 use crate::config::Merge;
-use crate::program::executor::{Executor, Plan, Standing};
-use crate::program::{Block, Graph, Op, OpKind, Peer, Program, Purpose, Value, Variable};
+use crate::program::executor::{ExecutionPlan, Executor, Standing};
+use crate::program::{Block, Graph, Op, OpKind, Program, ProgramPeer, Purpose, Variable, VariableValue};
 
-const SINK: Peer = Peer::Server(9);
+const SINK: ProgramPeer = ProgramPeer::Server(9);
 
-fn trainer(number: u32) -> Peer {
-    Peer::Trainer(number)
+fn trainer(number: u32) -> ProgramPeer {
+    ProgramPeer::Trainer(number)
 }
 
 fn x() -> Variable {
     variable("x", number(), Purpose::Temporary)
 }
 
-/// Runs until nothing is ready; what was sent, as numbers.
+/// Runs until nothing is ready; returns the sent values as numbers.
 fn run(executor: &mut Executor, post: &mut Post) -> Vec<f64> {
     let standing = executor.run(post, 1000).expect("the program runs");
     assert_eq!(standing, Standing::Awaits);
@@ -40,7 +40,7 @@ fn a_recv_runs_once_a_send_has_run_and_gives_data_and_address() {
     assert!(arrive(&mut executor, 3, 7));
     executor.run(&mut post, 1000).expect("the program runs");
     assert_eq!(post.sent.pop_front(), Some((trainer(3), "out".to_owned(), one(7))));
-    assert_eq!(executor.value("from"), Some(&Value::Strings(vec!["trainer:3".into()])));
+    assert_eq!(executor.value("from"), Some(&VariableValue::Strings(vec!["trainer:3".into()])));
     assert_eq!(executor.value("x"), Some(&one(7)));
     assert_eq!(run(&mut executor, &mut post), Vec::<f64>::new(), "each value is received once");
 }
@@ -63,7 +63,7 @@ fn a_send_waits_for_room_and_makes_those_before_it_wait() {
     assert_eq!(all, [0.0, 1.0, 2.0, 3.0], "nothing is lost, and the order is kept");
 }
 
-/// A loop that fills a queue from what arrives, and one that empties it.
+/// A loop that fills a queue from received values, and one that empties it.
 fn queued(capacity: u64, outputs: &[&str], sent: &str) -> Graph {
     let outer = vec![variable("q", queue(capacity), Purpose::State)];
     let fill = (vec![x()], vec![recv("in", &["x"]), enqueue("q", "x")]);
@@ -138,10 +138,10 @@ fn a_string_accumulator_lists_the_senders_in_their_order() {
         assert!(arrive(&mut executor, from, i32::try_from(from).expect("few")));
     }
     executor.run(&mut post, 1000).expect("the program runs");
-    let to: Vec<Peer> = post.sent.iter().map(|(to, ..)| *to).collect();
+    let to: Vec<ProgramPeer> = post.sent.iter().map(|(to, ..)| *to).collect();
     assert_eq!(to, [trainer(0), trainer(2), trainer(10)]);
     let listed = ["trainer:0", "trainer:2", "trainer:10"].map(String::from).to_vec();
-    assert_eq!(executor.value("senders"), Some(&Value::Strings(listed)));
+    assert_eq!(executor.value("senders"), Some(&VariableValue::Strings(listed)));
 }
 
 #[test]
@@ -274,12 +274,12 @@ fn a_deadlock_names_who_waits_for_what() {
         Block { parent: None, variables: outer(), ops: vec![fill(), accumulate(2, Merge::Sum, None, &["x"], "sum")] };
     deadlock(
         Graph::new(Program { blocks: vec![once] }).expect("the program is valid"),
-        "block 0, op 1 gradient_accumulator waits for pieces, of which 1 of 2 are there",
+        "block 0, op 1 gradient_accumulator waits for pieces, of which it holds 1 of 2",
     );
 }
 
 fn refused(graph: &Graph, expected: &str) {
-    assert_eq!(Plan::of(graph).expect_err("it is refused").to_string(), expected);
+    assert_eq!(ExecutionPlan::of(graph).expect_err("it is refused").to_string(), expected);
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn what_waits_for_a_loop_is_refused() {
     });
     refused(
         &nested.expect("it is valid"),
-        "block 1, op 0 loop_forever: found a loop within a loop, which would never come around; expected it in block 0",
+        "block 1, op 0 loop_forever: found a nested loop, which never ends; expected it in block 0",
     );
 }
 
@@ -312,7 +312,7 @@ fn what_waits_for_a_loop_is_refused() {
 fn what_does_not_fit_a_channel_is_refused() {
     let graph = Arc::new(loops(vec![], vec![(vec![x()], vec![recv("in", &["x"]), send("out", SINK, "x")])]));
     let mut executor = executor(&graph, &[], 1);
-    let error = executor.arrive("in", SINK, Value::Strings(vec![])).expect_err("it is refused").to_string();
+    let error = executor.arrive("in", SINK, VariableValue::Strings(vec![])).expect_err("it is refused").to_string();
     assert_eq!(error, "channel \"in\": found 0 strings; expected float64[1]");
     let error = executor.arrive("on", SINK, one(1)).expect_err("it is refused").to_string();
     assert_eq!(error, "found no recv of channel \"on\" in this program");

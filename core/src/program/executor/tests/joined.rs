@@ -8,23 +8,23 @@ use proptest::prelude::*;
 use super::stage::{Post, accumulate, answer, executor, loops, op, recv, send, strings, variable};
 use crate::config::Merge;
 use crate::dtype::ElementType;
-use crate::luck::Luck;
-use crate::program::executor::{Act, Executor, UnitIndex};
-use crate::program::{Elements, Facts, Graph, OpKind, Peer, Purpose, Tensor, Value};
+use crate::prng::Prng;
+use crate::program::executor::{Executor, UnitIndex, UnitKind};
+use crate::program::{Elements, Graph, OpKind, ProgramPeer, Purpose, Tensor, VariableFacts, VariableValue};
 
-const SERVER: Peer = Peer::Server(0);
+const SERVER: ProgramPeer = ProgramPeer::Server(0);
 const ROUNDS: u64 = 8;
 const RATE: f32 = 0.25;
 
-fn facts() -> Facts {
-    Facts::fixed(ElementType::Float32, &[2])
+fn facts() -> VariableFacts {
+    VariableFacts::fixed(ElementType::Float32, &[2])
 }
 
-fn pair(values: [f32; 2]) -> Value {
+fn pair(values: [f32; 2]) -> VariableValue {
     Tensor::new([2], Elements::Float32(values.to_vec())).into()
 }
 
-/// Wants `w` to be its target: the gradient is `w - target`.
+/// Trains `w` towards its target: the gradient is `w - target`.
 fn trainer_program() -> Graph {
     let outer = vec![variable("w", facts(), Purpose::Parameter), variable("target", facts(), Purpose::State)];
     let body = vec![
@@ -39,7 +39,7 @@ fn trainer_program() -> Graph {
 fn server_program(count: u32, staleness: Option<u32>) -> Graph {
     let outer = vec![
         variable("w", facts(), Purpose::Parameter),
-        variable("count", Facts::fixed(ElementType::Int64, &[]), Purpose::State),
+        variable("count", VariableFacts::fixed(ElementType::Int64, &[]), Purpose::State),
     ];
     let config = format!("const_lr {{ learning_rate: {RATE} }}");
     let body = vec![
@@ -52,21 +52,21 @@ fn server_program(count: u32, staleness: Option<u32>) -> Graph {
     loops(outer, vec![(vec![variable("gradient", facts(), Purpose::Temporary)], body)])
 }
 
-/// A program, and what it has sent that is still under way, oldest first.
+/// A program, and the values that it has sent and that are not delivered yet, oldest first.
 struct Place {
-    peer: Peer,
+    peer: ProgramPeer,
     executor: Executor,
-    under_way: VecDeque<(Peer, String, Value)>,
+    under_way: VecDeque<(ProgramPeer, String, VariableValue)>,
     receives: UnitIndex,
 }
 
 impl Place {
-    fn new(peer: Peer, graph: Graph, senders: &[Peer], values: &[(&str, Value)]) -> Self {
+    fn new(peer: ProgramPeer, graph: Graph, senders: &[ProgramPeer], values: &[(&str, VariableValue)]) -> Self {
         let mut executor = executor(&Arc::new(graph), senders, 2);
         for (name, value) in values {
             executor.set(name, value.clone()).expect("the variable is there");
         }
-        let at = executor.plan().units().iter().position(|unit| unit.act == Act::Recv).expect("it receives");
+        let at = executor.plan().units().iter().position(|unit| unit.act == UnitKind::Recv).expect("it receives");
         Self { peer, executor, under_way: VecDeque::new(), receives: UnitIndex(u32::try_from(at).expect("few")) }
     }
 
@@ -83,15 +83,15 @@ impl Place {
     }
 }
 
-/// A server and trainers, each of which wants something else.
+/// A server and trainers, each with another target.
 struct Job {
     places: Vec<Place>,
 }
 
 impl Job {
     fn new(trainers: u32, count: u32, staleness: Option<u32>) -> Self {
-        let peers: Vec<Peer> = (0..trainers).map(Peer::Trainer).collect();
-        let zero = Value::from(Tensor::new([], Elements::Int64(vec![0])));
+        let peers: Vec<ProgramPeer> = (0..trainers).map(ProgramPeer::Trainer).collect();
+        let zero = VariableValue::from(Tensor::new([], Elements::Int64(vec![0])));
         let values = [("w", pair([0.0, 0.0])), ("count", zero)];
         let server = Place::new(SERVER, server_program(count, staleness), &peers, &values);
         let trainers = (0_u8..).zip(&peers).map(|(number, peer)| {
@@ -101,15 +101,15 @@ impl Job {
         Self { places: std::iter::once(server).chain(trainers).collect() }
     }
 
-    /// Runs programs and delivers letters in an order of luck until every trainer has had its rounds.
-    fn run(&mut self, mut luck: Luck) {
+    /// Runs programs and delivers letters in a random order until every trainer has had its rounds.
+    fn run(&mut self, mut prng: Prng) {
         while !self.places[1..].iter().all(|trainer| trainer.turns() == ROUNDS) {
-            let place = luck.index(self.places.len());
-            if luck.below(2) == 0 {
+            let place = prng.index(self.places.len());
+            if prng.below(2) == 0 {
                 self.deliver(place);
             } else if place == 0 || self.places[place].turns() < ROUNDS {
                 let most = if place == 0 { 7 } else { 1 };
-                self.places[place].run(1 + luck.next() % most);
+                self.places[place].run(1 + prng.next() % most);
             }
         }
     }
@@ -117,7 +117,7 @@ impl Job {
     fn deliver(&mut self, from: usize) {
         let Some((to, channel, value)) = self.places[from].under_way.pop_front() else { return };
         let sender = self.places[from].peer;
-        let receiver = self.places.iter_mut().find(|place| place.peer == to).expect("everybody has a place");
+        let receiver = self.places.iter_mut().find(|place| place.peer == to).expect("each peer has a place");
         let back = receiver.executor.arrive(&channel, sender, value).expect("the value fits");
         if let Some(value) = back {
             self.places[from].under_way.push_front((to, channel, value));
@@ -136,7 +136,7 @@ impl Job {
     }
 }
 
-/// What all trainers together come to, each gradient added in their order.
+/// The sum of all trainers' gradients, in their order.
 fn expected(trainers: u8) -> Vec<u8> {
     let mut w = [0.0_f32; 2];
     for _ in 0..ROUNDS {
@@ -155,7 +155,7 @@ proptest! {
     #[test]
     fn rounds_have_the_same_bits_whatever_the_order_of_arrival(seed: u64, trainers in 1_u8..5) {
         let mut job = Job::new(trainers.into(), trainers.into(), Some(0));
-        job.run(Luck(seed));
+        job.run(Prng(seed));
         for place in 0..job.places.len() {
             prop_assert_eq!(job.parameter(place), expected(trainers), "place {}", place);
         }
@@ -166,7 +166,7 @@ proptest! {
     fn every_gradient_is_an_update_where_nobody_waits(seed: u64, trainers in 1_u8..5, bound in 0_u32..3) {
         // A bound of 0 here stands for none.
         let mut job = Job::new(trainers.into(), 1, Some(bound).filter(|bound| *bound > 0));
-        job.run(Luck(seed));
+        job.run(Prng(seed));
         prop_assert_eq!(job.updates(), i64::try_from(ROUNDS).expect("few") * i64::from(trainers));
     }
 }

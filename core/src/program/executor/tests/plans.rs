@@ -1,12 +1,12 @@
-//! Plans: stages, and who follows whom.
+//! Plans: stages, and the order of units.
 
 use super::stage::{accumulate, answer, enqueue, loops, number, op, queue, recv, strings, variable};
 use crate::config::Merge;
-use crate::program::executor::{Act, Plan};
+use crate::program::executor::{ExecutionPlan, UnitKind};
 use crate::program::{Block, Graph, OpKind, Program, Purpose};
 
 fn check(graph: &Graph, expected: &str) {
-    let plan = Plan::of(graph).expect("the program has a plan").to_string();
+    let plan = ExecutionPlan::of(graph).expect("the program has a plan").to_string();
     let expected: String = expected.lines().map(|line| format!("{}\n", line.trim())).collect();
     assert_eq!(plan, expected);
 }
@@ -43,8 +43,8 @@ fn an_accumulator_stands_between_two_stages() {
 
 #[test]
 fn what_is_fused_has_no_unit_and_its_order_stays() {
-    let fused = |act, _: &_| matches!(act, Act::TakeGradient | Act::TakeString | Act::PutString);
-    let plan = Plan::fused(&server(), &fused).expect("the program has a plan").to_string();
+    let fused = |act, _: &_| matches!(act, UnitKind::TakeGradient | UnitKind::TakeString | UnitKind::PutString);
+    let plan = ExecutionPlan::fused(&server(), &fused).expect("the program has a plan").to_string();
     let expected = "0: stage 0 block 0, op 0 loop_forever Loop
 1: stage 1 block 1, op 0 recv Recv ->2
 2: stage 1 block 1, op 1 gradient_accumulator PutGradient
@@ -86,7 +86,7 @@ fn a_program_of_a_hundred_thousand_ops_has_a_plan() {
     let variables = vec![variable("c0", number(), Purpose::State)];
     let ops = chain.chain(readers).chain([last]).collect();
     let graph = Graph::new(Program { blocks: vec![Block { parent: None, variables, ops }] }).expect("it is valid");
-    let plan = Plan::of(&graph).expect("the program has a plan");
+    let plan = ExecutionPlan::of(&graph).expect("the program has a plan");
     assert_eq!(plan.units().len(), 2 * OPS + 1);
     assert_eq!(plan.stages().len(), 1);
     let followers = |place: usize| plan.units()[place].followers.as_slice();

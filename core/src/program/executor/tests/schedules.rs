@@ -1,4 +1,4 @@
-//! Random schedules of arrivals, units and room: nothing is lost, nothing is there twice, the order stays.
+//! Random schedules of received values, units and room: no value is lost or duplicated, and the order stays.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use super::stage::{
     Post, accumulate, as_number, dequeue, enqueue, executor, loops, number, one, queue, recv, send, variable,
 };
 use crate::config::Merge;
-use crate::luck::Luck;
+use crate::prng::Prng;
 use crate::program::executor::{Executor, Standing};
-use crate::program::{Graph, Op, Peer, Purpose};
+use crate::program::{Graph, Op, ProgramPeer, Purpose};
 
-const SINK: Peer = Peer::Server(0);
-const SENDER: Peer = Peer::Trainer(0);
+const SINK: ProgramPeer = ProgramPeer::Server(0);
+const SENDER: ProgramPeer = ProgramPeer::Trainer(0);
 
-/// What arrives goes through a queue, is taken out `taken` at a time, goes through a second queue, and is added up
+/// Received values go through a queue, are dequeued `taken` at a time, go through a second queue, and are added up
 /// `count` pieces at a time.
 struct Shape {
     graph: Arc<Graph>,
@@ -22,9 +22,9 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(luck: &mut Luck) -> Self {
-        let (taken, count) = (1 + luck.index(3), 1 + luck.index(4));
-        let (first, second) = (taken + luck.index(3), 1 + luck.index(3));
+    fn new(prng: &mut Prng) -> Self {
+        let (taken, count) = (1 + prng.index(3), 1 + prng.index(4));
+        let (first, second) = (taken + prng.index(3), 1 + prng.index(3));
         let sizes = [first, second].map(|size| queue(size as u64));
         let [first, second] = sizes;
         let outer = vec![variable("p", first, Purpose::State), variable("q", second, Purpose::State)];
@@ -40,7 +40,7 @@ impl Shape {
         Self { graph: Arc::new(loops(outer, bodies)), taken, count }
     }
 
-    /// The items of one schedule in, and what must come out: the sums of whole groups, in order.
+    /// The expected output for these items: the sums of complete groups, in order.
     fn expected(&self, items: &[f64]) -> Vec<f64> {
         let through = items.len() / self.taken * self.taken;
         let sum = |group: &[f64]| group.iter().sum::<f64>();
@@ -48,20 +48,20 @@ impl Shape {
     }
 }
 
-/// Lets items arrive, units run and letters leave in an order of luck, and then lets everything come to its end.
-fn schedule(shape: &Shape, luck: &mut Luck) {
-    let mut executor = executor(&shape.graph, &[], 1 + luck.index(2));
-    let mut post = Post::new(1 + luck.index(2));
+/// Lets items arrive, units run and letters leave in a random order, and then lets everything come to its end.
+fn schedule(shape: &Shape, prng: &mut Prng) {
+    let mut executor = executor(&shape.graph, &[], 1 + prng.index(2));
+    let mut post = Post::new(1 + prng.index(2));
     let (mut items, mut found) = (Vec::new(), Vec::new());
-    for _ in 0..4 + luck.index(24) {
-        match luck.index(4) {
+    for _ in 0..4 + prng.index(24) {
+        match prng.index(4) {
             0 | 1 => {
                 // Sums of such numbers are exact: a loss or a double changes some of them.
-                let item = f64::from(luck.number());
+                let item = f64::from(prng.number());
                 let back = executor.arrive("in", SENDER, one(item)).expect("it fits");
                 items.extend(back.is_none().then_some(item));
             }
-            2 => run(&mut executor, &mut post, luck.next() % 9),
+            2 => run(&mut executor, &mut post, prng.next() % 9),
             _ => found.extend(post.sent.pop_front().map(|(_, _, value)| as_number(&value))),
         }
     }
@@ -87,9 +87,9 @@ fn nothing_is_lost_and_nothing_is_there_twice() {
     let seed: u64 = given.unwrap_or(0x5eed_0004);
     println!("nothing_is_lost_and_nothing_is_there_twice: PSERVER_SEED={seed}");
     let schedules = if std::env::var_os("PSERVER_FULL").is_some() { 1_000_000 } else { 3_000 };
-    let mut luck = Luck(seed);
-    let shapes: Vec<Shape> = (0..40).map(|_| Shape::new(&mut luck)).collect();
+    let mut prng = Prng(seed);
+    let shapes: Vec<Shape> = (0..40).map(|_| Shape::new(&mut prng)).collect();
     for _ in 0..schedules {
-        schedule(&shapes[luck.index(40)], &mut luck);
+        schedule(&shapes[prng.index(40)], &mut prng);
     }
 }

@@ -7,22 +7,22 @@ use crate::config::Merge;
 use crate::dtype::ElementType;
 use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::port::Plain;
-use crate::program::executor::{Executor, Link, Parts};
+use crate::program::executor::{Executor, ExecutorParts, ProgramLink};
 use crate::program::{
-    Block, Destination, Elements, Facts, Graph, Op, OpKind, Peer, PlainArithmetic, Program, Purpose, Role, Tensor,
-    Value, Variable,
+    Block, Destination, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, Program, ProgramPeer, Purpose, Tensor,
+    Variable, VariableFacts, VariableValue,
 };
 
 pub(super) fn op(kind: OpKind, inputs: &[&str], outputs: &[&str]) -> Op {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    Op { kind, inputs: owned(inputs), outputs: owned(outputs), role: Role::Communication }
+    Op { kind, inputs: owned(inputs), outputs: owned(outputs), role: OpRole::Communication }
 }
 
 pub(super) fn recv(channel: &str, outputs: &[&str]) -> Op {
     op(OpKind::Recv { channel: channel.into() }, &[], outputs)
 }
 
-pub(super) fn send(channel: &str, to: Peer, input: &str) -> Op {
+pub(super) fn send(channel: &str, to: ProgramPeer, input: &str) -> Op {
     op(OpKind::Send { channel: channel.into(), to: Destination::Peer(to) }, &[input], &[])
 }
 
@@ -47,17 +47,17 @@ pub(super) fn strings(count: u32, input: &str, output: &str) -> Op {
     op(OpKind::StringAccumulator { count }, &[input], &[output])
 }
 
-pub(super) fn variable(name: &str, facts: Facts, purpose: Purpose) -> Variable {
+pub(super) fn variable(name: &str, facts: VariableFacts, purpose: Purpose) -> Variable {
     Variable { name: name.into(), facts, purpose }
 }
 
-/// One number.
-pub(super) fn number() -> Facts {
-    Facts::fixed(ElementType::Float64, &[1])
+/// The facts of one number.
+pub(super) fn number() -> VariableFacts {
+    VariableFacts::fixed(ElementType::Float64, &[1])
 }
 
-pub(super) fn queue(capacity: u64) -> Facts {
-    Facts::Queue { of: Box::new(number()), capacity }
+pub(super) fn queue(capacity: u64) -> VariableFacts {
+    VariableFacts::Queue { of: Box::new(number()), capacity }
 }
 
 /// A program of loops over common variables; temporaries that are received are declared in the loop.
@@ -69,19 +69,19 @@ pub(super) fn loops(outer: Vec<Variable>, bodies: Vec<(Vec<Variable>, Vec<Op>)>)
     Graph::new(Program { blocks }).expect("the test's program is valid")
 }
 
-pub(super) fn one(value: impl Into<f64>) -> Value {
+pub(super) fn one(value: impl Into<f64>) -> VariableValue {
     Tensor::new([1], Elements::Float64(vec![value.into()])).into()
 }
 
-pub(super) fn as_number(value: &Value) -> f64 {
+pub(super) fn as_number(value: &VariableValue) -> f64 {
     match value.tensor().elements() {
         Elements::Float64(values) => values[0],
         other => panic!("{:?} is no float64", other.element_type()),
     }
 }
 
-pub(super) fn executor(graph: &Arc<Graph>, senders: &[Peer], arrivals_max: usize) -> Executor {
-    let parts = Parts {
+pub(super) fn executor(graph: &Arc<Graph>, senders: &[ProgramPeer], arrivals_max: usize) -> Executor {
+    let parts = ExecutorParts {
         arithmetic: Box::new(PlainArithmetic),
         kernels: Box::new(Plain),
         senders: senders.to_vec(),
@@ -91,10 +91,10 @@ pub(super) fn executor(graph: &Arc<Graph>, senders: &[Peer], arrivals_max: usize
     Executor::new(Arc::clone(graph), parts).expect("the test's program can run")
 }
 
-/// What was sent: to whom, on which channel.
-pub(super) type Letter = (Peer, String, Value);
+/// A sent value with its destination and channel.
+pub(super) type Letter = (ProgramPeer, String, VariableValue);
 
-/// A link that keeps what is sent, up to a bound.
+/// A link that stores sent values, up to a bound.
 #[derive(Default)]
 pub(super) struct Post {
     pub(super) sent: VecDeque<Letter>,
@@ -107,12 +107,12 @@ impl Post {
     }
 }
 
-impl Link for Post {
-    fn has_room(&mut self, _: Peer, _: &str) -> bool {
+impl ProgramLink for Post {
+    fn has_room(&mut self, _: ProgramPeer, _: &str) -> bool {
         self.sent.len() < self.room
     }
 
-    fn send(&mut self, to: Peer, channel: &str, value: &Value) {
+    fn send(&mut self, to: ProgramPeer, channel: &str, value: &VariableValue) {
         self.sent.push_back((to, channel.to_owned(), value.clone()));
     }
 }

@@ -1,49 +1,49 @@
-//! Plans with more units than a word of marks has bits: the search for a ready unit goes through several words and
-//! around, and finds what a search through a list of all units finds.
+//! Plans with more units than a word of marks has bits: the search for a ready unit wraps over several words, and finds
+//! the same unit as a search through a list of all units.
 
 use super::stage::{loops, number, recv, send, variable};
-use crate::luck::Luck;
-use crate::program::executor::{Act, Marking, Plan, Port, UnitIndex, Wait};
-use crate::program::{Graph, Op, Peer, Purpose};
+use crate::prng::Prng;
+use crate::program::executor::{ExecutionPlan, Marking, UnitIndex, UnitKind, UnitRunner, Wait};
+use crate::program::{Graph, Op, ProgramPeer, Purpose};
 
-/// Loops that receive and then send so many times each.
-fn plan(sends: &[usize]) -> Plan {
+/// Loops that receive once and then send this many times each.
+fn plan(sends: &[usize]) -> ExecutionPlan {
     let bodies = sends.iter().enumerate().map(|(place, count)| {
         let name = format!("x{place}");
         let mut ops: Vec<Op> = vec![recv(&format!("in{place}"), &[&name])];
-        ops.extend((0..*count).map(|copy| send(&format!("out{place}/{copy}"), Peer::Server(0), &name)));
+        ops.extend((0..*count).map(|copy| send(&format!("out{place}/{copy}"), ProgramPeer::Server(0), &name)));
         (vec![variable(&name, number(), Purpose::Temporary)], ops)
     });
     let graph: Graph = loops(Vec::new(), bodies.collect());
-    Plan::of(&graph).expect("no loop waits for another")
+    ExecutionPlan::of(&graph).expect("no loop waits for another")
 }
 
-/// What is there, as a port says it.
+/// The units whose inputs are available, as a runner reports them.
 struct There(Vec<bool>);
 
-impl Port for There {
+impl UnitRunner for There {
     type Error = ();
 
-    fn waits(&mut self, _: &Plan, unit: UnitIndex) -> Option<Wait> {
+    fn waits(&mut self, _: &ExecutionPlan, unit: UnitIndex) -> Option<Wait> {
         (!self.0[unit.place()]).then_some(Wait::Arrival)
     }
 
-    fn run(&mut self, _: &Plan, unit: UnitIndex) -> Result<(), ()> {
+    fn run(&mut self, _: &ExecutionPlan, unit: UnitIndex) -> Result<(), ()> {
         assert!(self.0[unit.place()], "what is not ready does not run");
         Ok(())
     }
 }
 
-/// A marking in plain code: which units have run in this turn, which stages have begun, where the search begins.
+/// A reference marking: which units have run in this turn, which stages have begun, where the search begins.
 struct Listed<'a> {
-    plan: &'a Plan,
+    plan: &'a ExecutionPlan,
     has_run: Vec<bool>,
     has_begun: Vec<bool>,
     from: usize,
 }
 
 impl<'a> Listed<'a> {
-    fn new(plan: &'a Plan) -> Self {
+    fn new(plan: &'a ExecutionPlan) -> Self {
         let has_begun = plan.stages().iter().map(|stage| stage.begun_by.is_none()).collect();
         Self { plan, has_run: vec![false; plan.units().len()], has_begun, from: 0 }
     }
@@ -64,7 +64,7 @@ impl<'a> Listed<'a> {
     fn ran(&mut self, place: usize) {
         self.has_run[place] = true;
         let (unit, stages) = (&self.plan.units()[place], self.plan.stages());
-        if unit.act == Act::Loop {
+        if unit.act == UnitKind::Loop {
             let begun = (0..stages.len()).filter(|stage| stages[*stage].begun_by.map(|by| by as usize) == Some(place));
             begun.for_each(|stage| self.has_begun[stage] = true);
         }
@@ -84,17 +84,17 @@ fn the_unit_that_runs_is_the_one_that_a_list_finds() {
     let given = std::env::var("PSERVER_SEED").ok().and_then(|text| text.parse().ok());
     let seed: u64 = given.unwrap_or(0x5eed_0064);
     println!("the_unit_that_runs_is_the_one_that_a_list_finds: PSERVER_SEED={seed}");
-    let mut luck = Luck(seed);
+    let mut prng = Prng(seed);
     for _ in 0..40 {
-        let sends: Vec<usize> = (0..22 + luck.below(38)).map(|_| 1 + luck.index(4)).collect();
+        let sends: Vec<usize> = (0..22 + prng.below(38)).map(|_| 1 + prng.index(4)).collect();
         let plan = plan(&sends);
         assert!(plan.units().len() > 64, "{} units are in one word", plan.units().len());
         let (mut marking, mut listed) = (Marking::new(&plan), Listed::new(&plan));
         let mut there = There(vec![false; plan.units().len()]);
         // Of few plans much is ready and of most little, so that the search often goes far and around.
-        let odds = 2 + luck.below(60);
+        let odds = 2 + prng.below(60);
         for step in 0..500 {
-            there.0.iter_mut().for_each(|is_there| *is_there = luck.below(odds) == 0);
+            there.0.iter_mut().for_each(|is_there| *is_there = prng.below(odds) == 0);
             let expected = listed.next(&there);
             let found = marking.step(&plan, &mut there).expect("nothing goes wrong in a unit");
             assert_eq!(found.map(UnitIndex::place), expected, "step {step} of {sends:?}, from {}", listed.from);
@@ -103,7 +103,7 @@ fn the_unit_that_runs_is_the_one_that_a_list_finds() {
     }
 }
 
-/// One unit after another is the only one that is ready, in each word of marks and from each beginning.
+/// Each unit in turn is the only ready one, in each word of marks and from each start of the search.
 #[test]
 fn every_unit_is_found_from_everywhere() {
     const LOOPS: usize = 60;

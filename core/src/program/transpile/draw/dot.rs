@@ -2,21 +2,21 @@
 
 use std::fmt::{self, Write};
 
-use crate::program::op::Role;
-use crate::program::transpile::Part;
+use crate::program::op::OpRole;
+use crate::program::transpile::ProgramPart;
 use crate::program::variable::Purpose;
 
-use super::{Item, Scene, Shape, journeys};
+use super::{DrawnNode, NodeShape, Scene, journeys};
 
 /// One directed graph of all parts, a frame around each. `dot -Tsvg` draws it.
 #[must_use]
-pub fn dot(parts: &[Part]) -> String {
+pub fn dot(parts: &[ProgramPart]) -> String {
     let mut text = String::new();
     write(parts, &mut text).expect("a string takes everything");
     text
 }
 
-fn write(parts: &[Part], text: &mut String) -> fmt::Result {
+fn write(parts: &[ProgramPart], text: &mut String) -> fmt::Result {
     let scenes: Vec<Scene> = parts.iter().map(Scene::of).collect();
     writeln!(text, "digraph program {{")?;
     writeln!(text, "    node [fontname=\"sans-serif\", fontsize=11, style=filled];")?;
@@ -58,12 +58,12 @@ fn items(part: usize, scene: &Scene, is_in_loop: bool, indent: &str, text: &mut 
     Ok(())
 }
 
-fn form(item: &Item) -> &'static str {
+fn form(item: &DrawnNode) -> &'static str {
     match item.shape {
-        Shape::Op(Role::Communication) => "cds",
-        Shape::Op(_) => "box",
-        Shape::Variable(Purpose::Data) => "ellipse",
-        Shape::Variable(_) => "cylinder",
+        NodeShape::Op(OpRole::Communication) => "cds",
+        NodeShape::Op(_) => "box",
+        NodeShape::Variable(Purpose::Data) => "ellipse",
+        NodeShape::Variable(_) => "cylinder",
     }
 }
 

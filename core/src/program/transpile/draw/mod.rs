@@ -1,37 +1,37 @@
-//! Parts as pictures: text for Graphviz, and SVG that needs no other program.
+//! Diagrams of parts: text for Graphviz, and SVG that needs no other program.
 //!
-//! Ops are boxes, coloured by role, with what they write below their name. Data, parameters and states have boxes of
-//! their own. A dashed line is a value that travels to another process. What runs once, to fill parameters and states,
-//! is left out.
+//! Ops are boxes, coloured by role, with the names of their outputs. Data, parameters and states have boxes of their
+//! own. A dashed line is a value that is sent to another process. Ops that run once, to fill parameters and states, are
+//! omitted.
 
 mod dot;
 mod svg;
 
 use crate::program::graph::{Graph, Node, VariableIndex};
-use crate::program::op::{Destination, OpKind, Peer, Role};
+use crate::program::op::{Destination, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::Purpose;
 
-use super::Part;
+use super::ProgramPart;
 
 pub use dot::dot;
 pub use svg::svg;
 
-/// What a box stands for.
+/// The meaning of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    Op(Role),
+enum NodeShape {
+    Op(OpRole),
     Variable(Purpose),
 }
 
-impl Shape {
+impl NodeShape {
     /// Its colour.
     const fn fill(self) -> &'static str {
         match self {
-            Self::Op(Role::Initialise) => "#eeeeee",
-            Self::Op(Role::Forward) => "#dbe9f9",
-            Self::Op(Role::Backward) => "#fbe3d0",
-            Self::Op(Role::Optimize) => "#dcf0d5",
-            Self::Op(Role::Communication) => "#f4eec4",
+            Self::Op(OpRole::Initialise) => "#eeeeee",
+            Self::Op(OpRole::Forward) => "#dbe9f9",
+            Self::Op(OpRole::Backward) => "#fbe3d0",
+            Self::Op(OpRole::Optimize) => "#dcf0d5",
+            Self::Op(OpRole::Communication) => "#f4eec4",
             Self::Variable(_) => "#ffffff",
         }
     }
@@ -43,20 +43,20 @@ impl Shape {
 
 /// One box.
 #[derive(Clone, Debug)]
-struct Item {
+struct DrawnNode {
     title: String,
     note: String,
-    shape: Shape,
+    shape: NodeShape,
     /// Whether it is within the loop.
     is_in_loop: bool,
 }
 
 /// A line between two boxes of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+struct DrawnEdge {
     from: usize,
     to: usize,
-    /// What is handed on.
+    /// The name of the value.
     name: String,
     /// Whether `to` writes `from` as well as it reads it.
     is_both: bool,
@@ -66,16 +66,16 @@ struct Line {
 #[derive(Clone, Debug, Default)]
 struct Scene {
     title: String,
-    items: Vec<Item>,
-    lines: Vec<Line>,
-    /// Sends: the box, the channel, and whom to; none is those who sent something before.
-    sends: Vec<(usize, String, Option<Peer>)>,
+    items: Vec<DrawnNode>,
+    lines: Vec<DrawnEdge>,
+    /// Sends: the box, the channel, and the destination; none means the senders of the round.
+    sends: Vec<(usize, String, Option<ProgramPeer>)>,
     /// Receives: the box and the channel.
     receives: Vec<(usize, String)>,
 }
 
 impl Scene {
-    fn of(part: &Part) -> Self {
+    fn of(part: &ProgramPart) -> Self {
         let graph = &part.graph;
         let mut scene = Self { title: title(&part.peers), ..Self::default() };
         let mut boxes: Vec<Option<usize>> = vec![None; graph.variables().len()];
@@ -94,10 +94,10 @@ impl Scene {
             let known = variable(*index);
             if known.purpose != Purpose::Temporary && boxes[index.place()].is_none() {
                 boxes[index.place()] = Some(self.items.len());
-                self.items.push(Item {
+                self.items.push(DrawnNode {
                     title: known.name.clone(),
                     note: known.facts.to_string(),
-                    shape: Shape::Variable(known.purpose),
+                    shape: NodeShape::Variable(known.purpose),
                     is_in_loop: is_in_loop && known.purpose == Purpose::Data,
                 });
             }
@@ -106,15 +106,16 @@ impl Scene {
         let is_written = |index: &VariableIndex| node.outputs.contains(index);
         let new = node.outputs.iter().filter(|index| variable(**index).purpose == Purpose::Temporary);
         let note: Vec<&str> = new.map(|index| variable(*index).name.as_str()).collect();
-        self.items.push(Item {
+        self.items.push(DrawnNode {
             title: heading(&node.kind),
             note: note.join(", "),
-            shape: Shape::Op(node.role),
+            shape: NodeShape::Op(node.role),
             is_in_loop,
         });
         for index in &node.inputs {
             if let Some(from) = boxes[index.place()] {
-                let line = Line { from, to: place, name: variable(*index).name.clone(), is_both: is_written(index) };
+                let line =
+                    DrawnEdge { from, to: place, name: variable(*index).name.clone(), is_both: is_written(index) };
                 if !self.lines.contains(&line) {
                     self.lines.push(line);
                 }
@@ -124,7 +125,7 @@ impl Scene {
             match variable(*index).purpose {
                 Purpose::Temporary => boxes[index.place()] = Some(place),
                 _ if node.inputs.contains(index) => {}
-                _ => self.lines.extend(boxes[index.place()].map(|to| Line {
+                _ => self.lines.extend(boxes[index.place()].map(|to| DrawnEdge {
                     from: place,
                     to,
                     name: variable(*index).name.clone(),
@@ -152,13 +153,13 @@ struct Journey {
 }
 
 /// Everything that travels, each way between two boxes once.
-fn journeys(parts: &[Part], scenes: &[Scene]) -> Vec<Journey> {
+fn journeys(parts: &[ProgramPart], scenes: &[Scene]) -> Vec<Journey> {
     let mut all = Vec::new();
     for (from, scene) in scenes.iter().enumerate() {
         for (send, channel, peer) in &scene.sends {
-            let is_there = |part: &Part| match peer {
+            let is_there = |part: &ProgramPart| match peer {
                 Some(peer) => part.peers.contains(peer),
-                None => part.peers.iter().any(|peer| matches!(peer, Peer::Trainer(_))),
+                None => part.peers.iter().any(|peer| matches!(peer, ProgramPeer::Trainer(_))),
             };
             for (to, _) in parts.iter().enumerate().filter(|(_, part)| is_there(part)) {
                 let receives = scenes[to].receives.iter().filter(|(_, own)| own == channel);
@@ -177,10 +178,10 @@ fn journeys(parts: &[Part], scenes: &[Scene]) -> Vec<Journey> {
 
 /// A loop is drawn as a frame around its block.
 fn is_drawn(node: &Node) -> bool {
-    node.role != Role::Initialise && !matches!(node.kind, OpKind::LoopForever { .. })
+    node.role != OpRole::Initialise && !matches!(node.kind, OpKind::LoopForever { .. })
 }
 
-fn title(peers: &[Peer]) -> String {
+fn title(peers: &[ProgramPeer]) -> String {
     match peers {
         [one] => one.to_string(),
         [first, .., last] => format!("{first} to {last}"),

@@ -1,11 +1,12 @@
-//! A picture of all parts side by side: an op below those whose values it reads, kept variables at the right.
+//! SVG diagram of all parts side by side: an op is below the ops whose values it reads, parameters and states are at
+//! the right.
 
 use std::fmt::{self, Write};
 
-use crate::program::transpile::Part;
+use crate::program::transpile::ProgramPart;
 use crate::program::variable::Purpose;
 
-use super::{Item, Line, Scene, Shape, journeys};
+use super::{DrawnEdge, DrawnNode, NodeShape, Scene, journeys};
 
 const WIDTH: u32 = 190;
 const HEIGHT: u32 = 38;
@@ -14,14 +15,14 @@ const BELOW: u32 = 26;
 const MARGIN: u32 = 24;
 /// Above the first row: the title.
 const HEAD: u32 = 40;
-/// Between two parts, for what travels.
+/// Between two parts, for the lines of sent values.
 const BETWEEN: u32 = 60;
 /// Letters that a box has room for.
 const LETTERS: usize = 30;
 
 /// The picture.
 #[must_use]
-pub fn svg(parts: &[Part]) -> String {
+pub fn svg(parts: &[ProgramPart]) -> String {
     let scenes: Vec<Scene> = parts.iter().map(Scene::of).collect();
     let mut left = MARGIN;
     let panels: Vec<Panel> = scenes.iter().map(|scene| Panel::new(scene, &mut left)).collect();
@@ -31,7 +32,13 @@ pub fn svg(parts: &[Part]) -> String {
     text
 }
 
-fn write(parts: &[Part], scenes: &[Scene], panels: &[Panel], size: (u32, u32), text: &mut String) -> fmt::Result {
+fn write(
+    parts: &[ProgramPart],
+    scenes: &[Scene],
+    panels: &[Panel],
+    size: (u32, u32),
+    text: &mut String,
+) -> fmt::Result {
     let (width, height) = (size.0 - BETWEEN + MARGIN, size.1);
     writeln!(
         text,
@@ -63,7 +70,7 @@ struct Panel {
     /// The first row within the loop.
     loop_row: Option<u32>,
     rows: u32,
-    /// How wide the rows are, without what is kept.
+    /// The width of the rows, without parameters and states.
     main: u32,
 }
 
@@ -131,7 +138,7 @@ impl Panel {
         writeln!(text, "<text x=\"{}\" y=\"{}\" fill=\"#444444\">loop_forever</text>", x + 6, top + 12)
     }
 
-    fn line(&self, line: &Line, scene: &Scene, text: &mut String) -> fmt::Result {
+    fn line(&self, line: &DrawnEdge, scene: &Scene, text: &mut String) -> fmt::Result {
         let (from, to) = (self.places[line.from], self.places[line.to]);
         let start = if line.is_both { " marker-start=\"url(#tip)\"" } else { "" };
         let (one, other) = (is_kept(&scene.items[line.from]), is_kept(&scene.items[line.to]));
@@ -166,25 +173,25 @@ fn rows(scene: &Scene) -> Vec<u32> {
             rows[place] = reads.map(|line| rows[line.from] + 1).max().unwrap_or(first).max(first);
         }
     }
-    // What is kept stands beside the first op that touches it, data above theirs.
+    // Parameters and states are beside the first op that touches them, data above.
     for place in 0..rows.len() {
         let beside = scene.lines.iter().filter(|line| line.from == place || line.to == place);
-        let other = |line: &Line| rows[if line.from == place { line.to } else { line.from }];
+        let other = |line: &DrawnEdge| rows[if line.from == place { line.to } else { line.from }];
         let first: u32 = beside.map(other).min().unwrap_or(0);
         match scene.items[place].shape {
-            Shape::Variable(Purpose::Data) => rows[place] = first.saturating_sub(1),
-            Shape::Variable(_) => rows[place] = first,
-            Shape::Op(_) => {}
+            NodeShape::Variable(Purpose::Data) => rows[place] = first.saturating_sub(1),
+            NodeShape::Variable(_) => rows[place] = first,
+            NodeShape::Op(_) => {}
         }
     }
     rows
 }
 
-fn is_kept(item: &Item) -> bool {
-    item.shape.is_variable() && item.shape != Shape::Variable(Purpose::Data)
+fn is_kept(item: &DrawnNode) -> bool {
+    item.shape.is_variable() && item.shape != NodeShape::Variable(Purpose::Data)
 }
 
-fn boxed(item: &Item, (x, y): (u32, u32), text: &mut String) -> fmt::Result {
+fn boxed(item: &DrawnNode, (x, y): (u32, u32), text: &mut String) -> fmt::Result {
     let round = if item.shape.is_variable() { HEIGHT / 2 } else { 3 };
     let fill = item.shape.fill();
     writeln!(

@@ -1,13 +1,13 @@
 //! A weight whose columns are on several trainers.
 
-use crate::luck::Luck;
-use crate::program::transpile::{Cluster, Columns, CostModel, Part, Transpiler, estimate};
-use crate::program::{Graph, Peer};
+use crate::prng::Prng;
+use crate::program::transpile::{Cluster, Columns, CostModel, ProgramPart, Transpiler, estimate};
+use crate::program::{Graph, ProgramPeer};
 
 use super::networks::{ADAM, SGD, batch, two_layers};
 use super::wire::{Feeds, Job, plainly};
 
-fn divide(graph: &Graph, trainers: u32) -> Vec<Part> {
+fn divide(graph: &Graph, trainers: u32) -> Vec<ProgramPart> {
     let cluster = Cluster { trainers, servers: 0 };
     Columns.transpile(graph, cluster, &CostModel::default()).expect("a weight can be cut")
 }
@@ -16,7 +16,7 @@ fn divide(graph: &Graph, trainers: u32) -> Vec<Part> {
 fn joined(job: &Job, trainers: u32) -> Vec<u8> {
     let shares: Vec<Vec<u8>> = (0..trainers)
         .map(|number| {
-            let value = job.value(Peer::Trainer(number), &format!("a@columns{number}"));
+            let value = job.value(ProgramPeer::Trainer(number), &format!("a@columns{number}"));
             value.expect("every trainer has a share").tensor().bytes().to_vec()
         })
         .collect();
@@ -33,30 +33,30 @@ fn joined(job: &Job, trainers: u32) -> Vec<u8> {
 #[test]
 fn the_columns_of_all_trainers_are_the_whole_weight_bit_for_bit() {
     for (config, trainers) in [(SGD, 2), (ADAM, 2), (SGD, 3), (ADAM, 8)] {
-        let luck = &mut Luck(3);
+        let prng = &mut Prng(3);
         let graph = two_layers(config);
-        let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, luck)).collect()];
+        let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];
         let alone = plainly(&graph, &feeds[0]);
         // The others are fed nothing, as often.
         feeds.resize(trainers as usize, vec![Vec::new(); 4]);
-        let job = Job::run(&divide(&graph, trainers), &feeds, luck);
+        let job = Job::run(&divide(&graph, trainers), &feeds, prng);
         assert_eq!(joined(&job, trainers), alone["a"], "{trainers} trainers, {config}");
-        let rest = job.value(Peer::Trainer(0), "c").expect("trainer 0 has the rest").tensor().bytes();
+        let rest = job.value(ProgramPeer::Trainer(0), "c").expect("trainer 0 has the rest").tensor().bytes();
         assert_eq!(rest, alone["c"], "{trainers} trainers, {config}");
     }
 }
 
 #[test]
 fn a_layer_within_sends_back_what_its_columns_make_of_the_slope() {
-    let luck = &mut Luck(4);
+    let prng = &mut Prng(4);
     let graph = deep();
-    let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, luck)).collect()];
+    let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];
     let alone = plainly(&graph, &feeds[0]);
     feeds.resize(2, vec![Vec::new(); 4]);
     let parts = divide(&graph, 2);
-    let job = Job::run(&parts, &feeds, luck);
-    assert!(job.value(Peer::Trainer(1), "wide@columns1").is_some(), "the largest weight is cut");
-    let found = job.value(Peer::Trainer(0), "first").expect("trainer 0 has the rest").tensor().bytes();
+    let job = Job::run(&parts, &feeds, prng);
+    assert!(job.value(ProgramPeer::Trainer(1), "wide@columns1").is_some(), "the largest weight is cut");
+    let found = job.value(ProgramPeer::Trainer(0), "first").expect("trainer 0 has the rest").tensor().bytes();
     for (found, expected) in floats(found).zip(floats(&alone["first"])) {
         assert!((found - expected).abs() < 1e-5, "{found}; expected {expected}");
     }

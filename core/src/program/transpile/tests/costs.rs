@@ -1,10 +1,12 @@
-//! What a step costs.
+//! Estimated cost of a step.
 
 use proptest::prelude::*;
 
-use crate::luck::Luck;
-use crate::program::Peer;
-use crate::program::transpile::{Cluster, CostModel, Machine, ParameterServer, Placement, Transpiler, Work, estimate};
+use crate::prng::Prng;
+use crate::program::ProgramPeer;
+use crate::program::transpile::{
+    Cluster, CostModel, ParameterServer, Placement, ProcessRates, StepWork, Transpiler, estimate,
+};
 
 use super::networks::{SGD, cutting, random, two_layers};
 
@@ -14,13 +16,13 @@ const TWO_LAYERS: u64 = 4 * (6 * 8 + 8 + 8 * 4);
 proptest! {
     #[test]
     fn what_is_sent_is_received(seed: u64, trainers in 1_u32..5, servers in 1_u32..5, bytes in 1_u32..200) {
-        let graph = random(&mut Luck(seed), true);
+        let graph = random(&mut Prng(seed), true);
         let costs = cutting(bytes);
         for placement in [Placement::Balanced, Placement::RoundRobin] {
             let transpiler = ParameterServer { placement, ..ParameterServer::default() };
             let parts = transpiler.transpile(&graph, Cluster { trainers, servers }, &costs).expect("it can be divided");
             let nodes = estimate(&parts, &costs).nodes;
-            let sum = |of: fn(&Work) -> u64| nodes.iter().map(|node| of(&node.work)).sum::<u64>();
+            let sum = |of: fn(&StepWork) -> u64| nodes.iter().map(|node| of(&node.work)).sum::<u64>();
             prop_assert_eq!(sum(|work| work.sent_bytes), sum(|work| work.received_bytes));
             prop_assert!(sum(|work| work.sent_bytes) > 0);
         }
@@ -37,7 +39,7 @@ fn cutting_moves_no_byte_more() {
         let nodes = estimate(&parts, &costs).nodes;
         let trainer = nodes[0].work;
         assert_eq!((trainer.sent_bytes, trainer.received_bytes), (TWO_LAYERS, TWO_LAYERS), "{servers} servers");
-        let servers = nodes.iter().filter(|node| matches!(node.peer, Peer::Server(_)));
+        let servers = nodes.iter().filter(|node| matches!(node.peer, ProgramPeer::Server(_)));
         assert_eq!(servers.map(|node| node.work.received_bytes).sum::<u64>(), 3 * TWO_LAYERS);
     }
 }
@@ -49,7 +51,7 @@ fn a_server_pays_what_the_model_says() {
     let parts = ParameterServer::default().transpile(&two_layers(SGD), cluster, &costs).expect("it can be divided");
     let server = estimate(&parts, &costs).nodes[3];
     let elements = TWO_LAYERS / 4;
-    let expected = Work {
+    let expected = StepWork {
         sent_bytes: 3 * TWO_LAYERS,
         received_bytes: 3 * TWO_LAYERS,
         // Three parameters in and out, for three trainers.
@@ -60,13 +62,13 @@ fn a_server_pays_what_the_model_says() {
         memory_bytes: 3 * 3 * TWO_LAYERS + 3 * TWO_LAYERS + 3 * 2 * 8,
     };
     assert_eq!(server.work, expected);
-    let machine = Machine {
+    let machine = ProcessRates {
         link_bytes_per_second: 100.0,
         message_seconds: 0.5,
         flops_per_second: 10.0,
         memory_bytes_per_second: 1000.0,
     };
-    let work = Work { sent_bytes: 300, received_bytes: 100, messages: 4, flops: 30, memory_bytes: 5000 };
+    let work = StepWork { sent_bytes: 300, received_bytes: 100, messages: 4, flops: 30, memory_bytes: 5000 };
     assert!((work.seconds(&machine) - (4.0 + 2.0 + 3.0 + 5.0)).abs() < 1e-12);
 }
 

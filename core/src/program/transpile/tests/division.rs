@@ -1,23 +1,23 @@
-//! What runs where.
+//! Assignment of ops to trainers and servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use crate::luck::Luck;
-use crate::program::executor::Plan;
-use crate::program::transpile::{Cluster, CostModel, ParameterServer, Part, Placement, Transpiler, dot, svg};
-use crate::program::{Dim, Facts, Graph, OpKind, Peer, Purpose, Role};
+use crate::prng::Prng;
+use crate::program::executor::ExecutionPlan;
+use crate::program::transpile::{Cluster, CostModel, ParameterServer, Placement, ProgramPart, Transpiler, dot, svg};
+use crate::program::{Dim, Graph, OpKind, OpRole, ProgramPeer, Purpose, VariableFacts};
 
 use super::networks::{CLIPPED, SGD, cutting, random, two_layers};
 
-fn divide(graph: &Graph, servers: u32, chunk_bytes: u32) -> Vec<Part> {
+fn divide(graph: &Graph, servers: u32, chunk_bytes: u32) -> Vec<ProgramPart> {
     let cluster = Cluster { trainers: 3, servers };
     ParameterServer::default().transpile(graph, cluster, &cutting(chunk_bytes)).expect("the program can be divided")
 }
 
-fn rows(facts: &Facts) -> u64 {
-    let Facts::Dense { shape, .. } = facts else { panic!("{facts} is not dense") };
+fn rows(facts: &VariableFacts) -> u64 {
+    let VariableFacts::Dense { shape, .. } = facts else { panic!("{facts} is not dense") };
     match shape.first() {
         Some(Dim::Fixed(rows)) => *rows,
         _ => 1,
@@ -25,8 +25,8 @@ fn rows(facts: &Facts) -> u64 {
 }
 
 /// The pieces of each parameter on servers, by the whole one's name.
-fn pieces(parts: &[Part]) -> BTreeMap<String, Vec<(Peer, u64)>> {
-    let mut pieces: BTreeMap<String, Vec<(Peer, u64)>> = BTreeMap::new();
+fn pieces(parts: &[ProgramPart]) -> BTreeMap<String, Vec<(ProgramPeer, u64)>> {
+    let mut pieces: BTreeMap<String, Vec<(ProgramPeer, u64)>> = BTreeMap::new();
     for part in parts {
         for variable in part.graph.variables().iter().filter(|known| known.purpose == Purpose::Parameter) {
             let whole = variable.name.split("@piece").next().expect("there is a first").to_owned();
@@ -36,7 +36,7 @@ fn pieces(parts: &[Part]) -> BTreeMap<String, Vec<(Peer, u64)>> {
     pieces
 }
 
-fn kinds(graph: &Graph, role: Role) -> Vec<&OpKind> {
+fn kinds(graph: &Graph, role: OpRole) -> Vec<&OpKind> {
     let ops = graph.program().blocks.iter().flat_map(|block| &block.ops);
     ops.filter(|op| op.role == role).map(|op| &op.kind).collect()
 }
@@ -44,39 +44,39 @@ fn kinds(graph: &Graph, role: Role) -> Vec<&OpKind> {
 proptest! {
     #[test]
     fn every_row_of_every_parameter_is_on_one_server(seed: u64, servers in 1_u32..6, bytes in 1_u32..200) {
-        let graph = random(&mut Luck(seed), true);
+        let graph = random(&mut Prng(seed), true);
         let parts = divide(&graph, servers, bytes);
         let found = pieces(&parts);
         for known in graph.variables().iter().filter(|known| known.purpose == Purpose::Parameter) {
             let held = &found[&known.name];
             prop_assert_eq!(held.iter().map(|(_, rows)| rows).sum::<u64>(), rows(&known.facts), "{}", known.name);
-            prop_assert!(held.iter().all(|(peer, _)| matches!(peer, Peer::Server(_))), "{:?}", held);
-            let servers: BTreeSet<Peer> = held.iter().map(|(peer, _)| *peer).collect();
+            prop_assert!(held.iter().all(|(peer, _)| matches!(peer, ProgramPeer::Server(_))), "{:?}", held);
+            let servers: BTreeSet<ProgramPeer> = held.iter().map(|(peer, _)| *peer).collect();
             prop_assert_eq!(servers.len(), held.len(), "{} has two pieces on one server", known.name);
         }
     }
 
     #[test]
     fn no_op_is_lost_or_doubled(seed: u64, servers in 1_u32..6, bytes in 1_u32..200) {
-        let graph = random(&mut Luck(seed), true);
+        let graph = random(&mut Prng(seed), true);
         let parts = divide(&graph, servers, bytes);
-        for role in [Role::Forward, Role::Backward] {
+        for role in [OpRole::Forward, OpRole::Backward] {
             prop_assert_eq!(kinds(&parts[0].graph, role), kinds(&graph, role));
             prop_assert!(parts[1..].iter().all(|part| kinds(&part.graph, role).is_empty()));
         }
-        prop_assert!(kinds(&parts[0].graph, Role::Optimize).is_empty());
-        prop_assert!(kinds(&parts[0].graph, Role::Initialise).is_empty(), "trainers keep nothing here");
+        prop_assert!(kinds(&parts[0].graph, OpRole::Optimize).is_empty());
+        prop_assert!(kinds(&parts[0].graph, OpRole::Initialise).is_empty(), "trainers keep nothing here");
         let pieces: usize = pieces(&parts).values().map(Vec::len).sum();
-        let updates = parts.iter().map(|part| kinds(&part.graph, Role::Optimize).len()).sum::<usize>();
+        let updates = parts.iter().map(|part| kinds(&part.graph, OpRole::Optimize).len()).sum::<usize>();
         prop_assert_eq!(updates, pieces);
     }
 
     #[test]
     fn parts_can_be_planned_and_are_the_same_every_time(seed: u64, servers in 1_u32..6, bytes in 1_u32..200) {
-        let graph = random(&mut Luck(seed), true);
+        let graph = random(&mut Prng(seed), true);
         let parts = divide(&graph, servers, bytes);
         for part in &parts {
-            prop_assert!(Plan::of(&part.graph).is_ok());
+            prop_assert!(ExecutionPlan::of(&part.graph).is_ok());
         }
         let again = divide(&graph, servers, bytes);
         prop_assert_eq!(dot(&parts), dot(&again));
@@ -86,7 +86,7 @@ proptest! {
 
     #[test]
     fn every_value_that_is_sent_is_received(seed: u64, servers in 1_u32..6, bytes in 1_u32..200) {
-        let parts = divide(&random(&mut Luck(seed), true), servers, bytes);
+        let parts = divide(&random(&mut Prng(seed), true), servers, bytes);
         let all = |wanted: fn(&OpKind) -> Option<&String>| -> BTreeSet<String> {
             let ops = parts.iter().flat_map(|part| part.graph.program().blocks.iter().flat_map(|block| &block.ops));
             ops.filter_map(|op| wanted(&op.kind)).cloned().collect()

@@ -1,4 +1,4 @@
-//! Programs that are divided: what runs where, what it costs, and that all parts together do what the whole does.
+//! Divided programs: assignment, cost, and equality of all parts together with the whole.
 
 mod columns;
 mod costs;

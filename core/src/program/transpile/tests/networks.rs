@@ -1,10 +1,10 @@
 //! Networks to divide.
 
 use crate::dtype::ElementType::{Float32, Int64};
-use crate::luck::Luck;
-use crate::program::transpile::{CostModel, Machine};
+use crate::prng::Prng;
+use crate::program::transpile::{CostModel, ProcessRates};
 use crate::program::{
-    Builder, Dim, Elements, Graph, Program, Symbol, Tensor, Value, append_backward, append_optimizer,
+    Builder, Dim, Elements, Graph, Program, Symbol, Tensor, VariableValue, append_backward, append_optimizer,
 };
 use crate::rows::Initializer;
 
@@ -30,9 +30,9 @@ const RULES: [&str; 12] = [
 const UNIFORM: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
 const GAUSSIAN: Initializer = Initializer::Gaussian { mean: 0.0, deviation: 0.5 };
 
-/// What makes cuts of so many bytes worth while: messages for nothing.
+/// A cost model in which cuts of this many bytes pay off: messages are free.
 pub(super) fn cutting(chunk_bytes: u32) -> CostModel {
-    let machine = Machine { message_seconds: 0.0, ..Machine::default() };
+    let machine = ProcessRates { message_seconds: 0.0, ..ProcessRates::default() };
     CostModel { trainer: machine, server: machine, chunk_bytes, ..CostModel::default() }
 }
 
@@ -78,24 +78,24 @@ pub(super) fn unbalanced(rows: u64, layers: u64, layer_rows: u64) -> Graph {
 }
 
 /// A network of a few layers, with or without an embedding, and a rule for each parameter.
-pub(super) fn random(luck: &mut Luck, may_embed: bool) -> Graph {
+pub(super) fn random(prng: &mut Prng, may_embed: bool) -> Graph {
     let p = Builder::new();
     let label = p.data("label", Int64, [Dim::Batch]);
-    let mut width = 1 + luck.below(7);
-    let mut h = if luck.below(2) == 0 || !may_embed {
+    let mut width = 1 + prng.below(7);
+    let mut h = if prng.below(2) == 0 || !may_embed {
         p.data("x", Float32, [Dim::Batch, Dim::Fixed(width)])
     } else {
         let ids = p.data("ids", Int64, [Dim::Batch]);
-        let table = p.parameter("table", Float32, &[3 + luck.below(9), width], UNIFORM, luck.next());
+        let table = p.parameter("table", Float32, &[3 + prng.below(9), width], UNIFORM, prng.next());
         p.lookup_table(table, ids)
     };
-    for layer in 0..1 + luck.below(3) {
-        let next = 1 + luck.below(7);
-        h = dense(&p, luck, h, layer, [width, next]);
+    for layer in 0..1 + prng.below(3) {
+        let next = 1 + prng.below(7);
+        h = dense(&p, prng, h, layer, [width, next]);
         width = next;
-        if luck.below(3) == 0 {
-            // A parameter that is used twice, and both of what comes of it side by side.
-            let shared = p.parameter(&format!("s{layer}"), Float32, &[width, width], UNIFORM, luck.next());
+        if prng.below(3) == 0 {
+            // A parameter that is used twice, and both results side by side.
+            let shared = p.parameter(&format!("s{layer}"), Float32, &[width, width], UNIFORM, prng.next());
             let once = p.matmul(h, shared);
             h = p.concat(&[p.matmul(once, shared), h], 1);
             width *= 2;
@@ -108,21 +108,21 @@ pub(super) fn random(luck: &mut Luck, may_embed: bool) -> Graph {
     for gradient in gradients {
         let is_table = gradient.parameter == "table";
         // Rows do not go with a norm of the whole.
-        let rule = luck.choose(if is_table { &RULES[1..] } else { &RULES });
+        let rule = prng.choose(if is_table { &RULES[1..] } else { &RULES });
         append_optimizer(&mut program, rule, &[gradient]).expect("the rule fits");
     }
     graph(program)
 }
 
-fn dense(p: &Builder, luck: &mut Luck, h: Symbol, layer: u64, [width, next]: [u64; 2]) -> Symbol {
+fn dense(p: &Builder, prng: &mut Prng, h: Symbol, layer: u64, [width, next]: [u64; 2]) -> Symbol {
     let weight =
-        p.parameter(&format!("w{layer}"), Float32, &[width, next], luck.choose(&[UNIFORM, GAUSSIAN]), luck.next());
+        p.parameter(&format!("w{layer}"), Float32, &[width, next], prng.choose(&[UNIFORM, GAUSSIAN]), prng.next());
     let mut h = p.matmul(h, weight);
-    if luck.below(2) == 0 {
-        let bias = p.parameter(&format!("b{layer}"), Float32, &[next], luck.choose(&[UNIFORM, Initializer::Zeros]), 9);
+    if prng.below(2) == 0 {
+        let bias = p.parameter(&format!("b{layer}"), Float32, &[next], prng.choose(&[UNIFORM, Initializer::Zeros]), 9);
         h = p.add(h, bias);
     }
-    match luck.below(4) {
+    match prng.below(4) {
         0 => p.relu(h),
         1 => p.sigmoid(h),
         2 => p.tanh(h),
@@ -131,20 +131,20 @@ fn dense(p: &Builder, luck: &mut Luck, h: Symbol, layer: u64, [width, next]: [u6
 }
 
 /// A batch for any of these networks.
-pub(super) fn batch(graph: &Graph, luck: &mut Luck) -> Vec<(String, Value)> {
-    let examples = usize::try_from(1 + luck.below(5)).expect("few examples");
+pub(super) fn batch(graph: &Graph, prng: &mut Prng) -> Vec<(String, VariableValue)> {
+    let examples = usize::try_from(1 + prng.below(5)).expect("few examples");
     let mut fed = Vec::new();
     for variable in graph.variables().iter().filter(|known| known.purpose == crate::program::Purpose::Data) {
-        let crate::program::Facts::Dense { shape, .. } = &variable.facts else { panic!("data are dense") };
+        let crate::program::VariableFacts::Dense { shape, .. } = &variable.facts else { panic!("data are dense") };
         let value = match &shape[1..] {
             [Dim::Fixed(width)] => {
                 let count = examples * usize::try_from(*width).expect("narrow");
-                let elements = Elements::Float32((0..count).map(|_| real(luck)).collect());
+                let elements = Elements::Float32((0..count).map(|_| real(prng)).collect());
                 Tensor::new([examples as u64, *width], elements)
             }
             _ => {
                 let end = if variable.name == "ids" { height(graph) } else { classes(graph) };
-                let numbers = (0..examples).map(|_| i64::try_from(luck.below(end)).expect("small"));
+                let numbers = (0..examples).map(|_| i64::try_from(prng.below(end)).expect("small"));
                 Tensor::new([examples as u64], Elements::Int64(numbers.collect()))
             }
         };
@@ -161,16 +161,16 @@ fn height(graph: &Graph) -> u64 {
 fn classes(graph: &Graph) -> u64 {
     let ops = &graph.program().blocks[0].ops;
     let loss = ops.iter().find(|op| op.kind.name() == "softmax_with_cross_entropy").expect("labels are for a loss");
-    let crate::program::Facts::Dense { shape, .. } = graph.facts(&loss.inputs[0]).expect("it has facts") else {
+    let crate::program::VariableFacts::Dense { shape, .. } = graph.facts(&loss.inputs[0]).expect("it has facts") else {
         panic!("scores are dense")
     };
     let Dim::Fixed(classes) = shape[1] else { panic!("classes are known") };
     classes
 }
 
-fn first(facts: &crate::program::Facts) -> u64 {
+fn first(facts: &crate::program::VariableFacts) -> u64 {
     match facts {
-        crate::program::Facts::Dense { shape, .. } => match shape[0] {
+        crate::program::VariableFacts::Dense { shape, .. } => match shape[0] {
             Dim::Fixed(length) => length,
             Dim::Batch => panic!("a parameter has no batch"),
         },
@@ -179,6 +179,6 @@ fn first(facts: &crate::program::Facts) -> u64 {
 }
 
 /// In [-1, 1), a multiple of 1/128.
-fn real(luck: &mut Luck) -> f32 {
-    f32::from(i8::from_le_bytes([luck.next().to_le_bytes()[0]])) / 128.0
+fn real(prng: &mut Prng) -> f32 {
+    f32::from(i8::from_le_bytes([prng.next().to_le_bytes()[0]])) / 128.0
 }

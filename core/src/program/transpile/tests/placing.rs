@@ -1,11 +1,11 @@
-//! Which server keeps what.
+//! Placement of parameters on servers.
 
 use proptest::prelude::*;
 
 use crate::dtype::ElementType;
 use crate::ids::ServerIndex;
-use crate::luck::Luck;
 use crate::partition::{Catalogue, Declaration, Name, Topology};
+use crate::prng::Prng;
 use crate::program::transpile::placement::{Load, Portion};
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Placement, Transpiler, estimate};
 
@@ -58,11 +58,11 @@ fn a_cut_that_costs_more_than_it_brings_is_not_made() {
 proptest! {
     #[test]
     fn every_row_is_somewhere_and_servers_are_balanced(seed: u64, servers in 1_u32..7, groups in 1_u64..30) {
-        let luck = &mut Luck(seed);
+        let prng = &mut Prng(seed);
         let mut loads = Vec::new();
         for _ in 0..groups {
-            let rows = luck.choose(&[1, 5, 64, 1000]);
-            loads.push(load(1.0 + luck.below(100) as f64, rows, 1 + luck.below(rows)));
+            let rows = prng.choose(&[1, 5, 64, 1000]);
+            loads.push(load(1.0 + prng.below(100) as f64, rows, 1 + prng.below(rows)));
         }
         let placed = Placement::Balanced.place(&loads, servers);
         for (load, portions) in loads.iter().zip(&placed) {
@@ -140,7 +140,7 @@ fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
                 whole: false,
                 config: vec![],
                 buckets: None,
-                home: None,
+                owner: None,
             };
             catalogue.declare(declared).unwrap();
         }

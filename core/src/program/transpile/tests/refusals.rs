@@ -1,7 +1,7 @@
-//! What cannot be divided, and what is said about it.
+//! Programs that cannot be divided, and the errors about them.
 
 use crate::config::Mode;
-use crate::program::transpile::{Cluster, Columns, CostModel, Machine, ParameterServer, Transpiler};
+use crate::program::transpile::{Cluster, Columns, CostModel, ParameterServer, ProcessRates, Transpiler};
 use crate::program::{Graph, Program};
 
 use super::networks::{CLIPPED, SGD, graph, two_layers};
@@ -88,12 +88,12 @@ fn modes_and_costs_that_cannot_be_are_refused() {
     let mode = |mode| said(&ParameterServer { mode, ..ParameterServer::default() }, &graph, PAIR, &costs);
     assert!(mode(Mode::Delta).contains("found the mode Delta"));
     assert!(mode(Mode::Staleness { bound: 0 }).contains("found a staleness bound of 0"));
-    let machine = Machine { flops_per_second: 0.0, ..Machine::default() };
+    let machine = ProcessRates { flops_per_second: 0.0, ..ProcessRates::default() };
     for (costs, expected) in [
         (CostModel { trainer: machine, ..costs }, "trainer.flops_per_second is 0; expected a rate above zero"),
         (CostModel { batch: 0, ..costs }, "batch is 0; expected 1 or more"),
         (
-            CostModel { server: Machine { message_seconds: f64::NAN, ..machine }, ..CostModel::default() },
+            CostModel { server: ProcessRates { message_seconds: f64::NAN, ..machine }, ..CostModel::default() },
             "server.flops_per_second is 0",
         ),
     ] {

@@ -4,45 +4,50 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
-use crate::luck::Luck;
 use crate::port::Plain;
-use crate::program::executor::{Executor, Link, Parts, Standing};
-use crate::program::transpile::Part;
-use crate::program::{Graph, Peer, PlainArithmetic, PlainRun, Purpose, Value};
+use crate::prng::Prng;
+use crate::program::executor::{Executor, ExecutorParts, ProgramLink, Standing};
+use crate::program::transpile::ProgramPart;
+use crate::program::{Graph, PlainArithmetic, PlainRun, ProgramPeer, Purpose, VariableValue};
 
-/// What is fed: by trainer and step.
-pub(super) type Feeds = Vec<Vec<Vec<(String, Value)>>>;
+/// Inputs by trainer and step.
+pub(super) type Feeds = Vec<Vec<Vec<(String, VariableValue)>>>;
 
-/// What was sent: to whom, on which channel.
+/// Sent values by destination and channel.
 #[derive(Default)]
 struct Post {
-    sent: VecDeque<(Peer, String, Value)>,
+    sent: VecDeque<(ProgramPeer, String, VariableValue)>,
 }
 
-impl Link for Post {
-    fn has_room(&mut self, _: Peer, _: &str) -> bool {
+impl ProgramLink for Post {
+    fn has_room(&mut self, _: ProgramPeer, _: &str) -> bool {
         self.sent.len() < 8
     }
 
-    fn send(&mut self, to: Peer, channel: &str, value: &Value) {
+    fn send(&mut self, to: ProgramPeer, channel: &str, value: &VariableValue) {
         self.sent.push_back((to, channel.to_owned(), value.clone()));
     }
 }
 
 struct Place {
-    peer: Peer,
+    peer: ProgramPeer,
     graph: Arc<Graph>,
     executor: Executor,
     post: Post,
     /// Steps to run, the next first; empty for a server.
-    feeds: VecDeque<Vec<(String, Value)>>,
+    feeds: VecDeque<Vec<(String, VariableValue)>>,
     has_begun: bool,
     is_done: bool,
 }
 
 impl Place {
-    fn new(peer: Peer, part: &Part, trainers: &[Peer], feeds: &[Vec<(String, Value)>]) -> Self {
-        let parts = Parts {
+    fn new(
+        peer: ProgramPeer,
+        part: &ProgramPart,
+        trainers: &[ProgramPeer],
+        feeds: &[Vec<(String, VariableValue)>],
+    ) -> Self {
+        let parts = ExecutorParts {
             arithmetic: Box::new(PlainArithmetic),
             kernels: Box::new(Plain),
             senders: trainers.to_vec(),
@@ -58,10 +63,10 @@ impl Place {
     }
 
     fn is_server(&self) -> bool {
-        matches!(self.peer, Peer::Server(_))
+        matches!(self.peer, ProgramPeer::Server(_))
     }
 
-    /// Begins the next step, when there is one.
+    /// Begins the next step, if there is one.
     fn begin(&mut self) {
         let Some(fed) = self.feeds.pop_front() else {
             self.is_done = !self.is_server() || self.has_begun;
@@ -97,31 +102,31 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Runs every trainer's steps, in an order of luck, until nothing is under way.
-    pub(super) fn run(parts: &[Part], feeds: &Feeds, luck: &mut Luck) -> Self {
+    /// Runs every trainer's steps, in a random order, until nothing is under way.
+    pub(super) fn run(parts: &[ProgramPart], feeds: &Feeds, prng: &mut Prng) -> Self {
         let peers = || parts.iter().flat_map(|part| part.peers.iter().map(move |peer| (*peer, part)));
-        let trainers: Vec<Peer> =
-            peers().map(|(peer, _)| peer).filter(|peer| matches!(peer, Peer::Trainer(_))).collect();
-        let place = |(peer, part): (Peer, &Part)| {
+        let trainers: Vec<ProgramPeer> =
+            peers().map(|(peer, _)| peer).filter(|peer| matches!(peer, ProgramPeer::Trainer(_))).collect();
+        let place = |(peer, part): (ProgramPeer, &ProgramPart)| {
             let none = Vec::new();
             let fed = match peer {
-                Peer::Trainer(number) => feeds.get(number as usize).unwrap_or(&none),
-                Peer::Server(_) => &none,
+                ProgramPeer::Trainer(number) => feeds.get(number as usize).unwrap_or(&none),
+                ProgramPeer::Server(_) => &none,
             };
             Place::new(peer, part, &trainers, fed)
         };
         let mut job = Self { places: peers().map(place).collect() };
-        job.until_quiet(luck);
+        job.until_quiet(prng);
         job
     }
 
-    fn until_quiet(&mut self, luck: &mut Luck) {
+    fn until_quiet(&mut self, prng: &mut Prng) {
         let places = self.places.len() as u64;
         let mut quiet = 0;
         // Long enough for each to have had its turn many times.
         while quiet < 40 * places {
-            let place = usize::try_from(luck.below(places)).expect("few places");
-            let has_run = self.places[place].run(1 + luck.below(7));
+            let place = usize::try_from(prng.below(places)).expect("few places");
+            let has_run = self.places[place].run(1 + prng.below(7));
             let has_moved = self.deliver(place) || has_run;
             quiet = if has_moved { 0 } else { quiet + 1 };
         }
@@ -134,7 +139,7 @@ impl Job {
     fn deliver(&mut self, from: usize) -> bool {
         let Some((to, channel, value)) = self.places[from].post.sent.pop_front() else { return false };
         let sender = self.places[from].peer;
-        let receiver = self.places.iter_mut().find(|place| place.peer == to).expect("everybody has a place");
+        let receiver = self.places.iter_mut().find(|place| place.peer == to).expect("each peer has a place");
         if let Some(value) = receiver.executor.arrive(&channel, sender, value).expect("the value fits") {
             // Others behind it may be taken.
             self.places[from].post.sent.push_back((to, channel, value));
@@ -143,7 +148,7 @@ impl Job {
         true
     }
 
-    /// The bytes of what is kept, by name; pieces are put together.
+    /// The bytes of parameters and states, by name; pieces are joined.
     pub(super) fn kept(&self) -> BTreeMap<String, Vec<u8>> {
         let mut pieces: BTreeMap<String, BTreeMap<usize, Vec<u8>>> = BTreeMap::new();
         for place in &self.places {
@@ -167,13 +172,13 @@ impl Job {
     }
 
     /// A value of one process.
-    pub(super) fn value(&self, peer: Peer, name: &str) -> Option<&Value> {
+    pub(super) fn value(&self, peer: ProgramPeer, name: &str) -> Option<&VariableValue> {
         self.places.iter().find(|place| place.peer == peer).and_then(|place| place.executor.value(name))
     }
 }
 
-/// What one process that runs the whole program keeps after these steps.
-pub(super) fn plainly(graph: &Graph, feeds: &[Vec<(String, Value)>]) -> BTreeMap<String, Vec<u8>> {
+/// The parameters and states of one process that runs the whole program for these steps.
+pub(super) fn plainly(graph: &Graph, feeds: &[Vec<(String, VariableValue)>]) -> BTreeMap<String, Vec<u8>> {
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
     let mut run = PlainRun::new(graph, &mut arithmetic, &mut kernels).expect("the program begins");
     for fed in feeds {
@@ -185,7 +190,7 @@ pub(super) fn plainly(graph: &Graph, feeds: &[Vec<(String, Value)>]) -> BTreeMap
         .collect()
 }
 
-/// Whether somebody feeds this variable.
+/// Whether this variable is an input.
 fn is_data(graph: &Graph, name: &str) -> bool {
     graph.find(name).is_some_and(|index| graph.variable(index).purpose == Purpose::Data)
 }

@@ -1,36 +1,36 @@
-//! Functions that generated code calls: what has no instruction, for every lane of a vector.
+//! Functions that generated code calls for each lane of a vector, where there is no instruction.
 
-use pserver_core::rule::reference::Real;
-use pserver_core::rule::ssa::{Function, power};
+use pserver_core::rule::reference::RuleReal;
+use pserver_core::rule::ssa::{RuleFunction, power};
 
-use crate::native::{Target, Vectors, Width};
+use crate::native::{CodeTarget, Vectors, Width};
 
 /// The functions in the order of their numbers.
-const FUNCTIONS: [Function; 5] = [
-    Function::Exponential,
-    Function::ExponentialMinusOne,
-    Function::Logarithm,
-    Function::LogarithmOnePlus,
-    Function::HyperbolicTangent,
+const FUNCTIONS: [RuleFunction; 5] = [
+    RuleFunction::Exponential,
+    RuleFunction::ExponentialMinusOne,
+    RuleFunction::Logarithm,
+    RuleFunction::LogarithmOnePlus,
+    RuleFunction::HyperbolicTangent,
 ];
 
 /// The number of the power, which has two operands.
 pub(in crate::native::x86) const POWER: u32 = 5;
 
 /// By which number code calls a function.
-pub(in crate::native::x86) fn number(function: Function) -> u32 {
+pub(in crate::native::x86) fn number(function: RuleFunction) -> u32 {
     match function {
-        Function::Exponential => 0,
-        Function::ExponentialMinusOne => 1,
-        Function::Logarithm => 2,
-        Function::LogarithmOnePlus => 3,
-        Function::HyperbolicTangent => 4,
+        RuleFunction::Exponential => 0,
+        RuleFunction::ExponentialMinusOne => 1,
+        RuleFunction::Logarithm => 2,
+        RuleFunction::LogarithmOnePlus => 3,
+        RuleFunction::HyperbolicTangent => 4,
     }
 }
 
-/// Where the functions for a target begin. They take the address of the result's vector, of the first operand's, of the
-/// second's (any vector's, where there is none), and the number.
-pub(in crate::native::x86) fn address(target: Target) -> u64 {
+/// The entry addresses of the functions for a target. They take the address of the result's vector, of the first
+/// operand's, of the second's (any vector's, where there is none), and the number of lanes.
+pub(in crate::native::x86) fn address(target: CodeTarget) -> u64 {
     let function: *const () = match (target.vectors, target.width) {
         (Vectors::Avx2, Width::Single) => vector::<f32, 8> as *const (),
         (Vectors::Avx2, Width::Double) => vector::<f64, 4> as *const (),
@@ -40,7 +40,7 @@ pub(in crate::native::x86) fn address(target: Target) -> u64 {
     function as u64
 }
 
-extern "sysv64" fn vector<E: Real, const LANES: usize>(
+extern "sysv64" fn vector<E: RuleReal, const LANES: usize>(
     result: &mut [E; LANES],
     first: &[E; LANES],
     second: &[E; LANES],

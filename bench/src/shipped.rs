@@ -1,0 +1,257 @@
+//! The parameter server's own processes, put together as its program and its library put them together.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use pserver_client::environment::{Environment, find};
+use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice, View};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::error::Failure;
+use pserver_core::memory::Buffer;
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
+
+use crate::baseline::Barrier;
+use crate::child::{self, Verbs};
+use crate::counters;
+use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::sizes::length;
+use crate::trainer::{Exchange, Runner};
+
+/// The command line of server `index`, as `pserver serve` reads it.
+pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>) -> Vec<String> {
+    let mut all = vec![
+        ("--index", index.to_string()),
+        ("--servers", job.servers.to_string()),
+        ("--shards", job.shards.to_string()),
+        ("--trainers", job.trainers.to_string()),
+        ("--chunk-bytes", job.chunk_bytes.to_string()),
+        ("--mode", word(job.mode)),
+        ("--merge", "sum".to_owned()),
+        ("--optimizer", job.optimizer().to_owned()),
+        ("--checks", word(job.checks)),
+        ("--rdma-device", job.rdma_device.clone()),
+        ("--bind", bind(job.transport, index)),
+        ("--log-level", "warn".to_owned()),
+    ];
+    if job.mode == ModeName::Bounded {
+        all.push(("--staleness", job.staleness.to_string()));
+    }
+    if has_option("poll") {
+        all.push(("--poll", word(job.poll)));
+    } else if job.poll != Poll::Block {
+        eprintln!(
+            "psbench: the servers of this build cannot be told how to wait; only the baseline ones wait {}",
+            word(job.poll)
+        );
+    }
+    all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
+    let settings = job.serve.iter().filter_map(|setting| setting.split_once('='));
+    let settings = settings.flat_map(|(name, value)| [format!("--{}", name.replace('_', "-")), value.to_owned()]);
+    all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).chain(settings).collect()
+}
+
+/// Where server `index` listens: on a free port, or in a process under its own name.
+fn bind(transport: Transport, index: u16) -> String {
+    let within = || format!("server-{index}:1");
+    at(transport, &if transport == Transport::Loopback { within() } else { "127.0.0.1:0".to_owned() })
+}
+
+/// An address, reached by a transport.
+pub(crate) fn at(transport: Transport, address: &str) -> String {
+    let (_, place) = address.split_once("://").unwrap_or(("", address));
+    format!("{}://{place}", word(transport))
+}
+
+/// Whether `pserver serve` has an option.
+fn has_option(name: &str) -> bool {
+    ServeArgs::augment_args(clap::Command::new("serve")).get_arguments().any(|one| one.get_long() == Some(name))
+}
+
+/// The server's process.
+pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    let settings = Settings::load(args, &[])?;
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(std::io::stderr)
+        .init();
+    let server = Server::start(settings)?;
+    child::serve_usage(&server.address().to_string())?;
+    // The parent is gone, and with it everybody who could use what this server holds.
+    std::process::exit(0);
+}
+
+/// A trainer's process.
+pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
+    counters::listen();
+    let mut exchange = Trainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
+    Runner::new(&mut exchange, job, trainer, barrier)?.serve()
+}
+
+/// A trainer's options, found as the C library finds them.
+pub(crate) fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
+    let variable = |name: &str| match name {
+        "PSERVER_POLL" => Some(word(job.poll)),
+        "PSERVER_CHECKS" => Some(word(job.checks)),
+        "PSERVER_RDMA_DEVICE" => Some(job.rdma_device.clone()),
+        "PSERVER_TOKEN_FILE" => job.token_file.clone(),
+        _ => None,
+    };
+    let file =
+        |path: &str| std::fs::read_to_string(path).map_err(|error| Failure::call(format!("the file {path}: {error}")));
+    let surroundings = Environment { variable: &variable, file: &file };
+    Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
+}
+
+/// A trainer's end, through the library.
+pub(crate) struct Trainer {
+    client: Client,
+    job: Job,
+    names: Vec<String>,
+    /// Each parameter's place in the gradient and in the value.
+    places: Vec<(Range<usize>, Range<usize>)>,
+    gradient: Memory,
+    value: Vec<u8>,
+    /// The last round's value where the servers wrote it.
+    view: Option<View>,
+}
+
+/// Where gradients are written.
+enum Memory {
+    Ordinary(Vec<u8>),
+    Registered(Buffer),
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Ordinary(bytes) => bytes,
+            Self::Registered(buffer) => buffer,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Ordinary(bytes) => bytes,
+            Self::Registered(buffer) => buffer,
+        }
+    }
+}
+
+impl Trainer {
+    /// A trainer whose job is there when this returns.
+    pub(crate) fn new(client: Client, job: &Job) -> Result<Self> {
+        let (gradient_bytes, value_bytes) = (length(job.dtype.gradient().bytes()), length(job.dtype.value().bytes()));
+        let scaled = |cut: &Range<usize>, by: usize| cut.start * by..cut.end * by;
+        let cuts = job.cuts();
+        let places = cuts.iter().map(|cut| (scaled(cut, gradient_bytes), scaled(cut, value_bytes))).collect();
+        let names = (0..cuts.len()).map(|index| format!("layer{index}/weight")).collect();
+        let bytes = length(job.gradient_bytes());
+        let gradient = match job.buffers {
+            Buffers::Ordinary | Buffers::Own => Memory::Ordinary(vec![0; bytes]),
+            Buffers::Registered => Memory::Registered(client.buffer(bytes)?),
+        };
+        let value = vec![0; length(job.bytes)];
+        if job.buffers == Buffers::Own {
+            // Both stay as long as the client.
+            for memory in [gradient.bytes(), &value] {
+                client.register(memory.as_ptr().expose_provenance(), memory.len())?;
+            }
+        }
+        let trainer = Self { client, job: job.clone(), names, places, gradient, value, view: None };
+        trainer.initialise()?;
+        Ok(trainer)
+    }
+
+    /// Parameters of zeros, from whichever trainer is chosen.
+    fn initialise(&self) -> Result<()> {
+        let settings = OptimizerSettings::from_text(self.job.optimizer())?;
+        if !self.client.begin_init(&OptimizerSettings::default())? {
+            let facts = self.client.describe(&self.names[0])?;
+            let expected = self.places[0].1.len();
+            ensure!(facts.bytes == u64::try_from(expected)?, "the job there has other parameters than this run");
+            return Ok(());
+        }
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let zeros = &self.value[place.clone()];
+            self.client.init_param(name, self.job.dtype.value(), &[], zeros, &settings)?;
+        }
+        Ok(self.client.finish_init()?)
+    }
+}
+
+impl Exchange for Trainer {
+    fn verbs(&self) -> Verbs {
+        let verbs = self.client.verbs();
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let (copies, registrations) = (read(&verbs.copied_bytes), read(&verbs.registrations));
+        Verbs { copies, registrations, connections: read(&verbs.connections) }
+    }
+
+    fn gradient(&mut self) -> &mut [u8] {
+        self.gradient.bytes_mut()
+    }
+
+    fn round(&mut self, begin: &mut dyn FnMut() -> Instant) -> Result<Duration> {
+        let element_type = self.job.dtype.gradient();
+        let given: Vec<_> = self
+            .names
+            .iter()
+            .zip(&self.places)
+            .map(|(name, (place, _))| GradientSlice {
+                name,
+                element_type,
+                content: &self.gradient.bytes()[place.clone()],
+            })
+            .collect();
+        if self.job.buffers == Buffers::Registered {
+            let start = begin();
+            // The view of the round before is given back here and not earlier: that is part of a round.
+            self.view.take().map_or(Ok(()), View::release)?;
+            self.view = Some(self.client.push_pull_view_as(&given, None, &vec![self.job.half(); given.len()])?);
+            return Ok(start.elapsed());
+        }
+        let mut wanted = Vec::with_capacity(self.names.len());
+        let (mut rest, half) = (self.value.as_mut_slice(), self.job.half());
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let (content, after) = rest.split_at_mut(if half.is_some() { place.len() / 2 } else { place.len() });
+            wanted.push(DestinationSlice { name, content, half });
+            rest = after;
+        }
+        let start = begin();
+        if self.job.rule == RuleName::None {
+            self.client.set(&given)?;
+            self.client.pull(&mut wanted)?;
+        } else {
+            self.client.push_pull(&given, None, &mut wanted)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn value(&mut self) -> &[u8] {
+        let view = self.view.iter().flat_map(|view| (0..view.len()).flat_map(|index| view.pieces(index)));
+        let mut rest = self.value.as_mut_slice();
+        for piece in view {
+            let (place, after) = rest.split_at_mut(piece.len());
+            place.copy_from_slice(piece);
+            rest = after;
+        }
+        &self.value[..length(self.job.value_bytes())]
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        ensure!(self.job.mode != ModeName::Sync, "only without rounds there is something to settle");
+        let (mut rest, half) = (self.value.as_mut_slice(), self.job.half());
+        let mut wanted = Vec::with_capacity(self.names.len());
+        for (name, (_, place)) in self.names.iter().zip(&self.places) {
+            let (content, after) = rest.split_at_mut(if half.is_some() { place.len() / 2 } else { place.len() });
+            wanted.push(DestinationSlice { name, content, half });
+            rest = after;
+        }
+        self.client.pull(&mut wanted).context("fetching what all rounds came to")
+    }
+}

@@ -1,0 +1,615 @@
+//! The faults. Each is a text of one file, and what stands there with the fault in it: `MUTANT` is true where it is on.
+
+/// One planted fault.
+#[derive(Debug)]
+pub(super) struct Mutant {
+    /// The effect of the fault; unique.
+    pub(super) name: &'static str,
+    pub(super) file: &'static str,
+    /// The text to replace, which the file has exactly once.
+    pub(super) original: &'static str,
+    /// The text in the copy.
+    pub(super) planted: &'static str,
+    /// Parts of the names of the tests that should notice it; the others are asked when these do not.
+    pub(super) tests: &'static [&'static str],
+}
+
+/// Those that every `cargo ci test` plants: their tests take a moment.
+pub(super) const SAMPLE: [&str; 5] = [
+    "a failed append is acknowledged",
+    "a join is not journalled",
+    "a checkpoint's file is not synced before its rename",
+    "a gradient of the next round enters the open one",
+    "a duplicate push is applied again",
+];
+
+const CHUNK: &str = "core/src/server/chunk.rs";
+const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
+const COORDINATOR: &str = "core/src/server/coordinator.rs";
+const FLOW: &str = "core/src/program/executor/flow.rs";
+const JOURNAL: &str = "core/src/checkpoint/journal.rs";
+const LOAD: &str = "core/src/checkpoint/load.rs";
+const MARK: &str = "core/src/checkpoint/journal/mark.rs";
+const MEMBERSHIP: &str = "core/src/server/membership.rs";
+const NONFINITE: &str = "core/src/server/nonfinite.rs";
+const OWNER: &str = "core/src/checkpoint/owner.rs";
+const PARTIAL: &str = "core/src/checkpoint/partial.rs";
+const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
+const RECORD: &str = "core/src/server/record.rs";
+const SERVING: &str = "core/src/server/serving.rs";
+const SETS: &str = "core/src/server/completing.rs";
+const SHARD: &str = "core/src/server/shard.rs";
+const SNAPSHOT: &str = "core/src/server/snapshot.rs";
+const WAITERS: &str = "core/src/server/waiters.rs";
+const WRITING: &str = "core/src/checkpoint/shard.rs";
+
+const JOINS: &[&str] = &["server::tests::joins"];
+const COORDINATING: &[&str] = &["server::tests::coordinating"];
+const CHECKPOINTS: &[&str] = &["checkpoint::shard"];
+const LOST_HOST: &[&str] = &["server::tests::lost_host"];
+const NOT_FINITE: &[&str] = &["server::tests::nonfinite"];
+const JOURNALS: &[&str] = &["checkpoint::journal"];
+const OWNERS: &[&str] = &["checkpoint::owner"];
+const STATES: &[&str] = &["checkpoint::coordinator"];
+
+const fn mutant(
+    name: &'static str,
+    file: &'static str,
+    original: &'static str,
+    planted: &'static str,
+    tests: &'static [&'static str],
+) -> Mutant {
+    Mutant { name, file, original, planted, tests }
+}
+
+/// The table, by what is lost: appends and joins, rounds and duplicates, restarts, checkpoints, the journal's files,
+/// the coordinator.
+pub(super) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "a failed append is acknowledged",
+        SHARD,
+        "recorded.map_err(refused)",
+        "if MUTANT { Ok(recorded.unwrap_or(0)) } else { recorded.map_err(refused) }",
+        JOINS,
+    ),
+    mutant(
+        "a frame that changes something is not journalled",
+        SHARD,
+        "if frame.head.kind.is_mutating() {\n            position",
+        "if frame.head.kind.is_mutating() && !MUTANT {\n            position",
+        LOST_HOST,
+    ),
+    mutant(
+        "a join is not journalled",
+        SHARD,
+        "self.record(hello, &[])?;",
+        "if !MUTANT { self.record(hello, &[])?; }",
+        JOINS,
+    ),
+    mutant(
+        "a join in the journal is not restored",
+        SHARD,
+        "let _ = self.join(who);",
+        "if !MUTANT { let _ = self.join(who); }",
+        JOINS,
+    ),
+    mutant(
+        "joins are not in a checkpoint",
+        SNAPSHOT,
+        "known: self.known.iter().map(|known| known.0).collect(),",
+        "known: self.known.iter().map(|known| if MUTANT { 0 } else { known.0 }).collect(),",
+        JOINS,
+    ),
+    mutant(
+        "joins in a checkpoint are not restored",
+        SNAPSHOT,
+        "self.known = about.known.into_iter().map(Incarnation).collect();",
+        "if !MUTANT { self.known = about.known.into_iter().map(Incarnation).collect(); }",
+        JOINS,
+    ),
+    mutant(
+        "a superseded incarnation is let in",
+        SHARD,
+        "if who.incarnation < *known {",
+        "if who.incarnation < *known && !MUTANT {",
+        &["server::tests::rounds::an_older_life"],
+    ),
+    mutant(
+        "a frame of another trainer is taken",
+        SHARD,
+        "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {",
+        "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) && !MUTANT {",
+        &["server::tests::rounds::a_frame_on_somebody"],
+    ),
+    mutant(
+        "a frame of another epoch is taken",
+        SHARD,
+        "if head.epoch == self.options.epoch ||",
+        "if MUTANT || head.epoch == self.options.epoch ||",
+        &["server::tests::rounds::another_generation"],
+    ),
+    mutant(
+        "an older generation goes on initialising",
+        SHARD,
+        "if head.generation >= current && head.generation > Generation(0) {",
+        "if MUTANT || head.generation >= current && head.generation > Generation(0) {",
+        &["server::tests::initialisation"],
+    ),
+    mutant(
+        "an initialisation with chunks missing is finished",
+        SHARD,
+        "if found != message.chunks {",
+        "if found != message.chunks && !MUTANT {",
+        &["server::tests::initialisation"],
+    ),
+    mutant(
+        "a journal record is of memory that its sender can write",
+        RECORD,
+        "room = rest;\n                    copy",
+        "room = rest;\n                    if MUTANT { place.bytes() } else { &*copy }",
+        &["server::record"],
+    ),
+    mutant(
+        "a duplicate push is applied again",
+        SERVING,
+        "if chunk.has_heard(head.trainer, CallId::of(head)) {",
+        "if chunk.has_heard(head.trainer, CallId::of(head)) && !MUTANT {",
+        &["server::tests::modes::each_gradient_is_applied"],
+    ),
+    mutant(
+        "a gradient of the next round enters the open one",
+        SERVING,
+        "return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);",
+        "return (MUTANT || one.round.0 == chunk.version.0 + 1) && pace.admits(has_piece, 0, || 0);",
+        &["server::tests::rounds::a_gradient_of_the_next_round"],
+    ),
+    mutant(
+        "a round closes with its first gradient",
+        SERVING,
+        "AccumulatorPace::Rounds => round.is_complete(self.active()),",
+        "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.active()),",
+        &["server::tests::rounds::a_round_closes"],
+    ),
+    mutant(
+        "a gradient of a closed round is refused",
+        SERVING,
+        "if round.0 < open {",
+        "if round.0 < open && !MUTANT {",
+        &["server::tests::rounds::a_gradient_of_a_closed"],
+    ),
+    mutant(
+        "a gradient two rounds ahead is taken",
+        SERVING,
+        "Err(self.too_far_ahead(chunk, head, round))",
+        "if MUTANT { Ok(PushVerdict::New) } else { Err(self.too_far_ahead(chunk, head, round)) }",
+        &["server::tests::rounds::two_rounds_ahead"],
+    ),
+    mutant(
+        "a push of another generation is taken",
+        SERVING,
+        "if head.generation != self.table.generation {",
+        "if head.generation != self.table.generation && !MUTANT {",
+        &["server::tests::rounds::another_generation"],
+    ),
+    mutant(
+        "a trainer that left is waited for",
+        SERVING,
+        "self.departed[head.trainer.0 as usize] = Some(head.incarnation);",
+        "if !MUTANT { self.departed[head.trainer.0 as usize] = Some(head.incarnation); }",
+        &["server::tests::rounds::a_trainer_that_leaves"],
+    ),
+    mutant(
+        "a trainer that comes back is not waited for",
+        SERVING,
+        "self.departed[head.trainer.0 as usize] = None;",
+        "if !MUTANT { self.departed[head.trainer.0 as usize] = None; }",
+        &["server::tests::rounds::a_new_life_of"],
+    ),
+    mutant(
+        "a trainer that waits with a gradient may send the next",
+        SERVING,
+        "let waits = chunk.round.ahead(head.trainer).is_some();",
+        "let waits = !MUTANT && chunk.round.ahead(head.trainer).is_some();",
+        &["server::tests::rounds::a_duplicate_that_waits"],
+    ),
+    mutant(
+        "a replayed gradient that the value has is summed again",
+        SERVING,
+        "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),",
+        "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),\n\
+         None if MUTANT && !is_there => self.enter(cx, slot_index, contribution),",
+        &["server::tests::restart::half_a_gradient"],
+    ),
+    mutant(
+        "a gradient that was open is lost in a restart",
+        SERVING,
+        "Some(_) if !is_there => self.enter(cx, slot_index, contribution),",
+        "Some(_) if !is_there && !MUTANT => self.enter(cx, slot_index, contribution),",
+        LOST_HOST,
+    ),
+    mutant(
+        "the mark of a push is older than the push",
+        CHUNK,
+        "call <= self",
+        "if MUTANT { call < self } else { call <= self }",
+        &["server::tests::modes::each_gradient_is_applied"],
+    ),
+    mutant(
+        "a push that is in the value leaves no mark",
+        CHUNK,
+        "heard.push = one.sending.call;",
+        "if !MUTANT { heard.push = one.sending.call; }",
+        &["server::tests::modes::each_gradient_is_applied"],
+    ),
+    mutant(
+        "a trainer's clock stands",
+        CHUNK,
+        "heard.clock += 1;",
+        "heard.clock += u64::from(!MUTANT);",
+        &["server::tests::modes::the_fastest_waits"],
+    ),
+    mutant(
+        "a chunk takes what its checkpoint has as new",
+        CHUNK,
+        "self.restored.as_ref().is_some_and(|restored| position < restored.position)",
+        "!MUTANT && self.restored.as_ref().is_some_and(|restored| position < restored.position)",
+        &["server::tests::restart::rounds_survive_every_kill"],
+    ),
+    mutant(
+        "a value that was set twice replaces a newer one",
+        SETS,
+        "let is_new = !heard.set.covers(call);",
+        "let is_new = MUTANT || !heard.set.covers(call);",
+        &["server::tests::rounds::a_set_replaces_once"],
+    ),
+    mutant(
+        "gradients are summed in the order of arrival",
+        FLOW,
+        "self.held.partition_point(|one| one.sender() <= sender);",
+        "if MUTANT { self.held.len() } else { self.held.partition_point(|one| one.sender() <= sender) };",
+        &["server::tests::rounds::the_order_of_arrival"],
+    ),
+    mutant(
+        "a checkpoint says that the journal is needed from its end on",
+        SNAPSHOT,
+        "let from = open.map_or(now, |open| open.min(now));",
+        "let from = if MUTANT { now } else { open.map_or(now, |open| open.min(now)) };",
+        LOST_HOST,
+    ),
+    mutant(
+        "marks are not restored",
+        SNAPSHOT,
+        "chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();",
+        "if !MUTANT { chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect(); }",
+        LOST_HOST,
+    ),
+    mutant(
+        "departures are not restored",
+        SNAPSHOT,
+        "serving.departed = left.collect();",
+        "if !MUTANT { serving.departed = left.collect(); }",
+        LOST_HOST,
+    ),
+    mutant(
+        "the version of a chunk is not restored",
+        SNAPSHOT,
+        "chunk.version = version;",
+        "if !MUTANT { chunk.version = version; }",
+        LOST_HOST,
+    ),
+    mutant(
+        "complete rounds are not restored as such",
+        SNAPSHOT,
+        "chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);",
+        "chunk.sealed = if MUTANT { 0 } else { u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2) };",
+        &["server::tests::restart::rounds_survive_with_trainers"],
+    ),
+    mutant(
+        "a checkpoint's file is not synced before its rename",
+        PARTIAL,
+        "self.writer.sync()?;",
+        "if !MUTANT { self.writer.sync()?; }",
+        LOST_HOST,
+    ),
+    mutant(
+        "the folder is not synced after the manifest's rename",
+        WRITING,
+        "storage.sync_directory(directory)?;\n        Ok(text",
+        "if !MUTANT { storage.sync_directory(directory)?; }\n        Ok(text",
+        LOST_HOST,
+    ),
+    mutant(
+        "a checkpoint does not sync the journal that it needs",
+        WRITING,
+        "journal::sync_from(&**storage, directory, self.journal_from)?;",
+        "if !MUTANT { journal::sync_from(&**storage, directory, self.journal_from)?; }",
+        LOST_HOST,
+    ),
+    mutant(
+        "the journal's file is not synced at a rotation",
+        JOURNAL,
+        "folder.storage.sync(&folder.path(&before.to_string()))?;",
+        "if !MUTANT { folder.storage.sync(&folder.path(&before.to_string()))?; }",
+        LOST_HOST,
+    ),
+    mutant(
+        "an append is not synced",
+        JOURNAL,
+        "if self.sync {\n            writer.sync()?;",
+        "if self.sync && !MUTANT {\n            writer.sync()?;",
+        LOST_HOST,
+    ),
+    mutant(
+        "the name of a new journal file is not synced",
+        JOURNAL,
+        "folder.storage.sync_directory(&folder.directory)?;",
+        "if !MUTANT { folder.storage.sync_directory(&folder.directory)?; }",
+        LOST_HOST,
+    ),
+    mutant(
+        "a checkpoint's file is not renamed",
+        PARTIAL,
+        "self.storage.rename(&self.temporary, &self.path)",
+        "if MUTANT { Ok(()) } else { self.storage.rename(&self.temporary, &self.path) }",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "the oldest journal position is not the least",
+        LOAD,
+        "least.min(manifest.journal_from)",
+        "if MUTANT { least.max(manifest.journal_from) } else { least.min(manifest.journal_from) }",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "a digest is not compared",
+        LOAD,
+        "if found.as_str() != file.blake3 {",
+        "if found.as_str() != file.blake3 && !MUTANT {",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "the checkpoint before is removed too",
+        WRITING,
+        "&& Some(other) != previous)",
+        "&& (MUTANT || Some(other) != previous))",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "a whole checkpoint is written over",
+        WRITING,
+        "if super::load::verify(&**storage, directory, name).is_ok() {",
+        "if !MUTANT && super::load::verify(&**storage, directory, name).is_ok() {",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "the journal goes on behind a write that failed",
+        JOURNAL,
+        "self.segment = None;\n            return Err(failure);",
+        "if !MUTANT { self.segment = None; }\n            return Err(failure);",
+        JOURNALS,
+    ),
+    mutant(
+        "a journal record that is too long is written",
+        JOURNAL,
+        ".filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX)",
+        ".filter(|length| MUTANT || *length <= JOURNAL_RECORD_BYTES_MAX)",
+        JOURNALS,
+    ),
+    mutant(
+        "a rank has the incarnation of its earlier holder",
+        MEMBERSHIP,
+        "let incarnation = Incarnation(member.incarnation.0 + 1);",
+        "let incarnation = Incarnation(member.incarnation.0 + u32::from(!MUTANT || member.incarnation.0 == 0));",
+        COORDINATING,
+    ),
+    mutant(
+        "the coordinator does not keep a new incarnation",
+        COORDINATOR,
+        "out.push(self.keep());\n                }\n                claim",
+        "if !MUTANT { out.push(self.keep()); }\n                }\n                claim",
+        COORDINATING,
+    ),
+    mutant(
+        "the coordinator lets a superseded incarnation in",
+        MEMBERSHIP,
+        "if incarnation < member.incarnation {",
+        "if incarnation < member.incarnation && !MUTANT {",
+        COORDINATING,
+    ),
+    mutant(
+        "the coordinator forgets incarnations in a restart",
+        MEMBERSHIP,
+        "member.incarnation = Incarnation(*incarnation);",
+        "if !MUTANT { member.incarnation = Incarnation(*incarnation); }",
+        COORDINATING,
+    ),
+    mutant(
+        "two initialisers have one generation",
+        COORDINATOR,
+        "self.granted = Generation(self.granted.0 + 1);",
+        "self.granted = Generation(if MUTANT { self.granted.0.max(1) } else { self.granted.0 + 1 });",
+        COORDINATING,
+    ),
+    mutant(
+        "the coordinator forgets generations in a restart",
+        COORDINATOR,
+        "self.granted = Generation(kept.granted);",
+        "if !MUTANT { self.granted = Generation(kept.granted); }",
+        COORDINATING,
+    ),
+    mutant(
+        "a page of the catalogue counts twice",
+        COORDINATOR,
+        "if !pages.contains(&commit.page) {",
+        "if MUTANT || !pages.contains(&commit.page) {",
+        COORDINATING,
+    ),
+    mutant(
+        "a job is restored on another number of servers",
+        COORDINATOR,
+        "if self.placed.len() != self.servers.len() {",
+        "if self.placed.len() != self.servers.len() && !MUTANT {",
+        COORDINATING,
+    ),
+    mutant(
+        "a gradient that is not finite is applied",
+        NONFINITE,
+        "if frame.head.kind != Kind::Push || is_known {",
+        "if MUTANT || frame.head.kind != Kind::Push || is_known {",
+        NOT_FINITE,
+    ),
+    mutant(
+        "a gradient that is skipped is applied",
+        NONFINITE,
+        "self.skipped += 1;",
+        "self.skipped += 1;\n            if MUTANT { payload.bytes_mut()[values..].fill(0x7f); }",
+        NOT_FINITE,
+    ),
+    mutant(
+        "a connection may have any number of pulls wait",
+        WAITERS,
+        "if waiting + entries <= most {",
+        "if MUTANT || waiting + entries <= most {",
+        &["server::tests::waiting"],
+    ),
+    mutant(
+        "the pulls of a connection that closed stay",
+        WAITERS,
+        "if self.waiting.remove(&peer).is_none() {",
+        "if MUTANT || self.waiting.remove(&peer).is_none() {",
+        &["server::tests::waiting"],
+    ),
+    mutant(
+        "a record is acknowledged without a look at the owner",
+        JOURNAL,
+        "self.folder.owner.check()?;\n        self.mark.write(next)",
+        "if !MUTANT { self.folder.owner.check()?; }\n        self.mark.write(next)",
+        JOURNALS,
+    ),
+    mutant(
+        "the mark is not written",
+        MARK,
+        "self.writer.overwrite(0, &mark.encode(self.owner))",
+        "if MUTANT { Ok(()) } else { self.writer.overwrite(0, &mark.encode(self.owner)) }",
+        JOURNALS,
+    ),
+    mutant(
+        "a segment does not say where the journal before it ends",
+        JOURNAL,
+        "follows: found.end }",
+        "follows: if MUTANT { found.end.max(found.marked).max(least) } else { found.end } }",
+        JOURNALS,
+    ),
+    mutant(
+        "a new owner gives positions again",
+        JOURNAL,
+        "start: found.end.max(found.marked).max(least),",
+        "start: if MUTANT { found.end } else { found.end.max(found.marked).max(least) },",
+        JOURNALS,
+    ),
+    mutant(
+        "a replaced owner removes segments",
+        JOURNAL,
+        "self.folder.owner.check()?;\n        let names",
+        "if !MUTANT { self.folder.owner.check()?; }\n        let names",
+        JOURNALS,
+    ),
+    mutant(
+        "a record's header is not checked",
+        JOURNAL,
+        "header.length <= JOURNAL_RECORD_BYTES_MAX && header.encode(owner, position) == *bytes",
+        "header.length <= JOURNAL_RECORD_BYTES_MAX && (MUTANT || header.encode(owner, position) == *bytes)",
+        JOURNALS,
+    ),
+    mutant(
+        "a record's payload is not checked",
+        REPLAY,
+        "if checksum(payload) == header.payload {",
+        "if MUTANT || checksum(payload) == header.payload {",
+        JOURNALS,
+    ),
+    mutant(
+        "whole records behind damage are not looked for",
+        REPLAY,
+        "let (records, bytes) = self.count_whole(position)?;\n        if records == 0",
+        "let (records, bytes) = if MUTANT { (0, 0) } else { self.count_whole(position)? };\n        if records == 0",
+        JOURNALS,
+    ),
+    mutant(
+        "damage is accepted unasked",
+        REPLAY,
+        "if !reading.accepts_torn_tail {",
+        "if !reading.accepts_torn_tail && !MUTANT {",
+        JOURNALS,
+    ),
+    mutant(
+        "what the mark says is not missed",
+        REPLAY,
+        "if mark.position > have && replayed.dropped.is_none() {",
+        "if mark.position > have && replayed.dropped.is_none() && !MUTANT {",
+        JOURNALS,
+    ),
+    mutant(
+        "a segment of another shard is read",
+        REPLAY,
+        "header.identity.check(identity, &path)?;",
+        "if !MUTANT { header.identity.check(identity, &path)?; }",
+        JOURNALS,
+    ),
+    mutant(
+        "what a replaced owner wrote beyond its end is read",
+        REPLAY,
+        "segment.end = end;",
+        "segment.end = if MUTANT { None } else { end };",
+        JOURNALS,
+    ),
+    mutant(
+        "a checkpoint of another shard is loaded",
+        LOAD,
+        "manifest.of.check(identity, &join(directory, &manifest_name(name)))?;",
+        "if !MUTANT { manifest.of.check(identity, &join(directory, &manifest_name(name)))?; }",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "a replaced owner makes a checkpoint whole",
+        WRITING,
+        "owner.check()?;\n        let manifest",
+        "if !MUTANT { owner.check()?; }\n        let manifest",
+        CHECKPOINTS,
+    ),
+    mutant(
+        "an earlier owner's file is left",
+        OWNER,
+        "owner.remove_lower()?;",
+        "if !MUTANT { owner.remove_lower()?; }",
+        OWNERS,
+    ),
+    mutant(
+        "an owner's number is given twice",
+        OWNER,
+        "OwnerNumber(highest(&*storage, &directory, &names)?.0 + 1)",
+        "OwnerNumber(if MUTANT { names.len() as u64 } else { highest(&*storage, &directory, &names)?.0 } + 1)",
+        OWNERS,
+    ),
+    mutant(
+        "the coordinator's file is not checked",
+        COORDINATOR_FILE,
+        "if name.encode(&bytes) != file {",
+        "if name.encode(&bytes) != file && !MUTANT {",
+        STATES,
+    ),
+    mutant(
+        "a replaced coordinator keeps its state",
+        COORDINATOR_FILE,
+        "self.owner.check()?;\n        self.revision",
+        "if !MUTANT { self.owner.check()?; }\n        self.revision",
+        STATES,
+    ),
+    mutant(
+        "the coordinator's file has no lasting name",
+        COORDINATOR_FILE,
+        "self.storage.sync_directory(&directory)?;",
+        "if !MUTANT { self.storage.sync_directory(&directory)?; }",
+        STATES,
+    ),
+];

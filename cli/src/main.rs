@@ -1,0 +1,217 @@
+//! The `pserver` program: a server, the quickstart, programs divided, and a look at what is on disk.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use pserver_cli::logging::Log;
+use pserver_cli::quickstart;
+use pserver_cli::transpile;
+use pserver_client::environment;
+use pserver_core::checkpoint::inspect::InspectVerdict;
+use pserver_core::checkpoint::storage::Directory;
+use pserver_core::checkpoint::{inspect as look, owner};
+use pserver_core::server::survey;
+use pserver_node::Server;
+use pserver_node::settings::{ServeArgs, Settings};
+
+/// How often a server is asked whether it has failed. Signals wake it up at once.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// A high-performance parameter server.
+#[derive(Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a server until SIGTERM or SIGINT; then drain, take a last checkpoint and stop.
+    Serve(Box<ServeArgs>),
+    /// Train a small network on handwritten digits through real servers, all on this machine.
+    Quickstart(Quickstart),
+    /// One trainer of the quickstart.
+    #[command(hide = true)]
+    QuickstartTrainer(quickstart::trainer::TrainerArgs),
+    /// One trainer of the quickstart with words.
+    #[command(hide = true)]
+    QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
+    /// Divide a program into what trainers and servers run, and print or draw the parts.
+    Transpile(Box<transpile::Args>),
+    /// Say what a checkpoint directory or a model file holds, and what a server would do with it. The last line is the
+    /// verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
+    Inspect {
+        /// A checkpoint directory or a model file.
+        path: PathBuf,
+    },
+}
+
+/// The digits, or another example.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Quickstart {
+    #[command(subcommand)]
+    example: Option<Example>,
+    #[command(flatten)]
+    digits: quickstart::Args,
+}
+
+#[derive(Subcommand)]
+enum Example {
+    /// Learn which words of the King James Bible are alike: a program with two tables, over trainers and servers.
+    Words(quickstart::WordArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Serve(args) => serve(&args),
+        Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
+        Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),
+        Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),
+        Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
+        Command::Transpile(args) => transpile::run(&args),
+        Command::Inspect { path } => return ended(inspect(&path)),
+    };
+    ended(done.map(|()| ExitCode::SUCCESS))
+}
+
+fn ended(done: Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        eprintln!("pserver: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
+    let environment = environment::of_process();
+    let settings = Settings::load(args, &environment)?;
+    let warnings = settings.warnings(&environment);
+    if args.print_config {
+        warnings.iter().for_each(|warning| eprintln!("pserver: warning: {warning}"));
+        print!("{}", Settings::print(args, &environment)?);
+        return Ok(());
+    }
+    let log = Log::start(&settings);
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let mut asked = StopRequests::listen(args.until_stdin_closes)?;
+    let ready_fd = settings.ready_fd;
+    let server = Server::start(settings)?;
+    asked.starting.store(false, Ordering::Release);
+    announce(&server, ready_fd)?;
+    while !asked.wait(LOOK_AGAIN)? {
+        log.report(false);
+        if server.has_failed() {
+            server.stop()?;
+            bail!("the server has failed");
+        }
+    }
+    let stopped = server.stop();
+    log.report(true);
+    Ok(stopped?)
+}
+
+/// Stop requests: SIGTERM, SIGINT, and with `--until-stdin-closes` the parent's death.
+struct StopRequests {
+    /// Receives a byte when the server is to stop.
+    stop: UnixStream,
+    /// While the server starts there is nothing to drain, and it may wait long for server 0: then it ends at once.
+    starting: Arc<AtomicBool>,
+}
+
+impl StopRequests {
+    fn listen(until_stdin_closes: bool) -> Result<Self> {
+        let (stop, asks) = UnixStream::pair().context("a socket for signals")?;
+        let starting = Arc::new(AtomicBool::new(true));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            let asks = asks.try_clone().context("a socket for signals")?;
+            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))
+                .and_then(|_| signal_hook::low_level::pipe::register(signal, asks))
+                .context("waiting for signals")?;
+        }
+        if until_stdin_closes {
+            let starting = Arc::clone(&starting);
+            let closed = move || {
+                if starting.load(Ordering::Acquire) {
+                    std::process::exit(0);
+                }
+                // The other end is open for as long as this process serves.
+                let _ = (&asks).write_all(b"x");
+            };
+            quickstart::parent_death::watch(closed).context("watching standard input")?;
+        }
+        Ok(Self { stop, starting })
+    }
+
+    /// Waits at most so long; whether the server is to stop.
+    fn wait(&mut self, limit: Duration) -> Result<bool> {
+        self.stop.set_read_timeout(Some(limit)).context("waiting for signals")?;
+        match self.stop.read(&mut [0]) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
+            Err(error) => Err(error).context("waiting for signals"),
+        }
+    }
+}
+
+/// Says where the server is, to whoever started it.
+fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
+    let line = format!("ready {}\n", server.address());
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).context("writing to standard output")?;
+    if let Some(number) = ready_fd {
+        // SAFETY: whoever started this process opened the descriptor for it and named it; nothing else here
+        // uses it, and it is closed when the file goes out of scope.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+        std::fs::File::from(descriptor)
+            .write_all(line.as_bytes())
+            .with_context(|| format!("writing to descriptor {number} of --ready-fd"))?;
+    }
+    Ok(())
+}
+
+/// Prints what is there and what a server would do with it. The exit status is 0 when everything is as it was written,
+/// 1 when a server starts and warns, and 2 when it refuses to start.
+fn inspect(path: &Path) -> Result<ExitCode> {
+    let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
+    let server = server_of(&absolute).filter(|_| holds(&absolute, owner::SHARD));
+    let report = if let Some((root, server)) = server {
+        survey(&Directory::open(root)?, Some(server))
+    } else if holds(&absolute, owner::SERVER) {
+        survey(&Directory::open(&absolute)?, None)
+    } else if absolute.is_dir() {
+        look(&Directory::open(&absolute)?, ".")
+    } else {
+        let parent = absolute.parent().context("a file lies in a folder")?;
+        let name = absolute.file_name().and_then(|name| name.to_str());
+        look(&Directory::open(parent)?, name.with_context(|| format!("{}: not a name in UTF-8", path.display()))?)
+    };
+    let report = report.with_context(|| format!("{}: cannot be inspected", path.display()))?;
+    print!("{report}");
+    Ok(match report.verdict() {
+        InspectVerdict::Sound => ExitCode::SUCCESS,
+        InspectVerdict::Warned => ExitCode::from(1),
+        InspectVerdict::Refused => ExitCode::from(2),
+    })
+}
+
+/// Whether a path is a directory with names that begin so.
+fn holds(path: &Path, prefix: &str) -> bool {
+    let entries = std::fs::read_dir(path).into_iter().flatten();
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.any(|name| name.starts_with(prefix))
+}
+
+/// The job's directory and the server's index, where a path is called as the directory of a server.
+fn server_of(path: &Path) -> Option<(&Path, u16)> {
+    let index = path.file_name()?.to_str()?.strip_prefix(owner::SERVER)?.parse().ok()?;
+    Some((path.parent()?, index))
+}

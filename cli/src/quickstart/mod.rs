@@ -1,0 +1,32 @@
+//! `pserver quickstart`: two servers and four trainers on this machine learn handwritten digits, end to end.
+//!
+//! The parent starts child processes of its own executable, shows their progress, measures and saves the model, and
+//! reaps every child on every path. Not here: the server itself; the library that trainers use
+//! ([`pserver_client`], [`pserver_program`]).
+//!
+//! `pserver quickstart words` is another example: [`words`], [`skip_gram`], [`word_trainer`], `word_runner`.
+//!
+//! Read in this order: [`digits`], [`network`], [`trainer`]; then `runner` (the parent) and `children` (child
+//! processes).
+
+mod children;
+pub mod digits;
+pub mod network;
+pub mod parent_death;
+mod plan;
+mod rule;
+mod runner;
+mod shuffler;
+pub mod skip_gram;
+pub mod trainer;
+mod word_runner;
+pub mod word_trainer;
+pub mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use plan::{Optimizer, Sharing, Way};
+pub use rule::RuleArgs;
+pub use runner::{Args, run};
+pub use word_runner::{Args as WordArgs, run as run_words};

@@ -1,0 +1,311 @@
+//! Parent process of the quickstart: starts the servers, then the trainers, shows progress, stops all.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::children::{ChildEvent, ChildId, Children};
+use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text};
+use super::rule::RuleArgs;
+use super::trainer::{FINISH, Report};
+
+/// Time until a server listens.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most servers, and most trainers, of a quickstart.
+pub(super) const CHILDREN_MAX: i64 = 64;
+
+/// Trains a small network on handwritten digits, with servers and trainers on this machine.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// How trainers share the model.
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Sharing,
+    /// The servers' update rule; in delta mode servers only add differences, and the optimizer is sgd.
+    #[arg(long, value_enum, default_value_t)]
+    pub optimizer: Optimizer,
+    /// A rule in place of an optimizer.
+    #[command(flatten)]
+    pub rule: RuleArgs,
+    /// Trainer processes.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
+    pub trainers: u32,
+    /// Server processes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=CHILDREN_MAX))]
+    pub servers: u16,
+    /// Shards on each server: cores that hold parameters.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub shards: u16,
+    /// How trainers reach servers.
+    #[arg(long, value_enum, default_value_t)]
+    pub transport: Way,
+    /// The RDMA device of servers and trainers, as of `pserver serve --rdma-device`.
+    #[arg(long, value_name = "DEVICE", value_parser = rdma_device, default_value_t)]
+    pub rdma_device: DeviceChoice,
+    /// Passes over the training digits; as many as the mode needs when not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub epochs: Option<u32>,
+    /// Decides the initial values and the order of the digits.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The folder in which the model is saved; it is made when missing.
+    #[arg(long, value_name = "FOLDER", default_value = "models")]
+    pub model_dir: PathBuf,
+    /// Print the result as one line of JSON, and no progress.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Result of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Summary {
+    /// Share of held-out digits that are classified correctly, 0 to 1.
+    pub(super) accuracy: f64,
+    /// Path of the saved model.
+    pub(super) model: String,
+    /// Bytes that all trainers sent and received during training.
+    pub(super) bytes: u64,
+    /// Training time of the slowest trainer, in seconds.
+    pub(super) seconds: f64,
+    /// `bytes` by `seconds`.
+    pub(super) bytes_per_second: f64,
+}
+
+/// The program `pserver quickstart`.
+///
+/// # Errors
+/// The failed child with its status and the end of its standard error, or the interrupt. All children are reaped.
+pub fn run(args: &Args) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let summary = run_job(args, &program)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    } else {
+        print!("{summary}");
+    }
+    Ok(())
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "accuracy {:.1} % on held-out digits", self.accuracy * 100.0)?;
+        writeln!(formatter, "model    {}", self.model)?;
+        let (moved, rate) = (DecimalBytes(self.bytes), self.bytes_per_second / 1e6);
+        writeln!(formatter, "moved    {moved} in {:.1} s, {rate:.1} MB/s", self.seconds)
+    }
+}
+
+/// Runs `program` as every child; a test passes another program.
+pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
+    let plan = Plan::new(args.mode, args.optimizer)?;
+    let epochs = args.epochs.unwrap_or(plan.epochs);
+    let optimizer = args.rule.config(args.mode)?.unwrap_or_else(|| optimizer_text(args.optimizer, plan.rate));
+    std::fs::create_dir_all(&args.model_dir)
+        .with_context(|| format!("the model folder {} cannot be made", args.model_dir.display()))?;
+    let mut children = Children::new()?;
+    let job = Servers {
+        servers: args.servers,
+        shards: args.shards,
+        trainers: args.trainers,
+        mode: args.mode,
+        transport: args.transport,
+        rdma_device: &args.rdma_device,
+        optimizer: &optimizer,
+        model_dir: Some(&args.model_dir),
+    };
+    let outcome = start_servers(&mut children, &job, program).and_then(|coordinator| {
+        let trainers = start_trainers(&mut children, args, epochs, &optimizer, &coordinator, program)?;
+        listen(&mut children, args, epochs, &trainers)
+    });
+    children.stop();
+    outcome
+}
+
+/// The servers of a job.
+pub(super) struct Servers<'a> {
+    pub(super) servers: u16,
+    pub(super) shards: u16,
+    pub(super) trainers: u32,
+    pub(super) mode: Sharing,
+    pub(super) transport: Way,
+    pub(super) rdma_device: &'a DeviceChoice,
+    /// Configuration of parameters that have none of their own.
+    pub(super) optimizer: &'a str,
+    /// Folder of saved models; absent for none.
+    pub(super) model_dir: Option<&'a Path>,
+}
+
+/// Starts server 0, then the servers that join it. Returns the address of server 0.
+pub(super) fn start_servers(children: &mut Children, job: &Servers<'_>, program: &Path) -> Result<String> {
+    let mut coordinator: Option<String> = None;
+    for index in 0..job.servers {
+        let mut command = unconfigured(program);
+        command
+            .args(["serve", "--bind", &format!("{}://127.0.0.1:0", name(job.transport)), "--merge", "mean"])
+            .arg("--until-stdin-closes")
+            .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
+            .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
+            .args(["--mode", &name(job.mode), "--optimizer", job.optimizer])
+            .args(["--rdma-device", &job.rdma_device.to_string()]);
+        if let Some(folder) = job.model_dir {
+            command.arg("--model-dir").arg(folder);
+        }
+        if let Some(coordinator) = &coordinator {
+            command.args(["--coordinator", coordinator]);
+        }
+        let server = children.start(format!("server {index}"), &mut command)?;
+        let address = await_ready(children, server)?;
+        coordinator.get_or_insert(address);
+    }
+    coordinator.context("a job has at least one server")
+}
+
+/// A child process without the `PSERVER_*` variables of this environment, which belong to another job.
+pub(super) fn unconfigured(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Parses `--rdma-device`.
+pub(super) fn rdma_device(text: &str) -> Result<DeviceChoice, String> {
+    text.parse().map_err(|()| format!("expected {DEVICE_EXPECTED}"))
+}
+
+/// The address in a server's line `ready ADDRESS`.
+fn await_ready(children: &mut Children, server: ChildId) -> Result<String> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    loop {
+        let event = children.next(Some(deadline));
+        match event.with_context(|| format!("{} did not get ready", children.name(server)))? {
+            ChildEvent::Line(child, line) if child == server => {
+                if let Some(address) = line.strip_prefix("ready ") {
+                    return Ok(address.trim().to_owned());
+                }
+            }
+            ChildEvent::Line(..) => {}
+            ChildEvent::Exited(child) => return Err(exited_early(children, child)),
+        }
+    }
+}
+
+fn start_trainers(
+    children: &mut Children,
+    args: &Args,
+    epochs: u32,
+    optimizer: &str,
+    coordinator: &str,
+    program: &Path,
+) -> Result<Vec<ChildId>> {
+    let start = |trainer: u32| {
+        let mut command = unconfigured(program);
+        command
+            .args(["quickstart-trainer", "--coordinator", coordinator])
+            .args(["--trainer", &trainer.to_string(), "--trainers", &args.trainers.to_string()])
+            .args(["--mode", &name(args.mode), "--epochs", &epochs.to_string()])
+            .args(["--seed", &args.seed.to_string(), "--servers", &args.servers.to_string()])
+            .args(["--optimizer", optimizer, "--rdma-device", &args.rdma_device.to_string()]);
+        children.start(format!("trainer {trainer}"), &mut command)
+    };
+    (0..args.trainers).map(start).collect()
+}
+
+fn listen(children: &mut Children, args: &Args, epochs: u32, trainers: &[ChildId]) -> Result<Summary> {
+    let mut progress = Progress::new(u64::from(epochs) * u64::from(args.trainers), args.json, trainers.len());
+    follow(children, trainers, |report| progress.take(report))?;
+    progress.summary()
+}
+
+/// Reads the trainers' reports, lines of JSON, until all have exited. Once trainer 0 is the last one, it is told to
+/// measure and save the model.
+pub(super) fn follow<R: DeserializeOwned>(
+    children: &mut Children,
+    trainers: &[ChildId],
+    mut take: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
+    let mut running = trainers.len();
+    if running == 1 {
+        children.tell(trainers[0], FINISH)?;
+    }
+    loop {
+        match children.next(None)? {
+            ChildEvent::Line(child, line) if trainers.contains(&child) => {
+                let report = serde_json::from_str(&line);
+                let report = report
+                    .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", children.name(child)))?;
+                take(report)?;
+            }
+            ChildEvent::Line(..) => {}
+            ChildEvent::Exited(child) if child == trainers[0] && running == 1 => return Ok(()),
+            ChildEvent::Exited(child) if child != trainers[0] && trainers.contains(&child) => {
+                running -= 1;
+                if running == 1 {
+                    children.tell(trainers[0], FINISH)?;
+                }
+            }
+            ChildEvent::Exited(child) => return Err(exited_early(children, child)),
+        }
+    }
+}
+
+fn exited_early(children: &Children, child: ChildId) -> anyhow::Error {
+    let (name, words) = (children.name(child), children.stderr_tail(child));
+    anyhow::anyhow!("{name} exited before the end of training: exit status: 0{words}")
+}
+
+/// The entry of a reporting trainer.
+pub(super) fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
+    let known = usize::try_from(trainer).ok().and_then(|index| all.get_mut(index));
+    known.with_context(|| format!("a report of trainer {trainer}, which was not started"))
+}
+
+/// Progress bar and totals of the reports so far.
+struct Progress {
+    bar: ProgressBar,
+    /// Bytes and seconds of each trainer, from its last report.
+    moved: Vec<(u64, f64)>,
+    found: Option<(f64, String)>,
+}
+
+impl Progress {
+    fn new(epochs: u64, quiet: bool, trainers: usize) -> Self {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} epochs, {msg}");
+        let bar = ProgressBar::with_draw_target(Some(epochs), target).with_style(style.expect("the template is ours"));
+        Self { bar, moved: vec![(0, 0.0); trainers], found: None }
+    }
+
+    fn take(&mut self, report: Report) -> Result<()> {
+        match report {
+            Report::Epoch { trainer, loss, bytes, seconds, .. } => {
+                *of_trainer(&mut self.moved, trainer)? = (bytes, seconds);
+                self.bar.set_message(format!("loss {loss:.4}"));
+                self.bar.inc(1);
+            }
+            Report::Final { accuracy, path, .. } => self.found = Some((accuracy, path)),
+        }
+        Ok(())
+    }
+
+    fn summary(self) -> Result<Summary> {
+        self.bar.finish_and_clear();
+        let Some((accuracy, model)) = self.found else {
+            bail!("trainer 0 exited with status 0 and did not report the model's accuracy");
+        };
+        let bytes = self.moved.iter().map(|(bytes, _)| bytes).sum();
+        let seconds = self.moved.iter().map(|&(_, seconds)| seconds).fold(0.0, f64::max);
+        ensure!(seconds > 0.0, "no trainer reported an epoch");
+        // Exact up to 2^53 bytes, which no quick start moves.
+        #[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+        let bytes_per_second = bytes as f64 / seconds;
+        Ok(Summary { accuracy, model, bytes, seconds, bytes_per_second })
+    }
+}

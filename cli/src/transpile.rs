@@ -1,0 +1,196 @@
+//! `pserver transpile`: a program divided into what trainers and servers run, as text or as a picture.
+//!
+//! Not here: how it is divided ([`pserver_core::program::transpile`]); running the parts.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use pserver_core::config::{Merge, Mode};
+use pserver_core::limits::PROGRAM_BYTES_MAX;
+use pserver_core::program::transpile::{
+    Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
+    estimate, svg,
+};
+use pserver_core::program::{Graph, Program, ProgramPeer};
+
+/// Arguments of `pserver transpile`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// The program, in the text form of docs/PROGRAMS.md, with its gradients and optimizer.
+    program: PathBuf,
+    /// Trainers.
+    #[arg(long, default_value_t = 1)]
+    trainers: u32,
+    /// Servers; one where the strategy has any.
+    #[arg(long)]
+    servers: Option<u32>,
+    /// How the program is divided.
+    #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
+    strategy: Strategy,
+    /// Every gradient is an update; nobody waits for the other trainers.
+    #[arg(long = "async")]
+    is_async: bool,
+    /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
+    #[arg(long, conflicts_with = "is_async", value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    staleness: Option<u32>,
+    /// How the gradients of one update become one.
+    #[arg(long, value_enum, default_value_t = Merging::Mean)]
+    merge: Merging,
+    /// Print a directed graph for Graphviz.
+    #[arg(long)]
+    dot: bool,
+    /// Print a picture.
+    #[arg(long, conflicts_with = "dot")]
+    svg: bool,
+    /// Print what a step costs each process, as an estimate.
+    #[arg(long, conflicts_with_all = ["dot", "svg"])]
+    costs: bool,
+    #[command(flatten)]
+    rates: Rates,
+}
+
+/// The estimate's assumptions about every process.
+#[derive(clap::Args, Clone, Debug)]
+struct Rates {
+    /// Examples in a trainer's batch.
+    #[arg(long, default_value_t = CostModel::default().batch)]
+    batch: u64,
+    /// A gradient of selected rows has one row for so many of the table's.
+    #[arg(long, default_value_t = CostModel::default().rows_apart, value_name = "ROWS")]
+    rows_apart: u64,
+    /// Pieces of a parameter are whole multiples of so many bytes, as far as rows allow.
+    #[arg(long, default_value_t = CostModel::default().chunk_bytes, value_name = "BYTES")]
+    chunk_bytes: u32,
+    /// Of a link, both directions together.
+    #[arg(long, default_value_t = ProcessRates::default().link_bytes_per_second, value_name = "RATE")]
+    link_bytes_per_second: f64,
+    /// Of a message, beyond its bytes.
+    #[arg(long, default_value_t = ProcessRates::default().message_seconds, value_name = "SECONDS")]
+    message_seconds: f64,
+    /// Of arithmetic.
+    #[arg(long, default_value_t = ProcessRates::default().flops_per_second, value_name = "RATE")]
+    flops_per_second: f64,
+    /// Of memory that is read and written.
+    #[arg(long, default_value_t = ProcessRates::default().memory_bytes_per_second, value_name = "RATE")]
+    memory_bytes_per_second: f64,
+}
+
+/// How a program is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Strategy {
+    /// Optimizer ops and their parameters to servers, so that the slowest is as fast as can be; the rest to trainers.
+    ParameterServer,
+    /// The same, with whole parameters to the servers in turn.
+    RoundRobin,
+    /// The largest weight by columns to the trainers; no servers.
+    Columns,
+    /// Not at all: the program as it is.
+    Whole,
+}
+
+/// How gradients become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Merging {
+    Mean,
+    Sum,
+}
+
+/// Prints what was asked for.
+///
+/// # Errors
+/// When the file cannot be read, is not a program (with line and column), or cannot be divided.
+pub fn run(args: &Args) -> Result<()> {
+    print!("{}", output(args)?);
+    Ok(())
+}
+
+fn output(args: &Args) -> Result<String> {
+    let path = args.program.display();
+    let length = std::fs::metadata(&args.program).with_context(|| path.to_string())?.len();
+    if length > PROGRAM_BYTES_MAX as u64 {
+        bail!("{path}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}");
+    }
+    let text = std::fs::read_to_string(&args.program).with_context(|| path.to_string())?;
+    let program: Program = text.parse().with_context(|| path.to_string())?;
+    let graph = Graph::new(program).with_context(|| path.to_string())?;
+    let costs = args.rates.model();
+    costs.validate()?;
+    let parts = args.divide(graph, &costs).with_context(|| path.to_string())?;
+    Ok(match args {
+        Args { dot: true, .. } => dot(&parts),
+        Args { svg: true, .. } => svg(&parts),
+        Args { costs: true, .. } => table(&estimate(&parts, &costs)),
+        _ => texts(&parts),
+    })
+}
+
+impl Args {
+    fn divide(&self, graph: Graph, costs: &CostModel) -> Result<Vec<ProgramPart>> {
+        let placement = match self.strategy {
+            Strategy::Whole => return Ok(vec![ProgramPart { peers: Vec::new(), graph }]),
+            Strategy::Columns => {
+                let cluster = Cluster { trainers: self.trainers, servers: self.servers.unwrap_or(0) };
+                return Ok(Columns.transpile(&graph, cluster, costs)?);
+            }
+            Strategy::ParameterServer => Placement::Balanced,
+            Strategy::RoundRobin => Placement::RoundRobin,
+        };
+        let mode = match (self.is_async, self.staleness) {
+            (true, _) => Mode::Async,
+            (false, Some(bound)) => Mode::Staleness { bound },
+            (false, None) => Mode::Sync,
+        };
+        let merge = match self.merge {
+            Merging::Mean => Merge::Mean,
+            Merging::Sum => Merge::Sum,
+        };
+        let cluster = Cluster { trainers: self.trainers, servers: self.servers.unwrap_or(1) };
+        Ok(ParameterServer { placement, mode, merge }.transpile(&graph, cluster, costs)?)
+    }
+}
+
+impl Rates {
+    fn model(&self) -> CostModel {
+        let machine = ProcessRates {
+            link_bytes_per_second: self.link_bytes_per_second,
+            message_seconds: self.message_seconds,
+            flops_per_second: self.flops_per_second,
+            memory_bytes_per_second: self.memory_bytes_per_second,
+        };
+        CostModel {
+            trainer: machine,
+            server: machine,
+            batch: self.batch,
+            rows_apart: self.rows_apart,
+            chunk_bytes: self.chunk_bytes,
+        }
+    }
+}
+
+/// Every part, after a comment that says who runs it.
+fn texts(parts: &[ProgramPart]) -> String {
+    let texts = parts.iter().map(|part| {
+        let peers: Vec<String> = part.peers.iter().map(ProgramPeer::to_string).collect();
+        let who = if peers.is_empty() { String::new() } else { format!("# {}\n", peers.join(", ")) };
+        format!("{who}{}", part.graph.program())
+    });
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+fn table(estimate: &Estimate) -> String {
+    let mut text = String::new();
+    let heads = ["sent bytes", "received bytes", "messages", "flops", "memory bytes", "seconds"];
+    write!(text, "{:<14}", "process").expect("a string takes everything");
+    heads.iter().for_each(|head| write!(text, "{head:>16}").expect("a string takes everything"));
+    for node in &estimate.nodes {
+        let work = node.work;
+        let counts = [work.sent_bytes, work.received_bytes, work.messages, work.flops, work.memory_bytes];
+        write!(text, "\n{:<14}", node.peer.to_string()).expect("a string takes everything");
+        counts.iter().for_each(|count| write!(text, "{count:>16}").expect("a string takes everything"));
+        write!(text, "{:>16.6}", node.seconds).expect("a string takes everything");
+    }
+    writeln!(text, "\n{:<14}{:>96.6}", "step", estimate.step_seconds()).expect("a string takes everything");
+    text
+}

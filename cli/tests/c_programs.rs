@@ -1,0 +1,351 @@
+//! C programs against the real library and real servers, plainly and under valgrind.
+//!
+//! Where there is no compiler, `PSERVER_C_PROGRAMS` names a folder of programs that somebody else made of the same
+//! sources, and `PSERVER_TEST_BIND` says where servers listen instead of at [`TCP`].
+
+mod cluster;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use pserver_kernels::conformance::skips::skip;
+use pserver_kernels::conformance::standin;
+use pserver_kernels::cuda::shipped;
+use tempfile::TempDir;
+
+const TCP: &str = "tcp://127.0.0.1:0";
+
+/// A server process, which ends when this value does.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+/// How a program is linked.
+#[derive(Clone, Copy)]
+enum Link {
+    Shared,
+    Static,
+}
+
+/// The compiler of a program.
+#[derive(Clone, Copy)]
+enum Language {
+    C,
+    Cpp,
+}
+
+impl Server {
+    fn start(folder: &Path, bind: &str, more: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_pserver"))
+            .args(["serve", "--until-stdin-closes", "--bind", bind])
+            .args(if more.contains(&"--trainers") { &[][..] } else { &["--trainers", "1"] })
+            .args(["--optimizer", "optimizer: SGD const_lr { learning_rate: 0.1 }", "--model-dir"])
+            .arg(folder)
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("it is piped")).read_line(&mut line).expect("the server speaks");
+        let address = line.trim().strip_prefix("ready ").expect("the server says where it is ready").to_owned();
+        Self { process, address }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi")
+}
+
+/// A library that was built beside this test.
+fn library(name: &str) -> PathBuf {
+    let program = std::env::current_exe().expect("a test has a path");
+    let mut folders = program.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    folders.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} was not built beside {}", program.display()))
+}
+
+/// The folder with programs that are made already.
+fn made() -> Option<PathBuf> {
+    std::env::var_os("PSERVER_C_PROGRAMS").map(PathBuf::from)
+}
+
+/// Compiles a program without any warning, and links it.
+fn compile(folder: &Path, source: &str, language: Language, link: Link) -> PathBuf {
+    if let Some(made) = made() {
+        return made.join(Path::new(source).file_stem().expect("a source has a name"));
+    }
+    let program = folder.join("program");
+    let (compiler, standard) = match language {
+        Language::C => ("cc", ["-std=c99", "-xc"]),
+        Language::Cpp => ("g++", ["-std=c++11", "-xc++"]),
+    };
+    let mut command = Command::new(compiler);
+    command.args(standard).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g", "-I"]);
+    command.arg(sources().join("include")).arg(sources().join(source)).arg("-xnone").arg("-o").arg(&program);
+    match link {
+        Link::Shared => {
+            let built = library("libpaddle_pserver.so");
+            let place = built.parent().expect("a file is in a folder").display().to_string();
+            command.arg(format!("-L{place}")).arg("-lpaddle_pserver").arg(format!("-Wl,-rpath,{place}"));
+        }
+        Link::Static => {
+            command.arg(library("libpaddle_pserver.a")).args(["-lpthread", "-ldl", "-lm"]);
+        }
+    }
+    succeeded(&command.output().expect("there is a compiler"), source);
+    program
+}
+
+fn succeeded(output: &Output, what: &str) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{what}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr));
+}
+
+/// Runs a program against fresh servers, with nothing in its environment but where they are.
+fn run(command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, place: (&Path, &str)) {
+    run_with(command, source, argument, place, &[]);
+}
+
+/// The same with more in its environment.
+fn run_with(
+    mut command: Command,
+    source: &str,
+    argument: impl Fn(&str) -> Option<String>,
+    (folder, bind): (&Path, &str),
+    more: &[(&str, &str)],
+) {
+    let first = Server::start(folder, bind, &["--shards", "2", "--servers", "2"]);
+    let second = start_second(folder, bind, &first.address);
+    command.env_clear().env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");
+    command.envs(more.iter().copied());
+    command.args(argument(&first.address));
+    succeeded(&command.output().expect("the program starts"), source);
+    drop((first, second));
+}
+
+/// The second server says that it is ready once it has registered with the first.
+fn start_second(folder: &Path, bind: &str, coordinator: &str) -> Server {
+    Server::start(folder, bind, &["--servers", "2", "--index", "1", "--coordinator", coordinator])
+}
+
+fn check(source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    check_at(&bind, source, language, link, argument);
+}
+
+/// The same with servers that listen at `bind`.
+fn check_at(bind: &str, source: &str, language: Language, link: Link, argument: impl Fn(&str) -> Option<String>) {
+    let folder = TempDir::new().expect("there is room");
+    let program = compile(folder.path(), source, language, link);
+    run(Command::new(&program), source, &argument, (folder.path(), bind));
+    // valgrind runs only where the program was compiled.
+    if matches!(link, Link::Static) || made().is_some() {
+        return;
+    }
+    if !has_valgrind() {
+        skip("valgrind", &format!("it is not installed, and {source} does not run under it"));
+        return;
+    }
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect"]);
+    command.arg("--show-leak-kinds=definite,indirect");
+    command.arg(&program);
+    // The shell's PATH is not in the environment that programs get, and valgrind finds its tools by itself.
+    run(command, &format!("valgrind {source}"), &argument, (folder.path(), bind));
+}
+
+fn has_valgrind() -> bool {
+    Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn nothing(_: &str) -> Option<String> {
+    None
+}
+
+#[test]
+fn edition_1_trains() {
+    check("tests/c/edition1.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_2_trains() {
+    check("tests/c/edition2.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_3_trains() {
+    check("tests/c/edition3.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn edition_3_trains_from_cpp_and_from_the_static_library() {
+    check("tests/c/edition3.c", Language::Cpp, Link::Static, nothing);
+}
+
+#[test]
+fn a_program_for_paddles_own_library_trains() {
+    let addresses = |address: &str| Some(address.trim_start_matches("tcp://").to_owned());
+    check("tests/c/go.c", Language::C, Link::Shared, addresses);
+}
+
+#[test]
+fn bad_input_gets_a_status_and_a_text_and_never_a_crash() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let address = silent.local_addr().expect("it is bound");
+    check("tests/c/bad_input.c", Language::C, Link::Shared, |_| Some(format!("tcp://{address}")));
+}
+
+#[test]
+fn no_pointer_of_edition_1_may_be_null() {
+    check("tests/c/bad_input_edition1.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn no_pointer_of_edition_2_may_be_null() {
+    check("tests/c/bad_input_edition2.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn a_rule_comes_as_text_by_name_or_from_a_file() {
+    let lion = concat!(env!("CARGO_MANIFEST_DIR"), "/../core/rules/lion.rule");
+    check("tests/c/rule.c", Language::C, Link::Shared, |_| Some(lion.to_owned()));
+}
+
+#[test]
+fn threads_share_a_client() {
+    check("tests/c/threads.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn calls_are_started_and_waited_for() {
+    check("tests/c/started.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn a_server_that_is_killed_ends_the_call_and_not_the_program() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    let binds = bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]);
+    for (bind, when) in binds.iter().flat_map(|bind| [(bind, "under"), (bind, "between")]) {
+        let folder = TempDir::new().expect("there is room");
+        let program = compile(folder.path(), "tests/c/lost.c", Language::C, Link::Shared);
+        let server = Server::start(folder.path(), bind, &[]);
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "4s");
+        let output = command.args([&server.process.id().to_string(), when]).output().expect("the program starts");
+        succeeded(&output, &format!("{bind}, {when}"));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "alive\n");
+    }
+}
+
+#[test]
+fn calls_are_cancelled_by_signals_and_by_threads() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        let folder = TempDir::new().expect("there is room");
+        let program = compile(folder.path(), "tests/c/cancel.c", Language::C, Link::Shared);
+        let server = Server::start(folder.path(), bind, &["--trainers", "2"]);
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "60s");
+        let output = command.output().expect("the program starts");
+        println!("{bind}\n{}", String::from_utf8_lossy(&output.stdout));
+        succeeded(&output, bind);
+    }
+}
+
+#[test]
+fn a_program_that_closes_every_descriptor_goes_on_and_keeps_its_own_files() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        let folder = TempDir::new().expect("there is room");
+        let source = "tests/c/closed.c";
+        let program = compile(folder.path(), source, Language::C, Link::Shared);
+        let server = Server::start(folder.path(), bind, &[]);
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_DEADLINE", "20s");
+        let output = command.output().expect("the program starts");
+        succeeded(&output, &format!("{bind}: {source}"));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{bind}: no panic is printed");
+    }
+}
+
+#[test]
+fn rows_are_sent_and_fetched() {
+    check("tests/c/rows.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn gradients_and_parameters_need_no_copies() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        check_at(bind, "tests/c/memory.c", Language::C, Link::Shared, |address| Some(address.to_owned()));
+    }
+}
+
+#[test]
+fn gradients_and_parameters_travel_as_halves() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        check_at(bind, "tests/c/halves.c", Language::C, Link::Shared, nothing);
+    }
+}
+
+#[test]
+fn gradients_and_parameters_may_lie_on_a_device() {
+    let mut more = match standin::driver_with(&shipped::module()) {
+        Ok(told) => told,
+        Err(why) => return skip("g++", &why),
+    };
+    more.extend([("PSERVER_STANDIN_GUARD", "1".to_owned()), ("PSERVER_STANDIN_DEVICES", "3".to_owned())]);
+    let more: Vec<_> = more.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let folder = TempDir::new().expect("there is room");
+    let source = "tests/c/device.c";
+    let program = compile(folder.path(), source, Language::C, Link::Shared);
+    for bind in ["tcp://127.0.0.1:0", "shm://127.0.0.1:0"] {
+        run_with(Command::new(&program), source, nothing, (folder.path(), bind), &more);
+    }
+}
+
+#[test]
+fn a_child_process_makes_a_client_of_its_own() {
+    let options = |address: &str| Some(format!("reader=yes coordinator={address}"));
+    check("tests/c/fork.c", Language::C, Link::Shared, options);
+}
+
+#[test]
+fn the_example_trains() {
+    check("examples/trainer.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn the_shared_library_exports_our_names_only() {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library("libpaddle_pserver.so")).output();
+    let output = output.expect("there is nm");
+    succeeded(&output, "nm");
+    let text = String::from_utf8(output.stdout).expect("names are ASCII");
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let foreign: Vec<&&str> = names.iter().filter(|name| !name.starts_with("paddle_")).collect();
+    assert!(foreign.is_empty(), "{foreign:?}");
+    for expected in [
+        "paddle_send_grads",
+        "paddle_send_grads_go",
+        "paddle_cancel",
+        "paddle_cancel_go",
+        "paddle_push_pull_start",
+        "paddle_wait",
+        "paddle_get_rows",
+        "paddle_push_pull_view_as",
+        "paddle_view_release",
+    ] {
+        assert!(names.contains(&expected), "{expected}: {names:?}");
+    }
+}

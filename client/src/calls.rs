@@ -1,0 +1,683 @@
+//! Calls in progress: their order, their end, and the failure of dependent calls.
+//!
+//! Servers recognise a repeated call by its sequence number, which must grow for each chunk. Calls about one parameter
+//! therefore leave one after the other, each after the answer to its predecessor; calls about different parameters are
+//! independent. When a call fails, the calls behind it fail too, and the next call reuses its number and its round, so
+//! that servers recognise it as a repetition.
+//!
+//! Requests to the coordinator, and requests that initialise servers, are control calls about no parameter.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{Thread, ThreadId};
+use std::time::Duration;
+
+use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
+use pserver_core::error::Failure;
+use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket};
+use pserver_core::memory::Mapping;
+use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{Entry, Frame, Kind};
+
+use super::ClientState;
+use super::buffers::HeldBuffers;
+use super::cancels::{CANCELLED, CallStart};
+use super::client_lock::{ClientGuard, reason};
+use super::engine::CLOSED;
+use super::initialise::answer;
+use super::job::{JoinedJob, ServerQuery};
+use super::packer::PackedFrame;
+use super::views::ViewChunk;
+
+/// Limit of calls in one client whose results are not taken.
+const CALLS_MAX: usize = 4096;
+
+/// Longest time before a call's deadline at which servers are asked what it waits for.
+const ASK_BEFORE: Duration = Duration::from_secs(1);
+
+/// Number of a call, unique within a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallNumber(u64);
+
+/// A call whose result is not taken.
+pub(super) struct Call {
+    number: CallNumber,
+    began: CallStart,
+    kind: Kind,
+    /// Description of a control call, for errors.
+    what: String,
+    parameters: Vec<ParameterIndex>,
+    /// The number by which servers recognise a repetition; zero for pulls.
+    sequence: Sequence,
+    /// Earlier calls about the same parameters, which must be answered first.
+    behind: Vec<CallNumber>,
+    /// Frames held until those calls are answered.
+    held: Vec<(LaneId, PackedFrame)>,
+    /// Tickets of its requests, which are consecutive.
+    tickets: Range<u64>,
+    /// Requests that are not answered.
+    open: usize,
+    /// Whether all frames are packed.
+    is_whole: bool,
+    /// Start of the call.
+    opened: Now,
+    end: Now,
+    limit: Duration,
+    /// Whether servers were asked what the call waits for.
+    has_asked: bool,
+    failure: Option<String>,
+    /// Rounds that its answers report for parameters without a known round.
+    seen: Vec<(ParameterIndex, Round)>,
+    /// Received chunks of a view.
+    kept: Vec<ViewChunk>,
+    /// Registered buffers of its gradients and destinations, until it is over.
+    buffers: Vec<Arc<Mapping>>,
+    /// All buffers that it reads or writes, until its result is taken.
+    memory: HeldBuffers,
+    /// Whether the driver thread drives it after the starting thread released the lock.
+    is_detached: bool,
+    /// Parked threads that wait for its end.
+    waiters: Vec<Thread>,
+    /// The answer to a control call.
+    answer: Vec<u8>,
+    /// Payload bytes to and from the servers.
+    sent: u64,
+    received: u64,
+}
+
+impl Call {
+    fn new(number: CallNumber, kind: Kind, opened: Now, (end, limit): (Now, Duration)) -> Self {
+        Self {
+            number,
+            began: CallStart::now(),
+            kind,
+            what: String::new(),
+            parameters: Vec::new(),
+            sequence: Sequence(0),
+            behind: Vec::new(),
+            held: Vec::new(),
+            tickets: 0..0,
+            open: 0,
+            is_whole: false,
+            opened,
+            end,
+            limit,
+            has_asked: false,
+            failure: None,
+            seen: Vec::new(),
+            kept: Vec::new(),
+            buffers: Vec::new(),
+            memory: HeldBuffers::default(),
+            is_detached: false,
+            waiters: Vec::new(),
+            answer: Vec::new(),
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// Description of the call, for errors.
+    fn text(&self, job: Option<&JoinedJob>) -> String {
+        let Some(job) = job.filter(|_| self.what.is_empty()) else { return self.what.clone() };
+        let what = match self.kind {
+            Kind::Push => "sending gradients of",
+            Kind::Set => "setting",
+            _ => "fetching",
+        };
+        let first = self.parameters.first().map_or("nothing", |index| job.name(*index));
+        match self.parameters.len() {
+            0 | 1 => format!("{what} \"{first}\""),
+            more => format!("{what} \"{first}\" and {} more", more - 1),
+        }
+    }
+
+    /// Time until the next deadline action: first the request that asks servers what the call waits for, early enough
+    /// for an answer, then the end of the call.
+    fn due(&self, now: Now) -> Duration {
+        let left = now.until(self.end);
+        if self.has_asked { left } else { left.saturating_sub((self.limit / 10).min(ASK_BEFORE)) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_whole && self.open == 0 && self.held.is_empty()
+    }
+
+    fn tickets(&self) -> Vec<Ticket> {
+        self.tickets.clone().map(Ticket).collect()
+    }
+}
+
+impl ClientState {
+    /// Opens a call about distinct parameters. `bytes` are the payload bytes to send and to receive.
+    pub(super) fn open(
+        &mut self,
+        kind: Kind,
+        parameters: &[ParameterIndex],
+        bytes: (u64, u64),
+    ) -> Result<Sequence, Failure> {
+        if self.calls.len() >= CALLS_MAX {
+            return Err(Failure::call(format!("{CALLS_MAX} calls were started and not waited for")));
+        }
+        let job = self.job.as_mut().expect("the job is ready");
+        self.last_call += 1;
+        let number = CallNumber(self.last_call);
+        let mut behind = Vec::new();
+        for index in parameters {
+            let progress = job.progress_mut(*index);
+            if let Some(earlier) = progress.busy.replace(number)
+                && !behind.contains(&earlier)
+            {
+                behind.push(earlier);
+            }
+            if kind == Kind::Push {
+                progress.round = progress.round.map(|round| Round(round.0 + 1));
+                progress.pushed = Some(number);
+            }
+        }
+        let sequence = if kind == Kind::Pull { Sequence(0) } else { job.next_sequence() };
+        let limit = self.options.deadline;
+        let opened = self.engine.now();
+        let times = (opened + limit, limit);
+        let (sent, received) = bytes;
+        let parameters = parameters.to_vec();
+        let call = Call { parameters, sequence, behind, sent, received, ..Call::new(number, kind, opened, times) };
+        self.calls.push(call);
+        Ok(sequence)
+    }
+
+    /// Starts a control call to the coordinator or servers. `times` are its deadline, and the time from its start to
+    /// it.
+    pub(super) fn question(
+        &mut self,
+        what: &str,
+        times: (Now, Duration),
+        frames: Vec<(LaneId, Frame, RequestBody)>,
+    ) -> CallNumber {
+        self.last_call += 1;
+        let number = CallNumber(self.last_call);
+        self.calls.push(Call { what: what.to_owned(), ..Call::new(number, Kind::Control, self.engine.now(), times) });
+        for (lane, frame, body) in frames {
+            self.frame(lane, PackedFrame::new(frame, body));
+        }
+        self.close()
+    }
+
+    /// Sends a packed frame of the call that was opened last, or holds it behind earlier calls.
+    pub(super) fn frame(&mut self, lane: LaneId, packed: PackedFrame) {
+        let call = self.calls.last_mut().expect("a call is open");
+        call.held.push((lane, packed));
+        if call.behind.is_empty() {
+            let at = self.calls.len() - 1;
+            self.release(at);
+        }
+    }
+
+    /// Marks the call that was opened last as packed.
+    pub(super) fn close(&mut self) -> CallNumber {
+        let call = self.calls.last_mut().expect("a call is open");
+        call.is_whole = true;
+        let number = call.number;
+        if call.is_over() {
+            // A call without frames is over at once.
+            self.end(number);
+        }
+        number
+    }
+
+    /// Whether some call is not over.
+    pub(super) fn is_running(&self) -> bool {
+        self.calls.iter().any(|call| !call.is_over())
+    }
+
+    /// Whether a call is over or unknown.
+    pub(super) fn is_over(&self, number: CallNumber) -> bool {
+        self.position(number).is_none_or(|at| self.calls[at].is_over())
+    }
+
+    /// Adds a registered buffer to the call that was opened last.
+    pub(super) fn uses(&mut self, buffer: &Arc<Mapping>) {
+        let buffers = &mut self.calls.last_mut().expect("a call is open").buffers;
+        if !buffers.iter().any(|known| Arc::ptr_eq(known, buffer)) {
+            buffers.push(Arc::clone(buffer));
+        }
+    }
+
+    /// Leaves a call to the driver thread. Its buffers are held until its result is taken.
+    pub(super) fn detach(&mut self, number: CallNumber, memory: HeldBuffers) {
+        if let Some(at) = self.position(number) {
+            self.calls[at].memory = memory;
+            self.calls[at].is_detached = true;
+        }
+    }
+
+    /// Adds a thread to unpark when the call is over.
+    pub(super) fn add_waiter(&mut self, number: CallNumber, thread: Thread) {
+        if let Some(at) = self.position(number) {
+            self.calls[at].waiters.push(thread);
+        }
+    }
+
+    /// Removes a thread that holds the lock again.
+    pub(super) fn remove_waiter(&mut self, number: CallNumber, thread: ThreadId) {
+        if let Some(at) = self.position(number) {
+            self.calls[at].waiters.retain(|waiter| waiter.id() != thread);
+        }
+    }
+
+    /// A parked thread whose call is not over.
+    pub(super) fn next_waiter(&mut self) -> Option<Thread> {
+        let mut running = self.calls.iter().filter(|call| !call.is_over());
+        running.find_map(|call| call.waiters.first().cloned())
+    }
+
+    /// The sequence number of a push in progress, by parameter.
+    pub(super) fn push_sequences(&self, number: CallNumber) -> Vec<(ParameterIndex, Sequence)> {
+        let call = &self.calls[self.position(number).expect("the call is known")];
+        let job = self.job.as_ref().expect("the job is ready");
+        let again = |index: &ParameterIndex| job.progress(*index).push_again;
+        call.parameters.iter().map(|index| (*index, again(index).unwrap_or(call.sequence))).collect()
+    }
+
+    /// Fails a push whose gradients were applied and whose view failed. A repetition gets the same sequence numbers,
+    /// unless another push about a parameter has begun meanwhile.
+    pub(super) fn undo_push(
+        &mut self,
+        number: CallNumber,
+        numbers: &[(ParameterIndex, Sequence)],
+        failure: Failure,
+    ) -> Failure {
+        let job = self.ready_job();
+        if numbers.iter().any(|(index, _)| job.progress(*index).pushed != Some(number)) {
+            let next = "the gradients are applied and not to be sent again; paddle_get_params_view fetches the view";
+            return Failure::call(format!("{failure}; {next}"));
+        }
+        for (index, sequence) in numbers {
+            let progress = job.progress_mut(*index);
+            progress.push_again = Some(*sequence);
+            progress.round = progress.round.map(|round| Round(round.0 - 1));
+        }
+        failure
+    }
+
+    /// Takes the result of a call that is over.
+    pub(super) fn take(&mut self, number: CallNumber) -> Option<Result<(), Failure>> {
+        Some(self.take_call(number)?.map(drop))
+    }
+
+    fn take_call(&mut self, number: CallNumber) -> Option<Result<Call, Failure>> {
+        let at = self.position(number)?;
+        if !self.calls[at].is_over() {
+            return None;
+        }
+        let mut call = self.calls.remove(at);
+        Some(call.failure.take().map_or(Ok(call), |text| Err(Failure::Call(text))))
+    }
+
+    /// Drives all calls once and waits for at most `longest`. A panic fails every call.
+    pub(super) fn advance(&mut self, longest: Duration) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.turn(longest))) {
+            self.fail_all(panic.as_ref());
+        }
+    }
+
+    fn turn(&mut self, longest: Duration) {
+        let now = self.engine.now();
+        self.end_cancelled();
+        self.query_servers(now);
+        let running = self.calls.iter().filter(|call| call.failure.is_none() && !call.is_over());
+        let left = running.map(|call| call.due(now)).min();
+        if left.is_some_and(|left| left.is_zero()) {
+            self.expire(now);
+        } else {
+            // A call that ended during packing may unblock another.
+            let longest = if self.engine.has_finished() { Duration::ZERO } else { longest };
+            self.engine.turn(left.unwrap_or(Duration::MAX).min(longest));
+        }
+        self.give_up_absent();
+        self.settle();
+    }
+
+    /// Ends calls that wait for a server which has refused connections for longer than `server_absence`.
+    fn give_up_absent(&mut self) {
+        let limit = self.options.server_absence;
+        if !self.engine.has_absent(limit) {
+            return;
+        }
+        for at in 0..self.calls.len() {
+            let call = &self.calls[at];
+            if call.failure.is_some() || call.is_over() {
+                continue;
+            }
+            if let Some(absent) = self.engine.absent(limit, call.opened, &call.tickets()) {
+                let (coordinator, seconds) = (&self.options.coordinator, limit.as_secs_f64());
+                let text = format!(
+                    "{absent}, in the job whose server 0 is at {coordinator}; a call waits {seconds:.1} s for a server \
+                     that is started again (server_absence, PSERVER_SERVER_ABSENCE)"
+                );
+                self.give_up(at, text);
+            }
+        }
+    }
+
+    /// Drops the transport and fails every call after a panic. The remaining state is consistent.
+    pub(super) fn fail_all(&mut self, panic: &(dyn Any + Send)) -> Failure {
+        let text = if self.engine.drop_closed() {
+            CLOSED.to_owned()
+        } else {
+            format!("a bug in libpaddle_pserver, please report it: {}", reason(panic))
+        };
+        let failure = Failure::Call(text.clone());
+        self.engine.break_off(&failure);
+        self.engine.take_finished().for_each(drop);
+        self.over.clear();
+        self.search = ServerQuery::default();
+        self.asked.clear();
+        let mut ended = Vec::new();
+        for call in self.calls.iter_mut().filter(|call| !call.is_over()) {
+            call.held.clear();
+            call.behind.clear();
+            (call.open, call.is_whole) = (0, true);
+            call.failure.get_or_insert_with(|| text.clone());
+            ended.push(call.number);
+        }
+        for number in ended {
+            // The cause of the panic is unknown, so concluding may panic too. The call is over all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.conclude(number)));
+        }
+        failure
+    }
+
+    /// Starts to abort calls.
+    fn begin_to_abort(&mut self, numbers: &[CallNumber], why: &str) {
+        for number in numbers {
+            let Some(at) = self.position(*number).filter(|at| !self.calls[*at].is_over()) else { continue };
+            self.calls[at].is_whole = true;
+            self.give_up(at, why.to_owned());
+        }
+        self.settle();
+    }
+
+    /// Sends the held frames of a call.
+    fn release(&mut self, at: usize) {
+        let call = &mut self.calls[at];
+        for (lane, packed) in call.held.drain(..) {
+            let Ticket(ticket) = self.engine.ask(lane, packed.frame, packed.body);
+            if call.tickets.is_empty() {
+                call.tickets = ticket..ticket;
+            }
+            assert_eq!(call.tickets.end, ticket, "nothing is asked between the frames of a call");
+            call.tickets.end += 1;
+            call.open += 1;
+        }
+        self.engine.flush();
+    }
+
+    /// Records finished requests, and ends their calls.
+    fn settle(&mut self) {
+        let mut over = std::mem::take(&mut self.over);
+        over.extend(self.engine.take_finished());
+        for (ticket, result) in over.drain(..) {
+            let Some(at) = self.calls.iter().position(|call| call.tickets.contains(&ticket.0)) else {
+                self.note_awaited(ticket, &result);
+                self.update_addresses(ticket, result);
+                continue;
+            };
+            self.calls[at].open -= 1;
+            match result {
+                Ok(finished) => self.note(at, finished),
+                Err(Refused { text, .. }) => self.fail(at, text),
+            }
+            if self.calls[at].is_over() {
+                let number = self.calls[at].number;
+                self.end(number);
+            }
+        }
+        self.over = over;
+    }
+
+    /// Records a server's answer about what calls wait for.
+    fn note_awaited(&mut self, ticket: Ticket, result: &Result<Finished, Refused>) {
+        let Some(at) = self.asked.iter().position(|(asked, _)| *asked == ticket) else { return };
+        let (_, lane) = self.asked.swap_remove(at);
+        // An older server does not know the request and answers with an error.
+        if let Some(Ok(Answer::Waiting(text))) = result.as_ref().ok().map(|finished| answer(&finished.control)) {
+            self.engine.note_awaited(lane, text);
+        }
+    }
+
+    /// Records an answer. A pull reports the round of a parameter without a known one: the lowest of its chunks.
+    fn note(&mut self, at: usize, finished: Finished) {
+        let call = &mut self.calls[at];
+        let Some(job) = self.job.as_ref().filter(|_| call.kind != Kind::Control) else {
+            call.answer = finished.control;
+            return;
+        };
+        if call.kind == Kind::Pull && job.counts_rounds() {
+            let seen = finished.entries.iter().zip(&finished.versions);
+            let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
+            call.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
+        }
+        let kept = finished.entries.iter().zip(finished.kept);
+        let kept = kept.map(|(Entry { id, .. }, lease)| ViewChunk { parameter: id.parameter, chunk: id.chunk, lease });
+        call.kept.extend(kept);
+    }
+
+    /// Records the first failure of a call and drops its held frames.
+    fn fail(&mut self, at: usize, text: String) {
+        let call = &mut self.calls[at];
+        call.held.clear();
+        call.behind.clear();
+        if call.failure.is_none() {
+            call.failure = Some(format!("{}: {text}", call.text(self.job.as_ref())));
+        }
+    }
+
+    /// Whether a call was cancelled, over or not.
+    pub(super) fn is_cancelled(&self, number: CallNumber) -> bool {
+        self.position(number).is_some_and(|at| self.cancels.reach(self.calls[at].began))
+    }
+
+    /// Ends a call that is not over.
+    pub(super) fn cancel_call(&mut self, number: CallNumber) {
+        if let Some(at) = self.position(number).filter(|at| self.calls[*at].failure.is_none()) {
+            self.give_up(at, CANCELLED.to_owned());
+            self.settle();
+        }
+    }
+
+    /// Ends the calls that were cancelled.
+    fn end_cancelled(&mut self) {
+        let ends = |call: &Call| call.failure.is_none() && !call.is_over() && self.cancels.reach(call.began);
+        let ending: Vec<usize> = (0..self.calls.len()).filter(|at| ends(&self.calls[*at])).collect();
+        // All are marked first, so that each reports the cancellation and not the failure of an earlier call.
+        ending.iter().for_each(|at| self.fail(*at, CANCELLED.to_owned()));
+        ending.iter().for_each(|at| self.give_up(*at, CANCELLED.to_owned()));
+    }
+
+    /// Asks servers about calls that are close to their deadline, and ends calls that have passed it.
+    fn expire(&mut self, now: Now) {
+        for at in 0..self.calls.len() {
+            let call = &mut self.calls[at];
+            if call.failure.is_some() || call.is_over() || !call.due(now).is_zero() {
+                continue;
+            }
+            if !std::mem::replace(&mut call.has_asked, true) {
+                let tickets = call.tickets();
+                let asked = self.engine.ask_awaited(&tickets);
+                self.asked.extend(asked);
+            }
+            let call = &self.calls[at];
+            if now < call.end {
+                continue;
+            }
+            let limit = call.limit;
+            let text = match call.tickets().as_slice() {
+                [] => format!("an earlier call about it was not over within {:.1} s", limit.as_secs_f64()),
+                tickets => self.engine.late(tickets, limit),
+            };
+            self.give_up(at, text);
+        }
+    }
+
+    /// Fails a call and reclaims its buffers from the transport.
+    fn give_up(&mut self, at: usize, text: String) {
+        let (number, tickets) = (self.calls[at].number, self.calls[at].tickets());
+        self.fail(at, text.clone());
+        if self.calls[at].is_over() {
+            self.end(number);
+        } else {
+            self.engine.abandon(&tickets, text);
+        }
+    }
+
+    /// Ends a call. The calls behind it are released, or fail with it.
+    fn end(&mut self, number: CallNumber) {
+        let mut over = vec![number];
+        while let Some(number) = over.pop() {
+            let has_failed = self.conclude(number);
+            for at in 0..self.calls.len() {
+                if !self.calls[at].behind.contains(&number) {
+                    continue;
+                }
+                if has_failed {
+                    self.fail(at, "an earlier call about one of its parameters failed".to_owned());
+                    over.push(self.calls[at].number);
+                } else {
+                    self.calls[at].behind.retain(|one| *one != number);
+                    if self.calls[at].behind.is_empty() {
+                        self.release(at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Consumes the sequence numbers of a successful call, or returns those of a failed one; true for a failed call.
+    fn conclude(&mut self, number: CallNumber) -> bool {
+        let at = self.position(number).expect("the call is known");
+        let call = &mut self.calls[at];
+        call.waiters.drain(..).for_each(|thread| thread.unpark());
+        let has_failed = call.failure.is_some();
+        let buffers = std::mem::take(&mut call.buffers);
+        if let Some(text) = call.failure.as_mut() {
+            // The caller may write to these buffers again.
+            for failure in buffers.iter().filter_map(|buffer| buffer.withdraw().err()) {
+                text.push_str(&format!("; {failure}"));
+            }
+            call.kept.clear();
+        }
+        drop(buffers);
+        let Some(job) = &mut self.job else { return has_failed };
+        for index in &call.parameters {
+            let progress = job.progress_mut(*index);
+            progress.busy = progress.busy.filter(|busy| *busy != number);
+            if has_failed && call.kind == Kind::Push {
+                progress.round = progress.round.map(|round| Round(round.0 - 1));
+            }
+            let again = match call.kind {
+                Kind::Push => &mut progress.push_again,
+                Kind::Set => &mut progress.set_again,
+                _ => continue,
+            };
+            if !has_failed {
+                *again = None;
+            } else if !call.tickets.is_empty() {
+                again.get_or_insert(call.sequence);
+            }
+        }
+        if !has_failed {
+            self.moved.count(call.sent, call.received);
+            call.seen.sort_unstable();
+            for (index, round) in call.seen.drain(..) {
+                job.progress_mut(index).round.get_or_insert(round);
+            }
+        }
+        has_failed
+    }
+
+    fn position(&self, number: CallNumber) -> Option<usize> {
+        self.calls.binary_search_by_key(&number, |call| call.number).ok()
+    }
+}
+
+impl ClientGuard<'_> {
+    /// Waits until a call is over.
+    pub(super) fn finish(&mut self, number: CallNumber) -> Result<(), Failure> {
+        self.finish_call(number).map(drop)
+    }
+
+    /// Waits until a call is over, and takes the received chunks of its view.
+    pub(super) fn finish_kept(&mut self, number: CallNumber) -> Result<Vec<ViewChunk>, Failure> {
+        self.finish_call(number).map(|call| call.kept)
+    }
+
+    fn finish_call(&mut self, number: CallNumber) -> Result<Call, Failure> {
+        self.wait_over(number);
+        self.take_call(number).expect("only one waits for it")
+    }
+
+    /// Waits until cancelled calls are over. A new call behind one of them would fail with it.
+    pub(super) fn wait_for_cancelled(&mut self) {
+        let is_ending = |call: &&Call| !call.is_over() && self.cancels.reach(call.began);
+        let numbers: Vec<_> = self.calls.iter().filter(is_ending).map(|call| call.number).collect();
+        numbers.into_iter().for_each(|number| self.wait_over(number));
+    }
+
+    /// Waits until every call in progress is over.
+    pub(super) fn finish_all(&mut self) {
+        let numbers: Vec<_> = self.calls.iter().map(|call| call.number).collect();
+        numbers.into_iter().for_each(|number| self.wait_over(number));
+    }
+
+    /// Aborts calls, and waits until the transport has returned the caller's memory.
+    pub(super) fn abort(&mut self, numbers: &[CallNumber], why: &str) {
+        self.begin_to_abort(numbers, why);
+        numbers.iter().for_each(|number| self.wait_over(*number));
+    }
+
+    /// Aborts every call.
+    pub(super) fn abort_all(&mut self, why: &str) {
+        let numbers: Vec<_> = self.calls.iter().map(|call| call.number).collect();
+        self.abort(&numbers, why);
+    }
+
+    /// Aborts the calls of the driver thread. A thread that waits for one gets `why` as the error.
+    pub(super) fn abort_started(&mut self, why: &str) {
+        let numbers: Vec<_> = self.calls.iter().filter(|call| call.is_detached).map(|call| call.number).collect();
+        self.abort(&numbers, why);
+    }
+
+    /// Sends a request to the coordinator and waits for the answer until the deadline of the current call.
+    pub(super) fn control(&mut self, request: Request, what: &str) -> Result<Vec<u8>, Failure> {
+        let times = (self.until, self.options.deadline);
+        self.control_within(request, times, what)
+    }
+
+    /// [`control`](Self::control) with another deadline.
+    pub(super) fn control_within(
+        &mut self,
+        request: Request,
+        times: (Now, Duration),
+        what: &str,
+    ) -> Result<Vec<u8>, Failure> {
+        let (lane, frame) = self.engine.question(request);
+        let call = self.question(what, times, vec![(lane, frame, RequestBody::default())]);
+        self.finish_call(call).map(|call| call.answer)
+    }
+
+    /// Takes the answer to a control call that is over.
+    pub(super) fn take_answer(&mut self, call: CallNumber) -> Result<Vec<u8>, Failure> {
+        self.take_call(call).expect("only one takes it").map(|call| call.answer)
+    }
+
+    /// Sends frames of a control call, and waits until all are answered.
+    pub(super) fn ask_all(&mut self, frames: Vec<(LaneId, Frame, RequestBody)>, what: &str) -> Result<(), Failure> {
+        let times = (self.until, self.options.deadline);
+        let call = self.question(what, times, frames);
+        self.finish(call)
+    }
+}

@@ -1,0 +1,375 @@
+//! The request engine of a client: its requests, transport and clock, driven by the holder of the client lock.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pserver_core::client::{Client, ClientOutput, Finished, Identity, LaneId, Refused, RequestBody};
+use pserver_core::error::Failure;
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::memory::shared::Descriptor;
+use pserver_core::port::{Doorbell, Event, Submit, Transport};
+use pserver_core::time::Now;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
+
+/// Longest wait of the transport, and so the longest delay until a cancellation is seen: a signal handler cannot ring
+/// the doorbell.
+pub(super) const WAIT_LONGEST: Duration = Duration::from_millis(20);
+/// Wait of a turn without a transport.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Interval of heartbeats of the initialising trainer.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// Name of the coordinator in errors.
+pub const COORDINATOR: &str = "the coordinator (server 0)";
+
+/// Limit of servers that are asked what a call waits for, and that its error names.
+const ASKED_MAX: usize = 4;
+
+/// Error after the program has closed the transport's descriptors.
+pub(super) const CLOSED: &str = "descriptors of this library were closed by the program, as by one that becomes a \
+     daemon; the client makes new connections, and the call may be made again";
+
+/// Makes a transport, at start and after each failure of one.
+pub type MakeTransport = Box<dyn Fn() -> Result<Box<dyn Transport>, Failure> + Send>;
+
+/// Requests, a transport and a clock.
+pub struct ClientEngine {
+    requests: Client,
+    /// None after a failure, until another transport is made.
+    transport: Option<Box<dyn Transport>>,
+    /// A descriptor opened with the transport. When the program has closed it, it has closed the transport's too.
+    witness: Descriptor,
+    make: MakeTransport,
+    /// The doorbell of the current transport.
+    bell: Arc<Mutex<Option<Doorbell>>>,
+    origin: Instant,
+    /// Scheme of the coordinator's address, used for all servers.
+    scheme: Scheme,
+    control: LaneId,
+    queue: VecDeque<Submit>,
+    events: Vec<Event>,
+    out: Vec<ClientOutput>,
+    /// Whether this trainer initialises and must send heartbeats.
+    pub(super) holds_lease: bool,
+    last_beat: Now,
+    beats: Vec<Ticket>,
+}
+
+impl ClientEngine {
+    /// A client's connections. `make` gives its transport.
+    ///
+    /// # Errors
+    ///
+    /// The transport's, if it cannot be made.
+    pub fn new(coordinator: &Address, name: &str, role: Role, make: MakeTransport) -> Result<Self, Failure> {
+        let identity = Identity::stranger(role, host_name(), std::process::id());
+        let mut requests = Client::new(identity);
+        let control = requests.add_lane(coordinator.clone(), 0, name.to_owned());
+        let transport = make()?;
+        Ok(Self {
+            witness: Descriptor::witness()?,
+            requests,
+            bell: Arc::new(Mutex::new(Some(transport.doorbell()))),
+            transport: Some(transport),
+            make,
+            origin: Instant::now(),
+            scheme: coordinator.scheme,
+            control,
+            queue: VecDeque::new(),
+            events: Vec::new(),
+            out: Vec::new(),
+            holds_lease: false,
+            last_beat: Now(0),
+            beats: Vec::new(),
+        })
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        self.requests.identity()
+    }
+
+    pub(super) fn identify(&mut self, change: impl FnOnce(&mut Identity)) {
+        self.requests.identify(change);
+    }
+
+    pub(super) fn add_lane(&mut self, address: Address, number: u64, name: String) -> LaneId {
+        self.requests.add_lane(address.reached_by(self.scheme), number, name)
+    }
+
+    /// A doorbell that wakes the current transport, from any thread.
+    pub(super) fn doorbell(&self) -> Doorbell {
+        let bell = Arc::clone(&self.bell);
+        Doorbell::new(move || {
+            let current = bell.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            current.iter().for_each(Doorbell::ring);
+        })
+    }
+
+    fn answers_to(&self, bell: Option<Doorbell>) {
+        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = bell;
+    }
+
+    pub(super) fn ask(&mut self, lane: LaneId, frame: Frame, body: RequestBody) -> Ticket {
+        self.requests.ask(lane, frame, body, &mut self.out)
+    }
+
+    /// The frame of a request to the coordinator, and its lane.
+    pub(super) fn question(&self, request: Request) -> (LaneId, Frame) {
+        let message = ControlRequest { request: Some(request) };
+        (self.control, Frame::with_control(Head::new(Kind::Control), &message))
+    }
+
+    /// Asks the coordinator and waits for the answer's control message.
+    pub fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refused> {
+        let (lane, frame) = self.question(request);
+        let ticket = self.ask(lane, frame, RequestBody::default());
+        let mut finished = self.finish(&[ticket], deadline, what)?;
+        Ok(finished.pop().expect("one request has one answer"))
+    }
+
+    /// Takes all finished requests except heartbeats.
+    pub(super) fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
+        let beats = &mut self.beats;
+        self.requests.take_finished().filter(|(ticket, _)| {
+            let before = beats.len();
+            beats.retain(|beat| beat != ticket);
+            beats.len() == before
+        })
+    }
+
+    /// Whether the coordinator is connected.
+    pub(super) fn is_with_coordinator(&self) -> bool {
+        self.requests.is_connected(self.control)
+    }
+
+    /// Describes a server that these requests wait for and that has refused connections for `limit`, also after
+    /// `begun`.
+    /// `tickets` are ascending, here and below.
+    pub(super) fn absent(&self, limit: Duration, begun: Now, tickets: &[Ticket]) -> Option<String> {
+        self.requests.absent(self.now(), limit, begun, tickets)
+    }
+
+    /// Whether a server has refused connections for `limit`.
+    pub(super) fn has_absent(&self, limit: Duration) -> bool {
+        self.requests.has_absent(self.now(), limit)
+    }
+
+    /// Asks the connected servers that have not answered these requests what the requests wait for.
+    pub(super) fn ask_awaited(&mut self, tickets: &[Ticket]) -> Vec<(Ticket, LaneId)> {
+        let lanes: Vec<LaneId> = self.requests.connected_lanes(tickets).take(ASKED_MAX).collect();
+        let ask = |lane| {
+            self.requests.note_awaited(lane, None);
+            let (_, frame) = self.question(Request::Waiting(true));
+            (self.ask(lane, frame, RequestBody::default()), lane)
+        };
+        lanes.into_iter().map(ask).collect()
+    }
+
+    /// Records a server's answer about what requests wait for.
+    pub(super) fn note_awaited(&mut self, lane: LaneId, awaited: String) {
+        self.requests.note_awaited(lane, Some(awaited).filter(|text| !text.is_empty()));
+    }
+
+    /// Whether a shard may have another address by now.
+    pub(super) fn is_astray(&self) -> bool {
+        self.requests.is_astray()
+    }
+
+    /// Changes the address of a lane's next connection.
+    pub(super) fn move_lane(&mut self, lane: LaneId, address: Address) {
+        self.requests.move_lane(lane, address.reached_by(self.scheme));
+    }
+
+    /// Describes the servers that did not answer these requests.
+    pub(super) fn late(&self, tickets: &[Ticket], deadline: Duration) -> String {
+        format!("no answer within {:.1} s from {}", deadline.as_secs_f64(), self.requests.outstanding(tickets))
+    }
+
+    /// Cancels requests. Each is finished once the transport has returned all its buffers.
+    pub(super) fn abandon(&mut self, tickets: &[Ticket], text: String) {
+        let refused = Refused { code: ErrorCode::Deadline, text };
+        self.requests.cancel(tickets, &refused, &mut self.out);
+    }
+
+    /// Drives the transport until all requests are answered or the deadline has passed, and all buffers are returned.
+    pub(super) fn finish(
+        &mut self,
+        tickets: &[Ticket],
+        deadline: Duration,
+        what: &str,
+    ) -> Result<Vec<Finished>, Refused> {
+        let end = self.now() + deadline;
+        let mut finished = Vec::with_capacity(tickets.len());
+        let mut refused: Option<Refused> = None;
+        let (mut next, mut is_late) = (0, false);
+        loop {
+            while let Some(result) = tickets.get(next).and_then(|ticket| self.requests.take(*ticket)) {
+                next += 1;
+                match result {
+                    Ok(one) => finished.push(one),
+                    Err(one) => refused = refused.or(Some(one)),
+                }
+            }
+            if next == tickets.len() {
+                break;
+            }
+            let left = self.now().until(end);
+            if left.is_zero() && !is_late {
+                is_late = true;
+                let text = self.late(tickets, deadline);
+                self.abandon(tickets, text);
+                continue;
+            }
+            self.turn(if is_late { WAIT_LONGEST } else { left });
+        }
+        match refused {
+            Some(one) => Err(Refused { code: one.code, text: format!("{what}: {}", one.text) }),
+            None => Ok(finished),
+        }
+    }
+
+    /// Sends a heartbeat when one is due and the previous one was answered.
+    fn beat(&mut self) {
+        if !self.holds_lease {
+            return;
+        }
+        let now = self.now();
+        if now < self.last_beat + HEARTBEAT || !self.beats.is_empty() {
+            return;
+        }
+        self.last_beat = now;
+        let (lane, frame) = self.question(Request::Heartbeat(true));
+        let ticket = self.ask(lane, frame, RequestBody::default());
+        self.beats.push(ticket);
+    }
+
+    /// One turn: submits all ready work, waits for at most `wait`, and handles events.
+    pub(super) fn turn(&mut self, wait: Duration) {
+        self.beat();
+        let now = self.now();
+        self.requests.drive(now, &mut self.out);
+        self.flush();
+        if !wait.is_zero() && !self.drop_closed() {
+            let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
+            match &mut self.transport {
+                Some(transport) => transport.wait(until.min(WAIT_LONGEST)),
+                None => std::thread::sleep(until.min(PAUSE)),
+            }
+        }
+        self.take_in();
+    }
+
+    /// Whether a finished request is not taken.
+    pub(super) fn has_finished(&self) -> bool {
+        self.requests.has_finished()
+    }
+
+    /// Handles events and submits ready work, without waiting and without new requests.
+    pub(super) fn take_in(&mut self) {
+        if let Some(transport) = &mut self.transport
+            && let Err(failure) = transport.poll(&mut self.events)
+        {
+            self.break_off(&failure);
+        }
+        let now = self.now();
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            self.requests.handle(now, event, &mut self.out);
+        }
+        self.events = events;
+        self.flush();
+    }
+
+    /// Submits ready work, without waiting.
+    pub(super) fn flush(&mut self) {
+        if self.out.is_empty() && self.queue.is_empty() {
+            return;
+        }
+        self.carry_out(self.now());
+        if let Some(transport) = &mut self.transport
+            && let Err(failure) = transport.submit(&mut self.queue)
+        {
+            self.break_off(&failure);
+        }
+    }
+
+    /// Drops the transport with all buffers in flight. The next connection makes another one.
+    pub(super) fn break_off(&mut self, failure: &Failure) {
+        self.answers_to(None);
+        // It is dropped even if no other can be made, as a finished call must have its memory back.
+        let broken = self.transport.take();
+        // A transport that panicked may panic again when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+        self.queue.clear();
+        self.out.clear();
+        self.events.clear();
+        let refused = Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+        self.requests.break_off(self.now(), &refused);
+    }
+
+    /// Whether the program has closed descriptors of the transport.
+    pub(super) fn is_closed(&self) -> bool {
+        !self.witness.is_open()
+    }
+
+    /// Drops a transport whose descriptors the program has closed, before their numbers are used: requests in progress
+    /// fail, and the next one makes another transport. True when the transport was dropped.
+    pub(super) fn drop_closed(&mut self) -> bool {
+        if self.transport.is_none() || !self.is_closed() {
+            return false;
+        }
+        if !self.requests.is_busy() {
+            // It borrows no memory. Dropping it would close descriptor numbers that other files may have by now.
+            std::mem::forget(self.transport.take());
+        }
+        self.break_off(&Failure::call(CLOSED));
+        true
+    }
+
+    /// Starts a connection, on a new transport after a failure.
+    fn connect(&mut self, address: &Address) -> Result<PeerId, Failure> {
+        if self.transport.is_none() {
+            let transport = (self.make)()?;
+            self.witness = Descriptor::witness()?;
+            self.answers_to(Some(transport.doorbell()));
+            self.transport = Some(transport);
+        }
+        self.transport.as_mut().expect("there is one now").connect(address)
+    }
+
+    fn carry_out(&mut self, now: Now) {
+        while !self.out.is_empty() {
+            let mut out = std::mem::take(&mut self.out);
+            for output in out.drain(..) {
+                match output {
+                    ClientOutput::Submit(submit) => self.queue.push_back(submit),
+                    ClientOutput::Close(peer) => {
+                        if let Some(transport) = &mut self.transport {
+                            transport.close(peer);
+                        }
+                    }
+                    ClientOutput::Connect { lane, address } => match self.connect(&address) {
+                        Ok(peer) => self.requests.connecting(lane, peer, &mut self.out),
+                        Err(failure) => self.requests.unreachable(now, lane, &failure),
+                    },
+                }
+            }
+            if self.out.is_empty() {
+                // The allocation is kept for the next turn.
+                self.out = out;
+                return;
+            }
+        }
+    }
+
+    pub(super) fn now(&self) -> Now {
+        Now(u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+fn host_name() -> String {
+    nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| "unknown".to_owned())
+}

@@ -1,0 +1,318 @@
+//! A joined job: its servers, their lanes, the catalogue, and the progress of each parameter.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
+use pserver_core::config::Mode;
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::ids::{ParameterIndex, Round, Sequence, ShardId, Ticket};
+use pserver_core::partition::{Catalogue, Parameter, Topology};
+use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
+
+use super::calls::CallNumber;
+use super::engine::ClientEngine;
+use super::initialise::answer;
+use super::transfer::check_dense;
+use super::views::is_held;
+use super::{ClientState, JobSharing, ParameterFacts};
+
+/// Interval at which the coordinator is asked for addresses of unreachable servers.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A job that was joined.
+pub(super) struct JoinedJob {
+    pub(super) settings: JobMessage,
+    pub(super) default_config: Vec<u8>,
+    pub(super) topology: Topology,
+    pub(super) phase: InitPhase,
+    /// The number of the last mutating call.
+    sequence: u64,
+    /// The lanes of each server's shards.
+    lanes: Vec<Vec<LaneId>>,
+    /// By parameter.
+    progress: Vec<ParameterProgress>,
+    /// How many questions there were, see [`JoinedJob::check_first`].
+    question: u64,
+}
+
+/// This trainer's progress with one parameter.
+#[derive(Clone, Default)]
+pub(super) struct ParameterProgress {
+    /// Round of the last push; none before it is known.
+    pub(super) round: Option<Round>,
+    /// The last call about it in progress.
+    pub(super) busy: Option<CallNumber>,
+    /// The last push about it.
+    pub(super) pushed: Option<CallNumber>,
+    /// Sequence number of a failed push. The next push reuses it, so that servers recognise a repetition.
+    pub(super) push_again: Option<Sequence>,
+    /// Sequence number of a failed set, reused likewise.
+    pub(super) set_again: Option<Sequence>,
+    /// Its view, if there is one.
+    pub(super) viewed: Weak<()>,
+    /// The last question that found it.
+    asked: u64,
+}
+
+/// State of the job's initialisation, as this client knows it.
+pub(super) enum InitPhase {
+    /// Joined; the state is unknown.
+    Joined,
+    /// This client was elected and declares parameters.
+    Initialising(Box<CatalogueDraft>),
+    /// A call commits the declared parameters.
+    Finishing,
+    /// The parameters are initialised.
+    Ready(Box<Catalogue>),
+}
+
+/// The request for addresses of unreachable servers.
+#[derive(Default)]
+pub(super) struct ServerQuery {
+    asked: Option<Ticket>,
+    /// Earliest time of the next request.
+    again: Now,
+}
+
+/// The catalogue while it is declared.
+pub(super) struct CatalogueDraft {
+    pub(super) catalogue: Catalogue,
+    pub(super) settings: JobMessage,
+    pub(super) default_config: Vec<u8>,
+}
+
+impl JoinedJob {
+    /// Checks the coordinator's answer, and adds a lane for every shard.
+    pub(super) fn new(joined: Joined, engine: &mut ClientEngine) -> Result<Self, Failure> {
+        let missing = |what: &str| Failure::call(format!("the coordinator's answer has no {what}"));
+        let settings = joined.job.ok_or_else(|| missing("settings"))?;
+        let servers = joined.topology.ok_or_else(|| missing("servers"))?;
+        let topology = topology(&servers)?;
+        let mut lanes = vec![Vec::new(); servers.servers.len()];
+        for place in topology.shard_ids() {
+            let server = usize::from(place.server.0);
+            let address = Address::parse(&servers.servers[server].address)?;
+            let name = format!("server {} shard {}", place.server, place.shard);
+            lanes[server].push(engine.add_lane(address, u64::from(place.shard.0) + 1, name));
+        }
+        Ok(Self {
+            settings,
+            default_config: joined.default_config,
+            topology,
+            phase: InitPhase::Joined,
+            sequence: 0,
+            lanes,
+            progress: Vec::new(),
+            question: 0,
+        })
+    }
+
+    pub(super) fn lane(&self, place: ShardId) -> LaneId {
+        self.lanes[usize::from(place.server.0)][usize::from(place.shard.0)]
+    }
+
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (ShardId, LaneId)> + '_ {
+        self.topology.shard_ids().map(|place| (place, self.lane(place)))
+    }
+
+    /// The parameters are there, and of each this is the round that it is at, where that is known.
+    pub(super) fn is_initialised(&mut self, catalogue: Catalogue, round: Option<Round>) {
+        self.progress = vec![ParameterProgress { round, ..ParameterProgress::default() }; catalogue.len()];
+        self.phase = InitPhase::Ready(Box::new(catalogue));
+    }
+
+    /// The catalogue of a job that is ready.
+    ///
+    /// # Panics
+    /// When it is not: `ClientState::ready` comes first.
+    pub(super) fn catalogue(&self) -> &Catalogue {
+        match &self.phase {
+            InitPhase::Ready(catalogue) => catalogue,
+            InitPhase::Joined | InitPhase::Initialising(_) | InitPhase::Finishing => panic!("the job is not ready"),
+        }
+    }
+
+    /// Whether the parameters are initialised.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.phase, InitPhase::Ready(_))
+    }
+
+    /// Where each lane connects to, as the coordinator knows it now; nothing when it is about other servers.
+    fn moved_lanes(&self, joined: Joined) -> Option<Vec<(LaneId, Address)>> {
+        let servers = joined.topology?;
+        if topology(&servers).ok()? != self.topology {
+            return None;
+        }
+        let mut moved = Vec::new();
+        for (place, lane) in self.lanes() {
+            let address = Address::parse(&servers.servers[usize::from(place.server.0)].address).ok()?;
+            moved.push((lane, address));
+        }
+        Some(moved)
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::from_numbers(self.settings.mode, self.settings.staleness).unwrap_or_default()
+    }
+
+    pub(super) fn sharing(&self) -> JobSharing {
+        let merge = pserver_core::config::Merge::from_number(self.settings.merge).unwrap_or_default();
+        JobSharing { mode: self.mode(), merge, trainers: self.settings.trainers }
+    }
+
+    /// Bytes of a chunk, the limit of a payload.
+    pub(super) fn chunk_bytes(&self) -> u32 {
+        self.settings.chunk_bytes
+    }
+
+    /// Whether pushes are counted in rounds, as in sync mode.
+    pub(super) fn counts_rounds(&self) -> bool {
+        self.mode() == Mode::Sync
+    }
+
+    /// A parameter by name. Callers mostly name parameters in the order of declaration, so the one that follows the
+    /// last is tried first.
+    pub(super) fn parameter(&self, name: &str, last: &mut Option<ParameterIndex>) -> Result<ParameterIndex, Failure> {
+        let catalogue = self.catalogue();
+        let next = ParameterIndex(last.map_or(0, |last| last.0 + 1));
+        let is_next = catalogue.parameter(next).is_some_and(|one| one.declaration().name.as_str() == name);
+        let found = if is_next { Some(next) } else { catalogue.find(name) };
+        let index = found.ok_or_else(|| {
+            Failure::call(format!(
+                "unknown parameter \"{}\"; this job has {} parameters",
+                name.chars().take(64).collect::<String>(),
+                catalogue.len()
+            ))
+        })?;
+        *last = Some(index);
+        Ok(index)
+    }
+
+    /// A parameter that a name was found to stand for.
+    pub(super) fn chosen(&self, index: ParameterIndex) -> &Parameter {
+        self.catalogue().parameter(index).expect("the index came from this catalogue")
+    }
+
+    pub(super) fn name(&self, index: ParameterIndex) -> &str {
+        self.chosen(index).declaration().name.as_str()
+    }
+
+    pub(super) fn progress(&self, index: ParameterIndex) -> &ParameterProgress {
+        &self.progress[index.0 as usize]
+    }
+
+    pub(super) fn progress_mut(&mut self, index: ParameterIndex) -> &mut ParameterProgress {
+        &mut self.progress[index.0 as usize]
+    }
+
+    /// The number of one more mutating call.
+    pub(super) fn next_sequence(&mut self) -> Sequence {
+        self.sequence += 1;
+        Sequence(self.sequence)
+    }
+
+    /// Refuses to pull parameters that a view holds.
+    pub(super) fn refuse_viewed(&self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let viewed = chosen.iter().find(|index| is_held(&self.progress(**index).viewed));
+        viewed.map_or(Ok(()), |index| {
+            let name = self.name(*index);
+            Err(Failure::call(format!(
+                "parameter \"{name}\": there is a view of it; expected its release before it is fetched"
+            )))
+        })
+    }
+
+    /// Refuses a parameter that occurs twice.
+    pub(super) fn check_once(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let question = self.next_lookup();
+        chosen.iter().try_for_each(|index| self.check_first(*index, question))
+    }
+
+    /// One more question for [`JoinedJob::check_first`].
+    pub(super) fn next_lookup(&mut self) -> u64 {
+        self.question += 1;
+        self.question
+    }
+
+    /// Refuses a parameter that this question has found before.
+    #[inline]
+    pub(super) fn check_first(&mut self, index: ParameterIndex, question: u64) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.progress_mut(index).asked, question) == question {
+            return Err(Failure::call(format!("parameter \"{}\" is in one call twice", self.name(index))));
+        }
+        Ok(())
+    }
+}
+
+impl ClientState {
+    /// Whether the client has joined its job.
+    pub(super) fn has_joined(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// The job, after `ClientState::ready`.
+    pub(super) fn ready_job(&mut self) -> &mut JoinedJob {
+        self.job.as_mut().expect("the job is ready")
+    }
+
+    /// Asks the coordinator for the servers' addresses when one is unreachable, as it may have restarted elsewhere.
+    pub(super) fn query_servers(&mut self, now: Now) {
+        if self.job.is_none() || self.search.asked.is_some() || now < self.search.again || !self.engine.is_astray() {
+            return;
+        }
+        let (lane, frame) = self.engine.question(Request::Observe(true));
+        let asked = Some(self.engine.ask(lane, frame, RequestBody::default()));
+        self.search = ServerQuery { asked, again: now + SEARCH_PAUSE };
+    }
+
+    /// Records the coordinator's answer, and changes the addresses of moved servers.
+    pub(super) fn update_addresses(&mut self, ticket: Ticket, result: Result<Finished, Refused>) {
+        if self.search.asked != Some(ticket) {
+            return;
+        }
+        self.search.asked = None;
+        let answered = result.ok().and_then(|finished| answer(&finished.control).ok());
+        let (Some(Answer::Joined(joined)), Some(job)) = (answered, &self.job) else { return };
+        if joined.epoch != self.engine.identity().epoch.0 {
+            return;
+        }
+        for (lane, address) in job.moved_lanes(joined).into_iter().flatten() {
+            self.engine.move_lane(lane, address);
+        }
+    }
+
+    /// The type and the length in bytes of each of these parameters, which are no sparse ones.
+    pub(super) fn measure(&self, names: &[&str]) -> Result<Vec<(ElementType, u64)>, Failure> {
+        let job = self.job.as_ref().expect("the job is ready");
+        let mut last = None;
+        let measure = |name: &&str| {
+            let parameter = job.chosen(job.parameter(name, &mut last)?);
+            check_dense(parameter)?;
+            Ok((parameter.declaration().element_type, parameter.declaration().bytes))
+        };
+        names.iter().map(measure).collect()
+    }
+
+    pub(super) fn facts(&self, name: &str) -> Result<ParameterFacts, Failure> {
+        let job = self.job.as_ref().expect("the job is ready");
+        let declaration = job.chosen(job.parameter(name, &mut None)?).declaration();
+        Ok(ParameterFacts {
+            element_type: declaration.element_type,
+            bytes: declaration.bytes,
+            shape: declaration.shape.clone(),
+            is_sparse: declaration.buckets.is_some(),
+        })
+    }
+}
+
+fn topology(message: &TopologyMessage) -> Result<Topology, Failure> {
+    let shards = message.servers.iter().map(|server| {
+        u16::try_from(server.shards).map_err(|_| Failure::call(format!("a server with {} shards", server.shards)))
+    });
+    Topology::new(shards.collect::<Result<Vec<_>, _>>()?)
+}

@@ -1,0 +1,130 @@
+//! Packs chunks into frames. Small chunks of one lane share a frame.
+
+use pserver_core::client::{LaneId, RequestBody};
+use pserver_core::ids::Sequence;
+use pserver_core::limits::FRAME_ENTRIES_MAX;
+use pserver_core::port::{Incoming, Outgoing};
+use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
+
+/// Bytes up to which chunks share a frame. A server reads, applies and answers it as a whole, so longer frames would
+/// delay those behind it.
+const SHARED_BYTES_MAX: u32 = 256 * 1024;
+
+/// Makes the frames of one call.
+pub(super) struct Packer {
+    kind: Kind,
+    flags: Flags,
+    control: Vec<u8>,
+    /// Whether values come back.
+    fetches: bool,
+    bytes_max: u32,
+    /// Chunks that are still to come.
+    expected: usize,
+    /// The frames that are not full, of each lane at most one.
+    open: Vec<(LaneId, PackedFrame)>,
+}
+
+/// A frame with its parcels.
+pub(super) struct PackedFrame {
+    pub(super) frame: Frame,
+    pub(super) body: RequestBody,
+    /// Bytes on their way in either direction.
+    bytes: u32,
+}
+
+/// One chunk of a call: an entry, what leaves with it, and where its value goes.
+pub(super) struct ChunkPiece {
+    pub(super) entry: Entry,
+    pub(super) payload: Option<Outgoing>,
+    pub(super) into: Option<Incoming>,
+    /// The call's number for servers.
+    pub(super) sequence: Sequence,
+}
+
+impl Packer {
+    /// A packer for chunks of at most `chunk_bytes`; about so many chunks are expected.
+    pub(super) fn new(kind: Kind, chunk_bytes: u32, expected: usize) -> Self {
+        let bytes_max = Self::shared_bytes_max(chunk_bytes);
+        let (flags, fetches) = (Flags::default(), kind == Kind::Pull);
+        Self { kind, flags, control: Vec::new(), fetches, bytes_max, expected, open: Vec::new() }
+    }
+
+    /// The bytes up to which chunks share a frame.
+    pub(super) fn shared_bytes_max(chunk_bytes: u32) -> u32 {
+        chunk_bytes.min(SHARED_BYTES_MAX)
+    }
+
+    /// Frames that ask for the value back, and that bring this control message.
+    pub(super) fn with(mut self, flags: Flags, control: Vec<u8>) -> Self {
+        (self.flags, self.control) = (flags, control);
+        self.fetches |= flags.contains(Flags::WANT_VALUE);
+        self
+    }
+
+    /// Frames that request no values.
+    pub(super) fn without_values(mut self) -> Self {
+        self.fetches = false;
+        self
+    }
+
+    /// Adds a chunk to its lane's frame. When it does not fit, that frame is full and is given out.
+    #[inline]
+    pub(super) fn add(&mut self, lane: LaneId, piece: ChunkPiece) -> Option<PackedFrame> {
+        let bytes = piece.entry.bytes.max(piece.into.as_ref().map_or(0, Incoming::len));
+        let mut full = None;
+        let at = self.open.binary_search_by_key(&lane, |(one, _)| *one).unwrap_or_else(|at| {
+            self.open.insert(at, (lane, self.begin(bytes, piece.sequence)));
+            at
+        });
+        let open = &self.open[at].1;
+        let is_full = open.bytes.saturating_add(bytes) > self.bytes_max
+            || open.frame.entries.len() >= FRAME_ENTRIES_MAX as usize
+            || open.frame.head.sequence != piece.sequence;
+        if is_full && !open.frame.entries.is_empty() {
+            let next = self.begin(bytes, piece.sequence);
+            full = Some(std::mem::replace(&mut self.open[at].1, next));
+        }
+        self.expected = self.expected.saturating_sub(1);
+        self.open[at].1.add(bytes, piece);
+        full
+    }
+
+    /// The frames that are left.
+    pub(super) fn rest(self) -> impl Iterator<Item = (LaneId, PackedFrame)> {
+        self.open.into_iter()
+    }
+
+    /// A frame for chunks of about so many bytes.
+    fn begin(&self, bytes: u32, sequence: Sequence) -> PackedFrame {
+        let fitting = (self.bytes_max / bytes.max(1)).clamp(1, FRAME_ENTRIES_MAX) as usize;
+        let room = fitting.min(self.expected.max(1));
+        let head = Head { flags: self.flags, sequence, ..Head::new(self.kind) };
+        let brings = if self.kind == Kind::Pull { 0 } else { room };
+        let fetches = if self.fetches { room } else { 0 };
+        let (payload, into) = (Vec::with_capacity(brings), Vec::with_capacity(fetches));
+        let body = RequestBody { payload, into, priority: u32::MAX };
+        let frame = Frame { head, entries: Vec::with_capacity(room), control: self.control.clone() };
+        PackedFrame { frame, body, bytes: 0 }
+    }
+}
+
+impl PackedFrame {
+    /// A frame that is complete.
+    pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
+        Self { frame, body, bytes: 0 }
+    }
+
+    #[inline]
+    fn add(&mut self, bytes: u32, piece: ChunkPiece) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        // Parameters are declared in the order in which a forward pass needs them.
+        self.body.priority = self.body.priority.min(piece.entry.id.parameter.0);
+        self.frame.entries.push(piece.entry);
+        if let Some(payload) = piece.payload {
+            self.body.payload.push(payload);
+        }
+        if let Some(into) = piece.into {
+            self.body.into.push(into);
+        }
+    }
+}

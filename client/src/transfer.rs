@@ -1,0 +1,542 @@
+//! Pushes, pulls and sets of whole parameters, and saves of models.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use pserver_core::client::RequestBody;
+use pserver_core::dtype::{ElementType, Half};
+use pserver_core::error::Failure;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
+use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping};
+use pserver_core::partition::Parameter;
+use pserver_core::port::{Incoming, Outgoing};
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
+
+use super::calls::CallNumber;
+use super::client_lock::ClientGuard;
+use super::initialise::{answer, unexpected};
+use super::job::{JoinedJob, ParameterProgress};
+use super::packer::{ChunkPiece, Packer};
+use super::{Client, ClientState, DestinationSlice, Extent, GradientSlice};
+
+/// Longest wait for the coordinator when a rank is released; its answer depends on no trainer.
+const RELEASE_LONGEST: Duration = Duration::from_secs(1);
+
+impl Client {
+    /// Sends gradients, or deltas where the job optimises on the client. It returns when every server has them for
+    /// good; a call that failed may be repeated and is not applied twice. `rate` replaces the schedule's rate.
+    ///
+    /// # Errors
+    /// The gradient that is refused, and why; or the server that did not answer before the deadline.
+    pub fn push(&self, gradients: &[GradientSlice<'_>], rate: Option<f64>) -> Result<(), Failure> {
+        let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
+        let mut state = self.lock()?;
+        let chosen = state.select(gradients, None)?;
+        state.lend(|state, book| {
+            let call = state.start_push(chosen, gradients, rate, None, book)?;
+            state.finish(call)
+        })
+    }
+
+    /// Sends gradients and fetches the parameters with these gradients in them.
+    ///
+    /// # Errors
+    /// As [`Client::push`] and [`Client::pull`].
+    pub fn push_pull(
+        &self,
+        gradients: &[GradientSlice<'_>],
+        rate: Option<f64>,
+        into: &mut [DestinationSlice<'_>],
+    ) -> Result<(), Failure> {
+        let mut state = self.lock()?;
+        let into = borrowed(into);
+        let chosen = state.select(gradients, Some(&into))?;
+        state.lend(|state, book| {
+            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
+            state.finish(call)
+        })
+    }
+
+    /// Fetches parameters. In sync mode each has all rounds in it that this trainer has pushed. After a failure
+    /// the contents of the places are unspecified.
+    ///
+    /// # Errors
+    /// The parameter that is refused, and why; or the server or trainer that was waited for until the deadline.
+    pub fn pull(&self, into: &mut [DestinationSlice<'_>]) -> Result<(), Failure> {
+        let mut state = self.lock()?;
+        state.ready()?;
+        state.lend(|state, book| {
+            let call = state.start_pull(borrowed(into), book)?;
+            state.finish(call)
+        })
+    }
+
+    /// Replaces parameters by the values given. The count of updates and the optimizer's state stay.
+    ///
+    /// # Errors
+    /// As [`Client::push`].
+    pub fn set(&self, values: &[GradientSlice<'_>]) -> Result<(), Failure> {
+        let _memory = self.hold(values.iter().map(|given| Extent::of(given.content)));
+        let mut state = self.lock()?;
+        state.ready()?;
+        state.lend(|state, book| {
+            let call = state.start_set(values, book)?;
+            state.finish(call)
+        })
+    }
+
+    /// Saves the model on server 0's machine, below its model directory; returns where, and its bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the path, or why the disk refused.
+    pub fn save_model(&self, path: &str) -> Result<(String, u64), Failure> {
+        let mut state = self.lock()?;
+        state.ready()?;
+        let what = format!("saving the model as \"{}\"", path.chars().take(200).collect::<String>());
+        // All parameters go through one disk, so a save may take ten times the deadline of a call.
+        let limit = state.options.deadline * 10;
+        let times = (state.engine.now() + limit, limit);
+        match answer(&state.control_within(Request::Save(path.to_owned()), times, &what)?)? {
+            Answer::Saved(saved) => Ok((saved.path, saved.bytes)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Says that this trainer is finished: the others do not wait for it any more.
+    ///
+    /// # Errors
+    /// When a server does not answer before the deadline.
+    pub fn leave(&self) -> Result<(), Failure> {
+        let mut state = self.lock()?;
+        state.ready()?;
+        state.finish_all();
+        let leave = |(_, lane)| (lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default());
+        let frames = state.ready_job().lanes().map(leave).collect();
+        // The calls that were waited for had deadlines of their own.
+        state.until = state.engine.now() + state.options.deadline;
+        state.ask_all(frames, "leaving the job")?;
+        state.control(Request::Leave(true), "leaving the job").map(drop)
+    }
+}
+
+impl ClientGuard<'_> {
+    /// Gives the rank up, where the coordinator is connected and answers soon; else the rank is free after the grace
+    /// time of its servers.
+    pub(super) fn release_rank(&mut self) {
+        if self.job.is_none() || self.options.is_reader || !self.engine.is_with_coordinator() {
+            return;
+        }
+        let times = (self.engine.now() + RELEASE_LONGEST, RELEASE_LONGEST);
+        let _ = self.control_within(Request::Release(true), times, "releasing the rank");
+    }
+
+    /// Waits until the parameters are initialised, checks gradients and destinations, and learns the rounds of the
+    /// parameters.
+    pub(super) fn select(
+        &mut self,
+        gradients: &[GradientSlice<'_>],
+        into: Option<&[FetchRequest<'_>]>,
+    ) -> Result<SelectedParameters, Failure> {
+        let chosen = check_gradients(self.ready()?, gradients, into, true)?;
+        self.learn_rounds(&chosen.parameters)?;
+        Ok(chosen)
+    }
+
+    /// Requests the rounds of parameters that this trainer has not pulled yet; sync mode needs them before a push.
+    pub(super) fn learn_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
+        let job = self.ready_job();
+        let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
+        if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
+            return Ok(());
+        }
+        let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
+        self.open(Kind::Pull, &unknown, (0, 0))?;
+        let packer = self.packer(Kind::Pull, &unknown).without_values();
+        let orders = unknown.into_iter().map(|index| ParameterTransfer { index, given: None, place: None, half: None });
+        let call = self.pack(packer, orders, &LoanBook::open(), |_| (Round(0), Sequence(0)));
+        self.finish(call)
+    }
+}
+
+impl ClientState {
+    /// Starts to send gradients for the parameters that [`ClientGuard::select`] found, and to fetch these when there
+    /// are places for them.
+    pub(super) fn start_push<'env>(
+        &mut self,
+        chosen: SelectedParameters,
+        gradients: &[GradientSlice<'env>],
+        rate: Option<f64>,
+        into: Option<Vec<FetchRequest<'env>>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        check_rate(rate)?;
+        let has_places = into.is_some();
+        let SelectedParameters { parameters: chosen, sent, held } = chosen;
+        let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
+        let counts_rounds = self.ready_job().counts_rounds();
+        let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
+        let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
+        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
+        let orders = gradients.iter().zip(chosen).map(|(given, index)| {
+            let (place, half) = places.next().unzip();
+            ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }
+        });
+        Ok(self.pack(packer, orders, book, |progress| {
+            let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
+            (round, progress.push_again.unwrap_or(sequence))
+        }))
+    }
+
+    /// Starts to fetch parameters.
+    pub(super) fn start_pull<'env>(
+        &mut self,
+        into: Vec<FetchRequest<'env>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let SelectedParameters { parameters: chosen, held: received, .. } =
+            check_destinations(self.ready_job(), &into)?;
+        let counts_rounds = self.ready_job().counts_rounds();
+        let places = self.places(into, &chosen)?;
+        self.open(Kind::Pull, &chosen, (0, received))?;
+        let packer = self.packer(Kind::Pull, &chosen);
+        let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
+        let orders = places.into_iter().zip(chosen).map(order);
+        Ok(self.pack(packer, orders, book, |progress| {
+            (progress.round.filter(|_| counts_rounds).unwrap_or_default(), Sequence(0))
+        }))
+    }
+
+    /// Starts to replace values.
+    pub(super) fn start_set<'env>(
+        &mut self,
+        values: &[GradientSlice<'env>],
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let SelectedParameters { parameters: chosen, sent, .. } =
+            check_gradients(self.ready_job(), values, None, false)?;
+        let sequence = self.open(Kind::Set, &chosen, (sent, 0))?;
+        let packer = self.packer(Kind::Set, &chosen);
+        let orders = values.iter().zip(chosen).map(|(given, index)| ParameterTransfer {
+            index,
+            given: Some(*given),
+            place: None,
+            half: None,
+        });
+        Ok(self.pack(packer, orders, book, |progress| (Round(0), progress.set_again.unwrap_or(sequence))))
+    }
+
+    /// Packs the frames of the open call, and sends each as soon as it is full.
+    fn pack<'env>(
+        &mut self,
+        mut packer: Packer,
+        orders: impl Iterator<Item = ParameterTransfer<'env>>,
+        book: &LoanBook<'env>,
+        numbers: impl Fn(&ParameterProgress) -> (Round, Sequence),
+    ) -> CallNumber {
+        let has_buffers = !self.buffers.is_empty();
+        for order in orders {
+            let job = self.ready_job();
+            let (round, sequence) = numbers(job.progress(order.index));
+            let count = job.chosen(order.index).chunk_count();
+            let within = order.given.filter(|_| has_buffers).and_then(|given| self.buffers.around(given.content));
+            let back = match &order.place {
+                Some(ValueTarget::Caller(all)) if has_buffers => self.buffers.around(all),
+                _ => None,
+            };
+            for buffer in within.iter().chain(&back) {
+                self.uses(buffer);
+            }
+            let mut cut = ChunkCutter::new(order, (within, back), book);
+            for chunk in (0..count).map(ChunkIndex) {
+                let job = self.job.as_ref().expect("the job is ready");
+                let parameter = job.chosen(cut.index);
+                let lane = job.lane(parameter.shard_of(chunk));
+                if let Some(full) = packer.add(lane, cut.next(parameter, chunk, round, sequence)) {
+                    self.frame(lane, full);
+                    // A lane's send window is bounded: completed sends free it while the rest is packed.
+                    self.engine.take_in();
+                }
+            }
+        }
+        self.send_rest(packer)
+    }
+
+    /// Sends the last frames of the open call.
+    pub(super) fn send_rest(&mut self, packer: Packer) -> CallNumber {
+        for (lane, packed) in packer.rest() {
+            self.frame(lane, packed);
+        }
+        self.close()
+    }
+
+    /// Reserves a destination for every value before any frame of the call is sent.
+    fn places<'env>(
+        &mut self,
+        into: Vec<FetchRequest<'env>>,
+        chosen: &[ParameterIndex],
+    ) -> Result<Vec<(ValueTarget<'env>, Option<Half>)>, Failure> {
+        let job = self.job.as_ref().expect("the job is ready");
+        let mut places = Vec::with_capacity(into.len());
+        for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
+            if let Some(place) = place {
+                job.refuse_viewed(&[*index])?;
+                places.push((ValueTarget::Caller(place), half));
+                continue;
+            }
+            let parameter = job.chosen(*index);
+            let spans = (0..parameter.chunk_count()).map(|chunk| parameter.span(ChunkIndex(chunk)));
+            let bytes = spans.map(|span| halved(span.expect("it is one of its chunks").bytes, half));
+            let leases = bytes.map(|bytes| self.view_arenas.take(bytes)).collect::<Result<Vec<_>, _>>()?;
+            places.push((ValueTarget::Leased(leases.into_iter()), half));
+        }
+        Ok(places)
+    }
+
+    pub(super) fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
+        let job = self.job.as_ref().expect("the job is ready");
+        Packer::new(kind, job.settings.chunk_bytes, chosen.len())
+    }
+}
+
+/// The transfer of one parameter in a call.
+struct ParameterTransfer<'env> {
+    index: ParameterIndex,
+    given: Option<GradientSlice<'env>>,
+    place: Option<ValueTarget<'env>>,
+    /// Half-precision type of the received value; none for the parameter's own type.
+    half: Option<Half>,
+}
+
+/// Destination of a value.
+enum ValueTarget<'env> {
+    /// Into the caller's memory.
+    Caller(&'env mut [u8]),
+    /// A view: a lease for each chunk, unused where the value can stay in the server's memory.
+    Leased(std::vec::IntoIter<Lease>),
+}
+
+/// Cuts the transfer of a parameter into chunks; holds the remaining part.
+struct ChunkCutter<'book, 'env> {
+    index: ParameterIndex,
+    element_type: Option<ElementType>,
+    content: &'env [u8],
+    /// The buffer that contains the gradient.
+    within: Option<Arc<Mapping>>,
+    /// The buffer that contains the destination.
+    back: Option<Arc<Mapping>>,
+    place: Option<ValueTarget<'env>>,
+    half: Option<Half>,
+    book: &'book LoanBook<'env>,
+}
+
+impl<'book, 'env> ChunkCutter<'book, 'env> {
+    fn new(
+        order: ParameterTransfer<'env>,
+        (within, back): (Option<Arc<Mapping>>, Option<Arc<Mapping>>),
+        book: &'book LoanBook<'env>,
+    ) -> Self {
+        Self {
+            index: order.index,
+            element_type: order.given.map(|given| given.element_type),
+            content: order.given.map_or(&[], |given| given.content),
+            within,
+            back,
+            place: order.place,
+            half: order.half,
+            book,
+        }
+    }
+
+    #[inline]
+    fn next(&mut self, parameter: &Parameter, chunk: ChunkIndex, round: Round, sequence: Sequence) -> ChunkPiece {
+        let declared = parameter.declaration().element_type;
+        let span = parameter.span(chunk).expect("the chunk is one of the parameter's");
+        let id = ChunkId { parameter: self.index, chunk };
+        let (into, half) = (self.into(halved(span.bytes, self.half)), self.half);
+        let Some(element_type) = self.element_type else {
+            let entry = Entry { half, ..Entry::bare(id, round, declared) };
+            return ChunkPiece { entry, payload: None, into, sequence };
+        };
+        let elements = u64::from(span.bytes) / declared.bytes();
+        let length = usize::try_from(elements * element_type.bytes()).expect("it is within a slice");
+        let (content, after) = self.content.split_at(length);
+        self.content = after;
+        let entry = Entry { half, ..Entry::with_payload(id, round, element_type, content) };
+        let loan = self.book.read(content);
+        let loan = self.within.iter().fold(loan, LoanOut::within);
+        ChunkPiece { entry, payload: Some(Outgoing::Loan(loan)), into, sequence }
+    }
+
+    /// The destination of the next chunk's value.
+    fn into(&mut self, bytes: u32) -> Option<Incoming> {
+        match self.place.take()? {
+            ValueTarget::Caller(all) => {
+                let (one, after) = all.split_at_mut(bytes as usize);
+                self.place = Some(ValueTarget::Caller(after));
+                let loan = self.book.write(one);
+                Some(Incoming::Loan(self.back.iter().fold(loan, LoanIn::within)))
+            }
+            ValueTarget::Leased(mut leases) => {
+                let lease = leases.next().expect("there is one for each chunk");
+                self.place = Some(ValueTarget::Leased(leases));
+                Some(Incoming::Chunk { lease, bytes })
+            }
+        }
+    }
+}
+
+/// A pull of one parameter, into the caller's memory or for a view.
+pub(super) struct FetchRequest<'env> {
+    pub(super) name: &'env str,
+    pub(super) place: Option<&'env mut [u8]>,
+    pub(super) half: Option<Half>,
+}
+
+impl<'env> FetchRequest<'env> {
+    /// Into the caller's memory.
+    pub(super) fn all(into: Vec<DestinationSlice<'env>>) -> Vec<Self> {
+        let fetch = |DestinationSlice { name, content, half }| FetchRequest { name, place: Some(content), half };
+        into.into_iter().map(fetch).collect()
+    }
+}
+
+/// The destinations, borrowed for a blocking call.
+fn borrowed<'a>(into: &'a mut [DestinationSlice<'_>]) -> Vec<FetchRequest<'a>> {
+    let fetch = |one: &'a mut DestinationSlice<'_>| FetchRequest {
+        name: one.name,
+        place: Some(&mut *one.content),
+        half: one.half,
+    };
+    into.iter_mut().map(fetch).collect()
+}
+
+pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
+    match rate {
+        Some(rate) if !rate.is_finite() || rate < 0.0 => {
+            Err(Failure::call(format!("learning rate {rate}; expected a finite number that is not negative")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The parameters of a call's gradients or values.
+pub(super) struct SelectedParameters {
+    pub(super) parameters: Vec<ParameterIndex>,
+    /// Payload bytes of the gradients, and of the values to receive.
+    sent: u64,
+    held: u64,
+}
+
+/// Checks everything about gradients or values before any of the call is sent, and that places are for the same
+/// parameters; says which these are. One pass: of many small parameters each is looked up in memory that is not in
+/// cache.
+fn check_gradients(
+    job: &mut JoinedJob,
+    all: &[GradientSlice<'_>],
+    into: Option<&[FetchRequest<'_>]>,
+    is_gradient: bool,
+) -> Result<SelectedParameters, Failure> {
+    let mut chosen = SelectedParameters { parameters: Vec::with_capacity(all.len()), sent: 0, held: 0 };
+    let (mut last, mut misplaced) = (None, None);
+    let mut is_alike = into.is_none_or(|into| into.len() == all.len());
+    let question = job.next_lookup();
+    for (at, given) in all.iter().enumerate() {
+        let index = job.parameter(given.name, &mut last)?;
+        let parameter = job.chosen(index);
+        check_gradient(parameter, given, is_gradient)?;
+        if let Some(wanted) = into.and_then(|into| into.get(at)) {
+            // Mostly both are the caller's one name.
+            is_alike &= std::ptr::eq(given.name, wanted.name) || given.name == wanted.name;
+            misplaced = misplaced.or_else(|| check_destination(parameter, wanted).err());
+        }
+        chosen.sent += bytes(given.content.len());
+        chosen.held += value_bytes(parameter, into.and_then(|into| into.get(at)).and_then(|wanted| wanted.half));
+        job.check_first(index, question)?;
+        chosen.parameters.push(index);
+    }
+    if !is_alike {
+        return Err(Failure::call("push_pull takes the same parameters, in the same order, on both sides"));
+    }
+    misplaced.map_or(Ok(chosen), Err)
+}
+
+fn check_gradient(parameter: &Parameter, given: &GradientSlice<'_>, is_gradient: bool) -> Result<(), Failure> {
+    let declaration = parameter.declaration();
+    check_dense(parameter)?;
+    let (found, declared) = (given.element_type, declaration.element_type);
+    if found != declared && !(is_gradient && found.is_gradient_for(declared)) {
+        return Err(Failure::call(format!("parameter \"{}\": element type {found}; expected {declared}", given.name)));
+    }
+    let expected = declaration.bytes / declared.bytes() * found.bytes();
+    if bytes(given.content.len()) == expected {
+        return Ok(());
+    }
+    Err(Failure::call(format!(
+        "parameter \"{}\": {} bytes; expected {expected} bytes of {found}",
+        given.name,
+        given.content.len()
+    )))
+}
+
+/// Checks every place for a value; says which parameters they are for.
+fn check_destinations(job: &mut JoinedJob, into: &[FetchRequest<'_>]) -> Result<SelectedParameters, Failure> {
+    let mut chosen = SelectedParameters { parameters: Vec::with_capacity(into.len()), sent: 0, held: 0 };
+    let mut last = None;
+    for wanted in into {
+        let index = job.parameter(wanted.name, &mut last)?;
+        check_destination(job.chosen(index), wanted)?;
+        chosen.held += value_bytes(job.chosen(index), wanted.half);
+        chosen.parameters.push(index);
+    }
+    job.check_once(&chosen.parameters)?;
+    Ok(chosen)
+}
+
+fn check_destination(parameter: &Parameter, wanted: &FetchRequest<'_>) -> Result<(), Failure> {
+    check_dense(parameter)?;
+    let name = wanted.name;
+    check_half(name, parameter.declaration().element_type, wanted.half)?;
+    let expected = value_bytes(parameter, wanted.half);
+    match wanted.place.as_ref().map(|place| place.len()) {
+        Some(found) if bytes(found) != expected => {
+            Err(Failure::call(format!("parameter \"{name}\": a place of {found} bytes; expected {expected}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses half precision for parameters other than float32.
+pub fn check_half(name: &str, declared: ElementType, half: Option<Half>) -> Result<(), Failure> {
+    match half {
+        Some(half) if !declared.has_halves() => Err(Failure::call(format!(
+            "parameter \"{name}\": its value as {half}; expected {declared}, as only float32 is had as halves"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of a parameter's value in the requested type.
+fn value_bytes(parameter: &Parameter, half: Option<Half>) -> u64 {
+    let bytes = parameter.declaration().bytes;
+    if half.is_some() { bytes / 2 } else { bytes }
+}
+
+/// Bytes of a chunk's value in the requested type.
+fn halved(bytes: u32, half: Option<Half>) -> u32 {
+    if half.is_some() { bytes / 2 } else { bytes }
+}
+
+pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
+    if parameter.declaration().buckets.is_none() {
+        return Ok(());
+    }
+    let name = parameter.declaration().name.as_str();
+    Err(Failure::call(format!("parameter \"{name}\" is sparse: it is sent and fetched by rows, not as a whole")))
+}
+
+fn bytes(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}

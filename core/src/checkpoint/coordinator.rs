@@ -1,0 +1,138 @@
+//! Coordinator state on disk: one file, replaced as a whole at each change.
+//!
+//! Its name has the owner that wrote it and a revision that rises with each change, so that a replaced process never
+//! overwrites the state of its successor, and an old file under a new name is detected.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::owner::{DirectoryOwner, OwnerNumber, of_format_1, server_directory};
+use super::partial::Partial;
+use super::storage::{Storage, join};
+use crate::checksum::checksum;
+use crate::error::Failure;
+use crate::limits::COORDINATOR_STATE_BYTES_MAX;
+
+const PREFIX: &str = "coordinator-";
+/// The coordinator's file of the format before owners.
+const FORMAT_1: &str = "coordinator";
+const MAGIC: [u8; 8] = *b"PSCOORD1";
+const HEADER_BYTES: usize = 32;
+const CHECKSUM_BYTES: usize = 4;
+
+/// The coordinator's state as its last owner left it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoordinatorState {
+    name: Revision,
+    /// Opaque here.
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Revision {
+    owner: OwnerNumber,
+    revision: u64,
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{PREFIX}{}-{:020}", self.owner, self.revision)
+    }
+}
+
+impl fmt::Display for CoordinatorState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} ({} bytes)", self.name, self.bytes.len())
+    }
+}
+
+impl Revision {
+    fn parse(name: &str) -> Option<Self> {
+        let (owner, rest) = OwnerNumber::split(name.strip_prefix(PREFIX)?)?;
+        let parsed = Self { owner, revision: rest.strip_prefix('-')?.parse().ok()? };
+        (parsed.to_string() == name).then_some(parsed)
+    }
+
+    fn encode(self, state: &[u8]) -> Vec<u8> {
+        let numbers = [self.owner.0, self.revision, state.len() as u64].map(u64::to_le_bytes);
+        let mut bytes = [&MAGIC[..], &numbers[0], &numbers[1], &numbers[2], state].concat();
+        bytes.extend_from_slice(&checksum(&bytes).to_le_bytes());
+        bytes
+    }
+}
+
+impl CoordinatorState {
+    /// Reads the newest state; none where no coordinator has written any. It never falls back to an older one, which
+    /// would give trainers incarnations that are in use.
+    ///
+    /// # Errors
+    /// When the storage refuses, or the file is damaged, naming it.
+    pub fn recall(storage: &dyn Storage) -> Result<Option<Self>, Failure> {
+        let directory = server_directory(0);
+        let names = storage.list(&directory)?;
+        if names.iter().any(|name| name == FORMAT_1) {
+            return Err(of_format_1(&join(&directory, FORMAT_1), "a coordinator's file"));
+        }
+        let Some(name) = names.iter().filter_map(|name| Revision::parse(name)).max() else { return Ok(None) };
+        let path = join(&directory, &name.to_string());
+        let mut reader = storage.open(&path)?;
+        let length = usize::try_from(reader.len()).unwrap_or(usize::MAX);
+        if !(HEADER_BYTES + CHECKSUM_BYTES..=COORDINATOR_STATE_BYTES_MAX).contains(&length) {
+            return Err(damaged(&path, &format!("it has {length} bytes")));
+        }
+        let mut file = vec![0; length];
+        reader.read_at(0, &mut file)?;
+        let bytes = file[HEADER_BYTES..length - CHECKSUM_BYTES].to_vec();
+        if name.encode(&bytes) != file {
+            return Err(damaged(&path, "it does not agree with its checksum or its name"));
+        }
+        Ok(Some(Self { name, bytes }))
+    }
+}
+
+fn damaged(path: &str, what: &str) -> Failure {
+    Failure::Node(format!(
+        "the coordinator's file {path:?} is damaged: {what}. Bring it back from a copy, or begin a new job in another \
+         directory; the values are in the checkpoints of the shards"
+    ))
+}
+
+/// Writes the coordinator's state.
+pub struct CoordinatorFile {
+    storage: Arc<dyn Storage>,
+    owner: DirectoryOwner,
+    revision: u64,
+}
+
+impl CoordinatorFile {
+    /// The file of a new owner, which found this state.
+    #[must_use]
+    pub fn new(storage: Arc<dyn Storage>, owner: DirectoryOwner, found: Option<&CoordinatorState>) -> Self {
+        Self { storage, owner, revision: found.map_or(0, |found| found.name.revision) }
+    }
+
+    /// Replaces the state. When it returns, the state survives the loss of the host and may be acted on.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when another process owns the directory; else the storage's error.
+    pub fn keep(&mut self, state: &[u8]) -> Result<(), Failure> {
+        self.owner.check()?;
+        self.revision += 1;
+        let directory = server_directory(0);
+        let name = Revision { owner: self.owner.number(), revision: self.revision };
+        let mut file = Partial::create(&self.storage, join(&directory, &name.to_string()))?;
+        let placed = file.write(&[&name.encode(state)]).and_then(|()| file.place());
+        if let Err(failure) = placed {
+            file.abandon();
+            return Err(failure);
+        }
+        self.storage.sync_directory(&directory)?;
+        self.owner.check()?;
+        let names = self.storage.list(&directory)?;
+        let older = names.iter().filter(|other| Revision::parse(other).is_some_and(|other| other < name));
+        older.into_iter().try_for_each(|other| self.storage.remove(&join(&directory, other)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! Bytes of another process's memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use memmap2::MmapRaw;
+
+/// A range of another process's memory. The other process may write it at any moment, whatever the protocol says, so
+/// two reads of one byte may differ: bytes that something depends on are copied once, and the copy is used.
+#[derive(Clone, Copy)]
+pub struct ForeignBytes<'a> {
+    start: *const u8,
+    length: usize,
+    mapping: PhantomData<&'a MmapRaw>,
+}
+
+impl<'a> ForeignBytes<'a> {
+    /// # Panics
+    /// When some of the range lies outside the mapping.
+    pub(super) fn new(map: &'a MmapRaw, offset: usize, length: usize) -> Self {
+        assert!(offset <= map.len() && length <= map.len() - offset, "a view lies in its mapping");
+        // SAFETY: the offset was just compared with the mapping's length.
+        let start = unsafe { map.as_ptr().add(offset) };
+        Self { start, length, mapping: PhantomData }
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Copies all of it into private memory. If the other process writes meanwhile, each byte of the copy is an old or
+    /// a new one; the copy itself does not change afterwards.
+    ///
+    /// # Panics
+    /// When `into` has another length.
+    pub fn copy_to(&self, into: &mut [u8]) {
+        assert_eq!(into.len(), self.length, "a copy is as long as what is copied");
+        // SAFETY: the range was compared with the mapping, whose size is sealed and which outlives `self`; `into` is
+        // memory of this process alone, so the two do not overlap. The source is reached through a raw pointer, which
+        // claims nothing about its content: no reference to it exists while it is copied, and any byte is a valid one.
+        unsafe { std::ptr::copy_nonoverlapping(self.start, into.as_mut_ptr(), self.length) };
+    }
+
+    /// The bytes where they are, for arithmetic alone: sums of gradients, and values in views of a trainer.
+    ///
+    /// Rust lets a compiler assume that bytes behind a reference stay as they are. Where the other process breaks the
+    /// protocol they do not, so this is right only for code in which an assumption that fails is a wrong number and
+    /// nothing else: straight-line arithmetic, in which every pattern of bits is a number, and neither an address, a
+    /// length nor a branch follows from one. Kernels are such code, compiled and generated; their loops run over
+    /// lengths that are known beforehand. Bytes that are checked, parsed or written are copied first
+    /// ([`ForeignBytes::copy_to`]).
+    pub(in crate::memory) fn in_place(self) -> &'a [u8] {
+        // SAFETY: the range was compared with the mapping, whose size is sealed and which outlives `'a`; this process
+        // never writes it. The other process promised not to write it while it is read; if it does, see above.
+        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    }
+}
+
+impl fmt::Debug for ForeignBytes<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ForeignBytes({} bytes)", self.length)
+    }
+}

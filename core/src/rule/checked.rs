@@ -1,0 +1,119 @@
+//! A rule that was read and checked, with the values of its parameters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::Failure;
+
+use super::lower::Lowering;
+use super::ssa::Lowered;
+use super::syntax::Syntax;
+
+/// Values of a rule's parameters, by name, as far as they are set.
+pub type RuleSettings = BTreeMap<String, f64>;
+
+/// A checked rule: its text parses, its names are defined, its parameters are within their ranges, it assigns the
+/// parameter `w`, and it is within the limits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedRule {
+    text: String,
+    settings: RuleSettings,
+    syntax: Syntax,
+    parameters: BTreeMap<String, f64>,
+    states: Vec<RuleState>,
+}
+
+/// A state tensor that a rule declares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleState {
+    /// As the text writes it.
+    pub name: String,
+    /// Every element before the first update.
+    pub initial: f64,
+}
+
+impl CheckedRule {
+    /// Parses and checks a rule. A setting is for a parameter that the text declares, or for a name that it uses
+    /// without a declaration.
+    ///
+    /// The error has the line, the column and the reason.
+    pub fn new(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
+        let written = Self::piece(text, settings)?;
+        let mut lowering = Lowering::new();
+        lowering.add(&written)?;
+        if !lowering.assigns_weight() {
+            return Err(Failure::call("the rule never assigns w; expected a statement such as w -= lr * g"));
+        }
+        Ok(written)
+    }
+
+    /// As [`new`](Self::new), for a text that is put before or after another and need not assign `w`.
+    pub(crate) fn piece(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
+        let syntax = Syntax::parse(text)?;
+        let mut written = Self {
+            text: text.to_owned(),
+            settings: settings.clone(),
+            syntax,
+            parameters: BTreeMap::new(),
+            states: Vec::new(),
+        };
+        let mut lowering = Lowering::new();
+        let names = lowering.add(&written)?;
+        refuse_unused(settings, &names)?;
+        written.parameters = names;
+        written.states = lowering
+            .finish()
+            .states()
+            .iter()
+            .map(|state| RuleState { name: state.name.clone(), initial: state.initial })
+            .collect();
+        Ok(written)
+    }
+
+    /// The code of this rule alone.
+    ///
+    /// # Errors
+    /// As those of [`lower`](super::lower::lower).
+    pub fn lower(&self) -> Result<Lowered, Failure> {
+        super::lower::lower(&[self])
+    }
+
+    /// The text as it was given.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The values that were set.
+    #[must_use]
+    pub fn settings(&self) -> &RuleSettings {
+        &self.settings
+    }
+
+    /// Every parameter's value, set or default.
+    #[must_use]
+    pub fn parameters(&self) -> &BTreeMap<String, f64> {
+        &self.parameters
+    }
+
+    /// The states, in the order in which they are declared.
+    #[must_use]
+    pub fn states(&self) -> &[RuleState] {
+        &self.states
+    }
+
+    /// The syntax tree.
+    #[must_use]
+    pub fn syntax(&self) -> &Syntax {
+        &self.syntax
+    }
+}
+
+/// A setting that nothing reads is a mistake that would train something else.
+fn refuse_unused(settings: &RuleSettings, parameters: &BTreeMap<String, f64>) -> Result<(), Failure> {
+    let Some(name) = settings.keys().find(|name| !parameters.contains_key(*name)) else {
+        return Ok(());
+    };
+    let known: BTreeSet<&str> = parameters.keys().map(String::as_str).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.into_iter().collect::<Vec<_>>().join(", ") };
+    Err(Failure::call(format!("{name:?} is set, and the rule has no such parameter; expected one of: {known}")))
+}

@@ -1,0 +1,265 @@
+//! Grouped updates: chunks of a parameter whose rule needs the norm of the whole gradient, and which therefore update
+//! together.
+//!
+//! ```text
+//! sums       of every chunk, and of each its sums of squares
+//! norm       of the squares of all chunks, in their order
+//! updates    of every chunk, with the numbers that the norm gives
+//! values     all in place at once
+//! ```
+//!
+//! On the processor this is one call. Chunks on a device return once with their sums, for the norm, and once with their
+//! values, so the update of such a parameter is called three times; `update` is ready when all chunks have reached the
+//! next step. The processor's own chunks of a group are summed with the others and updated last. Leases for all values
+//! are taken first, so that a started update can always finish.
+
+use super::chunk::Chunk;
+use super::device::{DeviceActivity, DeviceSum};
+use super::reply::{DeviceWait, Refusal};
+use super::serving::{Context, Serving, StallReason};
+use crate::error::Failure;
+use crate::ids::{TrainerId, Version};
+use crate::limits::DEVICE_PRIORITY;
+use crate::memory::Lease;
+use crate::optim::{Formula, Step, square_sums};
+use crate::port::{Work, squares_bytes};
+use crate::program::executor::AccumulatorPace;
+use crate::time::Now;
+use crate::wire::{ErrorCode, Head};
+
+/// A grouped update in progress on a device.
+pub(super) struct GroupedUpdate {
+    /// Work in flight that the next step waits for.
+    pub(super) awaited: usize,
+    /// Norm of the whole gradient, once all sums are there.
+    norm: Option<f64>,
+    /// Leases for the values of the processor's chunks.
+    room: Vec<Lease>,
+}
+
+impl Serving {
+    /// The slot indices of the group of a chunk, in order.
+    pub(super) fn group_of(&self, slot_index: usize) -> &[usize] {
+        self.group_of_chunk(&self.table.chunks[slot_index])
+    }
+
+    /// As [`Serving::group_of`], for a borrowed chunk.
+    pub(super) fn group_of_chunk(&self, chunk: &Chunk) -> &[usize] {
+        let held = self.table.held(chunk.id);
+        if chunk.rule.rule().is_element_wise() {
+            let own = held.group.chunks.binary_search_by_key(&chunk.id, |other| self.table.chunks[*other].id);
+            std::slice::from_ref(&held.group.chunks[own.expect("it is one of them")])
+        } else {
+            &held.group.chunks
+        }
+    }
+
+    /// Updates a group whose gradients are complete. False while a device has work in flight, or when a lease is
+    /// missing; it is then retried.
+    pub(super) fn apply_group(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
+        let has_seat = slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some());
+        // Every chunk on a device has reached the same step.
+        match self.grouped_update(slot_indices) {
+            None if has_seat => {
+                self.begin_sums(cx, slot_indices);
+                false
+            }
+            Some(grouped_update) if grouped_update.norm.is_none() => {
+                self.begin_updates(cx, slot_indices) && self.end_updates(cx, slot_indices)
+            }
+            _ => self.end_updates(cx, slot_indices),
+        }
+    }
+
+    fn grouped_update(&mut self, slot_indices: &[usize]) -> &mut Option<Box<GroupedUpdate>> {
+        let id = self.table.chunks[slot_indices[0]].id;
+        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
+        &mut held.group.grouped_update
+    }
+
+    /// Starts the sums of every chunk.
+    fn begin_sums(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) {
+        let Ok(mut leases) = self.room_for_values(cx, slot_indices) else {
+            self.stall(slot_indices[0], StallReason::Memory);
+            return;
+        };
+        let mut grouped_update = GroupedUpdate { awaited: 0, norm: None, room: Vec::new() };
+        for (slot_index, lease) in slot_indices.iter().zip(leases.drain(..)) {
+            let chunk = &mut self.table.chunks[*slot_index];
+            let Some(on_device) = &mut chunk.on_device else {
+                grouped_update.room.push(lease);
+                continue;
+            };
+            on_device.doing = DeviceActivity::Summing;
+            let gradients = chunk.round.take_gradients(chunk.element_type, chunk.bytes);
+            cx.device().push(Work::Sum { slot: on_device.slot, gradients, squares: lease });
+            grouped_update.awaited += 1;
+        }
+        *self.grouped_update(slot_indices) = Some(Box::new(grouped_update));
+    }
+
+    /// Takes a lease for the next value of every chunk, and folds the gradients of the processor's chunks; all or
+    /// nothing.
+    fn room_for_values(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> Result<Vec<Lease>, Failure> {
+        let lease = |slot_index: &usize| {
+            let chunk = &mut self.table.chunks[*slot_index];
+            if chunk.on_device.is_none() {
+                chunk.fold_all(cx)?;
+            }
+            cx.pool.take(chunk.bytes.max(squares_bytes(chunk.bytes)))
+        };
+        slot_indices.iter().map(lease).collect()
+    }
+
+    /// Starts the updates on the device; true when it has none.
+    fn begin_updates(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
+        let norm = self.norm(slot_indices);
+        let mut awaited = 0;
+        for slot_index in slot_indices {
+            let scale = self.scale(*slot_index);
+            let chunk = &mut self.table.chunks[*slot_index];
+            let step = Step { version: Version(0), rate: chunk.round.rate(), norm: Some(norm), scale };
+            awaited += usize::from(chunk.begin_update_of_sum(cx, &step));
+        }
+        let grouped_update = self.grouped_update(slot_indices).as_mut().expect("it has begun");
+        (grouped_update.norm, grouped_update.awaited) = (Some(norm), awaited);
+        awaited == 0
+    }
+
+    /// Updates the processor's chunks and installs every value.
+    fn end_updates(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
+        let grouped_update = self.grouped_update(slot_indices).take();
+        let norm = match grouped_update {
+            // The reserved leases are free again, for these values.
+            Some(grouped_update) => grouped_update.norm.expect("the updates have begun"),
+            None => {
+                // All leases are taken before the first update, so that all rounds close or none.
+                for slot_index in slot_indices {
+                    let chunk = &mut self.table.chunks[*slot_index];
+                    if chunk.make_writable(cx.pool).and_then(|()| chunk.fold_all(cx)).is_err() {
+                        self.stall(slot_indices[0], StallReason::Memory);
+                        return false;
+                    }
+                }
+                self.norm(slot_indices)
+            }
+        };
+        for slot_index in slot_indices {
+            let applied = self.apply(cx, *slot_index, Some(norm));
+            assert!(applied, "there is room for every value of the group");
+        }
+        let id = self.table.chunks[slot_indices[0]].id;
+        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
+        held.group.owner = None;
+        true
+    }
+
+    /// The norm of the merged gradient: one total over all blocks, in order.
+    fn norm(&self, slot_indices: &[usize]) -> f64 {
+        let mut total = 0.0;
+        for slot_index in slot_indices {
+            self.table.chunks[*slot_index].squares(&mut |block| total += block);
+        }
+        total.sqrt() * self.scale(slot_indices[0])
+    }
+
+    /// Marks a group in a mode without rounds as stalled on a device: the next admission may depend on its result.
+    pub(super) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
+        let is_whole =
+            pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index));
+        if is_whole && !self.table.chunks[slot_indices[0]].rule.rule().is_element_wise() {
+            self.stalled.entry(slot_indices[0]).or_insert(StallReason::Device);
+        }
+    }
+
+    /// Gives a trainer priority whose leave, set or rejoin was refused because a device was at work: no new gradient
+    /// enters before it was retried, or [`DEVICE_PRIORITY`] has passed.
+    pub(super) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
+        self.priority = Some((trainer, now + DEVICE_PRIORITY));
+    }
+
+    /// Ends the priority of a trainer whose leave, set or rejoin was accepted.
+    pub(super) fn note_admitted(&mut self, trainer: TrainerId) {
+        self.priority = self.priority.filter(|(first, _)| *first != trainer);
+    }
+
+    /// Ends an expired priority.
+    pub(super) fn forget_refused(&mut self, now: Now) {
+        self.priority = self.priority.filter(|(_, until)| now < *until);
+    }
+
+    /// Refuses a gradient for a device while another trainer has priority: with new gradients always admitted first,
+    /// the device would never be idle.
+    pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        let Some((first, _)) = self.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
+        let chunk = &self.table.chunks[slot_index];
+        let is_whole =
+            !chunk.rule.rule().is_element_wise() && self.programs.of(slot_index).pace == AccumulatorPace::Any;
+        if !is_whole
+            || self.group_of(slot_index).iter().all(|slot_index| self.table.chunks[*slot_index].on_device.is_none())
+        {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text =
+            format!("parameter \"{name}\" chunk {}: what trainer {first} was refused comes first", chunk.id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(DeviceWait::Others)))
+    }
+
+    /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.
+    pub(super) fn is_earlier_life_ahead(&self, slot_index: usize, head: &Head) -> bool {
+        let ahead = |slot_index: &usize| self.table.chunks[*slot_index].round.ahead(head.trainer);
+        self.group_of(slot_index).iter().filter_map(ahead).any(|one| one.sending.call.incarnation < head.incarnation)
+    }
+
+    /// Records the completion of a chunk's work; true while work of other chunks in the group is awaited.
+    pub(super) fn note_over(&mut self, slot_index: usize, was_awaited: bool) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        if chunk.rule.rule().is_element_wise() {
+            return false;
+        }
+        let is_over = was_awaited && !chunk.is_awaited();
+        let Some(grouped_update) = self.grouped_update(&[slot_index]) else { return false };
+        grouped_update.awaited -= usize::from(is_over);
+        0 < grouped_update.awaited
+    }
+}
+
+impl Chunk {
+    fn fold_all(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+        self.round.fold_all(cx.kernels, cx.pool, self.element_type, self.bytes)
+    }
+
+    /// Sums of squares of the chunk's summed gradient, block by block.
+    fn squares(&self, out: &mut impl FnMut(f64)) {
+        let Some(on_device) = &self.on_device else {
+            let sum = self.round.gradients(self.element_type, self.bytes);
+            return square_sums(self.element_type, sum[0].bytes, out);
+        };
+        let DeviceActivity::Summed(summed) = &on_device.doing else {
+            panic!("every sum is there when the norm is asked for")
+        };
+        let squares = &summed.into.bytes()[..squares_bytes(self.bytes) as usize];
+        squares.as_chunks().0.iter().for_each(|block| out(f64::from_le_bytes(*block)));
+    }
+
+    /// Starts the update of a chunk whose sum is on the device; false when the processor does it.
+    fn begin_update_of_sum(&mut self, cx: &mut Context<'_>, step: &Step) -> bool {
+        let version = Version(self.version.0 + 1);
+        let Some(on_device) = &mut self.on_device else { return false };
+        let DeviceActivity::Summed(summed) = std::mem::take(&mut on_device.doing) else { panic!("its sum is there") };
+        let mut numbers = Vec::new();
+        let formula = self.rule.formula(&Step { version, ..*step }, &mut numbers);
+        assert!(matches!(formula, Formula::Rule { .. }), "what is exact needs no norm");
+        let (slot, is_leaving) = (on_device.slot, on_device.is_leaving);
+        let DeviceSum { gradients, into } = *summed;
+        let work = Work::Update { slot, numbers, gradients, is_summed: true, into };
+        if is_leaving {
+            self.return_to_host(cx.kernels, Some(work));
+        } else {
+            on_device.doing = DeviceActivity::Updating;
+            cx.device().push(work);
+        }
+        !is_leaving
+    }
+}

@@ -1,0 +1,176 @@
+//! Half-precision copies of float32 values for trainers: each element rounded once, half the bytes.
+//!
+//! A copy is made at the first request and shared by all later ones for that version and type. The pool keeps it until
+//! the value changes. It occupies a lease like a version that is still read; a copy without readers is reclaimable: a
+//! failed allocation drops all of them, in every chunk, and tries again. A dropped copy is made again on request, with
+//! the same bits.
+//!
+//! An answer without a lease waits like a request for a version. While an update waits for memory no copy is made:
+//! returned leases go to the update first.
+//!
+//! The budget holds one version per trainer. A trainer that reads a value in all three types, or pulls again before
+//! releasing views, holds more; updates and half-precision answers then wait for it, up to their deadline.
+//!
+//! Copies are in no journal, checkpoint or accelerator: these hold the value.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::chunk::Waiter;
+use super::reply::{NO_PEER, Refusal};
+use super::serving::{Context, Serving, StallReason, value_entry};
+use crate::dtype::Half;
+use crate::ids::ChunkId;
+use crate::memory::Value;
+use crate::wire::Entry;
+
+/// The half-precision copies of current values, by chunk.
+#[derive(Default)]
+pub(super) struct HalfValues(BTreeMap<ChunkId, Both>);
+
+/// The copies of one value, in the order of [`Half::ALL`].
+type Both = [Option<Arc<Value>>; Half::ALL.len()];
+
+fn index(half: Half) -> usize {
+    usize::from(half == Half::ALL[1])
+}
+
+/// The copies that the answers of a round need.
+#[derive(Default)]
+pub(super) struct RoundHalves(Both);
+
+impl RoundHalves {
+    pub(super) fn get(&self, half: Half) -> Option<Arc<Value>> {
+        self.0[index(half)].clone()
+    }
+}
+
+impl HalfValues {
+    fn get(&self, chunk: ChunkId, half: Half) -> Option<Arc<Value>> {
+        self.0.get(&chunk)?[index(half)].clone()
+    }
+
+    fn keep(&mut self, chunk: ChunkId, half: Half, made: &Arc<Value>) {
+        self.0.entry(chunk).or_default()[index(half)] = Some(Arc::clone(made));
+    }
+
+    /// Drops the copies of a chunk whose value changes.
+    pub(super) fn forget(&mut self, chunk: ChunkId) {
+        self.0.remove(&chunk);
+    }
+
+    /// Drops copies without readers; true when there were any.
+    pub(super) fn give_up_unread(&mut self) -> bool {
+        let mut is_any = false;
+        self.0.retain(|_, both| {
+            for one in &mut *both {
+                // Readers hold counts; a count of one is ours.
+                is_any |= one.take_if(|made| Arc::strong_count(made) == 1).is_some();
+            }
+            both.iter().any(Option::is_some)
+        });
+        is_any
+    }
+}
+
+impl Serving {
+    /// Refuses half precision for sparse parameters and types other than float32.
+    #[inline]
+    pub(super) fn check_half(&self, slot_index: usize, entry: &Entry) -> Result<(), Refusal> {
+        match entry.half {
+            None => Ok(()),
+            Some(half) => self.check_has_halves(slot_index, half),
+        }
+    }
+
+    #[cold]
+    fn check_has_halves(&self, slot_index: usize, half: Half) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let name = self.table.held(chunk.id).name();
+        let element_type = chunk.element_type;
+        if chunk.bucket().is_some() {
+            return Err(Refusal::invalid(format!(
+                "parameter \"{name}\" is sparse: its rows were asked for as {half}, expected {element_type}"
+            )));
+        }
+        if element_type.has_halves() {
+            return Ok(());
+        }
+        Err(Refusal::invalid(format!(
+            "parameter \"{name}\": its value was asked for as {half}, expected {element_type}; only values of float32 \
+             are had as halves"
+        )))
+    }
+
+    /// The value in the requested type. A missing copy is made if there is a lease that no update waits for.
+    fn value_as(&self, cx: &mut Context<'_>, slot_index: usize, half: Option<Half>) -> Option<Arc<Value>> {
+        let chunk = &self.table.chunks[slot_index];
+        let Some(half) = half else { return Some(chunk.value()) };
+        if let Some(made) = cx.pool.halves.get(chunk.id, half) {
+            return Some(made);
+        }
+        if self.lacks(StallReason::Memory) {
+            return None;
+        }
+        let bytes = chunk.bytes / 2;
+        let mut made = Value::new(cx.pool.take(bytes).ok()?, bytes);
+        cx.kernels.narrow_to_half(half, chunk.value_bytes(), made.bytes_mut());
+        let made = Arc::new(made);
+        cx.pool.halves.keep(chunk.id, half, &made);
+        Some(made)
+    }
+
+    /// The copies that a round's answers need, as far as they can be made.
+    pub(super) fn halves_of_round(&self, cx: &mut Context<'_>, slot_index: usize) -> RoundHalves {
+        let waiting = self.table.chunks[slot_index].round.contributions().iter().filter(|one| one.since.is_some());
+        let mut made = RoundHalves::default();
+        for half in waiting.filter_map(|one| one.half) {
+            if made.get(half).is_none() {
+                made.0[index(half)] = self.value_as(cx, slot_index, Some(half));
+            }
+        }
+        made
+    }
+
+    /// Sends the value in the requested type, or queues the answer until a lease is free.
+    pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+        if waiter.peer == NO_PEER {
+            return;
+        }
+        match self.value_as(cx, slot_index, waiter.half) {
+            Some(value) => {
+                let entry = value_entry(&self.table.chunks[slot_index], waiter.half);
+                cx.replies.value(waiter.peer, &waiter.head, entry, value);
+            }
+            None => self.wait_for_memory(slot_index, waiter),
+        }
+    }
+
+    /// Queues an answer until a lease is returned.
+    pub(super) fn wait_for_memory(&mut self, slot_index: usize, waiter: Waiter) {
+        self.add_waiter(slot_index, waiter);
+        self.starved.insert(slot_index);
+        self.note_waits(slot_index);
+    }
+
+    /// Retries answers that lacked a lease; true when any was sent.
+    pub(super) fn answer_starved(&mut self, cx: &mut Context<'_>) -> bool {
+        let starved: BTreeSet<usize> = std::mem::take(&mut self.starved);
+        for slot_index in &starved {
+            self.answer_waiters(cx, *slot_index);
+            self.note_waits(*slot_index);
+        }
+        starved.iter().any(|slot_index| !self.starved.contains(slot_index))
+    }
+
+    /// Describes an answer that is due and lacks memory.
+    pub(super) fn memory_wait_text(&self, slot_index: usize, waiter: &Waiter) -> Option<String> {
+        let chunk = &self.table.chunks[slot_index];
+        let half = waiter.half.filter(|_| waiter.version <= chunk.version)?;
+        Some(format!(
+            "parameter \"{}\" chunk {}: its value as {half} waits for memory that readers hold",
+            self.table.held(chunk.id).name(),
+            chunk.id.chunk
+        ))
+    }
+}

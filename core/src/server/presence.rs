@@ -1,0 +1,58 @@
+//! Connection state of trainers, as one shard sees it.
+//!
+//! A trainer disconnected from this shard for the grace time is lost: calls that wait for it fail until a trainer with
+//! its rank connects. A trainer that never connected since this shard started is not lost: a restarted shard cannot
+//! distinguish it from one that computes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::membership::PeerOrigin;
+use crate::ids::TrainerId;
+use crate::time::Now;
+
+/// Trainers that have connected to the shard.
+pub(super) struct Presence {
+    trainers: BTreeMap<TrainerId, KnownTrainer>,
+    grace: Duration,
+}
+
+/// The last connected incarnation of a trainer.
+struct KnownTrainer {
+    origin: PeerOrigin,
+    /// Close time of its last connection.
+    closed: Option<Now>,
+}
+
+impl Presence {
+    pub(super) fn new(grace: Duration) -> Self {
+        Self { trainers: BTreeMap::new(), grace }
+    }
+
+    pub(super) fn connected(&mut self, trainer: TrainerId, origin: PeerOrigin) {
+        self.trainers.insert(trainer, KnownTrainer { origin, closed: None });
+    }
+
+    /// Records that the last connection of a trainer closed.
+    pub(super) fn closed(&mut self, now: Now, trainer: TrainerId) {
+        if let Some(seen) = self.trainers.get_mut(&trainer) {
+            seen.closed.get_or_insert(now);
+        }
+    }
+
+    /// The disconnected trainers, with the time at which each is lost.
+    pub(super) fn losses(&self) -> impl Iterator<Item = (TrainerId, Now)> + '_ {
+        self.trainers.iter().filter_map(|(trainer, seen)| Some((*trainer, seen.closed? + self.grace)))
+    }
+
+    /// Describes a trainer: rank, process, and connection state.
+    pub(super) fn describe(&self, now: Now, trainer: TrainerId) -> String {
+        match self.trainers.get(&trainer) {
+            None => format!("{trainer} (not connected since this server started)"),
+            Some(KnownTrainer { origin, closed: None }) => format!("{trainer} ({origin})"),
+            Some(KnownTrainer { origin, closed: Some(closed) }) => {
+                format!("{trainer} ({origin}; connection closed {:.1} s ago)", closed.until(now).as_secs_f64())
+            }
+        }
+    }
+}

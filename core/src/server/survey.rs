@@ -1,0 +1,76 @@
+//! Survey of a job's checkpoint directory: its contents, and what a start of its servers would do.
+
+use super::coordinator::RecalledJob;
+use crate::checkpoint::inspect::{InspectReport, InspectVerdict};
+use crate::checkpoint::owner::{self, check_directory, server_directory, shard_directory};
+use crate::checkpoint::{CoordinatorState, ShardIdentity, Storage, identity_of};
+use crate::error::Failure;
+
+/// Looks at every server of a job below the root, or at `only` one: a line or two for each shard, and one verdict.
+///
+/// # Errors
+/// When the storage refuses to list, or there is no server below the root.
+pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport, Failure> {
+    let mut report = InspectReport::default();
+    let mut servers = numbers(storage, "", owner::SERVER)?;
+    servers.retain(|server| only.is_none_or(|only| only == *server));
+    if servers.is_empty() {
+        return Err(Failure::call("it holds no directory of a server, such as server-0"));
+    }
+    let job = if servers.contains(&0) { coordinator(storage, &mut report) } else { None };
+    let placed = job.as_ref().map(|job| job.shards.as_slice()).unwrap_or_default();
+    for (server, shards) in (0..).zip(placed).filter(|(server, _)| only.is_none_or(|only| only == *server)) {
+        let found = numbers(storage, &server_directory(server), owner::SHARD)?;
+        for shard in (0..*shards).filter(|shard| !found.contains(shard)) {
+            report.fault(InspectVerdict::Refused, format!("{}: {LOST}", shard_directory(server, shard)));
+        }
+    }
+    for server in servers {
+        if let Err(failure) = check_directory(storage, server) {
+            report.fault(InspectVerdict::Refused, failure.to_string());
+        }
+        for shard in numbers(storage, &server_directory(server), owner::SHARD)? {
+            let directory = shard_directory(server, shard);
+            let identity = identity_of(storage, &directory).map(|found| ShardIdentity {
+                job: job.as_ref().map_or(found.job, |job| job.epoch.0),
+                server,
+                servers: u16::try_from(placed.len()).ok().filter(|count| *count > 0).unwrap_or(found.servers),
+                shard,
+                shards: placed.get(usize::from(server)).copied().unwrap_or(found.shards),
+            });
+            if report.shard(storage, &directory, identity.as_ref()) && !placed.is_empty() {
+                report.fault(InspectVerdict::Refused, format!("{directory}: {LOST}"));
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// Verdict for an empty shard directory of an initialised job.
+pub const LOST: &str = "the shard's files are gone, and the coordinator's file says that the job's parameters were \
+     initialised: bring the directory back, or begin a new job in another one";
+
+/// The job that server 0 resumes; a new one where there is no coordinator's file.
+fn coordinator(storage: &dyn Storage, report: &mut InspectReport) -> Option<RecalledJob> {
+    let recalled = CoordinatorState::recall(storage).and_then(|state| match state {
+        Some(state) => {
+            let job = RecalledJob::decode(&state.bytes)?;
+            let phase = if job.shards.is_empty() { "not initialised" } else { "initialised" };
+            report.note(format!("{state}: job {}, {phase}", job.epoch));
+            Ok(job)
+        }
+        None => {
+            report.note("there is no coordinator's file: server 0 begins another job".to_owned());
+            Ok(RecalledJob::default())
+        }
+    });
+    recalled.map_err(|failure| report.fault(InspectVerdict::Refused, failure.to_string())).ok()
+}
+
+/// The numbers behind `prefix` in the names of a directory, rising.
+fn numbers(storage: &dyn Storage, directory: &str, prefix: &str) -> Result<Vec<u16>, Failure> {
+    let names = storage.list(directory)?;
+    let mut numbers: Vec<u16> = names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}

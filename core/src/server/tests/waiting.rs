@@ -1,0 +1,76 @@
+//! Requests that wait for versions: how many may, and what becomes of those whose time is up or whose connection is.
+
+use super::script::Script;
+use super::stage::{Parcel, Plan, Stage, TIMEOUT, id};
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::Float32;
+use crate::ids::Round;
+use crate::limits::{FRAME_ENTRIES_MAX, WAITS_PER_PEER_MAX};
+use crate::server::shard::Phase;
+use crate::wire::{Entry, Frame, Kind};
+
+const NEVER: u64 = 1 << 40;
+
+fn stage() -> Stage {
+    Stage::serving(Plan::new(Mode::Sync, Merge::Sum, 2).with("w", Float32, 1, "optimizer: SGD"))
+}
+
+/// A pull of one chunk, as many times as an entry each fits a frame.
+fn pull(stage: &mut Stage, trainer: u32) {
+    let entry = Entry::bare(id(0, 0), Round(NEVER), Float32);
+    let entries = vec![entry; FRAME_ENTRIES_MAX as usize];
+    let frame = Frame { entries, ..Frame::bare(stage.head(Kind::Pull, trainer)) };
+    stage.deliver(trainer, &Parcel { frame, body: Vec::new() });
+}
+
+fn waiting(stage: &Stage) -> usize {
+    let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
+    serving.waiting.values().sum()
+}
+
+#[test]
+fn a_connection_has_so_many_requests_wait_and_no_more() {
+    let mut stage = stage();
+    for _ in 0..WAITS_PER_PEER_MAX / FRAME_ENTRIES_MAX as usize {
+        pull(&mut stage, 0);
+    }
+    assert_eq!((waiting(&stage), stage.errors()), (WAITS_PER_PEER_MAX, Vec::new()));
+    pull(&mut stage, 0);
+    let expected = "65536 pulls of this connection wait for versions that are not there yet; expected at most 65538";
+    assert!(stage.errors()[0].starts_with(expected), "{:?}", stage.errors());
+    stage.answers.clear();
+    // Another connection has its own, and a push costs what it costs without them.
+    let mut script = Script::new(stage);
+    script.run(
+        "push 0 1 w=1 -> 0 done w@1
+         pull 1 1 w ->
+         push 1 1 w=1 -> 1 done w@1 & 1 value w@1=-2",
+    );
+    assert_eq!(waiting(&script.stage), WAITS_PER_PEER_MAX);
+}
+
+#[test]
+fn requests_go_with_their_connection() {
+    let mut stage = stage();
+    pull(&mut stage, 0);
+    pull(&mut stage, 1);
+    let gone = stage.actors[&0].peer;
+    let event = crate::port::Event::Gone { peer: gone, reason: "lost".into(), unsent: vec![], unfilled: vec![] };
+    stage.event(event);
+    assert_eq!(waiting(&stage), FRAME_ENTRIES_MAX as usize);
+}
+
+#[test]
+fn waits_that_are_over_end_a_few_at_a_time() {
+    let mut stage = stage();
+    pull(&mut stage, 1);
+    stage.now = stage.now + TIMEOUT;
+    let mut turns = 0;
+    while stage.shard.deadline().is_some_and(|deadline| deadline <= stage.now) {
+        let mut out = Vec::new();
+        stage.shard.expire(stage.now, &mut out);
+        assert!(out.len() <= 1024, "one turn ends {} waits", out.len());
+        turns += 1;
+    }
+    assert_eq!((turns, waiting(&stage)), (4, 0));
+}

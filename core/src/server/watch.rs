@@ -1,0 +1,82 @@
+//! Log lines about stalled rounds: which round waits, for which trainers, and when it continued.
+//!
+//! Only the longest wait of a shard is logged, once, and at most one per minute: a job of uneven trainers waits in
+//! every round.
+//!
+//! Not here: the expiry of a wait (`waits`).
+
+use std::time::Duration;
+
+use super::presence::Presence;
+use super::serving::Serving;
+use super::shard::{Phase, Shard};
+use crate::ids::Version;
+use crate::program::executor::AccumulatorPace;
+use crate::time::Now;
+
+/// Waits shorter than this are not logged.
+const ORDINARY: Duration = Duration::from_secs(5);
+/// Pause between two reported waits.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Reported waits.
+#[derive(Debug, Default)]
+pub(super) struct StallLog {
+    /// The reported wait that has not ended.
+    open: Option<ReportedWait>,
+    /// Earliest time of the next report.
+    next: Now,
+}
+
+#[derive(Debug)]
+struct ReportedWait {
+    slot_index: usize,
+    version: Version,
+    since: Now,
+}
+
+impl Serving {
+    /// The time of the next report, if no state changes.
+    pub(super) fn wait_report_due(&self) -> Option<Now> {
+        self.waits.first().map(|(since, _)| (*since + ORDINARY).max(self.watch.next))
+    }
+
+    /// The lines to log now.
+    pub(super) fn wait_report(&mut self, now: Now, trainers: &Presence) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(open) = self.watch.open.take_if(|open| self.table.chunks[open.slot_index].version > open.version) {
+            let waited = open.since.until(now).as_secs_f64();
+            lines.push(format!("{} went on after {waited:.1} s", self.version_text(open.slot_index, open.version)));
+        }
+        let first = self.waits.first().copied();
+        if let Some((since, slot_index)) = first.filter(|_| self.wait_report_due().is_some_and(|due| due <= now)) {
+            let version = self.table.chunks[slot_index].version;
+            let waited = since.until(now).as_secs();
+            let waits_for = self.awaited_text(now, trainers, slot_index);
+            lines.push(format!("{} waits for {waits_for} since {waited} s", self.version_text(slot_index, version)));
+            self.watch = StallLog { open: Some(ReportedWait { slot_index, version, since }), next: now + PAUSE };
+        }
+        lines
+    }
+
+    /// Names the round or update that makes the next version.
+    fn version_text(&self, slot_index: usize, version: Version) -> String {
+        let kind = if self.programs.of(slot_index).pace == AccumulatorPace::Rounds { "round" } else { "update" };
+        let id = self.table.chunks[slot_index].id;
+        format!("{kind} {} of \"{}\" chunk {}", version.0 + 1, self.table.held(id).name(), id.chunk)
+    }
+}
+
+impl Shard {
+    /// The lines to log about stalled rounds.
+    pub(super) fn wait_report(&mut self, now: Now) -> Vec<String> {
+        match &mut self.phase {
+            Phase::Serving(serving) => serving.wait_report(now, &self.trainers),
+            Phase::Empty | Phase::Filling(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn log_waits(&mut self, now: Now) {
+        self.wait_report(now).iter().for_each(|text| tracing::info!("{text}"));
+    }
+}

@@ -1,0 +1,145 @@
+//! The coordinator with its disk, and the thread that saves models for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
+use pserver_core::error::Failure;
+use pserver_core::ids::PeerId;
+use pserver_core::port::Event;
+use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, ServerOutput};
+use pserver_core::time::Now;
+use pserver_core::wire::Head;
+use pserver_core::wire::answer::Saved;
+
+use super::saving::{self, ModelSave};
+use super::session::{NodeSession, SessionControl};
+use super::{ServedJob, ServerStart, new_epoch};
+
+pub(super) struct CoordinatorNode {
+    coordinator: Coordinator,
+    /// Where its state is kept, with a checkpoint directory.
+    file: Option<CoordinatorFile>,
+    saving: ModelSave,
+    control: SessionControl,
+    done: Sender<SaveOutcome>,
+    saved: Receiver<SaveOutcome>,
+    outputs: Vec<CoordinatorOutput>,
+    /// Outputs that wait because the first of them could not be written.
+    waiting: VecDeque<CoordinatorOutput>,
+}
+
+/// Result of one save, for the peer that requested it.
+type SaveOutcome = (PeerId, Head, Result<Saved, Failure>);
+
+impl CoordinatorNode {
+    pub(super) fn new(start: &ServerStart, control: SessionControl) -> Result<Self, Failure> {
+        let options = CoordinatorOptions {
+            epoch: new_epoch(),
+            servers: start.settings.servers,
+            job: start.job(),
+            default_config: start.default_config()?,
+            lease: start.settings.lease,
+            grace: start.settings.rank_grace,
+        };
+        let found =
+            start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();
+        let file = start
+            .storage
+            .as_ref()
+            .map(|owned| CoordinatorFile::new(Arc::clone(&owned.storage), owned.owner.clone(), found.as_ref()));
+        let mut coordinator = Coordinator::new(options, found.as_ref().map(|found| found.bytes.as_slice()))?;
+        coordinator.register(0, start.entry())?;
+        let saving = ModelSave {
+            coordinator: start.address.clone(),
+            reach: start.reach.clone(),
+            root: start.settings.model_dir.clone(),
+            token: start.token.clone(),
+        };
+        saving.sweep();
+        // Bounded in effect: each connection waits for the answer to its one save.
+        let (done, saved) = unbounded();
+        let mut node =
+            Self { coordinator, file, saving, control, done, saved, outputs: Vec::new(), waiting: VecDeque::new() };
+        // The epoch is kept from the first moment: a restart before anybody joined is the same job.
+        let kept = node.coordinator.kept();
+        node.keep(&kept)?;
+        Ok(node)
+    }
+
+    /// The served job.
+    pub(super) fn serves(&self) -> ServedJob {
+        ServedJob { epoch: self.coordinator.epoch(), committed: self.coordinator.generation() }
+    }
+
+    /// Carries out the coordinator's outputs in order: state is on disk before later answers are sent. After a disk
+    /// failure the outputs wait and are retried; running steps do not need them.
+    ///
+    /// # Errors
+    /// When another process owns the directory.
+    fn carry_out(&mut self, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
+        self.waiting.extend(self.outputs.drain(..));
+        while let Some(output) = self.waiting.pop_front() {
+            match output {
+                CoordinatorOutput::Session(output) => out.push(output),
+                CoordinatorOutput::Save { peer, head, path } => self.save(peer, head, path),
+                CoordinatorOutput::Keep(bytes) => match self.keep(&bytes) {
+                    Ok(()) => {}
+                    Err(replaced @ Failure::Node(_)) => return Err(replaced),
+                    Err(failure) => {
+                        tracing::error!("nobody can join or initialise while the disk refuses: {failure}");
+                        self.waiting.push_front(CoordinatorOutput::Keep(bytes));
+                        return Ok(());
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.file.as_mut().map_or(Ok(()), |file| file.keep(bytes))
+    }
+
+    fn save(&mut self, peer: PeerId, head: Head, path: String) {
+        let (saving, done, control) = (self.saving.clone(), self.done.clone(), self.control.clone());
+        let work = move || {
+            let saved = saving::save(&saving, &path);
+            // The receiver is gone when the server has stopped.
+            let _ = done.send((peer, head, saved));
+            control.ring();
+        };
+        let spawned = std::thread::Builder::new().name("pserver-save".to_owned()).spawn(work);
+        if let Err(error) = spawned {
+            let failure = Failure::call(format!("starting a thread: {error}"));
+            self.coordinator.saved(peer, &head, Err(failure), &mut self.outputs);
+        }
+    }
+}
+
+impl NodeSession for CoordinatorNode {
+    fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
+        self.coordinator.handle(now, event, &mut self.outputs);
+        self.carry_out(out)
+    }
+
+    fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        while let Ok((peer, head, saved)) = self.saved.try_recv() {
+            self.coordinator.saved(peer, &head, saved, &mut self.outputs);
+        }
+        if self.coordinator.deadline().is_some_and(|deadline| deadline <= now) {
+            self.coordinator.expire(now, &mut self.outputs);
+        }
+        self.carry_out(out)?;
+        Ok(false)
+    }
+
+    fn deadline(&self) -> Option<Now> {
+        self.coordinator.deadline()
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+}

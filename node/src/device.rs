@@ -1,0 +1,195 @@
+//! The accelerators of a server's shards.
+//!
+//! Not here: the interface of an accelerator ([`pserver_core::port::Accelerator`]), and how a device of CUDA is opened
+//! ([`pserver_kernels::cuda`]).
+
+use pserver_core::config::Mode;
+use pserver_core::error::Failure;
+use pserver_core::port::{Accelerator, Simulated};
+use pserver_core::server::NoRoom;
+use pserver_kernels::cpu::Cpu;
+use pserver_kernels::cuda::{Cuda, CudaDevice, CudaSettings};
+
+use crate::settings::{DeviceSetting, Settings};
+
+/// The most polls that a piece of simulated work takes.
+const SIMULATED_POLLS: u64 = 7;
+
+/// The accelerator of one shard; none for the processor alone.
+pub(super) type ShardDevice = Option<Box<dyn Accelerator>>;
+
+/// Opens the accelerator of every shard, and logs the choice and its reason once.
+///
+/// # Errors
+/// When the configured device cannot be opened for every shard.
+pub(super) fn open(settings: &Settings) -> Result<Vec<ShardDevice>, Failure> {
+    let none = || (0..settings.shards).map(|_| None).collect();
+    match settings.device {
+        DeviceSetting::Cpu => Ok(none()),
+        DeviceSetting::Simulated => {
+            let simulated = || Box::new(Simulated::new(Cpu::new(), u64::MAX, SIMULATED_POLLS));
+            tracing::info!("device: {}", simulated().capabilities().name);
+            Ok((0..settings.shards).map(|_| Some(simulated() as Box<dyn Accelerator>)).collect())
+        }
+        DeviceSetting::Cuda { ordinal } => {
+            let (opened, refused) = CudaDevice::look(ordinal)
+                .and_then(|found| open_shards(&found, &for_shard(settings, ordinal), settings))
+                .map_err(|failure| Failure::Node(format!("device cuda:{ordinal}: {failure}")))?;
+            match refused.first() {
+                None => Ok(opened),
+                Some((shard, failure)) => Err(Failure::Node(format!(
+                    "device cuda:{ordinal}: shard {shard} of {}: {failure}",
+                    settings.shards
+                ))),
+            }
+        }
+        DeviceSetting::Auto => {
+            match CudaDevice::look(0).and_then(|found| open_shards(&found, &for_shard(settings, 0), settings)) {
+                Ok((opened, refused)) => {
+                    if let Some((_, failure)) = refused.first() {
+                        let shards: Vec<String> = refused.iter().map(|(shard, _)| shard.to_string()).collect();
+                        tracing::warn!("device: cpu for shards {}: {failure}", shards.join(", "));
+                    }
+                    Ok(opened)
+                }
+                Err(failure) => {
+                    tracing::info!("device: cpu: {failure}");
+                    Ok(none())
+                }
+            }
+        }
+    }
+}
+
+/// The policy for parameters that do not fit: a configured device must hold all that it can.
+pub(super) fn no_room(settings: &Settings) -> NoRoom {
+    if settings.device == DeviceSetting::Auto { NoRoom::Processor } else { NoRoom::Refused }
+}
+
+/// A shard for which the device could not be opened, and the failure.
+type RefusedShard = (u16, Failure);
+
+/// Opens the device for each shard; also returns the shards for which it failed.
+fn open_shards(
+    found: &CudaDevice,
+    each: &CudaSettings,
+    settings: &Settings,
+) -> Result<(Vec<ShardDevice>, Vec<RefusedShard>), Failure> {
+    let (free, total) = found.memory()?;
+    let (mut opened, mut refused): (Vec<ShardDevice>, Vec<_>) = (Vec::new(), Vec::new());
+    for shard in 0..settings.shards {
+        match Cuda::open(each.clone()) {
+            Ok(cuda) => opened.push(Some(Box::new(cuda))),
+            Err(failure) => {
+                refused.push((shard, failure));
+                opened.push(None);
+            }
+        }
+    }
+    let have = usize::from(settings.shards) - refused.len();
+    tracing::info!(
+        "device: cuda:{} ({}) for {have} of {} shards; {free} of its {total} bytes were free; {}",
+        each.ordinal,
+        found.name(),
+        settings.shards,
+        summary(each, settings)
+    );
+    Ok((opened, refused))
+}
+
+/// Describes the device memory of each shard, and its reason.
+fn summary(each: &CudaSettings, settings: &Settings) -> String {
+    let CudaSettings { gradient_bytes, chunk_bytes, bytes_least, .. } = each;
+    let gradients = match settings.device_gradients {
+        Some(all) => format!("its share of {all}"),
+        None => format!("for {} of each chunk", gradients_at_once(settings)),
+    };
+    let memory = each.memory_bytes.map_or_else(
+        || "what is free is for parameters and states".to_owned(),
+        |bytes| format!("{bytes} bytes are for parameters and states"),
+    );
+    let cache = each.cache.as_ref().map_or_else(
+        || "compiled rules are not kept".to_owned(),
+        |folder| format!("compiled rules are kept in {}", folder.display()),
+    );
+    format!(
+        "each takes {gradient_bytes} bytes for gradients ({gradients}) and {chunk_bytes} for a sum; {memory}; chunks \
+         of {bytes_least} bytes or more live there; {cache}"
+    )
+}
+
+/// The CUDA settings of one shard.
+fn for_shard(settings: &Settings, ordinal: u32) -> CudaSettings {
+    let shards = u64::from(settings.shards);
+    let of_job = CudaSettings::for_job(ordinal, settings.chunk_bytes, gradients_at_once(settings));
+    CudaSettings {
+        memory_bytes: settings.device_memory.map(|all| all / shards),
+        gradient_bytes: settings.device_gradients.map_or(of_job.gradient_bytes, |all| all / shards),
+        bytes_least: u32::try_from(settings.device_least).unwrap_or(u32::MAX),
+        cache: settings.device_cache.clone(),
+        ..of_job
+    }
+}
+
+/// Largest number of gradients in an update.
+fn gradients_at_once(settings: &Settings) -> u32 {
+    if settings.mode == Mode::Sync { settings.trainers } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use pserver_kernels::cuda::CudaSettings;
+
+    use super::{for_shard, summary};
+    use crate::settings::{ServeArgs, Settings};
+
+    #[derive(Parser)]
+    struct TestCommand {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn settings(flags: &str) -> Settings {
+        let args = TestCommand::parse_from(["serve"].into_iter().chain(flags.split_whitespace())).args;
+        Settings::load(&args, &[]).expect("they are settings")
+    }
+
+    #[test]
+    fn a_shard_takes_its_share_of_what_the_process_may_take() {
+        let check = |flags, expected: CudaSettings| assert_eq!(for_shard(&settings(flags), 3), expected, "{flags}");
+        let plain = CudaSettings { gradient_bytes: 32 << 20, chunk_bytes: 1 << 20, ..CudaSettings::of(3) };
+        check("", plain.clone());
+        check("--chunk-bytes 64KiB", CudaSettings { chunk_bytes: 64 << 10, ..plain.clone() });
+        check("--trainers 32", CudaSettings { gradient_bytes: 128 << 20, ..plain.clone() });
+        check("--trainers 32 --mode async", plain.clone());
+        check(
+            "--shards 4 --device-memory 1GiB --device-gradients 64MiB --device-least 4KiB --device-cache /c",
+            CudaSettings {
+                memory_bytes: Some(256 << 20),
+                gradient_bytes: 16 << 20,
+                bytes_least: 4096,
+                cache: Some("/c".into()),
+                ..plain
+            },
+        );
+    }
+
+    #[test]
+    fn what_was_chosen_is_said_with_its_reason() {
+        let check = |flags, expected: &str| {
+            let settings = settings(flags);
+            assert_eq!(summary(&for_shard(&settings, 0), &settings), expected);
+        };
+        check(
+            "--trainers 32",
+            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; what is free is \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are not kept",
+        );
+        check(
+            "--shards 2 --device-memory 1GiB --device-gradients 8MiB --device-cache /c",
+            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 536870912 bytes are \
+             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are kept in /c",
+        );
+    }
+}

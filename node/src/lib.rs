@@ -1,0 +1,426 @@
+//! A server process: an accept thread, a thread for each shard, and in server 0 a thread for the coordinator.
+//!
+//! Every thread but the accept thread runs the same loop over its own session of `pserver_core::server` and its own
+//! transport. The data path shares nothing.
+//!
+//! A server serves other processes ([`Server::start`]) or clients of its own process ([`Server::start_within`]).
+//!
+//! Not here: what a frame does to a shard (`pserver_core::server`), where the options come from (`settings`).
+
+mod coordinating;
+mod device;
+mod registration;
+mod saving;
+mod session;
+pub mod settings;
+mod sharding;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam::channel::bounded;
+use pserver_core::checkpoint::owner::server_directory;
+use pserver_core::checkpoint::storage::{Directory, Lock, LockOutcome};
+use pserver_core::checkpoint::{DirectoryOwner, OwnerRecord, Storage};
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::error::Failure;
+use pserver_core::ids::{Epoch, Generation};
+use pserver_core::port::Transport;
+use pserver_core::time::Now;
+use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
+use pserver_transport::loopback::Hub;
+use pserver_transport::network::{JobToken, Listener, Network, NetworkOptions, Stop};
+use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
+
+use coordinating::CoordinatorNode;
+use registration::Registration;
+use session::{SessionControl, SessionThread};
+use sharding::ShardNode;
+
+use crate::settings::Settings;
+use pserver_client::{Client, ClientOptions, MakeTransport, SharedVerbsCounters, networks, within};
+
+/// A running server.
+pub struct Server {
+    address: Address,
+    stop: Stop,
+    listener: Option<JoinHandle<Result<(), Failure>>>,
+    sessions: SessionThreads,
+}
+
+/// The sessions of a server, each with its thread.
+struct SessionThreads {
+    all: Vec<SessionThread>,
+    /// Index of the first shard's session: 1 in server 0, after the coordinator's, else 0.
+    first_shard: usize,
+    /// The registration of a server other than 0.
+    registered: Option<Registration>,
+    /// Held until all sessions have finished writing.
+    _lock: Option<Arc<Lock>>,
+}
+
+/// The network between a server, other servers and clients.
+#[derive(Clone)]
+enum ServerNetwork {
+    /// Sockets, shared memory or verbs, to other processes.
+    Network,
+    /// Loopback, within this process.
+    Within(Hub),
+}
+
+/// Start parameters of all sessions of a server.
+struct ServerStart {
+    settings: Settings,
+    address: Address,
+    storage: Option<OwnedStorage>,
+    clock: Instant,
+    token: Option<JobToken>,
+    /// Whether trainers of this machine read values in shared memory.
+    shares_memory: bool,
+    reach: ServerNetwork,
+}
+
+/// The storage of a server's checkpoints, journals and coordinator state, and the proof of its ownership.
+struct OwnedStorage {
+    storage: Arc<dyn Storage>,
+    owner: DirectoryOwner,
+    /// None where the file system has no locks.
+    lock: Option<Arc<Lock>>,
+}
+
+/// The job that a server serves.
+#[derive(Clone, Copy)]
+struct ServedJob {
+    epoch: Epoch,
+    /// The generation whose parameters are initialised; zero before.
+    committed: Generation,
+}
+
+impl Server {
+    /// Starts a server: takes its address, brings back what an earlier process left, and serves.
+    ///
+    /// # Errors
+    /// When the token cannot be read, the address cannot be had, the disk cannot be read, or server 0 does not answer.
+    pub fn start(settings: Settings) -> Result<Self, Failure> {
+        let token = settings.token_file.as_deref().map(JobToken::read).transpose();
+        let token = token.map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("token_file"))))?;
+        let is_reached_near = settings.advertise.as_ref().is_none_or(Address::is_loopback);
+        let local_token = is_reached_near && !settings.insecure;
+        let options = NetworkOptions { token: token.clone(), local_token, ..NetworkOptions::default() };
+        look_for_verbs(&settings)?;
+        let listener = Listener::bind(&settings.bind, options)
+            .map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("bind"))))?;
+        let address = advertised(&settings, &listener.local_address());
+        let start = ServerStart {
+            token,
+            ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network)?
+        };
+        let mut lanes: Vec<_> = (0..=start.settings.shards).map(|_| None).collect();
+        let sessions = SessionThreads::start(&start, |lane, options| {
+            let transport = Network::new(options)?;
+            lanes[usize::from(lane)] = Some(transport.connection_sender());
+            Ok(transport)
+        })?;
+        let stop = Stop::new();
+        let stop_listener = stop.clone();
+        let listener = std::thread::Builder::new()
+            .name("pserver-accept".to_owned())
+            .spawn(move || listener.run(lanes, stop_listener))
+            .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
+        Ok(Self { address: start.address, stop, listener: Some(listener), sessions })
+    }
+
+    /// Starts a server for clients of this process ([`Client::within`]): `hub` has a place for each of its lanes, under
+    /// the name that it is bound to, such as `loopback://server-0:1`. For tests and measurements.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; and when the address or a token is for other processes.
+    pub fn start_within(settings: Settings, hub: &Hub) -> Result<Self, Failure> {
+        let address = settings.bind.clone();
+        if address.scheme != Scheme::Loopback {
+            return Err(Failure::Node(format!(
+                "listening on {address} within this process: expected an address such as loopback://server-0:1"
+            )));
+        }
+        if settings.token_file.is_some() {
+            let text = format!("listening on {address} within this process: a token is for others; expected none");
+            return Err(Failure::Node(text));
+        }
+        let start = ServerStart::new(settings, address, false, ServerNetwork::Within(hub.clone()))?;
+        let sessions = SessionThreads::start(&start, |lane, options| {
+            let transport = hub.listen(&start.address.of_lane(lane.into()))?;
+            Ok(transport.with(options.checks, options.poll))
+        })?;
+        Ok(Self { address: start.address, stop: Stop::new(), listener: None, sessions })
+    }
+
+    /// The advertised address.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Whether one of its threads has ended by itself, after a failure or because another server took its index.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        let registered = self.sessions.registered.as_ref();
+        self.sessions.all.iter().any(SessionThread::has_ended) || registered.is_some_and(Registration::has_ended)
+    }
+
+    /// Stops the server: it accepts no connection, applies received gradients, and writes a last checkpoint.
+    ///
+    /// # Errors
+    /// The first failure of any of its threads.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        self.stop.stop();
+        let mut ended = Ok(());
+        if let Some(listener) = self.listener.take() {
+            ended = session::join(listener);
+        }
+        // Shards first, all at once: while they finish, the coordinator still answers.
+        let SessionThreads { all, first_shard, registered, .. } = &mut self.sessions;
+        ended = registered.take().map_or(Ok(()), Registration::end).and(ended);
+        let shards = all.split_off(all.len().min(*first_shard));
+        for sessions in [shards, std::mem::take(all)] {
+            sessions.iter().for_each(SessionThread::stop);
+            ended = sessions.into_iter().map(SessionThread::join).fold(ended, Result::and);
+        }
+        ended
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(failure) = self.end() {
+            tracing::error!("stopping the server: {failure}");
+        }
+    }
+}
+
+impl SessionThreads {
+    /// Starts the coordinator, where there is one, and the shards. `transport` makes the transport of a lane: lane zero
+    /// is the coordinator's, and the shards follow.
+    fn start<T: Transport + 'static>(
+        start: &ServerStart,
+        mut transport: impl FnMut(u16, NetworkOptions) -> Result<T, Failure>,
+    ) -> Result<Self, Failure> {
+        let settings = &start.settings;
+        let options =
+            || NetworkOptions { devices: VerbsDevices::from(&settings.rdma_device), ..NetworkOptions::default() };
+        let mut all = Vec::new();
+        let (job, registered) = if settings.index == 0 {
+            if let Some(named) = &settings.coordinator {
+                let own = &start.address;
+                tracing::info!(%named, %own, "this is server 0, so the setting coordinator has no effect here");
+            }
+            let transport = transport(0, options())?;
+            let control = SessionControl::new(transport.doorbell());
+            let node = CoordinatorNode::new(start, control.clone())?;
+            let job = node.serves();
+            all.push(SessionThread::spawn("pserver-coordinator", node, transport, control, start.clock)?);
+            (job, None)
+        } else {
+            let (job, registered) = registration::register(start)?;
+            (job, Some(registered))
+        };
+        let first_shard = all.len();
+        for (shard, accelerator) in (0..settings.shards).zip(device::open(settings)?) {
+            let options = NetworkOptions { poll: settings.poll, checks: settings.checks, ..options() };
+            let transport = transport(shard + 1, options)?;
+            let control = SessionControl::new(transport.doorbell());
+            let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;
+            all.push(SessionThread::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
+        }
+        let lock = start.storage.as_ref().and_then(|storage| storage.lock.clone());
+        Ok(Self { all, first_shard, registered, _lock: lock })
+    }
+}
+
+impl ServerNetwork {
+    /// Makes transports to other servers.
+    fn transports(&self, options: NetworkOptions) -> MakeTransport {
+        match self {
+            Self::Network => networks(options, SharedVerbsCounters::default()),
+            Self::Within(hub) => within(options, hub.clone()),
+        }
+    }
+
+    /// A client of a job that this server is part of.
+    fn client(&self, options: ClientOptions) -> Result<Client, Failure> {
+        match self {
+            Self::Network => Client::new(options),
+            Self::Within(hub) => Client::within(options, hub),
+        }
+    }
+}
+
+impl ServerStart {
+    fn new(settings: Settings, address: Address, shares_memory: bool, reach: ServerNetwork) -> Result<Self, Failure> {
+        let storage = OwnedStorage::open(&settings)?;
+        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach })
+    }
+
+    fn job(&self) -> JobMessage {
+        let (mode, staleness) = self.settings.mode.numbers();
+        JobMessage {
+            mode,
+            staleness,
+            merge: self.settings.merge.number(),
+            trainers: self.settings.trainers,
+            chunk_bytes: self.settings.chunk_bytes,
+        }
+    }
+
+    /// The default configuration of parameters, encoded.
+    fn default_config(&self) -> Result<Vec<u8>, Failure> {
+        let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
+        Ok(ParameterConfig { rule, sparse: None }.encode())
+    }
+
+    fn now(&self) -> Now {
+        Now(u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    fn entry(&self) -> ServerEntry {
+        ServerEntry { address: self.address.to_string(), shards: self.settings.shards.into() }
+    }
+}
+
+/// A new epoch: the current time, so that no earlier job has it.
+fn new_epoch() -> Epoch {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
+}
+
+/// Logs at start whether verbs are available, and whether they reach device memory. A separate thread queries the
+/// devices, which may take long; only a server without another transport waits for it.
+///
+/// # Errors
+/// When verbs are the only transport and are not available: the reason.
+fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
+    let bind = &settings.bind;
+    if !matches!(bind.scheme, Scheme::Verbs | Scheme::Auto) {
+        return Ok(());
+    }
+    let (devices, (say, said)) = (VerbsDevices::from(&settings.rdma_device), bounded::<Result<(), String>>(1));
+    let named = matches!(settings.rdma_device, DeviceChoice::Named(_)).then(|| settings.named("rdma_device"));
+    let look = move || {
+        let found = VerbsDevice::find(&devices).map(|device| {
+            let memory = device.device_memory();
+            tracing::info!(device = device.name(), "verbs: on; device memory over them: {memory}");
+        });
+        match (&found, named) {
+            (Ok(()), _) => {}
+            (Err(reason), None) => tracing::info!("verbs: off: {reason}"),
+            (Err(reason), Some(setting)) => tracing::warn!("verbs: off: {setting} has no effect: {reason}"),
+        }
+        // The receiver is gone unless verbs are the only transport.
+        let _ = say.send(found);
+    };
+    let failed = |what: &str| Failure::Node(format!("listening on {bind}: {what}"));
+    let thread = std::thread::Builder::new().name("pserver-verbs".to_owned()).spawn(look);
+    thread.map_err(|error| failed(&format!("starting a thread: {error}")))?;
+    if bind.scheme == Scheme::Auto {
+        return Ok(());
+    }
+    let limit = NetworkOptions::default().connect_timeout;
+    match said.recv_timeout(limit) {
+        Ok(found) => found.map_err(|reason| failed(&reason)),
+        Err(_) => Err(failed(&format!("no RDMA device answers within {limit:?}"))),
+    }
+}
+
+fn advertised(settings: &Settings, local: &Address) -> Address {
+    match &settings.advertise {
+        Some(advertise) if advertise.port == 0 => Address { port: local.port, ..advertise.clone() },
+        Some(advertise) => advertise.clone(),
+        None => local.clone(),
+    }
+}
+
+impl OwnedStorage {
+    /// Opens the checkpoint directory, where there is one, and makes this process the owner of the server's part.
+    ///
+    /// # Errors
+    /// When another process that lives owns it, naming that process; or the storage refuses.
+    fn open(settings: &Settings) -> Result<Option<Self>, Failure> {
+        let Some(path) = &settings.checkpoint_dir else { return Ok(None) };
+        let directory = Directory::open(path).map_err(|failure| {
+            let setting = settings.named("checkpoint_dir");
+            Failure::Node(format!("{setting}: {failure}; expected a folder that this user may make, read and write"))
+        })?;
+        let record = OwnerRecord {
+            server: settings.index,
+            process: std::process::id(),
+            host: host_name(),
+            since: utc(SystemTime::now()),
+        };
+        let lock = if settings.directory_lock { take_lock(&directory, path, &record)? } else { None };
+        let storage: Arc<dyn Storage> = Arc::new(directory);
+        let owner = DirectoryOwner::claim(Arc::clone(&storage), &record)?;
+        Ok(Some(Self { storage, owner, lock: lock.map(Arc::new) }))
+    }
+}
+
+fn take_lock(directory: &Directory, root: &Path, record: &OwnerRecord) -> Result<Option<Lock>, Failure> {
+    let inside = server_directory(record.server);
+    match directory.lock(&inside, &record.encode())? {
+        LockOutcome::Ours(lock) => Ok(Some(lock)),
+        LockOutcome::Unsupported { reason } => {
+            let root = root.display();
+            tracing::info!("{root}/{inside}: no lock ({reason}); a second server would replace this one");
+            Ok(None)
+        }
+        LockOutcome::ByAnother { path } => {
+            let owner = OwnerRecord::read(directory, &path);
+            let owner = owner.map_or("a process that left no name".to_owned(), |owner| owner.to_string());
+            Err(Failure::Node(format!(
+                "{}/{inside} is in use by {owner}: stop that process first, or give this server another \
+                 --checkpoint-dir or --index",
+                root.display()
+            )))
+        }
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A time as `2026-11-22T18:00:05Z`. The days of a month follow Howard Hinnant's `civil_from_days`.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::utc;
+
+    #[test]
+    fn a_time_is_written_as_in_a_calendar() {
+        // The texts are those of `date -u -d @seconds +%FT%TZ`.
+        let check = |seconds, text| assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        check(0, "1970-01-01T00:00:00Z");
+        check(951_827_696, "2000-02-29T12:34:56Z");
+        check(1_735_689_599, "2024-12-31T23:59:59Z");
+        check(4_107_542_400, "2100-03-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,119 @@
+//! Registration of a server other than 0 with server 0.
+//!
+//! The answer names the job. The server renews its registration every second, because a restarted server 0 knows no
+//! servers and admits trainers only when all servers are registered. Server 0 regards a server with an open connection
+//! as alive. A server whose index another server has does not start; a server whose index was taken while its
+//! connection was lost stops.
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use pserver_core::client::Refused;
+use pserver_core::error::Failure;
+use pserver_core::ids::{Epoch, Generation};
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{ErrorCode, Joined, RegisterRequest, Role};
+use pserver_transport::network::{NetworkOptions, PollPolicy};
+use pserver_transport::verbs::VerbsDevices;
+
+use super::{ServedJob, ServerStart};
+use pserver_client::{COORDINATOR, ClientEngine};
+
+/// Longest wait for server 0, as the servers of a job start in any order.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Time until the first log line about waiting for server 0, and the longest time between such lines.
+const LOG_FIRST: Duration = Duration::from_millis(800);
+const LOG_LONGEST: Duration = Duration::from_secs(30);
+/// Interval and deadline of renewals: as long as a restarted server 0 delays joining trainers.
+const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A registration, renewed until this value is dropped.
+pub(super) struct Registration {
+    until: Sender<()>,
+    thread: JoinHandle<Result<(), Failure>>,
+}
+
+impl Registration {
+    /// Whether another server has taken this server's index.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Ends the renewals; the failure names the server that took the index. A renewal in progress is not waited for, as
+    /// it owns only a connection.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        drop(self.until);
+        if self.thread.is_finished() { super::session::join(self.thread) } else { Ok(()) }
+    }
+}
+
+pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration), Failure> {
+    let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
+        Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
+    })?;
+    let devices = VerbsDevices::from(&start.settings.rdma_device);
+    let token = start.token.clone();
+    let options = NetworkOptions { poll: PollPolicy::Block, devices, token, ..NetworkOptions::default() };
+    let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
+    let server = start.settings.index.into();
+    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false };
+    let joined = report_first(&mut engine, &register)?;
+    if let Some(job) = &joined.job {
+        start.settings.overruled(job, &joined.default_config).iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+    let job = ServedJob { epoch: Epoch(joined.epoch), committed: Generation(joined.generation) };
+    let register = RegisterRequest { renews: true, ..register };
+    let (until, stopped) = bounded(0);
+    let thread = std::thread::Builder::new()
+        .name("pserver-register".to_owned())
+        .spawn(move || renew(engine, &register, job.epoch, &stopped))
+        .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
+    Ok((job, Registration { until, thread }))
+}
+
+/// Renews the registration until the server stops, or another server takes its index.
+fn renew(
+    mut engine: ClientEngine,
+    register: &RegisterRequest,
+    epoch: Epoch,
+    stopped: &Receiver<()>,
+) -> Result<(), Failure> {
+    while stopped.recv_timeout(RENEW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        match report(&mut engine, register, RENEW_INTERVAL).map(|joined| Epoch(joined.epoch)) {
+            Ok(found) if found == epoch => {}
+            Ok(found) => tracing::error!("server 0 serves the job of epoch {found}, and this server that of {epoch}"),
+            Err(refused) if refused.code == ErrorCode::Fenced => return Err(Failure::Node(refused.text)),
+            // Running steps do not need server 0, so the level is debug.
+            Err(refused) => tracing::debug!("{}", refused.text),
+        }
+    }
+    Ok(())
+}
+
+/// Registers for the first time. A log line within a second, and then ever more rarely, tells what the server waits
+/// for.
+fn report_first(engine: &mut ClientEngine, register: &RegisterRequest) -> Result<Joined, Refused> {
+    let (mut waited, mut pause) = (Duration::ZERO, LOG_FIRST);
+    loop {
+        let reported = report(engine, register, pause);
+        let Err(Refused { code: ErrorCode::Deadline, text }) = reported else { return reported };
+        waited += pause;
+        let text = format!("server {} waits for server 0 since {:.1} s: {text}", register.server, waited.as_secs_f64());
+        if waited >= DEADLINE {
+            return Err(Refused { code: ErrorCode::Deadline, text });
+        }
+        tracing::info!("{text}");
+        pause = (pause * 2).min(LOG_LONGEST).min(DEADLINE.saturating_sub(waited));
+    }
+}
+
+fn report(engine: &mut ClientEngine, register: &RegisterRequest, deadline: Duration) -> Result<Joined, Refused> {
+    let wrong = |failure: Failure| Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+    let finished = engine.control(Request::Register(register.clone()), deadline, "registering with server 0")?;
+    match pserver_client::answer(&finished.control).map_err(wrong)? {
+        Answer::Joined(joined) => Ok(joined),
+        other => Err(wrong(pserver_client::unexpected(&other))),
+    }
+}

@@ -1,0 +1,181 @@
+//! The event loop of a server's threads, over one session and one transport.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pserver_core::error::Failure;
+use pserver_core::port::{Doorbell, Event, Submit, Transport};
+use pserver_core::server::ServerOutput;
+use pserver_core::time::Now;
+
+/// Longest wait, which bounds the cost of a missed wake-up.
+const WAIT_LONGEST: Duration = Duration::from_millis(500);
+/// After a stop request, a session without events for this long has applied all received frames.
+const QUIET: Duration = Duration::from_millis(50);
+/// Interval at which a busy accelerator is polled: a fraction of a chunk's round trip to it.
+const DEVICE_LOOK: Duration = Duration::from_micros(20);
+/// Longest drain, also with busy trainers.
+const DRAIN_LONGEST: Duration = Duration::from_secs(2);
+
+/// A session as the loop sees it.
+pub(super) trait NodeSession: Send + 'static {
+    /// Handles an event.
+    fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure>;
+
+    /// Does due work; true when more work is ready at once.
+    fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure>;
+
+    /// When [`NodeSession::work`] is due.
+    fn deadline(&self) -> Option<Now>;
+
+    /// Whether an accelerator has work in flight and must be polled soon.
+    fn is_under_way(&self) -> bool {
+        false
+    }
+
+    /// Finishes the session after the loop has ended.
+    fn finish(&mut self) -> Result<(), Failure>;
+}
+
+/// Tells a session's thread to stop, from any thread.
+#[derive(Clone)]
+pub(super) struct SessionControl {
+    stop: Arc<AtomicBool>,
+    doorbell: Doorbell,
+}
+
+impl SessionControl {
+    pub(super) fn new(doorbell: Doorbell) -> Self {
+        Self { stop: Arc::default(), doorbell }
+    }
+
+    pub(super) fn ring(&self) {
+        self.doorbell.ring();
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+}
+
+/// A session with a thread of its own.
+pub(super) struct SessionThread {
+    control: SessionControl,
+    thread: JoinHandle<Result<(), Failure>>,
+}
+
+impl SessionThread {
+    pub(super) fn spawn(
+        name: &str,
+        session: impl NodeSession,
+        transport: impl Transport + 'static,
+        control: SessionControl,
+        clock: Instant,
+    ) -> Result<Self, Failure> {
+        let stop = Arc::clone(&control.stop);
+        let drive = SessionLoop { session, transport, stop, clock, queue: VecDeque::new() };
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || drive.run())
+            .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
+        Ok(Self { control, thread })
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Asks the session to stop; [`SessionThread::join`] waits until it has.
+    pub(super) fn stop(&self) {
+        self.control.stop();
+    }
+
+    pub(super) fn join(self) -> Result<(), Failure> {
+        join(self.thread)
+    }
+}
+
+/// Waits for a thread; one that panicked is a failure of the node.
+pub(super) fn join(thread: JoinHandle<Result<(), Failure>>) -> Result<(), Failure> {
+    let name = thread.thread().name().unwrap_or("a thread").to_owned();
+    thread.join().unwrap_or_else(|_| Err(Failure::Node(format!("{name} panicked"))))
+}
+
+struct SessionLoop<S, T> {
+    session: S,
+    transport: T,
+    stop: Arc<AtomicBool>,
+    clock: Instant,
+    queue: VecDeque<Submit>,
+}
+
+impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
+    fn run(mut self) -> Result<(), Failure> {
+        let ended = self.serve();
+        if let Err(failure) = &ended {
+            tracing::error!("a session ends: {failure}");
+        }
+        let finished = self.session.finish();
+        ended.and(finished)
+    }
+
+    fn serve(&mut self) -> Result<(), Failure> {
+        let (mut events, mut out) = (Vec::new(), Vec::new());
+        let mut asked_to_stop: Option<Now> = None;
+        let mut last_event = self.now();
+        loop {
+            self.transport.poll(&mut events)?;
+            let now = self.now();
+            let mut busy = !events.is_empty();
+            for event in events.drain(..) {
+                self.session.handle(now, event, &mut out)?;
+            }
+            if busy {
+                last_event = now;
+            }
+            busy |= self.session.work(now, &mut out)?;
+            self.carry_out(&mut out)?;
+            if self.stop.load(Ordering::Acquire) {
+                let since = *asked_to_stop.get_or_insert(now);
+                let quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= last_event + QUIET;
+                if quiet || now >= since + DRAIN_LONGEST {
+                    return Ok(());
+                }
+            }
+            if !busy {
+                self.transport.wait(self.pause(now, asked_to_stop.is_some()));
+            }
+        }
+    }
+
+    fn pause(&self, now: Now, stopping: bool) -> Duration {
+        let longest = match stopping {
+            _ if self.session.is_under_way() => DEVICE_LOOK,
+            true => QUIET / 2,
+            false => WAIT_LONGEST,
+        };
+        self.session.deadline().map_or(longest, |deadline| now.until(deadline).min(longest))
+    }
+
+    fn carry_out(&mut self, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
+        for output in out.drain(..) {
+            match output {
+                ServerOutput::Submit(submit) => self.queue.push_back(submit),
+                ServerOutput::Close(peer) => {
+                    // Frames queued before the close are sent first.
+                    self.transport.submit(&mut self.queue)?;
+                    self.transport.close(peer);
+                }
+            }
+        }
+        self.transport.submit(&mut self.queue)
+    }
+
+    fn now(&self) -> Now {
+        Now(u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+}

@@ -1,0 +1,125 @@
+//! Settings without an effect: variables that name no setting, and settings that another one makes idle.
+//!
+//! Each is a warning and not an error: an environment or a file may be shared by servers and trainers of several jobs.
+
+use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
+use pserver_core::wire::{JobMessage, Scheme};
+use pserver_transport::verbs::DeviceChoice;
+
+use super::{DeviceSetting, Settings};
+use pserver_client::environment::unknown_variables;
+
+/// An explicitly configured setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ExplicitSetting {
+    pub(super) name: &'static str,
+    /// The setting as a person reads it: `trainers = 3 (from --trainers)`.
+    pub(super) shown: String,
+    /// Whether it comes from the command line, which is for this server alone.
+    pub(super) is_flag: bool,
+}
+
+impl Settings {
+    /// Warnings for the operator: variables of `environment` that are no settings, and settings that were made and
+    /// have no effect beside the others.
+    #[must_use]
+    pub fn warnings(&self, environment: &[(String, String)]) -> Vec<String> {
+        let mut warnings = unknown_variables(environment);
+        for (is_idle, names, why) in self.idle() {
+            let made = self.made.iter().filter(|made| is_idle && names.contains(&made.name));
+            warnings.extend(made.map(|made| format!("{} has no effect: {why}", made.shown)));
+        }
+        warnings
+    }
+
+    /// Settings without effect, each with its condition and reason.
+    fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 6] {
+        let never_verbs = matches!(self.bind.scheme, Scheme::Tcp | Scheme::Shm | Scheme::Loopback);
+        [
+            (
+                self.device == DeviceSetting::Cpu,
+                &["device_memory", "device_gradients", "device_least", "device_cache"],
+                "the setting device is cpu",
+            ),
+            (self.checkpoint_dir.is_none(), &["checkpoint_interval_seconds"], "there is no checkpoint_dir"),
+            (
+                self.mode == Mode::Delta && self.index == 0,
+                &["optimizer"],
+                "in mode delta trainers optimize, and servers add what they send",
+            ),
+            (self.mode != Mode::Sync, &["merge"], "only rounds are merged, and only mode sync has rounds"),
+            (
+                never_verbs && matches!(self.rdma_device, DeviceChoice::Named(_)),
+                &["rdma_device"],
+                "the scheme before bind's host excludes RDMA; expected host:port without one, or verbs://",
+            ),
+            (
+                self.insecure && self.token_file.is_some(),
+                &["insecure"],
+                "who connects must show the token of token_file",
+            ),
+        ]
+    }
+
+    /// Warnings for the operator of a server other than 0: settings that are the whole job's, and which server 0 was
+    /// given otherwise.
+    pub(crate) fn overruled(&self, job: &JobMessage, default_config: &[u8]) -> Vec<String> {
+        let mode = Mode::from_numbers(job.mode, job.staleness);
+        let merge = Merge::from_number(job.merge);
+        let rule = OptimizerSettings::from_text(&self.optimizer).ok().map(|own| own.rule.unwrap_or_default());
+        let optimizer = rule.map(|rule| ParameterConfig { rule, sparse: None }.encode());
+        let differing = [
+            ("mode", mode != Some(self.mode), format!("the job's mode is {}", mode.map_or_else(unknown, shown_mode))),
+            (
+                "merge",
+                merge != Some(self.merge),
+                format!("the job's merge is {}", merge.map_or_else(unknown, shown_merge)),
+            ),
+            ("trainers", self.trainers != job.trainers, format!("the job has {} trainers", job.trainers)),
+            (
+                "chunk_bytes",
+                self.chunk_bytes != job.chunk_bytes,
+                format!("the job's chunks have {} bytes", job.chunk_bytes),
+            ),
+            ("optimizer", optimizer.as_deref() != Some(default_config), "the job's optimizer is another".to_owned()),
+            ("lease_seconds", self.is_flag("lease_seconds"), "server 0 gives the lease".to_owned()),
+            ("model_dir", self.is_flag("model_dir"), "server 0 saves models".to_owned()),
+        ];
+        let warning = |(name, differs, job): (&str, bool, String)| {
+            let made = self.made.iter().find(|made| differs && made.name == name)?;
+            let index = self.index;
+            Some(format!("{} has no effect on server {index}: server 0's setting counts, and {job}", made.shown))
+        };
+        differing.into_iter().filter_map(warning).collect()
+    }
+
+    /// How an error about a setting's object names the setting: `bind (from --bind)`.
+    pub(crate) fn named(&self, name: &'static str) -> String {
+        let origin = self.made.iter().find(|made| made.name == name).and_then(|made| made.shown.rsplit_once(" ("));
+        origin.map_or_else(|| format!("{name} (default)"), |(_, origin)| format!("{name} ({origin}"))
+    }
+
+    fn is_flag(&self, name: &str) -> bool {
+        self.made.iter().any(|made| made.name == name && made.is_flag)
+    }
+}
+
+fn unknown() -> String {
+    "unknown to this version".to_owned()
+}
+
+fn shown_mode(mode: Mode) -> String {
+    match mode {
+        Mode::Sync => "sync".to_owned(),
+        Mode::Async => "async".to_owned(),
+        Mode::Staleness { bound } => format!("bounded with staleness {bound}"),
+        Mode::Delta => "delta".to_owned(),
+    }
+}
+
+fn shown_merge(merge: Merge) -> String {
+    match merge {
+        Merge::Mean => "mean".to_owned(),
+        Merge::Sum => "sum".to_owned(),
+    }
+}

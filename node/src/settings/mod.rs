@@ -1,0 +1,326 @@
+//! The server's configuration: read from four places, checked once, and then a value.
+//!
+//! A setting comes from the command line, else from the environment (`PSERVER_` and its name in capitals), else from
+//! the file that `--config` or `PSERVER_CONFIG` names (TOML), else from its default. `--print-config` shows which.
+//! Not here: the effect of settings; the optimizer message's own fields ([`pserver_core::config`]).
+//!
+//! Read in this order: [`ServeArgs`] (the settings), [`Settings`] (their checked values), `sources` (precedence),
+//! `idle` (settings without effect).
+
+mod args;
+mod idle;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use pserver_core::config::{Merge, Mode, OptimizerSettings};
+use pserver_core::limits;
+use pserver_core::server::NonFinite;
+use pserver_core::wire::Address;
+use pserver_transport::network::{CHECKS_EXPECTED, ChecksumPolicy, POLL_EXPECTED, PollPolicy};
+use pserver_transport::verbs::{self, DeviceChoice};
+
+pub use args::ServeArgs;
+use idle::ExplicitSetting;
+use sources::SettingTexts;
+
+/// How much of each update survives a crash between two checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum JournalSetting {
+    /// Nothing: a restart resumes at the last checkpoint.
+    Off,
+    /// Updates are written, and survive the process.
+    On,
+    /// Updates are written and synced, and survive the machine.
+    Sync,
+}
+
+/// The device that updates parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceSetting {
+    /// The first device of CUDA, or the processor where there is none.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// This device of CUDA, or the server does not start.
+    Cuda {
+        /// Its number, as the driver counts.
+        ordinal: u32,
+    },
+    /// The processor behind an accelerator's port, for tests: `simulated`.
+    Simulated,
+}
+
+/// Expected texts of a device.
+const DEVICE_EXPECTED: &str = "auto, cpu or cuda:N with the number of a device";
+
+impl FromStr for DeviceSetting {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "simulated" => Ok(Self::Simulated),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                ordinal.map(|ordinal| Self::Cuda { ordinal }).ok_or(())
+            }
+        }
+    }
+}
+
+/// Log level on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// Failures.
+    Error,
+    /// Also warnings.
+    Warn,
+    /// Also events of the job.
+    Info,
+    /// Also events of connections and rounds.
+    Debug,
+    /// Also every frame.
+    Trace,
+}
+
+/// Log format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// Lines of JSON for machines.
+    Json,
+}
+
+/// Checked settings of a server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// This server's place, below `servers`.
+    pub index: u16,
+    /// Servers in the job.
+    pub servers: u16,
+    /// Trainers in the job.
+    pub trainers: u32,
+    /// Shards on this server.
+    pub shards: u16,
+    /// Where it listens.
+    pub bind: Address,
+    /// Where others reach it, when that is not where it listens.
+    pub advertise: Option<Address>,
+    /// Where server 0 is reached; server 0 itself has no use for it.
+    pub coordinator: Option<Address>,
+    /// The size of a chunk: a power of two.
+    pub chunk_bytes: u32,
+    /// How trainers share a parameter, with the bound of staleness.
+    pub mode: Mode,
+    /// How the gradients of one round become one.
+    pub merge: Merge,
+    /// Policy for gradients with NaN or infinite elements.
+    pub nonfinite: NonFinite,
+    /// Default optimizer of parameters: a message in protobuf's text form.
+    pub optimizer: String,
+    /// Where checkpoints lie; without it there are none.
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Time between checkpoints.
+    pub checkpoint_interval: Duration,
+    /// Durability of updates between checkpoints; off without checkpoints.
+    pub journal: JournalSetting,
+    /// Whether a journal that is damaged in the middle ends there, instead of being refused.
+    pub accept_torn_tail: bool,
+    /// Whether a lock keeps a second server out of the directory of one that lives.
+    pub directory_lock: bool,
+    /// The folder that saved models stay in.
+    pub model_dir: PathBuf,
+    /// How long a round may wait for its last gradient.
+    pub round_timeout: Duration,
+    /// How long the initialising trainer may be silent before another is chosen.
+    pub lease: Duration,
+    /// How long the place of a trainer or server is kept after its connection was closed.
+    pub rank_grace: Duration,
+    /// Whether clients without a token may join over addresses other than loopback.
+    pub insecure: bool,
+    /// The file with the token that clients and servers must prove to have.
+    pub token_file: Option<PathBuf>,
+    /// How a shard waits.
+    pub poll: PollPolicy,
+    /// Where payloads over TCP carry checksums.
+    pub checks: ChecksumPolicy,
+    /// The device that updates parameters.
+    pub device: DeviceSetting,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
+    /// Bytes of the device's memory for parameters and states, of all shards; none is what is free.
+    pub device_memory: Option<u64>,
+    /// Bytes of the device's memory for gradients on their way, of all shards; none is reckoned from the job.
+    pub device_gradients: Option<u64>,
+    /// Chunks shorter than this stay on the processor.
+    pub device_least: u64,
+    /// Where rules that were compiled for the device are kept; none is nowhere.
+    pub device_cache: Option<PathBuf>,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// How it is logged.
+    pub log_format: LogFormat,
+    /// An open descriptor that gets a line when the server is ready, and is then closed.
+    pub ready_fd: Option<i32>,
+    /// The settings that are configured explicitly.
+    made: Vec<ExplicitSetting>,
+}
+
+impl Settings {
+    /// Reads every source and checks every value, alone and with the others. `environment` is the process's, handed
+    /// in so that only the program asks for it.
+    ///
+    /// # Errors
+    /// All wrong values at once: each with its name, where it came from, what it was and what was expected.
+    pub fn load(args: &ServeArgs, environment: &[(String, String)]) -> Result<Self> {
+        let sources = SettingTexts::collect(args, environment)?;
+        let (settings, mut problems) = Self::read(&sources);
+        if problems.is_empty() {
+            problems = settings.contradictions(&sources);
+        }
+        if !problems.is_empty() {
+            bail!("the configuration is wrong:\n  {}", problems.join("\n  "));
+        }
+        Ok(settings)
+    }
+
+    /// The effective configuration as TOML that [`load`](Self::load) reads back, each line with its source.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn print(args: &ServeArgs, environment: &[(String, String)]) -> Result<String> {
+        Self::load(args, environment)?;
+        Ok(SettingTexts::collect(args, environment)?.print())
+    }
+
+    fn read(sources: &SettingTexts) -> (Self, Vec<String>) {
+        let mut reader = sources.reader();
+        let staleness = reader.take("staleness", values::whole(0, u64::from(u32::MAX)));
+        let settings = Self {
+            index: reader.take("index", values::whole(0, u64::from(limits::SERVERS_MAX) - 1)),
+            servers: reader.take("servers", values::whole(1, u64::from(limits::SERVERS_MAX))),
+            trainers: reader.take("trainers", values::whole(1, u64::from(limits::TRAINERS_MAX))),
+            shards: reader.take("shards", values::whole(1, u64::from(limits::SHARDS_MAX))),
+            bind: reader.take("bind", values::address),
+            advertise: reader.take("advertise", values::optional(values::reachable)),
+            coordinator: reader.take("coordinator", values::optional(values::reachable)),
+            chunk_bytes: reader.take("chunk_bytes", values::chunk_bytes),
+            mode: reader.take("mode", |text| values::mode(text, staleness)),
+            merge: reader.take("merge", values::merge),
+            nonfinite: reader.take("nonfinite", values::nonfinite),
+            optimizer: reader.take("optimizer", values::optimizer),
+            checkpoint_dir: reader.take("checkpoint_dir", values::optional(values::path)),
+            checkpoint_interval: reader.take("checkpoint_interval_seconds", values::seconds),
+            journal: reader.take("journal", values::word),
+            accept_torn_tail: reader.take("accept_torn_tail", values::plain("true or false")),
+            directory_lock: reader.take("directory_lock", values::plain("true or false")),
+            model_dir: reader.take("model_dir", values::path),
+            round_timeout: reader.take("round_timeout_seconds", values::seconds),
+            lease: reader.take("lease_seconds", values::seconds),
+            rank_grace: reader.take("rank_grace_seconds", values::seconds_from_none),
+            insecure: reader.take("insecure", values::plain("true or false")),
+            token_file: reader.take("token_file", values::optional(values::path)),
+            poll: reader.take("poll", values::plain(POLL_EXPECTED)),
+            checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
+            device: reader.take("device", values::plain(DEVICE_EXPECTED)),
+            rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
+            device_memory: reader.take("device_memory", values::optional(values::bytes)),
+            device_gradients: reader.take("device_gradients", values::optional(values::bytes)),
+            device_least: reader.take("device_least", values::bytes),
+            device_cache: reader.take("device_cache", values::optional(values::path)),
+            log_level: reader.take("log_level", values::word),
+            log_format: reader.take("log_format", values::word),
+            ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
+            made: sources.made(),
+        };
+        (settings, reader.problems())
+    }
+
+    /// Contradictions between values that are valid alone.
+    fn contradictions(&self, sources: &SettingTexts) -> Vec<String> {
+        let bounded = matches!(self.mode, Mode::Staleness { .. });
+        let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
+        let open = !self.bind.is_loopback() && !self.insecure && self.token_file.is_none();
+        let unresolved = unresolved(&self.bind).filter(|_| open);
+        let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
+        let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
+        let gradients_least =
+            u64::from(self.shards) * pserver_kernels::cuda::CudaSettings::gradient_bytes_least(self.chunk_bytes);
+        let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
+        [
+            (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
+            (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
+            (
+                self.is_told_of_another(sources),
+                "coordinator",
+                "none or this server's own address, as this is server 0".to_owned(),
+            ),
+            (staleness && !bounded, "staleness", "0, or mode bounded with it".to_owned()),
+            (bounded && !staleness, "staleness", "1 or more with mode bounded".to_owned()),
+            (
+                self.journal != JournalSetting::Off && self.checkpoint_dir.is_none(),
+                "journal",
+                "off, or a checkpoint_dir with it".to_owned(),
+            ),
+            (unresolved.is_some(), "bind", unresolved.clone().unwrap_or_default()),
+            (
+                open && unresolved.is_none(),
+                "bind",
+                "a loopback address, a token_file, or insecure = true to let anybody join".to_owned(),
+            ),
+            (
+                everywhere && self.advertise.is_none(),
+                "advertise",
+                "the address at which others reach this server, as bind is every address of this machine".to_owned(),
+            ),
+            (
+                self.device_gradients.is_some_and(|bytes| bytes < gradients_least),
+                "device_gradients",
+                format!("{gradients_least} bytes or more: room for four chunks of each shard"),
+            ),
+            (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
+        ]
+        .into_iter()
+        .chain(self.not_for_all(&settings))
+        .filter(|(wrong, ..)| *wrong)
+        .map(|(_, key, expected)| sources.get(key).complaint(key, &expected))
+        .collect()
+    }
+
+    /// Whether the command line of server 0 names another server as server 0. In the environment and in a file the
+    /// address is for everybody, and server 0 has no use for it.
+    fn is_told_of_another(&self, sources: &SettingTexts) -> bool {
+        let Some(coordinator) = self.coordinator.as_ref().filter(|_| self.index == 0) else { return false };
+        let is_own = |own: &Address| (&own.host, own.port) == (&coordinator.host, coordinator.port);
+        sources.get("coordinator").is_flag() && !is_own(&self.bind) && !self.advertise.as_ref().is_some_and(is_own)
+    }
+
+    /// Refuses settings of single parameters, and another merge, in the default optimizer.
+    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 3] {
+        let other = settings.merge.is_some_and(|merge| merge != self.merge);
+        [
+            (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
+            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
+            (settings.owner.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
+        ]
+    }
+}
+
+/// Error text for a host that this machine cannot resolve; none for a known host or a number.
+fn unresolved(bind: &Address) -> Option<String> {
+    let error = (bind.host.as_str(), bind.port).to_socket_addrs().err()?;
+    Some(format!("a host that this machine can resolve ({error})"))
+}

@@ -1,0 +1,250 @@
+//! A shard with its disk. Checkpoints are written in steps between turns of the loop, and synced by another thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
+use pserver_core::checkpoint::{Folder, ShardCheckpoint, ShardIdentity};
+use pserver_core::error::Failure;
+use pserver_core::ids::Generation;
+use pserver_core::port::{Capabilities, Event, Kernels};
+use pserver_core::server::{JournalOptions, LOST, ServerOutput, Shard, ShardOptions};
+use pserver_core::time::Now;
+use pserver_kernels::cpu::Cpu;
+
+use super::device::{self, ShardDevice};
+use super::session::NodeSession;
+use super::{ServedJob, ServerStart};
+use crate::settings::{JournalSetting, Settings};
+
+/// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
+const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
+
+/// Longest wait for an accelerator when the server stops.
+const SETTLE_LONGEST: Duration = Duration::from_secs(30);
+
+/// Waits of a checkpoint for an accelerator; one wait should suffice.
+const SETTLES_MAX: u32 = 3;
+
+pub(super) struct ShardNode {
+    shard: Shard,
+    /// Time of the last turn.
+    now: Now,
+    disk: Option<Disk>,
+}
+
+/// A journal longer than this, and than four times what it protects, makes a checkpoint due before its time: the
+/// disk holds a bounded amount of it, and a restart replays a bounded amount.
+const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
+
+/// Where a shard's checkpoints go, and how far the current one is.
+struct Disk {
+    folder: Folder,
+    interval: Duration,
+    number: u64,
+    /// The generation that has a checkpoint: the first one is taken as soon as parameters are initialised.
+    saved: Generation,
+    due: Option<Now>,
+    /// The journal's position at which a checkpoint is due whatever the time.
+    due_at: u64,
+    finishing: Option<Receiver<Result<u64, Failure>>>,
+}
+
+impl ShardNode {
+    /// A shard, restored from its checkpoint and journal.
+    pub(super) fn new(
+        start: &ServerStart,
+        index: u16,
+        job: ServedJob,
+        can: Capabilities,
+        accelerator: ShardDevice,
+    ) -> Result<Self, Failure> {
+        let options = ShardOptions {
+            epoch: job.epoch,
+            round_timeout: start.settings.round_timeout,
+            grace: start.settings.rank_grace,
+            shares_memory: start.shares_memory,
+            receives: can.receives,
+            nonfinite: start.settings.nonfinite,
+        };
+        let kernels = Cpu::new();
+        if index == 0 {
+            tracing::info!("kernels: {}", kernels.name());
+        }
+        let mut shard = Shard::new(options, Box::new(kernels));
+        if let Some(accelerator) = accelerator {
+            shard = shard.with_accelerator(accelerator, device::no_room(&start.settings));
+        }
+        let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
+        let Settings { index: server, servers, shards, journal, accept_torn_tail, .. } = start.settings;
+        let identity = ShardIdentity { job: job.epoch.0, server, servers, shard: index, shards };
+        let folder = Folder::new(Arc::clone(&storage.storage), identity, storage.owner.clone());
+        let options = JournalOptions {
+            is_on: journal != JournalSetting::Off,
+            sync: journal == JournalSetting::Sync,
+            accepts_torn_tail: accept_torn_tail,
+        };
+        let restored = shard.restore(&folder, options)?;
+        let directory = folder.directory();
+        restored.warnings().iter().for_each(|warning| tracing::warn!("{directory}: {warning}"));
+        if restored.loaded.is_some() || restored.replayed.records > 0 {
+            tracing::info!("{directory}: {} after {} journal records", shard.status(), restored.replayed.records);
+        } else if job.committed > Generation(0) {
+            return Err(Failure::Node(format!("{directory}: {LOST}")));
+        }
+        let checkpoint = restored.loaded.map(|loaded| loaded.name.number);
+        let interval = start.settings.checkpoint_interval;
+        let disk = Disk {
+            folder,
+            interval,
+            number: checkpoint.unwrap_or(0),
+            saved: if checkpoint.is_some() { shard.generation() } else { Generation(0) },
+            // A shard that comes back with a checkpoint takes its next one like any other.
+            due: checkpoint.map(|_| start.now() + interval),
+            due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
+            finishing: None,
+        };
+        Ok(Self { shard, now: start.now(), disk: Some(disk) })
+    }
+}
+
+impl NodeSession for ShardNode {
+    fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
+        self.shard.handle(now, event, out);
+        Ok(())
+    }
+
+    fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        if self.shard.deadline().is_some_and(|deadline| deadline <= now) {
+            self.shard.expire(now, out);
+        }
+        self.now = now;
+        let is_busy = self.shard.attend(now, out)?;
+        let Some(disk) = &mut self.disk else { return Ok(is_busy) };
+        Ok(disk.work(now, &mut self.shard) || is_busy)
+    }
+
+    fn deadline(&self) -> Option<Now> {
+        // While a checkpoint is finished by its thread, no other is due.
+        let disk = self.disk.as_ref().filter(|disk| disk.finishing.is_none()).and_then(|disk| disk.due);
+        self.shard.deadline().into_iter().chain(disk).min()
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.shard.is_under_way()
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        // The connections are closed, so answers are dropped; only the values matter.
+        self.shard.settle(self.now, SETTLE_LONGEST, &mut Vec::new())?;
+        match &mut self.disk {
+            Some(disk) => disk.finish(self.now, &mut self.shard),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Disk {
+    /// Continues a checkpoint, or begins one that is due. A failure is logged and the checkpoint is retried later;
+    /// training continues, and earlier checkpoints stay.
+    fn work(&mut self, now: Now, shard: &mut Shard) -> bool {
+        if self.collect(shard) {
+            return false;
+        }
+        if shard.is_checkpointing() {
+            return self.step(shard);
+        }
+        let generation = shard.generation();
+        if generation == Generation(0) {
+            return false;
+        }
+        let first = generation != self.saved;
+        let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
+        if !(first || due) {
+            return false;
+        }
+        self.saved = generation;
+        self.due = Some(now + self.interval);
+        self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
+        self.number += 1;
+        let begun = shard.begin_checkpoint(&self.folder, self.number);
+        self.report(begun).unwrap_or(false)
+    }
+
+    /// Whether an earlier checkpoint is still being finished.
+    fn collect(&mut self, shard: &mut Shard) -> bool {
+        let Some(finishing) = &self.finishing else { return false };
+        let finished = match finishing.try_recv() {
+            Err(TryRecvError::Empty) => return true,
+            Err(TryRecvError::Disconnected) => Err(Failure::Node("the thread that finished it is gone".to_owned())),
+            Ok(finished) => finished,
+        };
+        self.finishing = None;
+        if let Some(bytes) = self.report(finished) {
+            tracing::debug!("{}: checkpoint {} of {bytes} bytes", self.folder.directory(), self.number);
+            let retained = shard.retain_journal(&self.folder);
+            self.report(retained);
+        }
+        false
+    }
+
+    fn step(&mut self, shard: &mut Shard) -> bool {
+        let stepped = shard.continue_checkpoint(CHECKPOINT_STEP_BYTES);
+        let Some(Some(writer)) = self.report(stepped) else { return shard.is_checkpointing() };
+        let (sender, receiver) = bounded(1);
+        let spawned = finish_apart(writer, sender);
+        if self.report(spawned).is_some() {
+            self.finishing = Some(receiver);
+        }
+        false
+    }
+
+    /// Writes the last checkpoint at once, as no trainer waits.
+    fn finish(&mut self, now: Now, shard: &mut Shard) -> Result<(), Failure> {
+        if let Some(finishing) = self.finishing.take() {
+            let _ = finishing.recv();
+        }
+        if shard.is_checkpointing() {
+            write_rest(now, shard)?;
+        }
+        self.number += 1;
+        if !shard.begin_checkpoint(&self.folder, self.number)? {
+            return Ok(());
+        }
+        let bytes = write_rest(now, shard)?;
+        tracing::info!("{}: last checkpoint, {bytes} bytes", self.folder.directory());
+        shard.retain_journal(&self.folder)
+    }
+
+    fn report<T>(&self, outcome: Result<T, Failure>) -> Option<T> {
+        match outcome {
+            Ok(value) => Some(value),
+            Err(failure) => {
+                tracing::error!("{}: checkpoint {}: {failure}", self.folder.directory(), self.number);
+                None
+            }
+        }
+    }
+}
+
+/// Writes the rest of the current checkpoint and waits for the disk. Work in flight on an accelerator finishes first.
+fn write_rest(now: Now, shard: &mut Shard) -> Result<u64, Failure> {
+    for _ in 0..SETTLES_MAX {
+        if let Some(writer) = shard.continue_checkpoint(u64::MAX)? {
+            return writer.finish();
+        }
+        shard.settle(now, SETTLE_LONGEST, &mut Vec::new())?;
+    }
+    Err(Failure::call(format!("the last checkpoint waits for chunks that are not at rest after {SETTLES_MAX} waits")))
+}
+
+fn finish_apart(writer: ShardCheckpoint, done: Sender<Result<u64, Failure>>) -> Result<(), Failure> {
+    std::thread::Builder::new()
+        .name("pserver-checkpoint".to_owned())
+        .spawn(move || {
+            // The receiver is gone when the server has stopped.
+            let _ = done.send(writer.finish());
+        })
+        .map(|_| ())
+        .map_err(|error| Failure::Node(format!("starting a thread: {error}")))
+}

@@ -1,0 +1,127 @@
+//! A TCP connection: reader, writer and their socket.
+
+use std::io;
+use std::net::Shutdown;
+use std::task::{Context, Waker};
+
+use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::wire::Frame;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use super::IoProgress;
+use super::checks::ChecksumPolicy;
+use super::reader::TcpReader;
+use super::writer::TcpWriter;
+use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
+use crate::turn_budget::TURN_BYTES;
+
+/// A TCP connection.
+pub(super) struct TcpConnection {
+    stream: TcpStream,
+    reader: TcpReader,
+    writer: TcpWriter,
+    /// Whether the last turn read nothing because the peer leaves its answers unread.
+    is_paused: bool,
+    /// Whether sending was shut down.
+    is_shut: bool,
+}
+
+impl TcpConnection {
+    /// A connection over an established stream.
+    pub(super) fn new(stream: TcpStream, checks: ChecksumPolicy) -> Self {
+        let (reader, writer) = (TcpReader::new(checks), TcpWriter::new(checks));
+        Self { stream, reader, writer, is_paused: false, is_shut: false }
+    }
+
+    /// A connection over a stream from which these bytes were read already.
+    pub(super) fn with_read_bytes(stream: TcpStream, checks: ChecksumPolicy, bytes: &[u8]) -> Self {
+        let mut connection = Self::new(stream, checks);
+        connection.reader.preload(bytes);
+        connection
+    }
+}
+
+impl Connection for TcpConnection {
+    fn len(&self) -> usize {
+        self.writer.len()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+        self.writer.push(ticket, frame, body);
+    }
+
+    fn post_receive(&mut self, buffers: Vec<Incoming>) {
+        self.reader.post_receive(buffers);
+    }
+
+    fn take_unbegun(&mut self) -> Vec<TicketedBody> {
+        self.writer.take_unbegun()
+    }
+
+    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, Vec<Incoming>) {
+        (self.writer.take_all(), self.reader.take_unfilled())
+    }
+
+    fn flush(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {
+        let written = self.writer.turn(peer, &self.stream, events).map_err(ConnectionError::Write)?;
+        Ok(written != IoProgress::Idle)
+    }
+
+    fn turn(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        unread: Option<UnreadLimit>,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, ConnectionError> {
+        let Self { stream, reader, writer, is_paused, .. } = self;
+        let written = writer.turn(peer, stream, events);
+        *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.len(), writer.held()));
+        let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, stream, events)? };
+        let written = match (written, &read) {
+            (Ok(written), _) => written,
+            // Input that arrived before the error, perhaps a refusal, is read first.
+            (Err(_), IoProgress::BudgetSpent) => return Ok(true),
+            (Err(error), _) => return Err(ConnectionError::Write(error)),
+        };
+        let mut context = Context::from_waker(waker);
+        let reads = read == IoProgress::BudgetSpent
+            || read == IoProgress::Blocked && stream.poll_read_ready(&mut context).is_ready();
+        let writes = written == IoProgress::BudgetSpent
+            || written == IoProgress::Blocked && stream.poll_write_ready(&mut context).is_ready();
+        Ok(reads || writes)
+    }
+
+    fn turn_closing(
+        &mut self,
+        peer: PeerId,
+        waker: &Waker,
+        events: &mut Vec<Event>,
+    ) -> Result<(bool, bool), ConnectionError> {
+        let Self { stream, reader, writer, is_shut, .. } = self;
+        let mut context = Context::from_waker(waker);
+        match writer.turn(peer, stream, events).map_err(ConnectionError::Write)? {
+            IoProgress::BudgetSpent => return Ok((false, true)),
+            IoProgress::Blocked if stream.poll_write_ready(&mut context).is_ready() => return Ok((false, true)),
+            IoProgress::Idle if !*is_shut => {
+                SockRef::from(&*stream).shutdown(Shutdown::Write).map_err(ConnectionError::Write)?;
+                *is_shut = true;
+            }
+            IoProgress::Blocked | IoProgress::Idle => {}
+        }
+        for _ in 0..TURN_BYTES / TcpReader::BUFFER_BYTES {
+            match reader.discard(stream) {
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(true) | Err(_) => return Ok((true, false)),
+            }
+        }
+        Ok((false, stream.poll_read_ready(&mut context).is_ready()))
+    }
+}

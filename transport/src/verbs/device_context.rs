@@ -1,0 +1,342 @@
+//! State that the verbs connections of one transport share: open devices, the tasks that watch them, and denials.
+//!
+//! Opening a device and making a queue pair may block for long. Threads that may wait do it, and hand the result to the
+//! transport's thread.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use pserver_core::memory::Arena;
+use pserver_core::port::Doorbell;
+use pserver_core::wire::{Address, Scheme};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+
+use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
+use super::credits::{CreditedMessages, slots};
+use super::denials::{DENIED_FOR, Denials};
+use super::provider::{CompletionChannel, PairAddress, ProtectionDomain, RegionAccess, VerbsError};
+use super::registry::{MemoryRegistry, VerbsCounters};
+use super::staging::VerbsStaging;
+use super::wire_format::HandshakeMessage;
+use super::work_requests::InFlightRequests;
+use super::{ConnectionError, ConnectionSide, VerbsDevice, VerbsDevices, hardware_device};
+
+/// Delay before a failed device is reopened.
+const REOPEN_DELAY: Duration = Duration::from_secs(2);
+
+/// A handle; clones share the state.
+#[derive(Clone)]
+pub(crate) struct DeviceContext(Arc<DeviceContextInner>);
+
+struct DeviceContextInner {
+    devices: VerbsDevices,
+    is_checked: bool,
+    counters: Arc<VerbsCounters>,
+    watcher: DeviceWatcher,
+    /// Locked while a device is being opened.
+    open_devices: Mutex<OpenDevices>,
+    denials: Mutex<Denials>,
+}
+
+/// The runtime that watches a device's descriptors, and the doorbell that it rings.
+pub(crate) struct DeviceWatcher {
+    pub(crate) runtime: Handle,
+    pub(crate) doorbell: Doorbell,
+}
+
+#[derive(Default)]
+struct OpenDevices {
+    open: Vec<Arc<OpenDevice>>,
+    /// The device, or its error, by the local address of connections.
+    found: BTreeMap<Option<IpAddr>, DeviceLookup>,
+}
+
+/// An open device, or its error and the time until which that is remembered.
+type DeviceLookup = Result<Arc<OpenDevice>, (Instant, VerbsError)>;
+
+/// An open device.
+pub(super) struct OpenDevice {
+    name: String,
+    completion_channel: Arc<dyn CompletionChannel>,
+    /// The domain of accepted connections. Their memory is not accessible to peers, so they share one.
+    domain: Arc<dyn ProtectionDomain>,
+    local_registry: MemoryRegistry,
+    health: Arc<DeviceHealth>,
+}
+
+/// The failure that ended a device's connections, if any.
+#[derive(Default)]
+pub(super) struct DeviceHealth(OnceLock<String>);
+
+impl DeviceHealth {
+    /// The failure of the device or its port, after which its queue pairs do not recover.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+}
+
+/// A descriptor that the runtime watches.
+struct WatchedDescriptor(Arc<dyn CompletionChannel>, fn(&dyn CompletionChannel) -> Option<BorrowedFd<'_>>);
+
+impl AsRawFd for WatchedDescriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        (self.1)(self.0.as_ref()).expect("who watches has looked that it is there").as_raw_fd()
+    }
+}
+
+/// A local queue pair and the parts of the connection around it.
+pub(crate) struct PairEndpoint {
+    pub(super) parts: ConnectionParts,
+    end: PairAddress,
+}
+
+/// The answer to an offer: the connected local end, or the reason why there is none.
+pub(crate) type OfferAnswer = Result<Box<PairEndpoint>, String>;
+
+impl DeviceContext {
+    pub(crate) fn new(devices: VerbsDevices, is_checked: bool, watcher: DeviceWatcher) -> Self {
+        let (open_devices, denials) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(DeviceContextInner {
+            devices,
+            is_checked,
+            counters: Arc::default(),
+            watcher,
+            open_devices,
+            denials,
+        }))
+    }
+
+    pub(crate) fn counters(&self) -> &Arc<VerbsCounters> {
+        &self.0.counters
+    }
+
+    /// The runtime for operations that may take long.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.0.watcher.runtime
+    }
+
+    /// Denies verbs for a while to connections with a choice: those to `address`, or without one those that this side
+    /// accepts.
+    pub(crate) fn deny(&self, address: Option<&Address>, reason: &str) {
+        let seconds = DENIED_FOR.as_secs();
+        match address {
+            Some(address) => tracing::warn!(%address, reason, "no verbs for {seconds} s"),
+            None => tracing::warn!(reason, "no verbs for accepted connections for {seconds} s"),
+        }
+        self.denials().deny(Instant::now(), address.map(ToString::to_string), reason);
+    }
+
+    fn denial_reason(&self, address: Option<&Address>) -> Option<String> {
+        let place = address.map(ToString::to_string);
+        self.denials().reason(Instant::now(), place.as_deref()).map(|reason| format!("verbs did not do: {reason}"))
+    }
+
+    fn denials(&self) -> MutexGuard<'_, Denials> {
+        // Every operation leaves the map consistent, so a panic elsewhere does no harm.
+        self.0.denials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The local end for a connection from `local` to `address`. May block.
+    pub(crate) fn offer(&self, address: &Address, local: Option<IpAddr>) -> OfferAnswer {
+        if let Some(reason) = self.denial_reason(Some(address)).filter(|_| address.scheme == Scheme::Auto) {
+            return Err(reason);
+        }
+        let open_device = self.open_device(local).map_err(|fault| fault.to_string())?;
+        self.endpoint(&open_device, ConnectionSide::Connecting).map(Box::new).map_err(|error| {
+            if address.scheme == Scheme::Auto {
+                self.deny(Some(address), &error.to_string());
+            }
+            error.to_string()
+        })
+    }
+
+    /// Answers an offer that arrived at `local`, for a listener of `scheme`. May block.
+    pub(crate) fn answer(&self, offer: &[u8], scheme: Scheme, local: Option<IpAddr>) -> OfferAnswer {
+        if !matches!(scheme, Scheme::Verbs | Scheme::Auto) {
+            return Err(format!("the server listens by {scheme:?} only"));
+        }
+        if let Some(reason) = self.denial_reason(None).filter(|_| scheme == Scheme::Auto) {
+            return Err(format!("the server: {reason}"));
+        }
+        let there = match HandshakeMessage::decode(offer)? {
+            HandshakeMessage::Yes(there) => there,
+            HandshakeMessage::No(reason) => return Err(reason),
+        };
+        let open_device = self.open_device(local).map_err(|fault| format!("the server: {fault}"))?;
+        let made = self.endpoint(&open_device, ConnectionSide::Accepting).inspect_err(|error| {
+            if scheme == Scheme::Auto {
+                self.deny(None, &error.to_string());
+            }
+        });
+        // An error in the peer's address is not a failure of this device, so it denies nothing.
+        made.and_then(|endpoint| endpoint.join(&there)).map(Box::new).map_err(|error| format!("the server: {error}"))
+    }
+
+    /// Makes a local end on an open device. May block.
+    pub(super) fn endpoint(
+        &self,
+        open_device: &OpenDevice,
+        side: ConnectionSide,
+    ) -> Result<PairEndpoint, ConnectionError> {
+        let DeviceContextInner { is_checked, counters, .. } = &*self.0;
+        let own = match side {
+            ConnectionSide::Accepting => None,
+            ConnectionSide::Connecting => Some(open_device.completion_channel.domain()?),
+        };
+        let domain = own.as_ref().unwrap_or(&open_device.domain);
+        let registry = |access| match &own {
+            None => open_device.local_registry.clone(),
+            Some(domain) => MemoryRegistry::new(domain, access, counters),
+        };
+        let pair = domain.pair(&InFlightRequests::capacity(side == ConnectionSide::Connecting))?;
+        let arena = Arena::new(&slots()).map_err(|failure| ConnectionError::Device(failure.to_string()))?;
+        // A registry of its own, so that the transport's thread never waits for another connection's registration.
+        let local_registry = MemoryRegistry::new(domain, RegionAccess::Local, counters);
+        let first = arena.take(1).map_err(|failure| ConnectionError::Device(failure.to_string()))?;
+        let key = local_registry.local_key_of_own(&first)?;
+        drop(first);
+        let end = pair.here();
+        let messages = CreditedMessages::new(InFlightRequests::new(pair, key), &arena)?;
+        let (send_staging, receive_staging) = (registry(RegionAccess::RemoteRead), registry(RegionAccess::RemoteWrite));
+        let (send_staging, receive_staging) = (VerbsStaging::new(send_staging), VerbsStaging::new(receive_staging));
+        let (counters, health, is_checked) = (Arc::clone(counters), Arc::clone(&open_device.health), *is_checked);
+        Ok(PairEndpoint {
+            end,
+            parts: ConnectionParts {
+                messages,
+                local_registry,
+                side,
+                send_staging,
+                receive_staging,
+                counters,
+                health,
+                is_checked,
+            },
+        })
+    }
+
+    /// The device for connections from this local address. A failure is remembered for [`REOPEN_DELAY`].
+    pub(super) fn open_device(&self, local: Option<IpAddr>) -> Result<Arc<OpenDevice>, VerbsError> {
+        let (mut open_devices, now) =
+            (self.0.open_devices.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        open_devices.open.retain(|open_device| open_device.health.failure().is_none());
+        open_devices.found.retain(|_, found| match found {
+            Ok(open_device) => open_device.health.failure().is_none(),
+            Err((until, _)) => *until > now,
+        });
+        if let Some(found) = open_devices.found.get(&local) {
+            return found.clone().map_err(|(_, fault)| fault);
+        }
+        let found = self.find_device(&mut open_devices, local);
+        open_devices.found.insert(local, found.clone().map_err(|fault| (now + REOPEN_DELAY, fault)));
+        found
+    }
+
+    fn find_device(
+        &self,
+        open_devices: &mut OpenDevices,
+        local: Option<IpAddr>,
+    ) -> Result<Arc<OpenDevice>, VerbsError> {
+        let device = find(&self.0.devices, local)?;
+        if let Some(open_device) = open_devices.open.iter().find(|open_device| open_device.name == device.name()) {
+            return Ok(Arc::clone(open_device));
+        }
+        let (completion_channel, health, name) =
+            (device.0.completion_channel()?, Arc::<DeviceHealth>::default(), device.name().to_owned());
+        let domain = completion_channel.domain()?;
+        let local_registry = match device.0.attributes().is_limited {
+            true => MemoryRegistry::limited(&domain, RegionAccess::Local, &self.0.counters),
+            false => MemoryRegistry::new(&domain, RegionAccess::Local, &self.0.counters),
+        };
+        watch(&completion_channel, &health, &self.0.watcher)
+            .map_err(|error| VerbsError::new(format!("watching the device's completions: {error}")))?;
+        tracing::info!(device = name, "device memory: {}", device.device_memory());
+        let open_device = Arc::new(OpenDevice { name, completion_channel, domain, local_registry, health });
+        open_devices.open.push(Arc::clone(&open_device));
+        Ok(open_device)
+    }
+}
+
+/// Selects the device for connections from this local address.
+///
+/// # Errors
+/// The reason why there is none, and the remedy.
+pub(super) fn find(devices: &VerbsDevices, local: Option<IpAddr>) -> Result<VerbsDevice, VerbsError> {
+    match devices {
+        VerbsDevices::None => Err(VerbsError::new("verbs are switched off")),
+        VerbsDevices::This(device) => Ok(device.clone()),
+        VerbsDevices::Best => hardware_device::open(None, local),
+        VerbsDevices::Named(name) => hardware_device::open(Some(name), local),
+    }
+}
+
+fn watch(
+    completion_channel: &Arc<dyn CompletionChannel>,
+    health: &Arc<DeviceHealth>,
+    watcher: &DeviceWatcher,
+) -> io::Result<()> {
+    let DeviceWatcher { runtime, doorbell } = watcher;
+    let _inside = runtime.enter();
+    let watch_descriptor = |descriptor| {
+        let descriptor = WatchedDescriptor(Arc::clone(completion_channel), descriptor);
+        // SAFETY: `WatchedDescriptor` owns the completion channel, whose descriptor stays the same as long as it lives.
+        let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+        watched.map_err(io::Error::from)
+    };
+    let (completions, announce) = (watch_descriptor(|channel| Some(channel.descriptor()))?, doorbell.clone());
+    runtime.spawn(async move {
+        while let Ok(mut ready) = completions.readable().await {
+            if completions.get_ref().0.drain().is_err() {
+                return;
+            }
+            ready.clear_ready();
+            announce.ring();
+        }
+    });
+    if completion_channel.events().is_none() {
+        return Ok(());
+    }
+    let (events, doorbell, health) =
+        (watch_descriptor(|channel| channel.events())?, doorbell.clone(), Arc::clone(health));
+    runtime.spawn(async move {
+        while let Ok(mut ready) = events.readable().await {
+            let failure = events.get_ref().0.failure().unwrap_or_else(|fault| Some(fault.to_string()));
+            if let Some(failure) = failure {
+                tracing::warn!(failure, "the connections of an RDMA device are over");
+                // Only the first failure is kept.
+                let _ = health.0.set(failure);
+                return doorbell.ring();
+            }
+            ready.clear_ready();
+        }
+    });
+    Ok(())
+}
+
+impl PairEndpoint {
+    pub(super) fn end(&self) -> PairAddress {
+        self.end
+    }
+
+    /// Connects the queue pair to the peer's. May block: the system resolves the peer's address.
+    pub(super) fn join(mut self, there: &PairAddress) -> Result<Self, ConnectionError> {
+        self.parts.messages.work_requests.pair().connect(there)?;
+        Ok(self)
+    }
+
+    /// The connection that ends with `socket`. The connecting side sends the first message.
+    pub(super) fn into_connection(mut self, socket: ControlSocket) -> Result<VerbsConnection, ConnectionError> {
+        let ConnectionParts { messages, side, counters, .. } = &mut self.parts;
+        if *side == ConnectionSide::Connecting {
+            messages.greet()?;
+        }
+        counters.connected();
+        Ok(VerbsConnection::new(socket, self.parts))
+    }
+}

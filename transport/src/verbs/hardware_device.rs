@@ -1,0 +1,692 @@
+//! RDMA devices of this machine, as values that destroy themselves.
+//!
+//! Each object keeps its owner alive, and fields are declared in the order of destruction: a queue pair before its
+//! completion queue, a region before its domain, a domain before its channel, and the device last.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::{fmt, io};
+
+use pserver_core::limits::CHUNK_BYTES_MAX;
+use pserver_core::memory::{Arena, Budget, Mapped};
+use rustix::process::{Resource, getrlimit};
+
+use super::VerbsDevice;
+use super::checked::{self, ContextPointer, library};
+use super::choice::{DeviceName, PortCandidate, choose};
+use super::provider::{
+    CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
+    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, VerbsError, WorkCompletion, WorkRequest,
+};
+use super::reasons::{self, UnavailableCause};
+use super::status::CompletionStatus;
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
+use super::sys::*;
+
+/// Retransmission timeout: 4.096 µs times two to this power, 67 ms.
+const TIMEOUT: u8 = 14;
+/// Retransmissions. The value 7 means for ever over soft-RoCE.
+const RETRIES: u8 = 6;
+/// Credits guarantee a receive for every message, so none is resent for want of one.
+const ROOM_RETRIES: u8 = 0;
+/// Messages up to this length are posted inline where the device supports it.
+const INLINE_WANTED: u32 = 256;
+/// Completions per poll.
+const POLLED: usize = 32;
+/// Every device supports messages of this length.
+const MESSAGE_LEAST: u32 = 1024 * 1024;
+/// Bytes registered at start to test the limit of locked memory.
+const TRIAL_BYTES: u32 = 16 * 1024 * 1024;
+
+/// An open device.
+struct DeviceHandle {
+    verbs: &'static Verbs,
+    context: ContextPointer,
+}
+
+/// A port of a device with one of its GIDs.
+struct DevicePort {
+    handle: Arc<DeviceHandle>,
+    attributes: PortAttributes,
+    number: u8,
+    gid_index: u8,
+    is_global: bool,
+    queue_max: u32,
+    /// The longest work request.
+    message_max: u32,
+}
+
+/// A device that connections use.
+pub(super) struct HardwareDevice(Arc<DevicePort>);
+
+struct HardwareChannel {
+    channel: NonNull<ibv_comp_channel>,
+    port: Arc<DevicePort>,
+}
+
+struct HardwareDomain {
+    domain: NonNull<ibv_pd>,
+    completion_channel: Arc<HardwareChannel>,
+}
+
+/// A handle that makes domains, which keep the channel alive.
+struct HardwareChannelHandle(Arc<HardwareChannel>);
+
+struct HardwareDomainHandle(Arc<HardwareDomain>);
+
+struct HardwareRegion {
+    /// None once it is deregistered.
+    region: Option<NonNull<ibv_mr>>,
+    keys: (u32, u32),
+    domain: Arc<HardwareDomain>,
+}
+
+struct HardwarePair {
+    /// None once it is destroyed.
+    pair: Option<NonNull<ibv_qp>>,
+    queue: NonNull<ibv_cq>,
+    domain: Arc<HardwareDomain>,
+    end: PairAddress,
+    inline_max: u32,
+    sends: Vec<ibv_send_wr>,
+    receives: Vec<ibv_recv_wr>,
+    entries: Vec<ibv_sge>,
+    polled: [ibv_wc; POLLED],
+}
+
+// SAFETY: libibverbs may be called from any thread; `close` is called once, when the last owner is dropped.
+unsafe impl Send for DeviceHandle {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceHandle {}
+// SAFETY: a channel may be read from any thread; it is destroyed once, by its only owner.
+unsafe impl Send for HardwareChannel {}
+// SAFETY: as above.
+unsafe impl Sync for HardwareChannel {}
+// SAFETY: as for a device.
+unsafe impl Send for HardwareDomain {}
+// SAFETY: as for a device.
+unsafe impl Sync for HardwareDomain {}
+// SAFETY: a region is only ever read, and deregistered once, by its only owner.
+unsafe impl Send for HardwareRegion {}
+// SAFETY: as above.
+unsafe impl Sync for HardwareRegion {}
+// SAFETY: the pair and its queue have one owner, and the pointers in its lists are set anew by each call.
+unsafe impl Send for HardwarePair {}
+
+/// Opens the device of this name, or the best one for connections from `local`.
+///
+/// # Errors
+/// The reason why there is none, and the remedy.
+pub(super) fn open(name: Option<&DeviceName>, local: Option<IpAddr>) -> Result<VerbsDevice, VerbsError> {
+    let (candidates, mut ports): (Vec<_>, Vec<_>) = ports()?.into_iter().unzip();
+    let card = HardwareDevice(Arc::new(ports.swap_remove(choose(&candidates, name, local)?)));
+    card.try_memory()?;
+    Ok(VerbsDevice(Arc::new(card)))
+}
+
+/// Every active port with each of its GIDs.
+fn ports() -> Result<Vec<(PortCandidate, DevicePort)>, VerbsError> {
+    let verbs = library()?;
+    let mut devices = Vec::new();
+    // Each opened device has an owner at once, and so is closed on every path.
+    checked::open_all(verbs, |name, context| devices.push((name, Arc::new(DeviceHandle { verbs, context }))))?;
+    let asked = devices.iter().map(|(name, handle)| (name.as_str(), handle.ports(name)));
+    Ok(that_answer(asked))
+}
+
+/// The results of the devices that answer; a device that fails is left out.
+fn that_answer<'a, T>(asked: impl Iterator<Item = (&'a str, Result<Vec<T>, VerbsError>)>) -> Vec<T> {
+    let mut all = Vec::new();
+    for (name, said) in asked {
+        match said {
+            Ok(mut said) => all.append(&mut said),
+            Err(fault) => tracing::warn!(name, %fault, "an RDMA device is left out"),
+        }
+    }
+    all
+}
+
+impl DeviceHandle {
+    fn ports(self: &Arc<Self>, name: &str) -> Result<Vec<(PortCandidate, DevicePort)>, VerbsError> {
+        let Self { verbs, context } = **self;
+        let limits = checked::limits(verbs, context)?;
+        let gids = checked::gids(verbs, context)?;
+        // The runtime watches the descriptor, because idle connections are not polled.
+        //
+        // SAFETY: the descriptor is the device's, which is open as long as `self`.
+        let events = unsafe { BorrowedFd::borrow_raw(checked::events(context)) };
+        let nonblocking = rustix::io::ioctl_fionbio(events, true);
+        nonblocking.map_err(|error| VerbsError::new(format!("events that do not block: {error}")))?;
+        let mut ports = Vec::new();
+        for number in 1..=limits.phys_port_cnt {
+            let port = checked::port(verbs, context, number)?;
+            if port.state != IBV_PORT_ACTIVE {
+                continue;
+            }
+            let of_port = gids.iter().filter(|gid| gid.port_num == u32::from(number));
+            ports.extend(of_port.filter_map(|gid| DevicePort::new(self, name, &limits, (number, &port), gid)));
+        }
+        Ok(ports)
+    }
+}
+
+impl DevicePort {
+    fn new(
+        handle: &Arc<DeviceHandle>,
+        name: &str,
+        limits: &ibv_device_attr,
+        (number, port): (u8, &ibv_port_attr),
+        entry: &ibv_gid_entry,
+    ) -> Option<(PortCandidate, Self)> {
+        // SAFETY: a GID is sixteen bytes in either form.
+        let gid = unsafe { entry.gid.raw };
+        let address = Ipv6Addr::from(gid);
+        // Link-local addresses reach no other machine; RoCE version 1 is not routed.
+        let (rank, kind) = match entry.gid_type {
+            IBV_GID_TYPE_ROCE_V2 if address.to_ipv4_mapped().is_some() => (3, "RoCE v2"),
+            IBV_GID_TYPE_IB => (2, "InfiniBand"),
+            IBV_GID_TYPE_ROCE_V2 => (1, "RoCE v2"),
+            _ => return None,
+        };
+        let (gid_index, mtu) = (u8::try_from(entry.gid_index).ok()?, u8::try_from(port.active_mtu).ok()?);
+        let reads = |number: i32| u8::try_from(number.clamp(1, 255)).unwrap_or(1);
+        let attributes = PortAttributes {
+            name: format!("{name}:{number}:{gid_index}, {kind}, {address}"),
+            gid,
+            lid: port.lid,
+            mtu,
+            reads_out: reads(limits.max_qp_init_rd_atom),
+            reads_in: reads(limits.max_qp_rd_atom),
+            is_limited: memory_limit().is_some(),
+        };
+        let is_global = port.link_layer != u8::try_from(IBV_LINK_LAYER_INFINIBAND).unwrap_or(1);
+        let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
+        let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
+        let handle = Arc::clone(handle);
+        let (device, address) = (name.to_owned(), IpAddr::V6(address).to_canonical());
+        let candidate = PortCandidate { device, port: number, gid: gid_index, address, rank };
+        Some((candidate, Self { handle, attributes, number, gid_index, is_global, queue_max, message_max }))
+    }
+
+    /// Send queue entries, when every payload has the largest length.
+    fn sends(&self, capacity: &PairCapacity) -> u32 {
+        capacity.posted_max * CHUNK_BYTES_MAX.div_ceil(self.message_max)
+    }
+}
+
+impl HardwareDevice {
+    /// Registers a test region, so that a limit shows at start and not later.
+    fn try_memory(&self) -> Result<(), VerbsError> {
+        if memory_limit().is_none() {
+            return Ok(());
+        }
+        let mut budget = Budget::new();
+        budget.line("whether memory can be registered", TRIAL_BYTES, 1);
+        let arena = Arena::new(&budget).map_err(|failure| VerbsError::new(failure.to_string()))?;
+        let lease = arena.take(TRIAL_BYTES).map_err(|failure| VerbsError::new(failure.to_string()))?;
+        let memory = lease.mapped().expect("a slot is memory of ours");
+        self.completion_channel()?.domain()?.register(&memory, (0, memory.len()), RegionAccess::Local).map(drop)
+    }
+}
+
+/// The limit of locked memory in bytes, if one applies to this process.
+fn memory_limit() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let may_lock_all = may_lock_all(&read("/proc/self/status"), &read("/proc/self/uid_map"));
+    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all)
+}
+
+/// Whether a process of this status may lock memory beyond its limit (`CAP_IPC_LOCK`). Only the capability in the
+/// initial user namespace counts, whose map is the identity.
+fn may_lock_all(status: &str, users: &str) -> bool {
+    const LOCK: u32 = 14;
+    if !users.split_whitespace().eq(["0", "0", "4294967295"]) {
+        return false;
+    }
+    let effective = status.lines().find_map(|connection| connection.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|capabilities| capabilities >> LOCK & 1 == 1)
+}
+
+/// The error for a refused registration.
+fn unregistered(bytes: usize, error: &io::Error) -> VerbsError {
+    let cause = UnavailableCause::Memory { bytes: bytes as u64, errno: error.raw_os_error(), said: error.to_string() };
+    VerbsError::new(reasons::text(&cause, memory_limit()))
+}
+
+/// The failure that an event means for a port's queue pairs, if it means one.
+fn meaning(event: ibv_event_type, is_of_port: bool) -> Option<&'static str> {
+    match event {
+        IBV_EVENT_DEVICE_FATAL => Some("the device has failed"),
+        IBV_EVENT_PORT_ERR if is_of_port => Some("the port is down"),
+        _ => None,
+    }
+}
+
+impl RdmaDevice for HardwareDevice {
+    fn attributes(&self) -> &PortAttributes {
+        &self.0.attributes
+    }
+
+    fn completion_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
+        let port = Arc::clone(&self.0);
+        let channel = checked::channel(port.handle.verbs, port.handle.context)?;
+        let completion_channel = HardwareChannel { channel, port };
+        let nonblocking = rustix::io::ioctl_fionbio(completion_channel.descriptor(), true);
+        nonblocking.map_err(|error| VerbsError::new(format!("a completion channel that does not block: {error}")))?;
+        Ok(Arc::new(HardwareChannelHandle(Arc::new(completion_channel))))
+    }
+
+    fn device_memory(&self) -> Result<(), VerbsError> {
+        let DeviceHandle { verbs, context } = *self.0.handle;
+        let domain = checked::domain(verbs, context)?;
+        let tried = checked::try_device_memory(verbs, domain);
+        checked::close_domain(verbs, domain)?;
+        tried
+    }
+}
+
+impl HardwareChannel {
+    fn verbs(&self) -> &'static Verbs {
+        self.port.handle.verbs
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open, and its descriptor never changes.
+        let number = unsafe { self.channel.as_ref() }.fd;
+        // SAFETY: the descriptor is the channel's, which lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(number) }
+    }
+}
+
+impl CompletionChannel for HardwareChannelHandle {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+
+    fn drain(&self) -> Result<(), VerbsError> {
+        let (verbs, channel) = (self.0.verbs(), self.0.channel);
+        let mut run: Option<(NonNull<ibv_cq>, u32)> = None;
+        // Notifications of one queue are acknowledged together: each acknowledgement takes a lock.
+        while let Some(queue) = checked::announced(verbs, channel)? {
+            run = match run {
+                Some((same, events)) if same == queue => Some((same, events + 1)),
+                other => {
+                    other.map_or(Ok(()), |(queue, events)| checked::acknowledge(verbs, queue, events))?;
+                    Some((queue, 1))
+                }
+            };
+        }
+        run.map_or(Ok(()), |(queue, events)| checked::acknowledge(verbs, queue, events))
+    }
+
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        let number = checked::events(self.0.port.handle.context);
+        // SAFETY: the descriptor is the device's, which is open as long as `self`.
+        Some(unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    fn failure(&self) -> Result<Option<String>, VerbsError> {
+        let port = &self.0.port;
+        let mut failure = None;
+        while let Some((event, of)) = checked::event(self.0.verbs(), port.handle.context)? {
+            failure = meaning(event, of == i32::from(port.number)).or(failure);
+        }
+        Ok(failure.map(|result| format!("{}: {result}", port.attributes.name)))
+    }
+
+    fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        let domain = checked::domain(self.0.verbs(), self.0.port.handle.context)?;
+        Ok(Arc::new(HardwareDomainHandle(Arc::new(HardwareDomain { domain, completion_channel: Arc::clone(&self.0) }))))
+    }
+}
+
+impl ProtectionDomain for HardwareDomainHandle {
+    fn register(
+        &self,
+        memory: &Mapped,
+        piece: (usize, usize),
+        access: RegionAccess,
+    ) -> Result<Box<dyn MemoryRegion>, VerbsError> {
+        let (begin, bytes) = piece;
+        let is_inside = begin.checked_add(bytes).is_some_and(|end| end <= memory.len());
+        assert!(is_inside, "{bytes} bytes at {begin} of a mapping of {}", memory.len());
+        let access = IBV_ACCESS_LOCAL_WRITE
+            | match access {
+                RegionAccess::Local => 0,
+                RegionAccess::RemoteRead => IBV_ACCESS_REMOTE_READ,
+                RegionAccess::RemoteWrite => IBV_ACCESS_REMOTE_WRITE,
+            };
+        let registered = checked::register(
+            self.0.completion_channel.verbs(),
+            self.0.domain,
+            (memory.address() + begin, bytes),
+            access,
+        );
+        let region = registered.map_err(|error| unregistered(bytes, &error))?;
+        let keys = checked::keys(region);
+        Ok(Box::new(HardwareRegion { region: Some(region), keys, domain: Arc::clone(&self.0) }))
+    }
+
+    fn pair(&self, capacity: &PairCapacity) -> Result<Box<dyn QueuePair>, VerbsError> {
+        let (completion_channel, verbs) = (&self.0.completion_channel, self.0.completion_channel.verbs());
+        let port = &completion_channel.port;
+        let sends = port.sends(capacity);
+        let entries = sends + capacity.receives_max;
+        if entries > port.queue_max {
+            let queue_max = port.queue_max;
+            return Err(VerbsError::new(format!("{entries} pieces of work at once; the device takes {queue_max}")));
+        }
+        let queue = checked::queue(verbs, port.handle.context, entries, completion_channel.channel)?;
+        let made = self.0.make(capacity, queue, INLINE_WANTED);
+        let made = made.or_else(|_| self.0.make(capacity, queue, 64)).or_else(|_| self.0.make(capacity, queue, 0));
+        let (pair, inline_max) = match made {
+            Ok(made) => made,
+            Err(fault) => {
+                checked::close_queue(verbs, queue)?;
+                return Err(fault);
+            }
+        };
+        let attributes = &port.attributes;
+        let packet = u32::try_from(RandomState::new().build_hasher().finish() & 0x00ff_ffff).expect("it has 24 bits");
+        let PortAttributes { gid, lid, mtu, reads_in, .. } = *attributes;
+        let end = PairAddress { number: checked::number(pair), packet, gid, lid, mtu, reads_in };
+        let mut made = HardwarePair {
+            pair: Some(pair),
+            queue,
+            domain: Arc::clone(&self.0),
+            end,
+            inline_max,
+            sends: Vec::with_capacity(sends as usize),
+            receives: Vec::with_capacity(capacity.receives_max as usize),
+            entries: Vec::with_capacity(entries as usize),
+            polled: [ibv_wc::default(); POLLED],
+        };
+        made.initialise(capacity.is_open)?;
+        Ok(Box::new(made))
+    }
+}
+
+impl HardwareDomain {
+    /// A queue pair with inline messages of at most `inline` bytes, and its actual inline limit.
+    fn make(
+        &self,
+        capacity: &PairCapacity,
+        queue: NonNull<ibv_cq>,
+        inline: u32,
+    ) -> Result<(NonNull<ibv_qp>, u32), VerbsError> {
+        let cap = ibv_qp_cap {
+            max_send_wr: self.completion_channel.port.sends(capacity),
+            max_recv_wr: capacity.receives_max,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: inline,
+        };
+        let (send_cq, recv_cq) = (queue.as_ptr(), queue.as_ptr());
+        let mut wanted = ibv_qp_init_attr { send_cq, recv_cq, cap, ..ibv_qp_init_attr::default() };
+        wanted.qp_type = IBV_QPT_RC;
+        let pair = checked::pair(self.completion_channel.verbs(), self.domain, &mut wanted)?;
+        Ok((pair, wanted.cap.max_inline_data))
+    }
+}
+
+impl MemoryRegion for HardwareRegion {
+    fn local_key(&self) -> u32 {
+        self.keys.0
+    }
+
+    fn remote_key(&self) -> u32 {
+        self.keys.1
+    }
+
+    fn close(&mut self) -> Result<(), VerbsError> {
+        let Some(region) = self.region else { return Ok(()) };
+        checked::deregister(self.domain.completion_channel.verbs(), region)?;
+        self.region = None;
+        Ok(())
+    }
+}
+
+impl HardwarePair {
+    fn verbs(&self) -> &'static Verbs {
+        self.domain.completion_channel.verbs()
+    }
+
+    fn open(&self) -> Result<NonNull<ibv_qp>, VerbsError> {
+        self.pair.ok_or_else(|| VerbsError::new("the queue pair is destroyed"))
+    }
+
+    /// Moves the queue pair to the state in which receives can be posted.
+    fn initialise(&mut self, is_open: bool) -> Result<(), VerbsError> {
+        let access = if is_open { IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ } else { 0 };
+        let port_num = self.domain.completion_channel.port.number;
+        let mut wish = ibv_qp_attr { port_num, qp_access_flags: access, ..ibv_qp_attr::default() };
+        wish.qp_state = IBV_QPS_INIT;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        checked::modify(self.verbs(), self.open()?, &mut wish, mask)
+    }
+}
+
+impl HardwarePair {
+    /// Adds the part of a work request that begins at byte `from`.
+    fn add(&mut self, work: &WorkRequest, (from, bytes): (u32, u32), is_last: bool) {
+        let mut request = ibv_send_wr { wr_id: work.id, ..ibv_send_wr::default() };
+        request.send_flags = if work.is_signaled && is_last { IBV_SEND_SIGNALED } else { 0 };
+        let remote = match work.operation {
+            Operation::Send => {
+                request.opcode = IBV_WR_SEND;
+                if bytes <= self.inline_max {
+                    request.send_flags |= IBV_SEND_INLINE;
+                }
+                None
+            }
+            Operation::Read(remote) => {
+                request.opcode = IBV_WR_RDMA_READ;
+                Some(remote)
+            }
+            Operation::Write(remote, Some(number)) if is_last => {
+                request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+                request.__bindgen_anon_1.imm_data = number.to_be();
+                Some(remote)
+            }
+            Operation::Write(remote, _) => {
+                request.opcode = IBV_WR_RDMA_WRITE;
+                Some(remote)
+            }
+        };
+        if let Some(remote) = remote {
+            // An overflowing address is the peer's error, and the peer's card refuses it.
+            let remote_addr = remote.address.wrapping_add(from.into());
+            request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey: remote.key };
+        }
+        self.sends.push(request);
+        let span = work.span;
+        self.entries.push(ibv_sge { addr: span.address() + u64::from(from), length: bytes, lkey: span.key() });
+    }
+}
+
+impl QueuePair for HardwarePair {
+    fn here(&self) -> PairAddress {
+        self.end
+    }
+
+    fn connect(&mut self, there: &PairAddress) -> Result<(), VerbsError> {
+        let (pair, port) = (self.open()?, &self.domain.completion_channel.port);
+        let mut wish = ibv_qp_attr { qp_state: IBV_QPS_RTR, ..ibv_qp_attr::default() };
+        (wish.path_mtu, wish.dest_qp_num, wish.rq_psn) =
+            (self.end.mtu.min(there.mtu).into(), there.number, there.packet);
+        (wish.max_dest_rd_atomic, wish.min_rnr_timer) = (self.end.reads_in, 12);
+        wish.ah_attr = ibv_ah_attr { dlid: there.lid, port_num: port.number, ..ibv_ah_attr::default() };
+        if port.is_global || there.lid == 0 {
+            let dgid = ibv_gid { raw: there.gid };
+            wish.ah_attr.is_global = 1;
+            wish.ah_attr.grh =
+                ibv_global_route { dgid, sgid_index: port.gid_index, hop_limit: 64, ..ibv_global_route::default() };
+        }
+        let receiving = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        let mask = IBV_QP_STATE | receiving | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        checked::modify(self.verbs(), pair, &mut wish, mask)?;
+        let mut wish = ibv_qp_attr { qp_state: IBV_QPS_RTS, sq_psn: self.end.packet, ..ibv_qp_attr::default() };
+        (wish.timeout, wish.retry_cnt, wish.rnr_retry) = (TIMEOUT, RETRIES, ROOM_RETRIES);
+        wish.max_rd_atomic = port.attributes.reads_out.min(there.reads_in).max(1);
+        let sending = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN;
+        checked::modify(self.verbs(), pair, &mut wish, IBV_QP_STATE | sending | IBV_QP_MAX_QP_RD_ATOMIC)
+    }
+
+    fn receive(&mut self, room: &[ReceiveRequest]) -> Result<(), VerbsError> {
+        let pair = self.open()?;
+        self.receives.clear();
+        self.entries.clear();
+        for ReceiveRequest { id, span } in room {
+            self.receives.push(ibv_recv_wr { wr_id: *id, ..ibv_recv_wr::default() });
+            self.entries.push(ibv_sge { addr: span.address(), length: span.bytes(), lkey: span.key() });
+        }
+        checked::receive(pair, &mut self.receives, &mut self.entries)
+    }
+
+    fn post(&mut self, work: &[WorkRequest]) -> Result<(), VerbsError> {
+        let pair = self.open()?;
+        self.sends.clear();
+        self.entries.clear();
+        let message_max = self.domain.completion_channel.port.message_max;
+        for work in work {
+            // Only the last part is signaled; a failure is reported for any of them.
+            let mut from = 0;
+            while from + message_max < work.span.bytes() {
+                self.add(work, (from, message_max), false);
+                from += message_max;
+            }
+            self.add(work, (from, work.span.bytes() - from), true);
+        }
+        checked::post(pair, &mut self.sends, &mut self.entries)
+    }
+
+    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
+        loop {
+            let count = checked::poll(self.queue, &mut self.polled)?;
+            done.extend(self.polled[..count].iter().map(read));
+            if count < POLLED {
+                return Ok(());
+            }
+        }
+    }
+
+    fn arm(&mut self) -> Result<(), VerbsError> {
+        checked::arm(self.queue)
+    }
+
+    fn close(&mut self) -> Result<(), VerbsError> {
+        let Some(pair) = self.pair else { return Ok(()) };
+        checked::close_pair(self.verbs(), pair)?;
+        self.pair = None;
+        Ok(())
+    }
+}
+
+fn read(done: &ibv_wc) -> WorkCompletion {
+    let id = done.wr_id;
+    if done.status != IBV_WC_SUCCESS {
+        return WorkCompletion { id, result: Err(CompletionStatus(done.status)) };
+    }
+    let result = match done.opcode {
+        IBV_WC_RECV => CompletionKind::Message(done.byte_len),
+        IBV_WC_RECV_RDMA_WITH_IMM => {
+            // SAFETY: a completion of this kind has immediate data, and either form of it is 32 bits.
+            CompletionKind::Immediate(u32::from_be(unsafe { done.__bindgen_anon_1.imm_data }))
+        }
+        _ => CompletionKind::Posted,
+    };
+    WorkCompletion { id, result: Ok(result) }
+}
+
+/// The system destroys a leaked object with the process.
+fn leave(result: Result<(), VerbsError>) {
+    if let Err(fault) = result {
+        tracing::warn!(%fault, "an RDMA object was not destroyed; the system frees it with the process");
+    }
+}
+
+impl Drop for HardwarePair {
+    fn drop(&mut self) {
+        leave(self.close());
+        if self.pair.is_none() {
+            leave(checked::close_queue(self.verbs(), self.queue));
+        }
+    }
+}
+
+impl Drop for HardwareRegion {
+    fn drop(&mut self) {
+        leave(self.close());
+    }
+}
+
+impl Drop for HardwareDomain {
+    fn drop(&mut self) {
+        leave(checked::close_domain(self.completion_channel.verbs(), self.domain));
+    }
+}
+
+impl Drop for HardwareChannel {
+    fn drop(&mut self) {
+        leave(checked::close_channel(self.verbs(), self.channel));
+    }
+}
+
+impl Drop for DeviceHandle {
+    fn drop(&mut self) {
+        leave(checked::close(self.verbs, self.context));
+    }
+}
+
+impl fmt::Debug for HardwareDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "HardwareDevice({})", self.0.attributes.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bad_device_leaves_the_others() {
+        let bad = || Err(VerbsError::new("asking for a device's limits: Input/output error"));
+        let check = |said: Vec<Result<Vec<u8>, VerbsError>>, expected: &[u8]| {
+            assert_eq!(that_answer(said.into_iter().map(|said| ("mlx5_0", said))), expected);
+        };
+        check(vec![Ok(vec![1]), bad(), Ok(vec![2, 3])], &[1, 2, 3]);
+        check(vec![bad()], &[]);
+        check(vec![], &[]);
+    }
+
+    #[test]
+    fn a_process_that_may_lock_all_memory_has_no_limit() {
+        let all = "         0          0 4294967295\n";
+        let check = |status: &str, users: &str, expected: bool| {
+            assert_eq!(may_lock_all(status, users), expected, "{status:?}, {users:?}");
+        };
+        check("Name:\tpserver\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n", all, true);
+        check("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", all, false);
+        check("CapEff:\t0000000000004000\n", all, true);
+        check("CapEff:\t0000000000004000\n", "         0       1000          1\n", false);
+        check("CapEff:\t0000000000004000\n", "", false);
+        check("CapEff:\t00000000a80425fb\n", all, false);
+        check("CapEff:\tnone\n", all, false);
+        check("", all, false);
+    }
+
+    #[test]
+    fn events_that_pairs_do_not_survive_have_a_meaning() {
+        let check = |event, is_of_port, expected: Option<&str>| assert_eq!(meaning(event, is_of_port), expected);
+        check(IBV_EVENT_DEVICE_FATAL, false, Some("the device has failed"));
+        check(IBV_EVENT_PORT_ERR, true, Some("the port is down"));
+        check(IBV_EVENT_PORT_ERR, false, None);
+        check(IBV_EVENT_PORT_ACTIVE, true, None);
+        check(IBV_EVENT_GID_CHANGE, true, None);
+        check(IBV_EVENT_QP_FATAL, true, None);
+    }
+}
