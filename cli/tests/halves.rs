@@ -229,12 +229,17 @@ fn what_is_not_had_as_halves_is_refused_by_name() {
     servers.stop();
 }
 
-/// How many bytes the shards of a server have written.
-fn written(server: &Path) -> u64 {
+/// Where the journals of a server's shards end, summed. A checkpoint removes segments, and the sum never falls: the name
+/// of a segment ends in the position of its first record.
+fn journalled(server: &Path) -> u64 {
     let inside = |folder: &Path| fs::read_dir(folder).expect("it is there").map_while(Result::ok).collect::<Vec<_>>();
+    let end = |file: &fs::DirEntry| {
+        let name = file.file_name().into_string().ok()?;
+        let start: u64 = name.strip_prefix("journal-")?.rsplit('-').next()?.parse().ok()?;
+        Some(start + file.metadata().ok()?.len())
+    };
     let shards = inside(server).into_iter().map(|shard| shard.path()).filter(|shard| shard.is_dir());
-    let files = shards.flat_map(|shard| inside(&shard));
-    files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum()
+    shards.map(|shard| inside(&shard).iter().filter_map(end).max().expect("a shard has a journal")).sum()
 }
 
 /// Rounds of two trainers that have the values as halves of two types. The second begins when `held` is over, which is
@@ -272,10 +277,10 @@ fn halves_of_servers_that_are_killed_are_the_same() {
         }
         let server = usize::from(round % 4 == 1);
         let directory = folder.path().join(format!("server-{server}"));
-        let (before, begun, processes) = (written(&directory), Instant::now(), &processes);
+        let (before, begun, processes) = (journalled(&directory), Instant::now(), &processes);
         Box::new(move || {
             // The record is on disk, and no answer can have left: the other trainer has sent nothing.
-            while written(&directory) <= before {
+            while journalled(&directory) <= before {
                 assert!(begun.elapsed() < PATIENCE, "server {server} had nothing of round {round} within {PATIENCE:?}");
                 thread::yield_now();
             }
