@@ -229,8 +229,8 @@ fn what_is_not_had_as_halves_is_refused_by_name() {
     servers.stop();
 }
 
-/// Where the journals of a server's shards end, summed. A checkpoint removes segments, and the sum never falls: the name
-/// of a segment ends in the position of its first record.
+/// Where the journals of a server's shards end, summed. A checkpoint removes segments, and the sum never falls: the
+/// name of a segment ends in the position of its first record.
 fn journalled(server: &Path) -> u64 {
     let inside = |folder: &Path| fs::read_dir(folder).expect("it is there").map_while(Result::ok).collect::<Vec<_>>();
     let end = |file: &fs::DirEntry| {
