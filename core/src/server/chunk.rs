@@ -146,8 +146,6 @@ pub(super) struct Chunk {
     pub(super) waiters: Waiters,
     /// Time of the chunk's entry in the shard's list of waits.
     pub(super) noted: Option<Now>,
-    /// Whether it is queued to run in step with others.
-    pub(super) is_joined: bool,
     /// Count of complete rounds, from the open one on, whose close is delayed by an accelerator or a missing lease:
     /// later changes of membership do not affect them. At most two.
     pub(super) sealed: u8,
@@ -183,7 +181,6 @@ impl Chunk {
             round: OpenRound::default(),
             waiters: Waiters::default(),
             noted: None,
-            is_joined: false,
             sealed: 0,
             deferred_set: None,
             states: Vec::new(),
@@ -358,8 +355,8 @@ impl Chunk {
         self.version.0 += 1;
     }
 
-    /// Applies the gradients of the round: in place when no reader holds the value, otherwise into a new lease. Sets
-    /// the version of `step`; `numbers` caches the coefficients of the previous update.
+    /// Applies the gradients of the round: in place when no reader holds the value, otherwise into a new lease.
+    /// `numbers` caches the coefficients of the previous update.
     pub(super) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
@@ -376,15 +373,14 @@ impl Chunk {
         for (state, lease) in states.iter_mut().zip(&mut self.states) {
             *state = &mut lease.bytes_mut()[..bytes];
         }
-        let step = Step { version: Version(self.version.0 + 1), ..*step };
         kernels.update(Update {
-            formula: numbers.formula(&self.rule, &step),
+            formula: numbers.formula(&self.rule, step),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],
             gradients: &self.round.gradients(self.element_type, self.bytes),
         });
-        self.version.0 += 1;
+        self.version = step.version;
         Ok(())
     }
 }

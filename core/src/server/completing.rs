@@ -54,9 +54,8 @@ impl Serving {
         let on_device = chunk.on_device.as_mut().expect("the chunk lives on a device");
         on_device.doing = DeviceActivity::Updating;
         let slot = on_device.slot;
-        let step = Step { version: Version(chunk.version.0 + 1), ..*step };
         let mut numbers = Vec::new();
-        match chunk.rule.formula(&step, &mut numbers) {
+        match chunk.rule.formula(step, &mut numbers) {
             Formula::Add { scale } | Formula::Sum { scale } => numbers = vec![scale],
             Formula::Rule { .. } => {}
         }
@@ -138,7 +137,7 @@ impl Serving {
     /// Count of updates that would be complete if updates took no time.
     fn pending(&self, slot_index: usize) -> u64 {
         let chunk = &self.table.chunks[slot_index];
-        match self.programs.of(slot_index).pace {
+        match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => u64::from(chunk.sealed),
             AccumulatorPace::Any if chunk.rule.rule().is_element_wise() => {
                 (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
@@ -155,7 +154,7 @@ impl Serving {
         }
         let chunk = &self.table.chunks[slot_index];
         let is_element_wise = chunk.rule.rule().is_element_wise();
-        let decides = match self.programs.of(slot_index).pace {
+        let decides = match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => false,
             AccumulatorPace::Any => !is_element_wise,
             AccumulatorPace::Bounded(_) => true,

@@ -18,7 +18,7 @@ use super::device::{DeviceActivity, DeviceSum};
 use super::reply::{DeviceWait, Refusal};
 use super::serving::{Context, Serving, StallReason};
 use crate::error::Failure;
-use crate::ids::{TrainerId, Version};
+use crate::ids::TrainerId;
 use crate::limits::DEVICE_PRIORITY;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
@@ -116,10 +116,8 @@ impl Serving {
         let norm = self.norm(slot_indices);
         let mut awaited = 0;
         for slot_index in slot_indices {
-            let scale = self.scale(*slot_index);
-            let chunk = &mut self.table.chunks[*slot_index];
-            let step = Step { version: Version(0), rate: chunk.round.rate(), norm: Some(norm), scale };
-            awaited += usize::from(chunk.begin_update_of_sum(cx, &step));
+            let step = self.step(*slot_index, Some(norm));
+            awaited += usize::from(self.table.chunks[*slot_index].begin_update_of_sum(cx, &step));
         }
         let grouped_update = self.grouped_update(slot_indices).as_mut().expect("it has begun");
         (grouped_update.norm, grouped_update.awaited) = (Some(norm), awaited);
@@ -160,7 +158,7 @@ impl Serving {
         for slot_index in slot_indices {
             self.table.chunks[*slot_index].squares(&mut |block| total += block);
         }
-        total.sqrt() * self.scale(slot_indices[0])
+        total.sqrt() * self.step(slot_indices[0], None).scale
     }
 
     /// Marks a group in a mode without rounds as stalled on a device: the next admission may depend on its result.
@@ -193,8 +191,7 @@ impl Serving {
     pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
         let Some((first, _)) = self.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
         let chunk = &self.table.chunks[slot_index];
-        let is_whole =
-            !chunk.rule.rule().is_element_wise() && self.programs.of(slot_index).pace == AccumulatorPace::Any;
+        let is_whole = !chunk.rule.rule().is_element_wise() && self.flows.of(slot_index).pace == AccumulatorPace::Any;
         if !is_whole
             || self.group_of(slot_index).iter().all(|slot_index| self.table.chunks[*slot_index].on_device.is_none())
         {
@@ -245,11 +242,10 @@ impl Chunk {
 
     /// Starts the update of a chunk whose sum is on the device; false when the processor does it.
     fn begin_update_of_sum(&mut self, cx: &mut Context<'_>, step: &Step) -> bool {
-        let version = Version(self.version.0 + 1);
         let Some(on_device) = &mut self.on_device else { return false };
         let DeviceActivity::Summed(summed) = std::mem::take(&mut on_device.doing) else { panic!("its sum is there") };
         let mut numbers = Vec::new();
-        let formula = self.rule.formula(&Step { version, ..*step }, &mut numbers);
+        let formula = self.rule.formula(step, &mut numbers);
         assert!(matches!(formula, Formula::Rule { .. }), "what is exact needs no norm");
         let (slot, is_leaving) = (on_device.slot, on_device.is_leaving);
         let DeviceSum { gradients, into } = *summed;

@@ -5,11 +5,12 @@
 //! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Read in this order: [`shard`](Shard) (dispatch of frames), `program` (the flow of a gradient) and `running` (its
-//! execution), `chunk` (value, version, call ids), `round` (open contributions), `initialisation` (the table and its
-//! generation fence), `bucket` and `rows` (sparse chunks), `device` and `completing` (chunks on an accelerator),
-//! `grouped_update` (chunks that update together), `waiters` and `waits` (requests that wait for a version, and their
-//! expiry), `half_precision` (float32 values as half precision), `nonfinite` (gradients refused or skipped), `presence`
+//! Read in this order: [`shard`](Shard) (dispatch of frames), `serving` (pushes, pulls and sets), `flow` (from a
+//! received gradient to the published value), `program` and `stage` (the program of a parameter, and its compiled form),
+//! `chunk` (value, version, call ids), `round` (open contributions), `initialisation` (the table and its generation
+//! fence), `bucket` and `rows` (sparse chunks), `device` and `completing` (chunks on an accelerator), `grouped_update`
+//! (chunks that update together), `waiters` and `waits` (requests that wait for a version, and their expiry),
+//! `half_precision` (float32 values as half precision), `nonfinite` (gradients refused or skipped), `presence`
 //! (connected trainers), `coordinator` and `membership` (ranks and server slots).
 
 mod bucket;
@@ -17,6 +18,7 @@ mod chunk;
 mod completing;
 mod coordinator;
 mod device;
+mod flow;
 mod grouped_update;
 mod half_precision;
 mod initialisation;
@@ -29,10 +31,10 @@ mod record;
 mod reply;
 mod round;
 mod rows;
-mod running;
 mod serving;
 mod shard;
 mod snapshot;
+mod stage;
 mod survey;
 mod waiters;
 mod waits;

@@ -1,4 +1,4 @@
-//! The server program of a parameter, compiled for execution.
+//! The server program of a parameter, as the transpiler would write it.
 //!
 //! ```text
 //! loop_forever {
@@ -12,25 +12,20 @@
 //! ```
 //!
 //! The program is built from the job's settings and the parameter's rule. Later code never tests the mode: the modes
-//! differ only in the attributes of the ops.
+//! differ only in the attributes of the ops. [`stage`](super::stage) compiles the program.
 
 use std::sync::Arc;
 
-use super::initialisation::{ChunkTable, ShardParameter};
+use super::initialisation::ShardParameter;
 use super::serving::Job;
 use crate::config::{Merge, Mode, ParameterConfig};
-use crate::error::Failure;
 use crate::limits::{NAME_BYTES_MAX, PARAMETER_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::optim::{Algorithm, Prepared, Rule};
-use crate::program::executor::{AccumulatorPace, ExecutionPlan, Marking, UnitKind};
 use crate::program::{
-    AccumulatorSettings, Block, GradientNames, Graph, Node, Op, OpKind, OpRole, Program, Purpose, Variable,
-    VariableFacts, loop_forever, state_name,
+    AccumulatorSettings, Block, GradientNames, Op, OpKind, OpRole, Program, Purpose, Variable, VariableFacts,
+    loop_forever, state_name,
 };
 use crate::rows::RowLayout;
-
-/// The units after fusion: accumulation, scaling and the list of senders are part of their neighbours.
-const UNITS: [UnitKind; 4] = [UnitKind::Recv, UnitKind::PutGradient, UnitKind::Compute, UnitKind::Send];
 
 /// The rule of delta mode, which adds differences, in place of every configured rule.
 pub(super) fn rule_of_mode(mode: Mode) -> Option<Arc<Prepared>> {
@@ -141,115 +136,4 @@ fn ops(job: &Job, held: &ShardParameter, rule: &Prepared, names: &ProgramNames) 
     ops.push(op(OpKind::Update { config }, OpRole::Optimize, &inputs, &outputs));
     ops.push(arrival.answer(&names.parameter));
     ops
-}
-
-/// A compiled program of a shard. Between two events no unit runs, so one marking serves all chunks: their state is in
-/// their accumulators.
-pub(super) struct Running {
-    pub(super) plan: ExecutionPlan,
-    pub(super) marking: Marking,
-}
-
-/// Parameters whose programs differ in names, shapes and numbers of the rule only.
-#[derive(PartialEq)]
-struct ProgramKind {
-    states: usize,
-    is_float: bool,
-}
-
-/// A program of a shard.
-pub(super) struct ServedProgram {
-    kind: ProgramKind,
-    /// The admission rule of the mode.
-    pub(super) pace: AccumulatorPace,
-    merge: Merge,
-    factor: f64,
-    /// Taken while it runs.
-    running: Option<Box<Running>>,
-}
-
-impl ServedProgram {
-    fn new(kind: ProgramKind, program: Program) -> Result<Self, Failure> {
-        let graph = Graph::new(program)?;
-        let plan = ExecutionPlan::fused(&graph, &is_fused)?;
-        let acts: Vec<UnitKind> =
-            plan.units().iter().map(|unit| unit.act).filter(|act| *act != UnitKind::Loop).collect();
-        assert_eq!(acts, UNITS, "the units of a server's program:\n{plan}");
-        let accumulator = *plan.accumulators().first().expect("a server's program accumulates");
-        let factor = |node: &Node| if let OpKind::Scale { factor } = node.kind { Some(factor) } else { None };
-        let factor = plan.nodes().iter().find_map(factor).unwrap_or(1.0);
-        let marking = Marking::new(&plan);
-        let running = Some(Box::new(Running { plan, marking }));
-        Ok(Self { kind, pace: accumulator.pace, merge: accumulator.merge, factor, running })
-    }
-
-    /// The factor on the sum of this many pieces.
-    pub(super) fn scale(&self, pieces: usize) -> f64 {
-        let mean_over = match self.merge {
-            Merge::Mean => u32::try_from(pieces).unwrap_or(u32::MAX),
-            Merge::Sum => 1,
-        };
-        1.0 / f64::from(mean_over) * self.factor
-    }
-}
-
-fn is_fused(act: UnitKind, node: &Node) -> bool {
-    let scales = act == UnitKind::Compute && matches!(node.kind, OpKind::Scale { .. });
-    scales || matches!(act, UnitKind::TakeGradient | UnitKind::PutString | UnitKind::TakeString)
-}
-
-/// The programs of a shard, and which chunk runs which.
-pub(super) struct Programs {
-    served: Vec<ServedProgram>,
-    by_slot_index: Vec<u32>,
-}
-
-impl Programs {
-    /// Makes the program of every parameter in a table.
-    pub(super) fn new(job: &Job, table: &ChunkTable) -> Result<Self, Failure> {
-        let mut new = Self { served: Vec::new(), by_slot_index: vec![0; table.chunks.len()] };
-        for held in table.parameters.values() {
-            let kind = ProgramKind {
-                states: rule_of(job, &held.rule).states().len(),
-                is_float: held.element_type().is_float(),
-            };
-            let number = match new.served.iter().position(|one| one.kind == kind) {
-                Some(number) => number,
-                None => {
-                    let program = program_of(job, held);
-                    let (name, text) = (held.name(), program.to_string());
-                    tracing::info!(
-                        "parameter {name:?}, and all like it, run a program of {} lines",
-                        text.lines().count()
-                    );
-                    tracing::debug!("the program of parameter {name:?}:\n{text}");
-                    new.served.push(ServedProgram::new(kind, program)?);
-                    new.served.len() - 1
-                }
-            };
-            let number = u32::try_from(number).expect("there are few kinds");
-            held.group.chunks.iter().for_each(|slot_index| new.by_slot_index[*slot_index] = number);
-        }
-        Ok(new)
-    }
-
-    /// The program of a chunk.
-    pub(super) fn of(&self, slot_index: usize) -> &ServedProgram {
-        &self.served[self.by_slot_index[slot_index] as usize]
-    }
-
-    /// Whether two chunks run the same program.
-    pub(super) fn are_one(&self, slot_index: usize, other: usize) -> bool {
-        self.by_slot_index[slot_index] == self.by_slot_index[other]
-    }
-
-    /// Takes the program of a chunk to run it.
-    pub(super) fn take(&mut self, slot_index: usize) -> Box<Running> {
-        self.served[self.by_slot_index[slot_index] as usize].running.take().expect("one event is handled at a time")
-    }
-
-    /// Brings it back.
-    pub(super) fn bring_back(&mut self, slot_index: usize, running: Box<Running>) {
-        self.served[self.by_slot_index[slot_index] as usize].running = Some(running);
-    }
 }

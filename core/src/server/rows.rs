@@ -13,7 +13,7 @@ use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Context, PushVerdict, Serving, version_entry};
 use crate::error::Failure;
-use crate::ids::{Incarnation, PeerId, TrainerId, Version};
+use crate::ids::{Incarnation, PeerId, TrainerId};
 use crate::memory::Value;
 use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
@@ -293,9 +293,8 @@ impl Chunk {
         step: &Step,
         left: &mut u64,
     ) -> Result<bool, Failure> {
-        let step = Step { version: Version(self.version.0 + 1), ..*step };
         let Content::Rows(bucket) = &mut self.content else { panic!("rows go to a bucket") };
-        let is_over = bucket.update(room, kernels, &step, self.round.rows(), left)?;
+        let is_over = bucket.update(room, kernels, step, self.round.rows(), left)?;
         if is_over {
             self.version = step.version;
         }

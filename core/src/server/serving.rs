@@ -1,9 +1,7 @@
-//! Serving state of an initialised shard: receives pushes, pulls and sets, accumulates rounds, applies updates and
-//! answers.
+//! Serving state of an initialised shard: takes pushes, pulls, sets and leaves, and answers.
 //!
-//! The parameter's program ([`super::program`]) defines the flow of a gradient; this module implements its ops on
-//! chunks. `recv` admits a gradient to the open round; an early gradient waits unacknowledged, at most one per trainer
-//! and chunk. The accumulator is the round, and gives its sum when the round is complete.
+//! A new gradient goes through the [`flow`](super::flow) of its chunk. An early gradient waits unacknowledged, at most
+//! one per trainer and chunk.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,18 +12,18 @@ use super::device::Device;
 use super::initialisation::{ChunkTable, ShardParameter, unknown};
 use super::pool::Pool;
 use super::presence::Presence;
-use super::program::{Programs, rule_of_mode};
+use super::program::rule_of_mode;
 use super::reply::{NO_PEER, Refusal, Replies};
-use super::round::{Contribution, FOLD_AT, PushHeader};
+use super::round::{Contribution, PushHeader};
 use super::rows::RowsPull;
-use super::running::ProgramInstance;
+use super::stage::Flows;
 use super::watch::StallLog;
 use crate::config::{Merge, Mode};
 use crate::dtype::Half;
 use crate::error::Failure;
 use crate::ids::{Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
-use crate::optim::{Algorithm, Numbers, Step};
+use crate::optim::Numbers;
 use crate::port::Kernels;
 use crate::program::executor::AccumulatorPace;
 use crate::time::Now;
@@ -89,7 +87,7 @@ impl Context<'_> {
 pub(super) struct Serving {
     pub(super) job: Job,
     pub(super) table: ChunkTable,
-    pub(super) programs: Programs,
+    pub(super) flows: Flows,
     /// Departed trainers, with the incarnation that left.
     pub(super) departed: Vec<Option<Incarnation>>,
     /// Count of pushes so far.
@@ -103,8 +101,6 @@ pub(super) struct Serving {
     pub(super) starved: BTreeSet<usize>,
     /// Pulls of rows that take several turns, in round-robin order.
     pub(super) slow_pulls: VecDeque<RowsPull>,
-    /// Chunks queued to run in step; empty between two frames.
-    pub(super) joined: Vec<ProgramInstance>,
     /// Chunks with a pending request, each once, by the time of its oldest one.
     pub(super) waits: BTreeSet<(Now, usize)>,
     /// Time of the last search for waits on lost trainers.
@@ -118,7 +114,7 @@ pub(super) struct Serving {
     /// Restored chunks with open contributions, by the journal position at which the checkpoint wrote them.
     behind: BTreeSet<(u64, usize)>,
     /// Cached coefficients of the previous update.
-    numbers: Numbers,
+    pub(super) numbers: Numbers,
 }
 
 /// Classification of one entry of a push.
@@ -136,8 +132,8 @@ pub(super) enum PushVerdict {
 }
 
 impl Serving {
-    /// Starts serving with `programs`, which were made for this job and this table.
-    pub(super) fn new(job: Job, mut table: ChunkTable, programs: Programs) -> Result<Self, Failure> {
+    /// Starts serving with `flows`, which were made for this job and this table.
+    pub(super) fn new(job: Job, mut table: ChunkTable, flows: Flows) -> Result<Self, Failure> {
         if let Some(rule) = rule_of_mode(job.mode) {
             table.replace_rule(&rule)?;
         }
@@ -153,14 +149,13 @@ impl Serving {
         Ok(Self {
             job,
             table,
-            programs,
+            flows,
             departed,
             arrivals: 0,
             stalled: BTreeMap::new(),
             priority: None,
             starved: BTreeSet::new(),
             slow_pulls: VecDeque::new(),
-            joined: Vec::new(),
             waits: BTreeSet::new(),
             lost_checked_at: Now(0),
             waiting: BTreeMap::new(),
@@ -283,10 +278,6 @@ impl Serving {
         for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let slot_index = *slot_index as usize;
-            let chunk = &self.table.chunks[slot_index];
-            if chunk.is_joined || !chunk.rule.rule().is_element_wise() {
-                self.run_joined(cx);
-            }
             if self.is_begun_by_earlier_life(&self.table.chunks[slot_index], &frame.head) {
                 self.withdraw_push(cx, trainer, entry.id.parameter);
             }
@@ -308,7 +299,6 @@ impl Serving {
                 self.push_entry(cx, slot_index, entry, contribution);
             }
         }
-        self.run_joined(cx);
     }
 
     /// Applies a set; a duplicate changes nothing.
@@ -458,7 +448,7 @@ impl Serving {
         if entered.is_some_and(|one| one.is_same_call(head)) {
             return Ok(PushVerdict::Contributed);
         }
-        match self.programs.of(slot_index).pace {
+        match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => self.verdict_in_rounds(chunk, head, entry.round, entered.is_some()),
             AccumulatorPace::Any | AccumulatorPace::Bounded(_) => self.verdict_alone(chunk, head),
         }
@@ -533,24 +523,6 @@ impl Serving {
         Ok(PushVerdict::New)
     }
 
-    /// Whether a contribution may enter the open round of its chunk.
-    #[inline]
-    pub(super) fn may_enter(&self, pace: AccumulatorPace, slot_index: usize, one: &Contribution) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        if pace == AccumulatorPace::Rounds {
-            let has_piece = chunk.round.contribution(one.trainer).is_some();
-            return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);
-        }
-        let clock = |trainer| chunk.heard(trainer).clock;
-        // With no active trainers, staleness is unbounded.
-        let fewest = || self.active().map(clock).min().unwrap_or(u64::MAX);
-        if !pace.admits(false, clock(one.trainer), fewest) {
-            return false;
-        }
-        let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
-        chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
-    }
-
     #[inline]
     pub(super) fn push_entry(
         &mut self,
@@ -564,7 +536,7 @@ impl Serving {
             return;
         }
         match self.verdict(slot_index, &contribution.sending.head, entry).expect("the entry was checked") {
-            PushVerdict::New => self.join(cx, slot_index, contribution),
+            PushVerdict::New => self.run(cx, slot_index, Some(contribution)),
             known => self.answer_known(cx, slot_index, &known, &contribution),
         }
     }
@@ -614,17 +586,6 @@ impl Serving {
     /// Whether this frame is older than the chunk's checkpoint.
     pub(super) fn is_before_restored(&self, cx: &Context<'_>, slot_index: usize) -> bool {
         self.table.chunks[slot_index].is_before_restored(cx.position)
-    }
-
-    #[inline]
-    pub(super) fn enter(&mut self, cx: &mut Context<'_>, slot_index: usize, contribution: Contribution) {
-        let chunk = &mut self.table.chunks[slot_index];
-        if !chunk.rule.rule().is_element_wise() && self.programs.of(slot_index).pace != AccumulatorPace::Rounds {
-            let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-            held.group.owner = Some(contribution.trainer);
-        }
-        let entry = open_entry(chunk);
-        acknowledge(cx, chunk.round.add(contribution), entry);
     }
 
     /// Acknowledges a push that the value contains.
@@ -681,26 +642,6 @@ impl Serving {
         }
     }
 
-    /// Whether the open round of a chunk is complete.
-    #[inline]
-    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        let round = &chunk.round;
-        match pace {
-            // Early contributions enter first, those of departed trainers too.
-            AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
-            AccumulatorPace::Rounds if 0 < chunk.sealed => !round.is_empty(),
-            AccumulatorPace::Rounds => round.is_complete(self.active()),
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
-        }
-    }
-
-    /// Whether every active trainer has sent a gradient for the round after the open one.
-    pub(super) fn is_next_complete(&self, slot_index: usize) -> bool {
-        let round = &self.table.chunks[slot_index].round;
-        !round.all_ahead().is_empty() && self.active().all(|trainer| round.ahead(trainer).is_some())
-    }
-
     /// Active trainers: a synchronous round waits for them.
     pub(super) fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
         (0..self.job.trainers).map(TrainerId).filter(|trainer| self.departed[trainer.0 as usize].is_none())
@@ -708,79 +649,6 @@ impl Serving {
 
     pub(super) fn is_active(&self, trainer: TrainerId) -> bool {
         self.departed.get(trainer.0 as usize).is_some_and(Option::is_none)
-    }
-
-    /// Sums the first contributions of an incomplete round early.
-    #[inline]
-    pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        let chunk = &self.table.chunks[slot_index];
-        if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
-            return;
-        }
-        if !self.is_complete(self.programs.of(slot_index).pace, slot_index) {
-            self.fold(cx, slot_index);
-        }
-    }
-
-    fn fold(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        // A departed trainer may rejoin while the round is open, and keeps its position in the summation order.
-        let everybody = (0..self.job.trainers).map(TrainerId);
-        let chunk = &mut self.table.chunks[slot_index];
-        // A device sums all gradients in one pass.
-        if chunk.bucket().is_some() || chunk.on_device.is_some() {
-            return;
-        }
-        chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
-    }
-
-    pub(super) fn scale(&self, slot_index: usize) -> f64 {
-        self.programs.of(slot_index).scale(self.table.chunks[slot_index].round.contributors())
-    }
-
-    /// Applies one update of one chunk; false when it is stalled.
-    pub(super) fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>) -> bool {
-        let scale = self.scale(slot_index);
-        let chunk = &mut self.table.chunks[slot_index];
-        let step = Step { version: Version(0), rate: chunk.round.rate(), norm, scale };
-        let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && scale == 1.0;
-        let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
-        let updated = match only {
-            Some(gradient) => {
-                chunk.adopt_gradient(cx.pool, gradient);
-                Ok(true)
-            }
-            None if chunk.on_device.is_some() => return self.apply_on_device(cx, slot_index, &step),
-            None if chunk.bucket().is_some() => {
-                chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
-            }
-            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
-        };
-        let lack = match updated {
-            Ok(true) => return true,
-            Ok(false) => StallReason::Time,
-            Err(_) => StallReason::Memory,
-        };
-        self.stall(slot_index, lack);
-        false
-    }
-
-    /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
-    /// for it.
-    pub(super) fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        let halves = self.halves_of_round(cx, slot_index);
-        let chunk = &mut self.table.chunks[slot_index];
-        let (entry, version) = (value_entry(chunk, None), chunk.version);
-        let mut starved = Vec::new();
-        chunk.close_round(&halves, |one, since, value| match value {
-            Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
-            None => starved.push(one.waiter(version, since)),
-        });
-        starved.into_iter().for_each(|waiter| self.wait_for_memory(slot_index, waiter));
-        self.answer_waiters(cx, slot_index);
-        let chunk = &self.table.chunks[slot_index];
-        if chunk.on_device.is_some() || chunk.deferred_set.is_some() {
-            self.after_update(cx, slot_index);
-        }
     }
 
     pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, slot_index: usize) {
@@ -831,7 +699,7 @@ impl Serving {
     /// A trainer's partial push to a group of chunks: its call, as long as a chunk of the group lacks it.
     fn unfinished_push(&self, held: &ShardParameter, trainer: TrainerId) -> Option<CallId> {
         let first = held.group.chunks.first()?;
-        if held.rule.rule().is_element_wise() || self.programs.of(*first).pace == AccumulatorPace::Rounds {
+        if held.rule.rule().is_element_wise() || self.flows.of(*first).pace == AccumulatorPace::Rounds {
             return None;
         }
         let sent = |slot_index: &usize| {
@@ -872,7 +740,7 @@ pub(super) fn version_entry(chunk: &Chunk) -> Entry {
 }
 
 /// Entry that acknowledges a gradient in the open round.
-fn open_entry(chunk: &Chunk) -> Entry {
+pub(super) fn open_entry(chunk: &Chunk) -> Entry {
     Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
 }
 
@@ -882,13 +750,13 @@ pub(super) fn value_entry(chunk: &Chunk, half: Option<Half>) -> Entry {
 }
 
 /// The entry of a float32 value, in half precision if requested.
-fn as_half(entry: Entry, half: Option<Half>) -> Entry {
+pub(super) fn as_half(entry: Entry, half: Option<Half>) -> Entry {
     half.map_or(entry, |half| Entry { bytes: entry.bytes / 2, element_type: half.element_type(), ..entry })
 }
 
 /// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.
 #[inline]
-fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
+pub(super) fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
     let PushHeader { peer, head, .. } = &*one.sending;
     let wants_value = head.flags.contains(Flags::WANT_VALUE) && *peer != NO_PEER;
     one.since = wants_value.then_some(cx.now);

@@ -11,11 +11,12 @@ use super::membership::PeerOrigin;
 use super::nonfinite::NonFinite;
 use super::pool::Pool;
 use super::presence::Presence;
-use super::program::{Programs, rule_of};
+use super::program::rule_of;
 use super::record::PrivateCopy;
 use super::reply::{DeviceWait, NO_PEER, Refusal, Replies};
 use super::serving::{Context, Job, Serving};
 use super::snapshot::{Checkpointing, ShardStatus};
+use super::stage::Flows;
 use crate::checkpoint::Journal;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
@@ -798,7 +799,7 @@ impl Shard {
             return Err(lost(message.chunks, found));
         }
         let job = Job::from_message(message)?;
-        let programs = Programs::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let flows = Flows::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
@@ -808,8 +809,7 @@ impl Shard {
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };
-        let mut serving =
-            Serving::new(job, table, programs).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let mut serving = Serving::new(job, table, flows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let made = make_states(&mut serving, &mut self.pool);
         self.phase = Phase::Serving(Box::new(serving));
         made.map_err(|failure| Refusal::invalid(failure.to_string()))

@@ -2,9 +2,9 @@
 
 mod coordinating;
 mod device;
+mod frames;
 mod grouped_update;
 mod half_precision;
-mod in_step;
 mod initialisation;
 mod joins;
 mod long;

@@ -110,7 +110,7 @@ impl Serving {
         if is_at_work || self.stalled.contains_key(&group[0]) {
             return None;
         }
-        let pace = self.programs.of(slot_index).pace;
+        let pace = self.flows.of(slot_index).pace;
         let awaits =
             |slot_index: &usize, trainer: TrainerId| self.awaits(&self.table.chunks[*slot_index], pace, trainer);
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
@@ -161,7 +161,7 @@ impl Serving {
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
         let lack = device.or_else(|| self.stalled.get(&group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
-            let missing = self.missing(&self.table.chunks[slot_index], self.programs.of(slot_index).pace);
+            let missing = self.missing(&self.table.chunks[slot_index], self.flows.of(slot_index).pace);
             if missing.is_empty() {
                 return "a gradient".to_owned();
             }

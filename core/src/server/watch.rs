@@ -61,7 +61,7 @@ impl Serving {
 
     /// Names the round or update that makes the next version.
     fn version_text(&self, slot_index: usize, version: Version) -> String {
-        let kind = if self.programs.of(slot_index).pace == AccumulatorPace::Rounds { "round" } else { "update" };
+        let kind = if self.flows.of(slot_index).pace == AccumulatorPace::Rounds { "round" } else { "update" };
         let id = self.table.chunks[slot_index].id;
         format!("{kind} {} of \"{}\" chunk {}", version.0 + 1, self.table.held(id).name(), id.chunk)
     }

@@ -110,16 +110,6 @@ impl Marking {
         outer().any(|(_, turn)| turn.remaining > 0) && !outer().all(is_whole)
     }
 
-    /// Whether every loop is at the start of its turn: then nothing is under way.
-    #[must_use]
-    pub fn is_at_rest(&self, plan: &ExecutionPlan) -> bool {
-        let is_whole = |stage: usize| {
-            let (first, end) = plan.stages()[stage].units;
-            self.turns[stage].remaining == 0 || self.turns[stage].remaining == end - first
-        };
-        (0..self.turns.len()).all(is_whole)
-    }
-
     /// How many turns of a unit's stage are over.
     #[must_use]
     pub fn turns(&self, plan: &ExecutionPlan, unit: UnitIndex) -> u64 {

@@ -44,6 +44,6 @@ mod wait;
 pub use flow::{AccumulatorPace, PieceList, Queue, Sent};
 pub use machine::{ExecutorParts, ProgramLink};
 pub use marking::{Marking, UnitRunner};
-pub use plan::{Accumulator, ExecutionPlan, Fused, Unit, UnitIndex, UnitKind};
+pub use plan::{Accumulator, ExecutionPlan, Unit, UnitIndex, UnitKind};
 pub use run::{Executor, ExecutorSnapshot};
 pub use wait::{Standing, Wait, standing};

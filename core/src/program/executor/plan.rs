@@ -1,6 +1,6 @@
 //! A checked program made ready to run: units, and which of them wait for which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::flow::AccumulatorPace;
@@ -88,9 +88,6 @@ pub struct Accumulator {
     pub pace: AccumulatorPace,
 }
 
-/// Selects the ops that have no unit of their own, because the runner executes them within a neighbouring unit.
-pub type Fused<'a> = &'a dyn Fn(UnitKind, &Node) -> bool;
-
 /// A program as an executor runs it: only numbers, made once and shared by all instances.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecutionPlan {
@@ -109,7 +106,7 @@ impl ExecutionPlan {
     /// # Errors
     /// As [`ExecutionPlan::of`].
     pub fn initialisation(graph: &Graph) -> Result<Self, Failure> {
-        Self::compile(graph, &|role| role == OpRole::Initialise, &|_, _| false)
+        Self::compile(graph, &|role| role == OpRole::Initialise)
     }
 
     /// The plan of everything after the initialisation.
@@ -117,15 +114,7 @@ impl ExecutionPlan {
     /// # Errors
     /// When a loop is nested in a loop, or an op after an endless loop waits for a variable that the loop writes.
     pub fn of(graph: &Graph) -> Result<Self, Failure> {
-        Self::fused(graph, &|_, _| false)
-    }
-
-    /// The same, with fewer units.
-    ///
-    /// # Errors
-    /// As [`ExecutionPlan::of`].
-    pub fn fused(graph: &Graph, fused: Fused<'_>) -> Result<Self, Failure> {
-        Self::compile(graph, &|role| role != OpRole::Initialise, fused)
+        Self::compile(graph, &|role| role != OpRole::Initialise)
     }
 
     /// All units, stage by stage; within a stage in the program's order.
@@ -175,11 +164,11 @@ impl ExecutionPlan {
         &self.stages
     }
 
-    fn compile(graph: &Graph, runs: &dyn Fn(OpRole) -> bool, fused: Fused<'_>) -> Result<Self, Failure> {
+    fn compile(graph: &Graph, runs: &dyn Fn(OpRole) -> bool) -> Result<Self, Failure> {
         let mut drawing = PlanBuilder::default();
         drawing.scope(graph, 0, None, runs)?;
         drawing.join(graph)?;
-        Ok(drawing.plan(fused))
+        Ok(drawing.plan())
     }
 }
 
@@ -324,10 +313,10 @@ impl PlanBuilder {
         }
     }
 
-    fn plan(mut self, fused: Fused<'_>) -> ExecutionPlan {
-        let is_fused: Vec<bool> = self.drafts.iter().map(|half| fused(half.act, &self.nodes[half.node])).collect();
-        let before = self.before_units(&is_fused);
-        let mut order: Vec<usize> = (0..self.drafts.len()).filter(|half| !is_fused[*half]).collect();
+    fn plan(mut self) -> ExecutionPlan {
+        let before: Vec<BTreeSet<usize>> =
+            self.drafts.iter().map(|half| half.before.iter().copied().collect()).collect();
+        let mut order: Vec<usize> = (0..self.drafts.len()).collect();
         let roots: Vec<usize> = (0..self.drafts.len()).map(|half| self.root(half)).collect();
         order.sort_by_key(|half| (roots[*half], *half));
         let mut place_of = vec![usize::MAX; self.drafts.len()];
@@ -364,24 +353,6 @@ impl PlanBuilder {
         let by_address = self.by_address(&accumulators);
         let paced_by = units.iter().map(|unit| self.paced_by(unit, &by_address)).collect();
         ExecutionPlan { nodes: self.nodes, labels: self.labels, units, stages, accumulators, paced_by }
-    }
-
-    /// For every draft the drafts with units of their own that it waits for.
-    fn before_units(&self, is_fused: &[bool]) -> Vec<Vec<usize>> {
-        let mut all: Vec<Vec<usize>> = Vec::with_capacity(self.drafts.len());
-        for half in &self.drafts {
-            let mut before = Vec::new();
-            for earlier in &half.before {
-                match is_fused[*earlier] {
-                    true => before.extend_from_slice(&all[*earlier]),
-                    false => before.push(*earlier),
-                }
-            }
-            before.sort_unstable();
-            before.dedup();
-            all.push(before);
-        }
-        all
     }
 
     /// The accumulator that sets a unit's pace, found by the address that both get.

@@ -5,11 +5,13 @@ use crate::config::{Merge, Mode};
 use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType::{self, Float32, Int64};
 use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
+use crate::program::executor::AccumulatorPace;
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
 use crate::program::{Block, Builder, Dim, Graph, OpKind, Program, ProgramPeer, append_backward, append_optimizer};
 use crate::rows::Initializer;
 use crate::server::program::program_of;
 use crate::server::shard::Phase;
+use crate::server::stage::Flow;
 
 /// The ops of the loop, one a line, without their roles.
 fn check(mode: Mode, merge: Merge, element_type: ElementType, config: &'static str, expected: &str) {
@@ -105,6 +107,33 @@ fn every_name_that_a_parameter_may_have_leaves_room_for_those_of_its_program() {
         let graph = Graph::new(program_of(&serving.job, held)).unwrap_or_else(|failure| panic!("{length}: {failure}"));
         assert!(graph.find(name).is_some(), "{length}");
     }
+}
+
+#[test]
+fn a_program_of_another_form_is_refused_with_its_ops() {
+    let stage = Stage::serving(Plan::new(Mode::Delta, Merge::Mean, 3).with("w", Float32, 8, "optimizer: SGD"));
+    let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
+    let held = serving.table.parameters.values().next().expect("there is one");
+    let program = program_of(&serving.job, held);
+    let whole = Flow::compile(program.clone()).expect("a server's own program has the form");
+    assert_eq!((whole.pace, whole.stage.scale(3)), (AccumulatorPace::Any, 1.0 / 3.0));
+    for (without, ops) in [
+        (1, "recv, string_accumulator, scale, update, send"),
+        (4, "recv, gradient_accumulator, string_accumulator, scale, send"),
+    ] {
+        let mut other = program.clone();
+        other.blocks[1].ops.remove(without);
+        // A program that lacks an op may be malformed as well; both are errors of the compilation.
+        let text = Flow::compile(other).expect_err("it lacks an op").to_string();
+        assert!(text.contains(ops) || text.contains("w@"), "{text}");
+    }
+    let mut twice = program;
+    let scale = twice.blocks[1].ops[3].clone();
+    let mut again = scale.clone();
+    (again.inputs, again.outputs) = (scale.outputs.clone(), scale.outputs);
+    twice.blocks[1].ops.insert(4, again);
+    let text = Flow::compile(twice).expect_err("it scales twice").to_string();
+    assert!(text.contains("scale, scale, update, send; expected recv"), "{text}");
 }
 
 /// A program with one parameter `w`: a table of 60 rows when `is_table`, otherwise 8 numbers.

@@ -2,7 +2,7 @@
 
 use super::stage::{accumulate, answer, enqueue, loops, number, op, queue, recv, strings, variable};
 use crate::config::Merge;
-use crate::program::executor::{ExecutionPlan, UnitKind};
+use crate::program::executor::ExecutionPlan;
 use crate::program::{Block, Graph, OpKind, Program, Purpose};
 
 fn check(graph: &Graph, expected: &str) {
@@ -39,20 +39,6 @@ fn an_accumulator_stands_between_two_stages() {
          7: stage 2 block 1, op 4 sum Compute ->8
          8: stage 2 block 1, op 5 send Send",
     );
-}
-
-#[test]
-fn what_is_fused_has_no_unit_and_its_order_stays() {
-    let fused = |act, _: &_| matches!(act, UnitKind::TakeGradient | UnitKind::TakeString | UnitKind::PutString);
-    let plan = ExecutionPlan::fused(&server(), &fused).expect("the program has a plan").to_string();
-    let expected = "0: stage 0 block 0, op 0 loop_forever Loop
-1: stage 1 block 1, op 0 recv Recv ->2
-2: stage 1 block 1, op 1 gradient_accumulator PutGradient
-3: stage 2 block 1, op 3 mul Compute ->4
-4: stage 2 block 1, op 4 sum Compute ->5
-5: stage 2 block 1, op 5 send Send
-";
-    assert_eq!(plan, expected);
 }
 
 #[test]
