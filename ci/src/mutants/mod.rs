@@ -195,3 +195,40 @@ mod tests {
         assert_eq!(failed_test("test a::b ... ok\n"), None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every text of the sources of `core`.
+    fn sources(folder: &std::path::Path, all: &mut Vec<(PathBuf, String)>) {
+        for entry in std::fs::read_dir(folder).expect("the folder is there").map_while(Result::ok) {
+            let path = entry.path();
+            if path.is_dir() {
+                sources(&path, all);
+            } else if path.extension().is_some_and(|one| one == "rs") {
+                let text = std::fs::read_to_string(&path).expect("a source is text");
+                all.push((path, text));
+            }
+        }
+    }
+
+    #[test]
+    fn every_mutant_has_its_place_and_its_tests() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut all = Vec::new();
+        sources(&root.join("core/src"), &mut all);
+        let text_of = |file: &str| &all.iter().find(|(path, _)| path.ends_with(file)).expect("the file is there").1;
+        for mutant in MUTANTS {
+            let places = text_of(mutant.file).matches(mutant.original).count();
+            assert_eq!(places, 1, "{}: places of its text in {}", mutant.name, mutant.file);
+            for test in mutant.tests {
+                let last = test.rsplit("::").next().expect("a name has a last part");
+                let (function, module) = (format!("fn {last}"), format!("{last}.rs"));
+                let is_there = |(path, text): &(PathBuf, String)| text.contains(&function) || path.ends_with(&module);
+                let is_folder = |(path, _): &(PathBuf, String)| path.parent().is_some_and(|one| one.ends_with(last));
+                assert!(all.iter().any(|one| is_there(one) || is_folder(one)), "{}: no test {test}", mutant.name);
+            }
+        }
+    }
+}

@@ -26,7 +26,10 @@ pub(super) const SAMPLE: [&str; 5] = [
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
-const FLOW: &str = "core/src/program/executor/flow.rs";
+const ADMISSION: &str = "core/src/server/admission.rs";
+const PACE: &str = "core/src/program/executor/flow.rs";
+const SERVER_FLOW: &str = "core/src/server/flow.rs";
+const SERVER_REPLAY: &str = "core/src/server/replay.rs";
 const JOURNAL: &str = "core/src/checkpoint/journal.rs";
 const LOAD: &str = "core/src/checkpoint/load.rs";
 const MARK: &str = "core/src/checkpoint/journal/mark.rs";
@@ -37,7 +40,7 @@ const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const RECORD: &str = "core/src/server/record.rs";
 const SERVING: &str = "core/src/server/serving.rs";
-const SETS: &str = "core/src/server/completing.rs";
+const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
 const SNAPSHOT: &str = "core/src/server/snapshot.rs";
 const WAITERS: &str = "core/src/server/waiters.rs";
@@ -75,8 +78,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame that changes something is not journalled",
         SHARD,
-        "if frame.head.kind.is_mutating() {\n            position",
-        "if frame.head.kind.is_mutating() && !MUTANT {\n            position",
+        "if is_mutating {\n            position",
+        "if is_mutating && !MUTANT {\n            position",
         LOST_HOST,
     ),
     mutant(
@@ -88,7 +91,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a join in the journal is not restored",
-        SHARD,
+        SERVER_REPLAY,
         "let _ = self.join(who);",
         "if !MUTANT { let _ = self.join(who); }",
         JOINS,
@@ -116,21 +119,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a frame of another trainer is taken",
-        SHARD,
+        ADMISSION,
         "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {",
         "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) && !MUTANT {",
         &["server::tests::rounds::a_frame_on_somebody"],
     ),
     mutant(
         "a frame of another epoch is taken",
-        SHARD,
+        ADMISSION,
         "if head.epoch == self.options.epoch ||",
         "if MUTANT || head.epoch == self.options.epoch ||",
         &["server::tests::rounds::another_generation"],
     ),
     mutant(
         "an older generation goes on initialising",
-        SHARD,
+        ADMISSION,
         "if head.generation >= current && head.generation > Generation(0) {",
         "if MUTANT || head.generation >= current && head.generation > Generation(0) {",
         &["server::tests::initialisation"],
@@ -151,42 +154,56 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a duplicate push is applied again",
-        SERVING,
+        ADMISSION,
         "if chunk.has_heard(head.trainer, CallId::of(head)) {",
         "if chunk.has_heard(head.trainer, CallId::of(head)) && !MUTANT {",
         &["server::tests::modes::each_gradient_is_applied"],
     ),
     mutant(
+        "a gradient that a frame has twice counts twice",
+        ADMISSION,
+        "admitted[next.1].is_new = false",
+        "admitted[next.1].is_new = MUTANT",
+        &["server::tests::frames"],
+    ),
+    mutant(
+        "a check is not repeated after a change",
+        ADMISSION,
+        "if found.right_at.take() != Some(self.changes) {",
+        "if found.right_at.take().is_none_or(|at| at != self.changes && !MUTANT) {",
+        &["server::tests::receives", "server::tests::long"],
+    ),
+    mutant(
         "a gradient of the next round enters the open one",
-        SERVING,
+        SERVER_FLOW,
         "return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);",
         "return (MUTANT || one.round.0 == chunk.version.0 + 1) && pace.admits(has_piece, 0, || 0);",
         &["server::tests::rounds::a_gradient_of_the_next_round"],
     ),
     mutant(
         "a round closes with its first gradient",
-        SERVING,
+        SERVER_FLOW,
         "AccumulatorPace::Rounds => round.is_complete(self.active()),",
         "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.active()),",
         &["server::tests::rounds::a_round_closes"],
     ),
     mutant(
         "a gradient of a closed round is refused",
-        SERVING,
+        ADMISSION,
         "if round.0 < open {",
         "if round.0 < open && !MUTANT {",
         &["server::tests::rounds::a_gradient_of_a_closed"],
     ),
     mutant(
         "a gradient two rounds ahead is taken",
-        SERVING,
+        ADMISSION,
         "Err(self.too_far_ahead(chunk, head, round))",
         "if MUTANT { Ok(PushVerdict::New) } else { Err(self.too_far_ahead(chunk, head, round)) }",
         &["server::tests::rounds::two_rounds_ahead"],
     ),
     mutant(
         "a push of another generation is taken",
-        SERVING,
+        ADMISSION,
         "if head.generation != self.table.generation {",
         "if head.generation != self.table.generation && !MUTANT {",
         &["server::tests::rounds::another_generation"],
@@ -207,14 +224,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a trainer that waits with a gradient may send the next",
-        SERVING,
+        ADMISSION,
         "let waits = chunk.round.ahead(head.trainer).is_some();",
         "let waits = !MUTANT && chunk.round.ahead(head.trainer).is_some();",
         &["server::tests::rounds::a_duplicate_that_waits"],
     ),
     mutant(
         "a replayed gradient that the value has is summed again",
-        SERVING,
+        SERVER_REPLAY,
         "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),",
         "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),\n\
          None if MUTANT && !is_there => self.enter(cx, slot_index, contribution),",
@@ -222,7 +239,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a gradient that was open is lost in a restart",
-        SERVING,
+        SERVER_REPLAY,
         "Some(_) if !is_there => self.enter(cx, slot_index, contribution),",
         "Some(_) if !is_there && !MUTANT => self.enter(cx, slot_index, contribution),",
         LOST_HOST,
@@ -250,7 +267,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a chunk takes what its checkpoint has as new",
-        CHUNK,
+        SERVER_REPLAY,
         "self.restored.as_ref().is_some_and(|restored| position < restored.position)",
         "!MUTANT && self.restored.as_ref().is_some_and(|restored| position < restored.position)",
         &["server::tests::restart::rounds_survive_every_kill"],
@@ -264,7 +281,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "gradients are summed in the order of arrival",
-        FLOW,
+        PACE,
         "self.held.partition_point(|one| one.sender() <= sender);",
         "if MUTANT { self.held.len() } else { self.held.partition_point(|one| one.sender() <= sender) };",
         &["server::tests::rounds::the_order_of_arrival"],

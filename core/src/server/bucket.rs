@@ -70,7 +70,7 @@ pub(super) enum GatherOutcome {
         /// In order.
         parts: Vec<RowsLease>,
         /// The connection and head of the part with the highest number, which awaits an answer.
-        closing: Option<(PeerId, Head)>,
+        closing: Option<(Option<PeerId>, Head)>,
     },
 }
 
@@ -82,7 +82,7 @@ struct PartialContribution {
     count: u32,
     /// The received parts, by number. It grows with received parts, not with the announced count.
     parts: Vec<(u32, RowsLease)>,
-    closing: Option<(PeerId, Head)>,
+    closing: Option<(Option<PeerId>, Head)>,
     /// Time of the latest part.
     since: Now,
 }
@@ -94,7 +94,7 @@ pub(super) struct AbandonedContribution {
     pub(super) there: usize,
     pub(super) count: usize,
     /// The part with the highest number, if received, which awaits an answer.
-    pub(super) closing: Option<(PeerId, Head)>,
+    pub(super) closing: Option<(Option<PeerId>, Head)>,
 }
 
 /// The rows of one bucket.

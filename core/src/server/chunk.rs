@@ -8,15 +8,15 @@ use super::bucket::{Bucket, RowsRequest};
 use super::device::DeviceChunk;
 use super::half_precision::RoundHalves;
 use super::pool::Pool;
+use super::replay::RestoredState;
 use super::round::{Contribution, OpenRound};
+use super::sets::DeferredSet;
+use super::update::GroupIndex;
 use super::waiters::Waiters;
 use crate::dtype::{ElementType, Half};
-use crate::error::Failure;
 use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
-use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Numbers, Prepared, Step};
-use crate::port::{Kernels, Update};
+use crate::optim::Prepared;
 use crate::time::Now;
 use crate::wire::Head;
 
@@ -71,28 +71,6 @@ impl Waiter {
     }
 }
 
-/// A set that waits for updates which arrived before it.
-pub(super) struct DeferredSet {
-    pub(super) lease: Lease,
-    pub(super) call: CallId,
-    pub(super) peer: PeerId,
-    pub(super) head: Head,
-    /// The version after which the set is applied.
-    pub(super) after: Version,
-    /// Position of its journal record.
-    pub(super) position: u64,
-    /// Start of the sender's wait; `None` after it was answered with a deadline error.
-    pub(super) since: Option<Now>,
-}
-
-/// Open contributions of a chunk as a checkpoint recorded them. The journal has their payloads, among others that the
-/// value contains or that were dropped.
-pub(super) struct RestoredState {
-    /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
-    pub(super) position: u64,
-    pub(super) open: Vec<OpenContribution>,
-}
-
 /// A contribution or a set that is not in the value, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenContribution {
@@ -139,6 +117,8 @@ pub(super) struct Chunk {
     pub(super) element_type: ElementType,
     /// The parameter's rule.
     pub(super) rule: Arc<Prepared>,
+    /// The chunks that are updated together with this one, where the rule needs the whole gradient.
+    pub(super) group: Option<GroupIndex>,
     pub(super) version: Version,
     /// Per trainer; a single entry is stored inline.
     pub(super) heard: SmallVec<[TrainerMarks; 1]>,
@@ -176,6 +156,7 @@ impl Chunk {
             bytes,
             element_type,
             rule,
+            group: None,
             version: Version(0),
             heard: SmallVec::new(),
             round: OpenRound::default(),
@@ -300,88 +281,6 @@ impl Chunk {
             Some(heard) => heard.push.covers(call),
             None => CallId::default().covers(call),
         }
-    }
-
-    /// Makes the value writable: copy-on-write when readers hold it (without the copy for a rule that overwrites every
-    /// byte), and in place otherwise. Drops the half-precision copies.
-    pub(super) fn make_writable(&mut self, pool: &mut Pool) -> Result<(), Failure> {
-        let (bytes, copies) = (self.bytes, self.rule.rule().algorithm != Algorithm::Sum);
-        let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
-        // Readers hold counts of the `Arc`; a count of one is ours, and no other thread can raise it.
-        if 1 < Arc::strong_count(value) {
-            let mut fresh = Value::new(pool.take(bytes)?, bytes);
-            if copies {
-                fresh.bytes_mut().copy_from_slice(value.bytes());
-            }
-            *value = Arc::new(fresh);
-        }
-        pool.halves.forget(self.id);
-        Ok(())
-    }
-
-    /// Whether a frame at this journal position is older than the restored state of this chunk.
-    pub(super) fn is_before_restored(&self, position: u64) -> bool {
-        self.restored.as_ref().is_some_and(|restored| position < restored.position)
-    }
-
-    /// Sealed rounds in the checkpoint whose contributions the journal still has, and the trainers whose contributions
-    /// are missing. A round with a missing contribution is not closed.
-    pub(super) fn sealed_and_found(&self) -> (u8, Vec<TrainerId>) {
-        let Some(restored) = &self.restored else { return (self.sealed, Vec::new()) };
-        let missing = |stage| {
-            let of_stage = restored.open.iter().filter(move |one| one.stage == stage);
-            of_stage.filter(|one| !self.round.open().any(|found| found == **one)).map(|one| one.trainer)
-        };
-        let entered: Vec<TrainerId> = missing(ContributionStage::Entered).collect();
-        let ahead: Vec<TrainerId> = missing(ContributionStage::Ahead).collect();
-        match self.sealed {
-            0 => (0, Vec::new()),
-            _ if !entered.is_empty() => (0, entered),
-            2 if !ahead.is_empty() => (1, ahead),
-            sealed => (sealed, Vec::new()),
-        }
-    }
-
-    /// The checkpoint's record of a frame's contribution, while the chunk is restored.
-    pub(super) fn open_in_checkpoint(&self, head: &Head) -> Option<OpenContribution> {
-        let call = CallId::of(head);
-        let open = self.restored.iter().flat_map(|restored| &restored.open);
-        open.copied().find(|one| one.trainer == head.trainer && one.call == call)
-    }
-
-    /// Installs a gradient as the next version without a copy.
-    pub(super) fn adopt_gradient(&mut self, pool: &mut Pool, gradient: Lease) {
-        self.set_value(pool, gradient);
-        self.version.0 += 1;
-    }
-
-    /// Applies the gradients of the round: in place when no reader holds the value, otherwise into a new lease.
-    /// `numbers` caches the coefficients of the previous update.
-    pub(super) fn update(
-        &mut self,
-        kernels: &mut dyn Kernels,
-        pool: &mut Pool,
-        numbers: &mut Numbers,
-        step: &Step,
-    ) -> Result<(), Failure> {
-        self.make_writable(pool)?;
-        let bytes = self.bytes as usize;
-        let Content::Dense(value) = &mut self.content else { panic!("a bucket is updated by rows") };
-        let value = Arc::get_mut(value).expect("nobody else holds it");
-        let count = self.states.len();
-        let mut states: [&mut [u8]; STATES_MAX] = Default::default();
-        for (state, lease) in states.iter_mut().zip(&mut self.states) {
-            *state = &mut lease.bytes_mut()[..bytes];
-        }
-        kernels.update(Update {
-            formula: numbers.formula(&self.rule, step),
-            element_type: self.element_type,
-            parameter: value.bytes_mut(),
-            states: &mut states[..count],
-            gradients: &self.round.gradients(self.element_type, self.bytes),
-        });
-        self.version = step.version;
-        Ok(())
     }
 }
 

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use super::chunk::Chunk;
 use super::initialisation::{ChunkTable, ShardParameter};
+use super::job::Job;
 use super::pool::Pool;
 use super::program::rule_of;
-use super::serving::{Job, Serving};
+use super::serving::Serving;
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
@@ -235,7 +236,7 @@ impl Device {
         chunks: &[Chunk],
         reserved: &mut DeviceReservation,
     ) {
-        let (count, least) = (held.group.chunks.len(), reserved.least);
+        let (count, least) = (held.chunks.len(), reserved.least);
         let rule = rule_of(job, &held.rule);
         if let Some(kept) = reserved.tally.kept(job, held) {
             *kept += count as u64;
@@ -246,7 +247,7 @@ impl Device {
             let Chunk { element_type, bytes, .. } = chunks[slot_index];
             Resident { element_type, bytes, code: code.clone(), keeps_sum }
         };
-        let slot_indices = held.group.chunks.iter().copied();
+        let slot_indices = held.chunks.iter().copied();
         let slot_indices: Vec<usize> = slot_indices.filter(|slot_index| least <= chunks[*slot_index].bytes).collect();
         reserved.tally.short += (count - slot_indices.len()) as u64;
         let asked: u64 = slot_indices.iter().map(|slot_index| resident(*slot_index).bytes_total()).sum();
@@ -323,7 +324,7 @@ impl DeviceReservation {
     /// Records that the last chunks of a parameter, which takes `asked` bytes, found no room.
     fn refuse(&mut self, held: &ShardParameter, left: usize, asked: u64, why: &NotAdopted, no_room: NoRoom) {
         self.tally.refused += left as u64;
-        let what = format!("parameter {:?}: {left} of {} chunks", held.name(), held.group.chunks.len());
+        let what = format!("parameter {:?}: {left} of {} chunks", held.name(), held.chunks.len());
         match why {
             NotAdopted::Full(why) if no_room == NoRoom::Refused => {
                 self.asked += asked;

@@ -4,13 +4,14 @@
 //! the compiled stage of the parameter makes an update of it, and the update is published to the trainers that wait for
 //! it. The modes differ in the pace at which a round receives and completes, and in nothing else.
 //!
-//! A unit is what is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or
-//! any other chunk alone.
+//! A unit is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or any other
+//! chunk alone.
 
+use super::context::Context;
 use super::round::{Contribution, FOLD_AT};
-use super::serving::{Context, Serving, StallReason, acknowledge, as_half, open_entry, value_entry};
-use crate::ids::{TrainerId, Version};
-use crate::optim::{Algorithm, Step};
+use super::serving::{Serving, acknowledge, as_half, open_entry, value_entry};
+use super::update::UpdateUnit;
+use crate::ids::TrainerId;
 use crate::program::executor::AccumulatorPace;
 
 /// The gradient that a unit receives next.
@@ -29,35 +30,38 @@ impl Serving {
         if self.is_before_restored(cx, slot_index) {
             return;
         }
-        if self.table.chunks[slot_index].rule.rule().is_element_wise() {
-            self.run_unit(cx, &[slot_index], slot_index, arrived);
-        } else {
-            let group = self.table.held(self.table.chunks[slot_index].id).group.chunks.clone();
-            self.run_unit(cx, &group, slot_index, arrived);
-        }
+        let unit = self.table.unit(slot_index);
+        self.run_unit(cx, &unit, slot_index, arrived);
     }
 
-    fn run_unit(&mut self, cx: &mut Context<'_>, unit: &[usize], slot_index: usize, mut arrived: Option<Contribution>) {
+    fn run_unit(
+        &mut self,
+        cx: &mut Context<'_>,
+        unit: &UpdateUnit,
+        slot_index: usize,
+        mut arrived: Option<Contribution>,
+    ) {
+        let slot_indices = unit.slot_indices();
         let pace = self.flows.of(slot_index).pace;
         let is_stalled = loop {
-            self.receive(cx, unit, slot_index, &mut arrived);
-            if !unit.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
+            self.receive(cx, slot_indices, slot_index, &mut arrived);
+            if !slot_indices.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
                 break false;
             }
             if !self.update(cx, unit) {
                 break true;
             }
-            self.note_updated(unit[0]);
-            unit.iter().for_each(|slot_index| self.publish(cx, *slot_index));
+            self.note_updated(slot_indices[0]);
+            slot_indices.iter().for_each(|slot_index| self.publish(cx, *slot_index));
         };
         if let Some(early) = arrived {
             self.table.chunks[slot_index].round.add_ahead(early);
         }
         // Every other complete round is closed.
-        if is_stalled || unit.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
-            self.seal(pace, unit);
+        if is_stalled || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
+            self.seal(pace, slot_indices);
         }
-        unit.iter().for_each(|slot_index| self.note_waits(*slot_index));
+        slot_indices.iter().for_each(|slot_index| self.note_waits(*slot_index));
     }
 
     /// Adds every gradient that may enter now to its round: in rounds the new one if it may, else the first waiting one
@@ -115,16 +119,17 @@ impl Serving {
         if !pace.admits(false, clock(one.trainer), fewest) {
             return false;
         }
-        let may_own = || self.table.held(chunk.id).group.owner.is_none_or(|owner| owner == one.trainer);
-        chunk.round.is_empty() && (chunk.rule.rule().is_element_wise() || may_own())
+        let owner = self.table.group(chunk).and_then(|group| group.owner);
+        chunk.round.is_empty() && owner.is_none_or(|owner| owner == one.trainer)
     }
 
     #[inline]
     pub(super) fn enter(&mut self, cx: &mut Context<'_>, slot_index: usize, contribution: Contribution) {
         let chunk = &mut self.table.chunks[slot_index];
-        if !chunk.rule.rule().is_element_wise() && self.flows.of(slot_index).pace != AccumulatorPace::Rounds {
-            let held = self.table.parameters.get_mut(&chunk.id.parameter).expect("the chunk's parameter is held");
-            held.group.owner = Some(contribution.trainer);
+        if let Some(group) = chunk.group
+            && self.flows.of(slot_index).pace != AccumulatorPace::Rounds
+        {
+            self.table.groups[group.place()].owner = Some(contribution.trainer);
         }
         let entry = open_entry(chunk);
         acknowledge(cx, chunk.round.add(contribution), entry);
@@ -154,7 +159,7 @@ impl Serving {
     #[inline]
     pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
         let chunk = &self.table.chunks[slot_index];
-        if chunk.round.contributors() < FOLD_AT || !chunk.rule.rule().is_element_wise() {
+        if chunk.round.contributors() < FOLD_AT || chunk.group.is_some() {
             return;
         }
         if !self.is_complete(self.flows.of(slot_index).pace, slot_index) {
@@ -173,53 +178,6 @@ impl Serving {
         chunk.round.fold(cx.kernels, cx.pool, chunk.element_type, chunk.bytes, everybody);
     }
 
-    /// Makes the update of a unit whose rounds are complete. False when the update stalls: it lacks a lease, or runs on
-    /// a device, and is retried.
-    fn update(&mut self, cx: &mut Context<'_>, unit: &[usize]) -> bool {
-        if self.table.chunks[unit[0]].rule.rule().is_element_wise() {
-            self.apply(cx, unit[0], None)
-        } else {
-            self.apply_group(cx, unit)
-        }
-    }
-
-    /// The inputs that the stage gives the rule for the next update of a chunk.
-    pub(super) fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
-        let chunk = &self.table.chunks[slot_index];
-        Step {
-            version: Version(chunk.version.0 + 1),
-            rate: chunk.round.rate(),
-            norm,
-            scale: self.flows.of(slot_index).stage.scale(chunk.round.contributors()),
-        }
-    }
-
-    /// Applies one update of one chunk; false when it is stalled.
-    pub(super) fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>) -> bool {
-        let step = self.step(slot_index, norm);
-        let chunk = &mut self.table.chunks[slot_index];
-        let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && step.scale == 1.0;
-        let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
-        let updated = match only {
-            Some(gradient) => {
-                chunk.adopt_gradient(cx.pool, gradient);
-                Ok(true)
-            }
-            None if chunk.on_device.is_some() => return self.apply_on_device(cx, slot_index, &step),
-            None if chunk.bucket().is_some() => {
-                chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
-            }
-            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
-        };
-        let lack = match updated {
-            Ok(true) => return true,
-            Ok(false) => StallReason::Time,
-            Err(_) => StallReason::Memory,
-        };
-        self.stall(slot_index, lack);
-        false
-    }
-
     /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
     /// for it.
     pub(super) fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
@@ -229,7 +187,7 @@ impl Serving {
         let mut starved = Vec::new();
         chunk.close_round(&halves, |one, since, value| match value {
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
-            None => starved.push(one.waiter(version, since)),
+            None => starved.extend(one.waiter(version, since)),
         });
         starved.into_iter().for_each(|waiter| self.wait_for_memory(slot_index, waiter));
         self.answer_waiters(cx, slot_index);

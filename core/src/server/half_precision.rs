@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::chunk::Waiter;
-use super::reply::{NO_PEER, Refusal};
-use super::serving::{Context, Serving, StallReason, value_entry};
+use super::context::{Context, StallReason};
+use super::reply::Refusal;
+use super::serving::{Serving, value_entry};
 use crate::dtype::Half;
 use crate::ids::ChunkId;
 use crate::memory::Value;
@@ -134,9 +135,6 @@ impl Serving {
 
     /// Sends the value in the requested type, or queues the answer until a lease is free.
     pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
-        if waiter.peer == NO_PEER {
-            return;
-        }
         match self.value_as(cx, slot_index, waiter.half) {
             Some(value) => {
                 let entry = value_entry(&self.table.chunks[slot_index], waiter.half);

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
 use super::reply::Refusal;
+use super::update::{Group, GroupIndex, UpdateUnit};
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -30,7 +31,8 @@ pub(super) struct ShardParameter {
     /// The plan of its buckets, if it is sparse.
     pub(super) rows: Option<Box<RowsPlan>>,
     pub(super) chunk_bytes: u32,
-    pub(super) group: ChunkGroup,
+    /// Slot indices in chunk order; two are stored inline.
+    pub(super) chunks: SmallVec<[usize; 2]>,
 }
 
 // The state of a parameter with one chunk and one trainer, beside its value: with name, shape and allocator overhead
@@ -38,17 +40,6 @@ pub(super) struct ShardParameter {
 const _: () = assert!(
     size_of::<ShardParameter>() + size_of::<Chunk>() + size_of::<Value>() + 2 * size_of::<(ChunkId, usize)>() <= 640
 );
-
-/// The chunks of a parameter, which update together when the rule needs the whole gradient.
-#[derive(Default)]
-pub(super) struct ChunkGroup {
-    /// Slot indices in chunk order; two are stored inline.
-    pub(super) chunks: SmallVec<[usize; 2]>,
-    /// The trainer whose gradient is open, in modes where each gradient is a round.
-    pub(super) owner: Option<crate::ids::TrainerId>,
-    /// The grouped update in progress on a device.
-    pub(super) grouped_update: Option<Box<super::grouped_update::GroupedUpdate>>,
-}
 
 impl ShardParameter {
     /// Checks the declaration in an init frame.
@@ -79,7 +70,7 @@ impl ShardParameter {
             return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
         }
         declaration.shape.shrink_to_fit();
-        Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, group: ChunkGroup::default() })
+        Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, chunks: SmallVec::new() })
     }
 
     /// The init message that declares this parameter.
@@ -147,6 +138,8 @@ pub(super) struct ChunkTable {
     /// Boxed: a map reserves room for almost twice its entries.
     pub(super) parameters: BTreeMap<ParameterIndex, Box<ShardParameter>>,
     pub(super) chunks: Vec<Chunk>,
+    /// The chunks that are updated together; made when serving begins.
+    pub(super) groups: Vec<Group>,
     /// Whether any chunk is a bucket.
     pub(super) has_rows: bool,
     rules: Rules,
@@ -160,6 +153,7 @@ impl ChunkTable {
             generation,
             parameters: BTreeMap::new(),
             chunks: Vec::new(),
+            groups: Vec::new(),
             has_rows: false,
             rules: Rules::new(),
             slot_indices: FxHashMap::default(),
@@ -183,6 +177,34 @@ impl ChunkTable {
     /// The parameter of a held chunk.
     pub(super) fn held(&self, id: ChunkId) -> &ShardParameter {
         self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
+    }
+
+    /// Groups the chunks of every parameter whose rule needs the whole gradient.
+    pub(super) fn make_groups(&mut self) {
+        let Self { parameters, chunks, groups, .. } = self;
+        for held in parameters.values_mut() {
+            held.chunks.sort_by_key(|slot_index| chunks[*slot_index].id);
+            if !held.rule.rule().is_element_wise() && !held.chunks.is_empty() {
+                let group = Some(GroupIndex::new(groups.len()));
+                held.chunks.iter().for_each(|slot_index| chunks[*slot_index].group = group);
+                groups.push(Group::new(&held.chunks));
+            }
+        }
+    }
+
+    /// The group of a chunk, if it is updated together with others.
+    #[inline]
+    pub(super) fn group(&self, chunk: &Chunk) -> Option<&Group> {
+        Some(&self.groups[chunk.group?.place()])
+    }
+
+    /// The unit that a chunk is updated and published with.
+    #[inline]
+    pub(super) fn unit(&self, slot_index: usize) -> UpdateUnit {
+        match self.chunks[slot_index].group {
+            None => UpdateUnit::One(slot_index),
+            Some(group) => UpdateUnit::Group(group, Arc::clone(&self.groups[group.place()].chunks)),
+        }
     }
 
     /// Declares the parameter of an init frame, or checks that an earlier declaration is equal. A refused frame
@@ -307,7 +329,7 @@ impl ChunkTable {
         self.has_rows |= chunk.bucket().is_some();
         self.slot_indices.insert(chunk.id, slot_index);
         let held = self.parameters.get_mut(&chunk.id.parameter).expect("the entry was checked");
-        held.group.chunks.push(slot_index);
+        held.chunks.push(slot_index);
         self.chunks.push(chunk);
         slot_index
     }

@@ -5,37 +5,42 @@
 //! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Read in this order: [`shard`](Shard) (dispatch of frames), `serving` (pushes, pulls and sets), `flow` (from a
-//! received gradient to the published value), `program` and `stage` (the program of a parameter, and its compiled form),
-//! `chunk` (value, version, call ids), `round` (open contributions), `initialisation` (the table and its generation
-//! fence), `bucket` and `rows` (sparse chunks), `device` and `completing` (chunks on an accelerator), `grouped_update`
-//! (chunks that update together), `waiters` and `waits` (requests that wait for a version, and their expiry),
+//! Read in this order: [`shard`](Shard) (entry points, peers), `admission` (every check of a frame), `serving` (pushes
+//! and pulls) and `sets`, `flow` (from a received gradient to the published value), `program` and `stage` (a
+//! parameter's program, and its compiled form), `update` (the next value, a file for each case), `chunk` (value,
+//! version, call ids), `round` (open contributions), `initialisation` (the table and its generation fence), `bucket`
+//! and `rows` (sparse chunks), `device` (the placement of chunks on an accelerator), `snapshot` and `replay`
+//! (checkpoint and restart), `waiters` and `waits` (requests that wait for a version, and their expiry),
 //! `half_precision` (float32 values as half precision), `nonfinite` (gradients refused or skipped), `presence`
 //! (connected trainers), `coordinator` and `membership` (ranks and server slots).
 
+mod admission;
 mod bucket;
 mod chunk;
-mod completing;
+mod context;
 mod coordinator;
 mod device;
 mod flow;
-mod grouped_update;
 mod half_precision;
 mod initialisation;
+mod job;
 mod membership;
 mod nonfinite;
 mod pool;
 mod presence;
 mod program;
 mod record;
+mod replay;
 mod reply;
 mod round;
 mod rows;
 mod serving;
+mod sets;
 mod shard;
 mod snapshot;
 mod stage;
 mod survey;
+mod update;
 mod waiters;
 mod waits;
 mod watch;

@@ -4,6 +4,7 @@
 //! failed push under the same sequence, so they are acknowledged as duplicates and the corrected gradient completes the
 //! push. A skipped gradient is zeroed before it is journalled, so replay applies the same.
 
+use super::admission::Admitted;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
@@ -32,20 +33,25 @@ pub enum NonFinite {
 impl Shard {
     /// Applies the policy to a received push. A gradient in its sender's memory is checked in place, and one that the
     /// transport has checked is not checked again.
-    pub(super) fn screen(&mut self, frame: &Frame, slot_indices: &[u32], body: &mut [Incoming]) -> Result<(), Refusal> {
+    pub(super) fn screen(
+        &mut self,
+        frame: &Frame,
+        admitted: &[Admitted],
+        body: &mut [Incoming],
+    ) -> Result<(), Refusal> {
         let setting = self.options.nonfinite;
         let is_known = setting == NonFinite::Accept || frame.head.flags.contains(Flags::FINITE);
         if frame.head.kind != Kind::Push || is_known {
             return Ok(());
         }
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
-        let with_payload = frame.entries.iter().zip(slot_indices).filter(|(entry, _)| entry.bytes > 0);
-        for ((entry, slot_index), payload) in with_payload.zip(body) {
-            let values = serving.values_from(entry, *slot_index as usize);
+        let with_payload = frame.entries.iter().zip(admitted).filter(|(entry, _)| entry.bytes > 0);
+        for ((entry, admitted), payload) in with_payload.zip(body) {
+            let values = serving.values_from(entry, admitted.slot_index());
             // A payload too short for rows is refused by the next check.
             let Some(bytes) = payload.bytes().get(values..).filter(|_| entry.element_type.is_float()) else { continue };
             let Some(at) = first_nonfinite(entry.element_type, bytes) else { continue };
-            let found = serving.nonfinite_text(frame, entry, *slot_index as usize, payload.bytes(), at);
+            let found = serving.nonfinite_text(frame, entry, admitted.slot_index(), payload.bytes(), at);
             if setting == NonFinite::Refuse {
                 let remedy = "push a corrected gradient (a smaller learning rate or clip_norm keeps a training from \
                               diverging), or serve with --nonfinite skip or accept";

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use super::initialisation::ShardParameter;
-use super::serving::Job;
+use super::job::Job;
 use crate::config::{Merge, Mode, ParameterConfig};
 use crate::limits::{NAME_BYTES_MAX, PARAMETER_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::optim::{Algorithm, Prepared, Rule};

@@ -9,9 +9,6 @@ use crate::memory::Value;
 use crate::port::{Outgoing, Submit};
 use crate::wire::{Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 
-/// The peer of replayed frames, which have no connection to answer.
-pub(super) const NO_PEER: PeerId = PeerId(u64::MAX);
-
 /// The replies of one event.
 #[derive(Default)]
 pub(super) struct Replies {
@@ -35,19 +32,25 @@ impl Replies {
         Self { frames: Vec::new(), expected: entries }
     }
 
-    /// Acknowledges one entry.
-    pub(super) fn done(&mut self, peer: PeerId, head: &Head, entry: Entry) {
-        self.push(peer, head.answer(Kind::Done), entry, None);
+    /// Acknowledges one entry; a replayed frame has no peer to answer.
+    pub(super) fn done(&mut self, peer: impl Into<Option<PeerId>>, head: &Head, entry: Entry) {
+        if let Some(peer) = peer.into() {
+            self.push(peer, head.answer(Kind::Done), entry, None);
+        }
     }
 
     /// Acknowledges a request without entries.
-    pub(super) fn done_whole(&mut self, peer: PeerId, head: &Head) {
-        self.whole(peer, Frame::bare(head.answer(Kind::Done)));
+    pub(super) fn done_whole(&mut self, peer: Option<PeerId>, head: &Head) {
+        if let Some(peer) = peer {
+            self.whole(peer, Frame::bare(head.answer(Kind::Done)));
+        }
     }
 
     /// Answers one entry with a value.
-    pub(super) fn value(&mut self, peer: PeerId, head: &Head, entry: Entry, value: Arc<Value>) {
-        self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Value(value)));
+    pub(super) fn value(&mut self, peer: impl Into<Option<PeerId>>, head: &Head, entry: Entry, value: Arc<Value>) {
+        if let Some(peer) = peer.into() {
+            self.push(peer, head.answer(Kind::Value), entry, Some(Outgoing::Value(value)));
+        }
     }
 
     /// Answers one entry with an empty value.
@@ -67,9 +70,7 @@ impl Replies {
 
     /// Sends a complete frame of its own.
     pub(super) fn whole(&mut self, peer: PeerId, frame: Frame) {
-        if peer != NO_PEER {
-            self.frames.push(Reply { peer, frame, body: Vec::new(), payload_bytes: 0 });
-        }
+        self.frames.push(Reply { peer, frame, body: Vec::new(), payload_bytes: 0 });
     }
 
     /// Submits every frame whose peer is still connected.
@@ -80,9 +81,6 @@ impl Replies {
     }
 
     fn push(&mut self, peer: PeerId, head: Head, entry: Entry, payload: Option<Outgoing>) {
-        if peer == NO_PEER {
-            return;
-        }
         let fits = self.frames.last().is_some_and(|last| {
             last.peer == peer
                 && last.frame.head == head

@@ -33,8 +33,8 @@ pub(super) struct PushHeader {
     pub(super) position: u64,
     /// Count of earlier pushes.
     pub(super) arrival: u64,
-    /// The connection to answer on admission or application.
-    pub(super) peer: PeerId,
+    /// The connection to answer on admission or application; none for a replayed frame.
+    pub(super) peer: Option<PeerId>,
     pub(super) head: Head,
 }
 
@@ -84,10 +84,10 @@ impl Contribution {
         self.sending.call == CallId::of(head)
     }
 
-    /// The sender as a waiter for a version.
-    pub(super) fn waiter(&self, version: Version, since: Now) -> Waiter {
+    /// The sender as a waiter for a version, if the gradient was not replayed.
+    pub(super) fn waiter(&self, version: Version, since: Now) -> Option<Waiter> {
         let PushHeader { peer, head, .. } = *self.sending;
-        Waiter { half: self.half, ..Waiter::new(peer, head, version, since) }
+        Some(Waiter { half: self.half, ..Waiter::new(peer?, head, version, since) })
     }
 
     /// Redirects the answer to the resend.
@@ -194,9 +194,9 @@ impl OpenRound {
         let notify = |one: &mut Contribution| {
             one.make_own(pool);
             one.since = None;
-            (one.sending.peer, one.sending.head)
+            Some((one.sending.peer?, one.sending.head))
         };
-        overdue.map(notify).collect()
+        overdue.filter_map(notify).collect()
     }
 
     /// The oldest journal position that is not yet in the value.

@@ -7,18 +7,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsLease, RowsPlan, RowsWorkspace};
-use super::chunk::{CallId, Chunk, Content, Waiter};
+use super::admission::{Admitted, PushVerdict};
+use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsLease};
+use super::chunk::{CallId, Chunk, Waiter};
+use super::context::{Context, Origin};
 use super::reply::Refusal;
 use super::round::Contribution;
-use super::serving::{Context, PushVerdict, Serving, version_entry};
-use crate::error::Failure;
+use super::serving::{Serving, version_entry};
 use crate::ids::{Incarnation, PeerId, TrainerId};
 use crate::memory::Value;
-use crate::optim::{Prepared, Step};
-use crate::port::Kernels;
 use crate::rows::PartialRead;
-use crate::wire::{Entry, ErrorCode, Flags, Frame, Head, Kind, RowsPart};
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
 
 /// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
 /// its start: each row is of that version or a later one.
@@ -50,7 +49,7 @@ impl Serving {
         &mut self,
         frame: &Frame,
         payloads: impl Iterator<Item = &'a [u8]>,
-        position: u64,
+        origin: Origin,
     ) -> Result<(), Refusal> {
         if !self.has_rows() {
             return Ok(());
@@ -64,7 +63,7 @@ impl Serving {
             }
             let name = self.table.held(entry.id).name().to_owned();
             let chunk = &mut self.table.chunks[slot_index];
-            let is_known = chunk.is_before_restored(position);
+            let is_known = origin.is_before_restored(chunk);
             let room = &mut self.rows_room;
             let bucket = chunk.bucket_mut().expect("it is of rows");
             let checked = match frame.head.kind {
@@ -86,7 +85,7 @@ impl Serving {
         // An unreadable payload is refused by the next check.
         let Ok((part, _)) = RowsPart::decode(payload) else { return Ok(()) };
         if !bucket.is_given_up(part, frame.head.trainer, CallId::of(&frame.head))
-            || !matches!(self.verdict(slot_index, &frame.head, entry), Ok(PushVerdict::New))
+            || !matches!(self.verdict(slot_index, &frame.head, entry.round), Ok(PushVerdict::New))
         {
             return Ok(());
         }
@@ -95,56 +94,35 @@ impl Serving {
         Err(Refusal::new(ErrorCode::Deadline, text))
     }
 
-    /// Refuses a push of rows that asks for the value: the set of rows to return is undefined.
-    pub(super) fn check_rows_request(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
-        let chunk = &self.table.chunks[slot_index];
-        if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
-            return Ok(());
-        }
-        let name = self.table.held(chunk.id).name();
-        Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
-    }
-
-    /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
-    pub(super) fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
-        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
-            self.check_half(*slot_index, entry)?;
-            if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
-                let name = self.table.held(entry.id).name();
-                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
-            }
-        }
-        Ok(())
-    }
-
     /// Applies a push to a bucket.
-    pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, slot_index: usize, entry: &Entry, mut one: Contribution) {
+    pub(super) fn push_rows(&mut self, cx: &mut Context<'_>, admitted: Admitted, mut one: Contribution) {
         let Some(lease) = one.gradient.take() else {
-            self.push_whole(cx, slot_index, entry, one);
+            self.push_whole(cx, admitted, one);
             return;
         };
-        let (part, _) = RowsPart::decode(&lease.bytes()[..entry.bytes as usize]).expect("the payload was checked");
-        let rows = RowsLease { lease, bytes: entry.bytes, element_type: entry.element_type, position: cx.position };
+        let (part, _) = RowsPart::decode(&lease.bytes()[..one.bytes as usize]).expect("the payload was checked");
+        let rows = RowsLease { lease, bytes: one.bytes, element_type: one.element_type, position: cx.position };
         one.is_early_part = part.index + 1 < part.count;
-        if !self.is_awaited_part(cx, slot_index, &one, entry) {
-            self.push_entry(cx, slot_index, entry, one);
+        if !self.is_awaited_part(cx, admitted, &one) {
+            self.push_entry(cx, admitted, one);
         } else if part.count == 1 {
             one.rows.push(rows);
-            self.push_whole(cx, slot_index, entry, one);
+            self.push_whole(cx, admitted.as_new(), one);
         } else {
-            self.gather(cx, slot_index, entry, part, rows, one);
+            self.gather(cx, admitted.as_new(), part, rows, one);
         }
     }
 
     /// Applies an undivided contribution. Drops the sender's partial contributions of this and earlier calls, which
     /// would hold the journal forever.
-    fn push_whole(&mut self, cx: &mut Context<'_>, slot_index: usize, entry: &Entry, one: Contribution) {
+    fn push_whole(&mut self, cx: &mut Context<'_>, admitted: Admitted, one: Contribution) {
+        let slot_index = admitted.slot_index();
         if !self.is_before_restored(cx, slot_index)
             && let Some(bucket) = self.table.chunks[slot_index].bucket_mut()
         {
             bucket.forget(one.trainer, |call| call <= one.sending.call);
         }
-        self.push_entry(cx, slot_index, entry, one);
+        self.push_entry(cx, admitted, one);
     }
 
     /// Drops the partial contributions of a trainer's earlier incarnations.
@@ -176,7 +154,7 @@ impl Serving {
                 limit.as_secs_f64()
             );
             tracing::warn!("{text}");
-            if let Some((peer, head)) = closing {
+            if let Some((Some(peer), head)) = closing {
                 cx.replies.error(peer, &head, &Refusal::new(ErrorCode::Deadline, text));
             }
         }
@@ -240,24 +218,25 @@ impl Serving {
     }
 
     /// Whether a part belongs to a contribution that has not entered yet.
-    fn is_awaited_part(&self, cx: &Context<'_>, slot_index: usize, one: &Contribution, entry: &Entry) -> bool {
+    fn is_awaited_part(&self, cx: &Context<'_>, admitted: Admitted, one: &Contribution) -> bool {
+        let slot_index = admitted.slot_index();
         let chunk = &self.table.chunks[slot_index];
         if self.is_before_restored(cx, slot_index) {
             let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.sending.call));
             return !is_there && chunk.open_in_checkpoint(&one.sending.head).is_some();
         }
-        matches!(self.verdict(slot_index, &one.sending.head, entry), Ok(PushVerdict::New))
+        admitted.is_new || matches!(self.verdict(slot_index, &one.sending.head, one.round), Ok(PushVerdict::New))
     }
 
     fn gather(
         &mut self,
         cx: &mut Context<'_>,
-        slot_index: usize,
-        entry: &Entry,
+        admitted: Admitted,
         part: RowsPart,
         rows: RowsLease,
         mut one: Contribution,
     ) {
+        let slot_index = admitted.slot_index();
         let chunk = &mut self.table.chunks[slot_index];
         let answer = version_entry(chunk);
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
@@ -272,7 +251,7 @@ impl Serving {
                 (sending.peer, sending.head) = closing.unwrap_or((sending.peer, sending.head));
                 one.rows = parts;
                 one.is_early_part = false;
-                self.push_entry(cx, slot_index, entry, one);
+                self.push_entry(cx, admitted, one);
             }
         }
     }
@@ -281,32 +260,5 @@ impl Serving {
 impl RowsPull {
     fn answer(self, cx: &mut Context<'_>) {
         cx.replies.value(self.waiter.peer, &self.waiter.head, self.entry, Arc::new(self.value));
-    }
-}
-
-impl Chunk {
-    /// Applies the round to a bucket; false when it takes another turn.
-    pub(super) fn update_rows(
-        &mut self,
-        room: &mut RowsWorkspace,
-        kernels: &mut dyn Kernels,
-        step: &Step,
-        left: &mut u64,
-    ) -> Result<bool, Failure> {
-        let Content::Rows(bucket) = &mut self.content else { panic!("rows go to a bucket") };
-        let is_over = bucket.update(room, kernels, step, self.round.rows(), left)?;
-        if is_over {
-            self.version = step.version;
-        }
-        Ok(is_over)
-    }
-
-    /// Replaces the rule, before the first update.
-    pub(super) fn replace_rule(&mut self, rule: &Arc<Prepared>, plan: Option<&RowsPlan>) -> Result<(), Failure> {
-        self.rule = Arc::clone(rule);
-        if let (Some(bucket), Some(plan)) = (self.bucket_mut(), plan) {
-            bucket.replace_rule(rule, plan)?;
-        }
-        Ok(())
     }
 }

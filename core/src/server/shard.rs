@@ -4,33 +4,35 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::admission::{Admitted, FrameCheck};
 use super::bucket::RowsWorkspace;
+use super::context::{Context, Origin};
 use super::device::{Device, NoRoom};
 use super::initialisation::ChunkTable;
+use super::job::Job;
 use super::membership::PeerOrigin;
 use super::nonfinite::NonFinite;
 use super::pool::Pool;
 use super::presence::Presence;
 use super::program::rule_of;
 use super::record::PrivateCopy;
-use super::reply::{DeviceWait, NO_PEER, Refusal, Replies};
-use super::serving::{Context, Job, Serving};
+use super::reply::{DeviceWait, Refusal, Replies};
+use super::serving::Serving;
 use super::snapshot::{Checkpointing, ShardStatus};
 use super::stage::Flows;
 use crate::checkpoint::Journal;
-use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
-use crate::optim::{self, Range};
+use crate::optim::{self};
 use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
 use crate::time::Now;
 use crate::wire::answer::Answer;
 use crate::wire::request::Request;
 use crate::wire::{
-    ControlAnswer, ControlRequest, Entry, ErrorCode, FinishMessage, Frame, HEADER_BYTES, Head, HelloMessage,
-    InitMessage, Kind, Prefix, PushMessage, WelcomeMessage,
+    ControlAnswer, ControlRequest, Entry, ErrorCode, FinishMessage, Frame, Head, HelloMessage, InitMessage, Kind,
+    PushMessage, WelcomeMessage,
 };
 
 /// Length of one wait for the accelerator.
@@ -79,12 +81,12 @@ pub struct Shard {
     /// Gradients replaced by zeros since start.
     pub(super) skipped: u64,
     pub(super) device: Option<Device>,
-    peers: BTreeMap<PeerId, ShardPeer>,
+    pub(super) peers: BTreeMap<PeerId, ShardPeer>,
     pub(super) trainers: Presence,
     /// Heads without an answer: work in progress at their arrival may remove the reason of their refusal.
     deferred_heads: BTreeMap<PeerId, Frame>,
     /// Count of changes to state that checks read.
-    changes: u64,
+    pub(super) changes: u64,
     /// The change count at the last check of the deferred heads; `None` when an earlier frame was received since.
     looked_at: Option<u64>,
     pub(super) checkpointing: Option<Checkpointing>,
@@ -101,9 +103,9 @@ pub(super) enum Phase {
 }
 
 /// An accepted connection.
-struct ShardPeer {
+pub(super) struct ShardPeer {
     origin: String,
-    who: Option<TrainerLife>,
+    pub(super) who: Option<TrainerLife>,
     /// Frames whose payloads are being received, in the order of their heads.
     receiving: VecDeque<ReceivingFrame>,
     /// Reusable allocations for the checks of later frames.
@@ -117,31 +119,22 @@ struct ReceivingFrame {
     found: FrameCheck,
 }
 
-/// The result of a frame's check.
-#[derive(Default)]
-struct FrameCheck {
-    /// The change count at which the check passed.
-    right_at: Option<u64>,
-    /// Slot indices of a push's chunks, in the order of its entries.
-    slot_indices: Vec<u32>,
-}
-
 /// A checked frame with its payload.
 #[derive(Clone, Copy)]
-struct ReceivedFrame<'a> {
-    now: Now,
-    peer: PeerId,
+pub(super) struct ReceivedFrame<'a> {
+    pub(super) now: Now,
+    pub(super) peer: Option<PeerId>,
     /// Position of its journal record.
-    position: u64,
-    frame: &'a Frame,
-    /// Slot indices of a push's chunks, in the order of its entries.
-    slot_indices: &'a [u32],
+    pub(super) position: u64,
+    pub(super) frame: &'a Frame,
+    /// The entries of a push.
+    pub(super) admitted: &'a [Admitted],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct TrainerLife {
-    trainer: TrainerId,
-    incarnation: Incarnation,
+pub(super) struct TrainerLife {
+    pub(super) trainer: TrainerId,
+    pub(super) incarnation: Incarnation,
 }
 
 impl Shard {
@@ -369,7 +362,7 @@ impl Shard {
             let (replies, replay_left) = (&mut replies, self.replays);
             let trainers = &self.trainers;
             let mut cx =
-                Context { now, kernels, pool, device, replies, trainers, peer: NO_PEER, position: 0, replay_left };
+                Context { now, kernels, pool, device, replies, trainers, peer: None, position: 0, replay_left };
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -437,7 +430,7 @@ impl Shard {
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
-            Ok(()) => self.record_and_apply(now, peer, frame, &found.slot_indices, body, &mut replies),
+            Ok(()) => self.record_and_apply(now, peer, frame, &found.admitted, body, &mut replies),
             Err(refusal) => Err(refusal),
         };
         if let Some(peer) = self.peers.get_mut(&peer) {
@@ -518,7 +511,7 @@ impl Shard {
     }
 
     /// Records a trainer's incarnation and drops the partial pushes of older ones.
-    fn join(&mut self, who: TrainerLife) -> Result<(), Refusal> {
+    pub(super) fn join(&mut self, who: TrainerLife) -> Result<(), Refusal> {
         self.note_incarnation(who)?;
         if let Phase::Serving(serving) = &mut self.phase {
             serving.forget_earlier_lives(who.trainer, who.incarnation);
@@ -542,7 +535,7 @@ impl Shard {
     }
 
     /// Records a trainer's incarnation; refuses a superseded one.
-    fn note_incarnation(&mut self, who: TrainerLife) -> Result<(), Refusal> {
+    pub(super) fn note_incarnation(&mut self, who: TrainerLife) -> Result<(), Refusal> {
         if who.trainer.0 >= TRAINERS_MAX {
             return Err(Refusal::invalid(format!("trainer {} is over the limit of {TRAINERS_MAX}", who.trainer)));
         }
@@ -558,104 +551,38 @@ impl Shard {
         Ok(())
     }
 
-    /// Checks a frame completely before any state changes. A check that passed when the head arrived is reused if no
-    /// state has changed since.
-    fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut FrameCheck) -> Result<(), Refusal> {
-        let head = &frame.head;
-        if head.kind == Kind::Hello {
-            return self.check_epoch(head, true);
-        }
-        let who = self.peers.get(&peer).and_then(|peer| peer.who);
-        let who = who.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
-        if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {
-            return Err(Refusal::invalid(format!(
-                "a frame of trainer {} incarnation {} on the connection of trainer {} incarnation {}",
-                head.trainer, head.incarnation, who.trainer, who.incarnation
-            )));
-        }
-        self.check_epoch(head, false)?;
-        if who.trainer != NO_TRAINER {
-            self.note_incarnation(who)?;
-        } else if head.kind.is_mutating() {
-            return Err(Refusal::invalid("a reader may pull and nothing else"));
-        }
-        if found.right_at.take() != Some(self.changes) {
-            self.check_state(frame, u64::MAX, &mut found.slot_indices)?;
-        }
-        found.right_at = Some(self.changes);
-        Ok(())
-    }
-
-    fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
-        if head.epoch == self.options.epoch || (is_hello && head.epoch == Epoch(0)) {
-            return Ok(());
-        }
-        Err(Refusal::other_epoch(head.epoch, self.options.epoch))
-    }
-
-    /// The part of the check that replayed frames undergo too. It does not check the sender: an incarnation superseded
-    /// later was current when its frame was journalled. Fills `slot_indices` with those of a push's chunks.
-    fn check_state(&self, frame: &Frame, position: u64, slot_indices: &mut Vec<u32>) -> Result<(), Refusal> {
-        let head = &frame.head;
-        slot_indices.clear();
-        match (head.kind, &self.phase) {
-            (Kind::Init | Kind::Finish, _) => self.check_generation(head),
-            (Kind::Push, Phase::Serving(serving)) => {
-                let rate = check_rate(frame)?;
-                serving.check_push(frame, position, slot_indices)?;
-                rate.map_or(Ok(()), |rate| serving.check_rate(rate, slot_indices))
-            }
-            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, position),
-            (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(position),
-            (Kind::Pull, Phase::Serving(_)) | (Kind::Control, _) => Ok(()),
-            (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => {
-                Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"))
-            }
-            (kind, _) => Err(Refusal::invalid(format!("a shard has no answer to a frame of kind {kind:?}"))),
-        }
-    }
-
-    /// The generation fence: refuses an older generation; a newer one starts from an empty table.
-    fn check_generation(&self, head: &Head) -> Result<(), Refusal> {
-        let current = match &self.phase {
-            Phase::Empty => Generation(0),
-            Phase::Filling(table) => table.generation,
-            Phase::Serving(serving) => serving.table.generation,
-        };
-        if head.generation >= current && head.generation > Generation(0) {
-            return Ok(());
-        }
-        let text = format!("generation {} of the initialisation was superseded by {current}", head.generation);
-        Err(Refusal::new(ErrorCode::Fenced, text))
-    }
-
     /// Journals a frame that changes state, then applies it.
     fn record_and_apply(
         &mut self,
         now: Now,
         peer: PeerId,
         frame: &Frame,
-        slot_indices: &[u32],
+        admitted: &[Admitted],
         mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let mut position = self.unwritten;
         self.copy_foreign_rows(frame, &mut body)?;
-        self.screen(frame, slot_indices, &mut body)?;
+        self.screen(frame, admitted, &mut body)?;
         if let Phase::Serving(serving) = &mut self.phase {
-            serving.check_rows(frame, body.iter().map(Incoming::bytes), u64::MAX)?;
+            serving.check_rows(frame, body.iter().map(Incoming::bytes), Origin::Live)?;
         }
         if frame.head.kind == Kind::Finish {
             self.check_room(frame)?;
         }
-        if frame.head.kind.is_mutating() {
+        let is_mutating = frame.head.kind.is_mutating();
+        if is_mutating {
             position = self.record(frame, &body)?;
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
-        self.apply(&ReceivedFrame { now, peer, position, frame, slot_indices }, leases.collect(), replies)
+        let arrived = ReceivedFrame { now, peer: Some(peer), position, frame, admitted };
+        match is_mutating {
+            true => self.apply(&arrived, leases.collect(), replies),
+            false => self.answer(peer, &arrived, leases.collect(), replies),
+        }
     }
 
     /// Reserves room on the accelerator for parameters that must live there; refuses the finish frame where it is
@@ -689,35 +616,64 @@ impl Shard {
         Ok(())
     }
 
-    fn apply(&mut self, arrived: &ReceivedFrame<'_>, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
-        let ReceivedFrame { now, peer, position, frame, slot_indices } = *arrived;
-        self.changes += u64::from(frame.head.kind.is_mutating());
+    /// Applies a checked frame that changes state.
+    pub(super) fn apply(
+        &mut self,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let ReceivedFrame { peer, frame, admitted, .. } = *arrived;
+        self.changes += 1;
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
             Kind::Finish => return self.finish(peer, frame, replies),
-            Kind::Control => return self.answer_wait_question(now, peer, frame, replies),
             _ => {}
         }
-        let Phase::Serving(serving) = &mut self.phase else {
-            return Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"));
-        };
-        let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
+        let message = decode::<PushMessage>(if frame.head.kind == Kind::Push { &frame.control } else { &[] })?;
+        self.with_serving(arrived, replies, |serving, cx| {
+            match frame.head.kind {
+                Kind::Push => serving.push(cx, frame, message.rate, admitted, leases),
+                Kind::Set => serving.set(cx, frame, leases),
+                Kind::Leave => return serving.leave(cx, &frame.head),
+                kind => return Err(no_answer_to(kind)),
+            }
+            Ok(())
+        })?
+    }
+
+    /// Runs `work` on the serving state, with the resources for a frame.
+    fn with_serving<T>(
+        &mut self,
+        arrived: &ReceivedFrame<'_>,
+        replies: &mut Replies,
+        work: impl FnOnce(&mut Serving, &mut Context<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        let ReceivedFrame { now, peer, position, .. } = *arrived;
+        let Phase::Serving(serving) = &mut self.phase else { return Err(not_initialised()) };
+        let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
         let device = self.device.as_mut();
         // Replay has no other peers to serve, so one turn may replay everything.
-        let replay_left = if peer == NO_PEER { u64::MAX } else { self.replays };
-        let trainers = &self.trainers;
+        let replay_left = if peer.is_some() { self.replays } else { u64::MAX };
         let mut cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
-        match frame.head.kind {
-            Kind::Push => {
-                let message = decode::<PushMessage>(&frame.control)?;
-                serving.push(&mut cx, frame, message.rate, slot_indices, leases);
+        Ok(work(serving, &mut cx))
+    }
+
+    /// Answers a frame that changes no state: a pull, or a question.
+    fn answer(
+        &mut self,
+        peer: PeerId,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        match arrived.frame.head.kind {
+            Kind::Pull => {
+                self.with_serving(arrived, replies, |serving, cx| serving.pull(cx, peer, arrived.frame, leases))?
             }
-            Kind::Set => serving.set(&mut cx, frame, leases),
-            Kind::Pull => serving.pull(&mut cx, frame, leases)?,
-            Kind::Leave => serving.leave(&mut cx, &frame.head)?,
-            _ => unreachable!("every other kind was refused"),
+            Kind::Control => self.answer_wait_question(arrived.now, peer, arrived.frame, replies),
+            kind => Err(no_answer_to(kind)),
         }
-        Ok(())
     }
 
     /// Answers a trainer's question about what its calls wait for.
@@ -740,7 +696,13 @@ impl Shard {
         Ok(())
     }
 
-    fn init(&mut self, peer: PeerId, frame: &Frame, leases: Vec<Lease>, replies: &mut Replies) -> Result<(), Refusal> {
+    fn init(
+        &mut self,
+        peer: Option<PeerId>,
+        frame: &Frame,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
         let generation = frame.head.generation;
         let bare = |entry: &Entry| Entry::bare(entry.id, entry.round, entry.element_type);
         let table = match &mut self.phase {
@@ -772,7 +734,7 @@ impl Shard {
         }
     }
 
-    fn finish(&mut self, peer: PeerId, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
+    fn finish(&mut self, peer: Option<PeerId>, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
         let generation = frame.head.generation;
         let message = decode::<FinishMessage>(&frame.control)?;
         match &self.phase {
@@ -815,76 +777,10 @@ impl Shard {
         made.map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
-    /// Applies one journal record through the check and apply path of live frames, without replies.
-    pub(super) fn replay(&mut self, position: u64, record: &[u8]) -> Result<(), Failure> {
-        let damaged = |what: String| Failure::Node(format!("journal record at {position}: {what}"));
-        let (header, rest) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("no header".into()))?;
-        let prefix = Prefix::decode(header).map_err(|error| damaged(error.to_string()))?;
-        if rest.len() < prefix.rest_bytes() {
-            return Err(damaged("it ends within its entries".into()));
-        }
-        let (table, mut payload) = rest.split_at(prefix.rest_bytes());
-        let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
-        let who = TrainerLife { trainer: frame.head.trainer, incarnation: frame.head.incarnation };
-        if frame.head.kind == Kind::Hello {
-            // The checkpoint may know a newer incarnation.
-            let _ = self.join(who);
-            return Ok(());
-        }
-        let _ = self.note_incarnation(who);
-        self.catch_up(position);
-        // A frame that was refused live is refused again for the same reason.
-        let mut slot_indices = Vec::new();
-        if self.check_state(&frame, position, &mut slot_indices).is_err() {
-            return Ok(());
-        }
-        let mut leases = Vec::new();
-        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
-            let (bytes, after) = payload
-                .split_at_checked(entry.bytes as usize)
-                .ok_or_else(|| damaged("it ends within its payload".into()))?;
-            let mut lease = take(&self.phase, &mut self.pool, entry)?;
-            lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-            leases.push(lease);
-            payload = after;
-        }
-        if let Phase::Serving(serving) = &mut self.phase {
-            // The check passed before the frame was journalled; this call reserves room for new rows.
-            let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), position);
-        }
-        let arrived =
-            ReceivedFrame { now: Now(0), peer: NO_PEER, position, frame: &frame, slot_indices: &slot_indices };
-        let _ = self.apply(&arrived, leases, &mut Replies::default());
-        Ok(())
-    }
-
-    fn catch_up(&mut self, position: u64) {
-        let Phase::Serving(serving) = &mut self.phase else { return };
-        let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
-        let (device, peer, replay_left) = (None, NO_PEER, u64::MAX);
-        let (now, trainers) = (Now(0), &self.trainers);
-        serving.catch_up(&mut Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left });
-    }
-
-    /// Ends the replay of the journal.
-    pub(super) fn replayed(&mut self) {
-        self.catch_up(u64::MAX);
-        if let Phase::Serving(serving) = &mut self.phase {
-            serving.replayed();
-        }
-    }
-
     /// A summary of the shard's contents for logs.
     #[must_use]
     pub fn status(&self) -> ShardStatus {
         ShardStatus::of(self)
-    }
-}
-
-impl FrameCheck {
-    /// The allocation, emptied for another frame.
-    fn cleared(self) -> Self {
-        Self { right_at: None, ..self }
     }
 }
 
@@ -894,43 +790,25 @@ impl ShardPeer {
     }
 }
 
-impl Job {
-    /// Checks the job settings of a finish frame.
-    pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
-        let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame without the job's settings"))?;
-        let mode = Mode::from_numbers(job.mode, job.staleness)
-            .ok_or_else(|| Refusal::invalid(format!("mode {} has no meaning", job.mode)))?;
-        let merge = Merge::from_number(job.merge)
-            .ok_or_else(|| Refusal::invalid(format!("merge {} has no meaning", job.merge)))?;
-        if !(1..=TRAINERS_MAX).contains(&job.trainers) {
-            return Err(Refusal::invalid(format!("{} trainers; expected 1 to {TRAINERS_MAX}", job.trainers)));
-        }
-        if mode == (Mode::Staleness { bound: 0 }) {
-            return Err(Refusal::invalid(
-                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode sync",
-            ));
-        }
-        Ok(Self { mode, merge, trainers: job.trainers })
-    }
-}
-
 /// A lease for a payload. Rows have a pool of their own, because their count is not known in advance.
-fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Lease, Failure> {
+pub(super) fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Lease, Failure> {
     match phase {
         Phase::Serving(serving) if serving.is_of_rows(entry) => pool.take_for_rows(entry.bytes),
         _ => pool.take(entry.bytes),
     }
 }
 
-fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
-    M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
+/// The refusal of a frame that a shard does not take.
+pub(super) fn no_answer_to(kind: Kind) -> Refusal {
+    Refusal::invalid(format!("a shard has no answer to a frame of kind {kind:?}"))
 }
 
-/// The learning rate sent with a push. A rate that is no number would corrupt every parameter.
-fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
-    let rate = decode::<PushMessage>(&frame.control)?.rate;
-    let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
-    checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
+pub(super) fn not_initialised() -> Refusal {
+    Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet")
+}
+
+pub(super) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
+    M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::bucket::{Bucket, BucketTensors};
-use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution, RestoredState, TrainerMarks};
+use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution, TrainerMarks};
 use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::program::rule_of_mode;
-use super::serving::{Job, Serving};
+use super::replay::RestoredState;
+use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Folder, Journal, Loaded, ReplayOptions, Replayed, ShardCheckpoint, StateLayout,
@@ -251,7 +252,7 @@ impl Shard {
             if let (true, Some(device)) = (serving.table.chunks[slot_index].release(), &mut self.device) {
                 device.released.push(slot_index);
             }
-            writing_group = (!serving.table.held(id).rule.rule().is_element_wise()).then_some(id.parameter);
+            writing_group = serving.table.chunks[slot_index].group.map(|_| id.parameter);
         }
         Ok(Some(checkpoint.writer))
     }
@@ -356,13 +357,6 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
 }
 
-impl Job {
-    fn to_message(&self) -> JobMessage {
-        let (mode, staleness) = self.mode.numbers();
-        JobMessage { mode, staleness, merge: self.merge.number(), trainers: self.trainers, chunk_bytes: 0 }
-    }
-}
-
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {
     let about = ChunkLayout::fixed(ABOUT, crate::dtype::ElementType::Uint32, 0, Vec::new());
     let chunks = in_order(&serving.table).map(|chunk| {
@@ -381,7 +375,7 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
 
 /// The chunks of a table by parameter and then by chunk, whatever the order in which they came.
 fn in_order(table: &ChunkTable) -> impl Iterator<Item = &Chunk> {
-    table.parameters.values().flat_map(|held| held.group.chunks.iter().map(|slot_index| &table.chunks[*slot_index]))
+    table.parameters.values().flat_map(|held| held.chunks.iter().map(|slot_index| &table.chunks[*slot_index]))
 }
 
 impl Checkpointing {

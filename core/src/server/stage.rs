@@ -5,8 +5,8 @@
 //! between the accumulator and `send` are the stage: an optional `scale`, and an `update` by the parameter's rule.
 
 use super::initialisation::ChunkTable;
+use super::job::Job;
 use super::program::{program_of, rule_of};
-use super::serving::Job;
 use crate::config::Merge;
 use crate::error::Failure;
 use crate::program::executor::AccumulatorPace;
@@ -111,7 +111,7 @@ impl Flows {
                 }
             };
             let number = u32::try_from(number).expect("there are few kinds");
-            held.group.chunks.iter().for_each(|slot_index| new.by_slot_index[*slot_index] = number);
+            held.chunks.iter().for_each(|slot_index| new.by_slot_index[*slot_index] = number);
         }
         Ok(new)
     }

@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use super::chunk::{Chunk, Waiter};
+use super::context::Context;
 use super::presence::Presence;
 use super::reply::Refusal;
-use super::serving::{Context, Serving};
+use super::serving::Serving;
 use crate::ids::{PeerId, TrainerId, Version};
 use crate::limits::WAITS_ENDED_PER_TURN;
 use crate::program::executor::AccumulatorPace;
@@ -45,7 +46,7 @@ impl Serving {
             {
                 deferred_set.since = None;
                 let (peer, head, version) = (deferred_set.peer, deferred_set.head, deferred_set.after);
-                expired.push(Waiter::new(peer, head, version, cx.now));
+                expired.extend(peer.map(|peer| Waiter::new(peer, head, version, cx.now)));
             }
             self.give_up_gathered(cx, slot_index, limit);
             self.note_waits(slot_index);
@@ -95,7 +96,7 @@ impl Serving {
             let chunk = &self.table.chunks[*slot_index];
             let mut sent = chunk.round.contributions().iter().chain(chunk.round.all_ahead());
             self.waiting.contains_key(&peer) && chunk.waiters.has_any_of(peer)
-                || sent.any(|one| one.since.is_some() && one.sending.peer == peer)
+                || sent.any(|one| one.since.is_some() && one.sending.peer == Some(peer))
         };
         let slot_index = self.waits.iter().map(|(_, slot_index)| *slot_index).find(is_its)?;
         Some(self.round_text(&self.table.chunks[slot_index], &self.awaited_text(now, trainers, slot_index)))
@@ -103,7 +104,8 @@ impl Serving {
 
     /// The first of these trainers that a chunk's round waits for.
     fn awaits_one_of(&self, slot_index: usize, lost: &[TrainerId]) -> Option<TrainerId> {
-        let group = self.group_of(slot_index);
+        let unit = self.table.unit(slot_index);
+        let group = unit.slot_indices();
         let is_at_work = group.iter().any(|slot_index| {
             self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
         });
@@ -117,7 +119,7 @@ impl Serving {
     }
 
     fn awaits(&self, chunk: &Chunk, pace: AccumulatorPace, trainer: TrainerId) -> bool {
-        let owns = || self.table.held(chunk.id).group.owner == Some(trainer);
+        let owns = || self.table.group(chunk).is_some_and(|group| group.owner == Some(trainer));
         let clock = |trainer: TrainerId| chunk.heard(trainer).clock;
         match pace {
             AccumulatorPace::Rounds => chunk.sealed == 0 && chunk.round.contribution(trainer).is_none(),
@@ -157,7 +159,8 @@ impl Serving {
 
     /// Names what a chunk's round waits for: a device, a stall reason, or trainers.
     pub(super) fn awaited_text(&self, now: Now, trainers: &Presence, slot_index: usize) -> String {
-        let group = self.group_of(slot_index);
+        let unit = self.table.unit(slot_index);
+        let group = unit.slot_indices();
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
         let lack = device.or_else(|| self.stalled.get(&group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
@@ -186,7 +189,7 @@ impl Serving {
                 let slowest = self.active().map(|trainer| clock(&trainer)).min();
                 self.active().filter(|trainer| Some(clock(trainer)) == slowest).collect()
             }
-            AccumulatorPace::Any => self.table.held(chunk.id).group.owner.into_iter().collect(),
+            AccumulatorPace::Any => self.table.group(chunk).and_then(|group| group.owner).into_iter().collect(),
         }
     }
 }

@@ -130,8 +130,9 @@ fn a_program_of_another_form_is_refused_with_its_ops() {
     let mut twice = program;
     let scale = twice.blocks[1].ops[3].clone();
     let mut again = scale.clone();
-    (again.inputs, again.outputs) = (scale.outputs.clone(), scale.outputs);
+    (again.inputs, again.outputs) = (scale.outputs, vec!["w@twice".to_owned()]);
     twice.blocks[1].ops.insert(4, again);
+    "w@twice".clone_into(&mut twice.blocks[1].ops[5].inputs[1]);
     let text = Flow::compile(twice).expect_err("it scales twice").to_string();
     assert!(text.contains("scale, scale, update, send; expected recv"), "{text}");
 }

@@ -13,10 +13,8 @@
 //! next step. The processor's own chunks of a group are summed with the others and updated last. Leases for all values
 //! are taken first, so that a started update can always finish.
 
-use super::chunk::Chunk;
-use super::device::{DeviceActivity, DeviceSum};
-use super::reply::{DeviceWait, Refusal};
-use super::serving::{Context, Serving, StallReason};
+use std::sync::Arc;
+
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::limits::DEVICE_PRIORITY;
@@ -24,13 +22,66 @@ use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Work, squares_bytes};
 use crate::program::executor::AccumulatorPace;
+use crate::server::chunk::Chunk;
+use crate::server::context::{Context, StallReason};
+use crate::server::device::{DeviceActivity, DeviceSum};
+use crate::server::serving::Serving;
 use crate::time::Now;
-use crate::wire::{ErrorCode, Head};
+
+/// The chunks that one update replaces.
+pub(in crate::server) enum UpdateUnit {
+    /// A chunk alone, by its slot index.
+    One(usize),
+    /// The chunks of a group, in chunk order.
+    Group(GroupIndex, Arc<[usize]>),
+}
+
+impl UpdateUnit {
+    /// The slot indices of its chunks.
+    #[inline]
+    pub(in crate::server) fn slot_indices(&self) -> &[usize] {
+        match self {
+            Self::One(slot_index) => std::slice::from_ref(slot_index),
+            Self::Group(_, slot_indices) => slot_indices,
+        }
+    }
+}
+
+/// The place of a group in its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct GroupIndex(u32);
+
+impl GroupIndex {
+    pub(in crate::server) fn new(place: usize) -> Self {
+        Self(u32::try_from(place).expect("a shard's parameters are counted in 32 bits"))
+    }
+
+    #[inline]
+    pub(in crate::server) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The chunks of a parameter whose rule needs the whole gradient.
+pub(in crate::server) struct Group {
+    /// Slot indices in chunk order.
+    pub(in crate::server) chunks: Arc<[usize]>,
+    /// The trainer whose gradient is open, in modes where each gradient is a round.
+    pub(in crate::server) owner: Option<TrainerId>,
+    /// The update in progress on a device.
+    update: Option<Box<GroupedUpdate>>,
+}
+
+impl Group {
+    pub(in crate::server) fn new(chunks: &[usize]) -> Self {
+        Self { chunks: chunks.into(), owner: None, update: None }
+    }
+}
 
 /// A grouped update in progress on a device.
-pub(super) struct GroupedUpdate {
+struct GroupedUpdate {
     /// Work in flight that the next step waits for.
-    pub(super) awaited: usize,
+    awaited: usize,
     /// Norm of the whole gradient, once all sums are there.
     norm: Option<f64>,
     /// Leases for the values of the processor's chunks.
@@ -38,47 +89,30 @@ pub(super) struct GroupedUpdate {
 }
 
 impl Serving {
-    /// The slot indices of the group of a chunk, in order.
-    pub(super) fn group_of(&self, slot_index: usize) -> &[usize] {
-        self.group_of_chunk(&self.table.chunks[slot_index])
-    }
-
-    /// As [`Serving::group_of`], for a borrowed chunk.
-    pub(super) fn group_of_chunk(&self, chunk: &Chunk) -> &[usize] {
-        let held = self.table.held(chunk.id);
-        if chunk.rule.rule().is_element_wise() {
-            let own = held.group.chunks.binary_search_by_key(&chunk.id, |other| self.table.chunks[*other].id);
-            std::slice::from_ref(&held.group.chunks[own.expect("it is one of them")])
-        } else {
-            &held.group.chunks
-        }
-    }
-
     /// Updates a group whose gradients are complete. False while a device has work in flight, or when a lease is
     /// missing; it is then retried.
-    pub(super) fn apply_group(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
+    pub(in crate::server) fn apply_group(
+        &mut self,
+        cx: &mut Context<'_>,
+        group: GroupIndex,
+        slot_indices: &[usize],
+    ) -> bool {
         let has_seat = slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some());
         // Every chunk on a device has reached the same step.
-        match self.grouped_update(slot_indices) {
+        match &self.table.groups[group.place()].update {
             None if has_seat => {
-                self.begin_sums(cx, slot_indices);
+                self.begin_sums(cx, group, slot_indices);
                 false
             }
             Some(grouped_update) if grouped_update.norm.is_none() => {
-                self.begin_updates(cx, slot_indices) && self.end_updates(cx, slot_indices)
+                self.begin_updates(cx, group, slot_indices) && self.end_updates(cx, group, slot_indices)
             }
-            _ => self.end_updates(cx, slot_indices),
+            _ => self.end_updates(cx, group, slot_indices),
         }
     }
 
-    fn grouped_update(&mut self, slot_indices: &[usize]) -> &mut Option<Box<GroupedUpdate>> {
-        let id = self.table.chunks[slot_indices[0]].id;
-        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
-        &mut held.group.grouped_update
-    }
-
     /// Starts the sums of every chunk.
-    fn begin_sums(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) {
+    fn begin_sums(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) {
         let Ok(mut leases) = self.room_for_values(cx, slot_indices) else {
             self.stall(slot_indices[0], StallReason::Memory);
             return;
@@ -95,7 +129,7 @@ impl Serving {
             cx.device().push(Work::Sum { slot: on_device.slot, gradients, squares: lease });
             grouped_update.awaited += 1;
         }
-        *self.grouped_update(slot_indices) = Some(Box::new(grouped_update));
+        self.table.groups[group.place()].update = Some(Box::new(grouped_update));
     }
 
     /// Takes a lease for the next value of every chunk, and folds the gradients of the processor's chunks; all or
@@ -112,21 +146,21 @@ impl Serving {
     }
 
     /// Starts the updates on the device; true when it has none.
-    fn begin_updates(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
+    fn begin_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
         let norm = self.norm(slot_indices);
         let mut awaited = 0;
         for slot_index in slot_indices {
             let step = self.step(*slot_index, Some(norm));
             awaited += usize::from(self.table.chunks[*slot_index].begin_update_of_sum(cx, &step));
         }
-        let grouped_update = self.grouped_update(slot_indices).as_mut().expect("it has begun");
+        let grouped_update = self.table.groups[group.place()].update.as_mut().expect("it has begun");
         (grouped_update.norm, grouped_update.awaited) = (Some(norm), awaited);
         awaited == 0
     }
 
     /// Updates the processor's chunks and installs every value.
-    fn end_updates(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> bool {
-        let grouped_update = self.grouped_update(slot_indices).take();
+    fn end_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
+        let grouped_update = self.table.groups[group.place()].update.take();
         let norm = match grouped_update {
             // The reserved leases are free again, for these values.
             Some(grouped_update) => grouped_update.norm.expect("the updates have begun"),
@@ -146,9 +180,7 @@ impl Serving {
             let applied = self.apply(cx, *slot_index, Some(norm));
             assert!(applied, "there is room for every value of the group");
         }
-        let id = self.table.chunks[slot_indices[0]].id;
-        let held = self.table.parameters.get_mut(&id.parameter).expect("the chunk's parameter is held");
-        held.group.owner = None;
+        self.table.groups[group.place()].owner = None;
         true
     }
 
@@ -162,61 +194,36 @@ impl Serving {
     }
 
     /// Marks a group in a mode without rounds as stalled on a device: the next admission may depend on its result.
-    pub(super) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
+    pub(in crate::server) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
         let is_whole =
             pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index));
-        if is_whole && !self.table.chunks[slot_indices[0]].rule.rule().is_element_wise() {
+        if is_whole && self.table.chunks[slot_indices[0]].group.is_some() {
             self.stalled.entry(slot_indices[0]).or_insert(StallReason::Device);
         }
     }
 
     /// Gives a trainer priority whose leave, set or rejoin was refused because a device was at work: no new gradient
     /// enters before it was retried, or [`DEVICE_PRIORITY`] has passed.
-    pub(super) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
+    pub(in crate::server) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
         self.priority = Some((trainer, now + DEVICE_PRIORITY));
     }
 
     /// Ends the priority of a trainer whose leave, set or rejoin was accepted.
-    pub(super) fn note_admitted(&mut self, trainer: TrainerId) {
+    pub(in crate::server) fn note_admitted(&mut self, trainer: TrainerId) {
         self.priority = self.priority.filter(|(first, _)| *first != trainer);
     }
 
     /// Ends an expired priority.
-    pub(super) fn forget_refused(&mut self, now: Now) {
+    pub(in crate::server) fn forget_refused(&mut self, now: Now) {
         self.priority = self.priority.filter(|(_, until)| now < *until);
     }
 
-    /// Refuses a gradient for a device while another trainer has priority: with new gradients always admitted first,
-    /// the device would never be idle.
-    pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
-        let Some((first, _)) = self.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
-        let chunk = &self.table.chunks[slot_index];
-        let is_whole = !chunk.rule.rule().is_element_wise() && self.flows.of(slot_index).pace == AccumulatorPace::Any;
-        if !is_whole
-            || self.group_of(slot_index).iter().all(|slot_index| self.table.chunks[*slot_index].on_device.is_none())
-        {
-            return Ok(());
-        }
-        let name = self.table.held(chunk.id).name();
-        let text =
-            format!("parameter \"{name}\" chunk {}: what trainer {first} was refused comes first", chunk.id.chunk);
-        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(DeviceWait::Others)))
-    }
-
-    /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.
-    pub(super) fn is_earlier_life_ahead(&self, slot_index: usize, head: &Head) -> bool {
-        let ahead = |slot_index: &usize| self.table.chunks[*slot_index].round.ahead(head.trainer);
-        self.group_of(slot_index).iter().filter_map(ahead).any(|one| one.sending.call.incarnation < head.incarnation)
-    }
-
     /// Records the completion of a chunk's work; true while work of other chunks in the group is awaited.
-    pub(super) fn note_over(&mut self, slot_index: usize, was_awaited: bool) -> bool {
+    pub(in crate::server) fn note_over(&mut self, slot_index: usize, was_awaited: bool) -> bool {
         let chunk = &self.table.chunks[slot_index];
-        if chunk.rule.rule().is_element_wise() {
-            return false;
-        }
         let is_over = was_awaited && !chunk.is_awaited();
-        let Some(grouped_update) = self.grouped_update(&[slot_index]) else { return false };
+        let Some(group) = chunk.group else { return false };
+        let Some(grouped_update) = &mut self.table.groups[group.place()].update else { return false };
         grouped_update.awaited -= usize::from(is_over);
         0 < grouped_update.awaited
     }

@@ -10,24 +10,23 @@
 //! - a value that replaces the chunk's is kept, and put in its place after the updates that had arrived before it;
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
 
-use super::chunk::{CallId, Chunk, ContributionStage, DeferredSet, OpenContribution};
-use super::device::{Device, DeviceActivity, DeviceSum};
-use super::initialisation::ChunkTable;
-use super::reply::{DeviceWait, NO_PEER, Refusal};
-use super::serving::{Context, Serving, StallReason, version_entry};
 use crate::error::Failure;
-use crate::ids::{ChunkId, PeerId, TrainerId, Version};
+use crate::ids::ChunkId;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Done, GradientLease, Kernels, Update, Work};
 use crate::program::executor::AccumulatorPace;
-use crate::wire::{ErrorCode, Frame, Head};
+use crate::server::chunk::Chunk;
+use crate::server::context::{Context, StallReason};
+use crate::server::device::{Device, DeviceActivity, DeviceSum};
+use crate::server::initialisation::ChunkTable;
+use crate::server::serving::Serving;
 
 impl Serving {
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
     /// complete and its device slot idle.
     #[inline]
-    pub(super) fn may_update(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+    pub(in crate::server) fn may_update(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
         match &self.table.chunks[slot_index].on_device {
             None => self.is_complete(pace, slot_index),
             Some(on_device) => match on_device.doing {
@@ -39,7 +38,7 @@ impl Serving {
     }
 
     /// Starts an update, or installs the value of a completed one; true when there is a new value.
-    pub(super) fn apply_on_device(&mut self, cx: &mut Context<'_>, slot_index: usize, step: &Step) -> bool {
+    pub(in crate::server) fn apply_on_device(&mut self, cx: &mut Context<'_>, slot_index: usize, step: &Step) -> bool {
         let chunk = &mut self.table.chunks[slot_index];
         let on_device = chunk.on_device.as_mut().expect("the chunk lives on a device");
         if let DeviceActivity::Updated(value) = std::mem::take(&mut on_device.doing) {
@@ -65,7 +64,7 @@ impl Serving {
     }
 
     /// Handles completions and continues their chunks.
-    pub(super) fn completed(&mut self, cx: &mut Context<'_>, done: Vec<Done>) -> Result<(), Failure> {
+    pub(in crate::server) fn completed(&mut self, cx: &mut Context<'_>, done: Vec<Done>) -> Result<(), Failure> {
         for Done { work, outcome } in done {
             let slot_index = cx.device().slot_index(work.slot());
             let chunk = &mut self.table.chunks[slot_index];
@@ -82,7 +81,7 @@ impl Serving {
     }
 
     /// Continues the chunks that a checkpoint released.
-    pub(super) fn go_on_released(&mut self, cx: &mut Context<'_>) {
+    pub(in crate::server) fn go_on_released(&mut self, cx: &mut Context<'_>) {
         for slot_index in std::mem::take(&mut cx.device().released) {
             self.go_on(cx, slot_index);
         }
@@ -104,7 +103,7 @@ impl Serving {
     }
 
     /// Continues after a published update: a failed chunk returns to the processor, a deferred set is applied.
-    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    pub(in crate::server) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: usize) {
         if self.table.chunks[slot_index].on_device.as_ref().is_some_and(|on_device| on_device.is_leaving) {
             self.leave_device(slot_index);
         }
@@ -112,7 +111,7 @@ impl Serving {
     }
 
     /// Seals the complete rounds of a group.
-    pub(super) fn seal(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
+    pub(in crate::server) fn seal(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
         if pace != AccumulatorPace::Rounds {
             self.note_awaited(pace, slot_indices);
             return;
@@ -134,177 +133,11 @@ impl Serving {
         self.table.chunks[slot_index].on_device = None;
     }
 
-    /// Count of updates that would be complete if updates took no time.
-    fn pending(&self, slot_index: usize) -> u64 {
-        let chunk = &self.table.chunks[slot_index];
-        match self.flows.of(slot_index).pace {
-            AccumulatorPace::Rounds => u64::from(chunk.sealed),
-            AccumulatorPace::Any if chunk.rule.rule().is_element_wise() => {
-                (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
-            }
-            // A contribution may wait for others; while a complete one waits, no set is accepted.
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => 0,
-        }
-    }
-
-    /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.
-    pub(super) fn is_shut(&self, slot_index: usize) -> Option<StallReason> {
-        if !self.is_stalled() {
-            return None;
-        }
-        let chunk = &self.table.chunks[slot_index];
-        let is_element_wise = chunk.rule.rule().is_element_wise();
-        let decides = match self.flows.of(slot_index).pace {
-            AccumulatorPace::Rounds => false,
-            AccumulatorPace::Any => !is_element_wise,
-            AccumulatorPace::Bounded(_) => true,
-        };
-        let first = if is_element_wise { slot_index } else { self.table.held(chunk.id).group.chunks[0] };
-        self.stalled.get(&first).copied().filter(|_| decides)
-    }
-
     /// Whether a device has work in flight for a chunk or its group.
-    pub(super) fn is_at_work(&self, chunk: &Chunk) -> bool {
-        let is_of_group = || {
-            let group = self.group_of_chunk(chunk);
-            self.stalled.get(&group[0]) == Some(&StallReason::Device)
-                || group.iter().any(|slot_index| self.table.chunks[*slot_index].is_at_work())
-        };
-        chunk.is_at_work() || !chunk.rule.rule().is_element_wise() && is_of_group()
-    }
-
-    /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
-    /// incarnation: whether that drops the waiting gradient is not decided yet.
-    pub(super) fn check_open_to(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
-        self.check_priority(slot_index, head)?;
-        match self.is_shut(slot_index) {
-            Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
-            _ => self.check_open(slot_index).map_err(|refusal| {
-                let behind = refusal.behind.map(|_| DeviceWait::Others);
-                refusal.behind(behind)
-            }),
-        }
-    }
-
-    /// Refuses a frame for a stalled chunk.
-    pub(super) fn check_open(&self, slot_index: usize) -> Result<(), Refusal> {
-        let Some(lack) = self.is_shut(slot_index) else { return Ok(()) };
-        let id = self.table.chunks[slot_index].id;
-        let name = self.table.held(id).name();
-        let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
-        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == StallReason::Device).then_some(DeviceWait::Work)))
-    }
-
-    /// Refuses a change of membership while it could change the next admission.
-    pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
-        self.stalled.keys().try_for_each(|slot_index| self.check_open(*slot_index))
-    }
-
-    /// Refuses a set while another one is deferred.
-    pub(super) fn check_no_deferred_set(
-        &self,
-        slot_index: usize,
-        call: CallId,
-        trainer: TrainerId,
-    ) -> Result<(), Refusal> {
-        let chunk = &self.table.chunks[slot_index];
-        let is_other = |deferred_set: &DeferredSet| (deferred_set.head.trainer, deferred_set.call) != (trainer, call);
-        if chunk.heard(trainer).set.covers(call)
-            || chunk.deferred_set.as_ref().is_none_or(|deferred_set| !is_other(deferred_set))
-        {
-            return Ok(());
-        }
-        let name = self.table.held(chunk.id).name();
-        let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
-        Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)))
-    }
-
-    /// Defers a set while the chunk's device slot is busy or earlier updates are pending; returns the lease otherwise.
-    pub(super) fn defer_set(
-        &mut self,
-        cx: &Context<'_>,
-        slot_index: usize,
-        frame: &Frame,
-        lease: Lease,
-    ) -> Option<Lease> {
-        let call = CallId::of(&frame.head);
-        let pending = self.pending(slot_index);
-        let chunk = &mut self.table.chunks[slot_index];
-        let is_busy = chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy());
-        let waits = 0 < pending || is_busy || chunk.deferred_set.is_some();
-        if !waits || chunk.heard(frame.head.trainer).set.covers(call) {
-            return Some(lease);
-        }
-        let since = (cx.peer != NO_PEER).then_some(cx.now);
-        match &mut chunk.deferred_set {
-            // A resend: the answer goes to its connection.
-            Some(deferred_set) => {
-                (deferred_set.peer, deferred_set.head, deferred_set.since) = (cx.peer, frame.head, since)
-            }
-            none => {
-                let after = Version(chunk.version.0 + pending);
-                let (peer, head, position) = (cx.peer, frame.head, cx.position);
-                *none = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since }));
-            }
-        }
-        self.note_waits(slot_index);
-        None
-    }
-
-    /// Restores a set from the journal to its state in the checkpoint: deferred, or dropped.
-    pub(super) fn restore_set(&mut self, cx: &Context<'_>, slot_index: usize, frame: &Frame, lease: Lease) {
-        let chunk = &mut self.table.chunks[slot_index];
-        if let Some(OpenContribution { stage: ContributionStage::Set(after), call, .. }) =
-            chunk.open_in_checkpoint(&frame.head)
-        {
-            let (peer, head, position) = (cx.peer, frame.head, cx.position);
-            chunk.deferred_set = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since: None }));
-        }
-    }
-
-    /// Applies the deferred set, if it is due.
-    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        let chunk = &self.table.chunks[slot_index];
-        let Some(deferred_set) = &chunk.deferred_set else { return };
-        let is_due = deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
-        if !is_due || chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy()) {
-            return;
-        }
-        let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
-        self.apply_set(cx, slot_index, deferred_set.call, (deferred_set.peer, &deferred_set.head), deferred_set.lease);
-        self.note_waits(slot_index);
-    }
-
-    /// Applies a set unless it is a duplicate, and answers.
-    pub(super) fn apply_set(
-        &mut self,
-        cx: &mut Context<'_>,
-        slot_index: usize,
-        call: CallId,
-        (peer, head): (PeerId, &Head),
-        lease: Lease,
-    ) {
-        let chunk = &mut self.table.chunks[slot_index];
-        let heard = chunk.heard_mut(head.trainer);
-        let is_new = !heard.set.covers(call);
-        if is_new {
-            heard.set = call;
-            chunk.set_value(cx.pool, lease);
-        }
-        cx.replies.done(peer, head, version_entry(chunk));
-        if is_new {
-            self.load_value(cx, slot_index);
-        }
-    }
-
-    /// Loads a replaced value to the device, if the chunk lives on one.
-    fn load_value(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        let chunk = &mut self.table.chunks[slot_index];
-        let parameter = chunk.on_device.is_some().then(|| chunk.value());
-        if let (Some(on_device), Some(parameter)) = (&mut chunk.on_device, parameter) {
-            on_device.doing = DeviceActivity::Loading;
-            cx.device().push(Work::Load { slot: on_device.slot, parameter, states: Vec::new() });
-        }
+    pub(in crate::server) fn is_at_work(&self, chunk: &Chunk) -> bool {
+        let Some(group) = self.table.group(chunk) else { return chunk.is_at_work() };
+        self.stalled.get(&group.chunks[0]) == Some(&StallReason::Device)
+            || group.chunks.iter().any(|slot_index| self.table.chunks[*slot_index].is_at_work())
     }
 
     /// Stores the states of a chunk that a checkpoint holds.
@@ -364,21 +197,21 @@ impl Serving {
     ///
     /// # Errors
     /// When its states cannot be stored.
-    pub(super) fn hold_for_checkpoint(
+    pub(in crate::server) fn hold_for_checkpoint(
         &mut self,
         device: &mut Device,
         first: ChunkId,
         bytes: u64,
     ) -> Result<bool, Failure> {
         let slot_index = self.table.slot_index(first).expect("the layout is of these chunks");
-        let mut on_device_chunks =
-            self.group_of(slot_index).iter().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
+        let unit = self.table.unit(slot_index);
+        let of_unit = || unit.slot_indices().iter();
+        let mut on_device_chunks = of_unit().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
         if on_device_chunks.all(|on_device| on_device.is_writable()) {
             return Ok(true);
         }
         self.hold(device, first, bytes);
-        let mut on_device_chunks =
-            self.group_of(slot_index).iter().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
+        let mut on_device_chunks = of_unit().filter_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref());
         let not_stored = on_device_chunks.find_map(|on_device| on_device.not_stored.clone());
         not_stored.map_or(Ok(false), |text| Err(Failure::Call(text)))
     }
@@ -387,10 +220,10 @@ impl Serving {
         let ChunkTable { parameters, chunks, .. } = &mut self.table;
         let mut held = 0;
         for parameter in parameters.range(first.parameter..).map(|(_, parameter)| parameter) {
-            let from = parameter.group.chunks.partition_point(|slot_index| chunks[*slot_index].id < first);
+            let from = parameter.chunks.partition_point(|slot_index| chunks[*slot_index].id < first);
             // A group is written together.
-            let is_whole = !parameter.rule.rule().is_element_wise();
-            for slot_index in &parameter.group.chunks[from..] {
+            let is_whole = parameter.chunks.first().is_some_and(|slot_index| chunks[*slot_index].group.is_some());
+            for slot_index in &parameter.chunks[from..] {
                 held += chunks[*slot_index].hold(device);
                 if bytes <= held && !is_whole {
                     return;
@@ -403,17 +236,17 @@ impl Serving {
     }
 
     /// Stores the states of every idle chunk.
-    pub(super) fn store_all(&mut self, device: &mut Device) {
+    pub(in crate::server) fn store_all(&mut self, device: &mut Device) {
         self.table.chunks.iter_mut().for_each(|chunk| chunk.store(device));
     }
 
     /// The first failure to store states, if any.
-    pub(super) fn not_stored(&mut self) -> Option<String> {
+    pub(in crate::server) fn not_stored(&mut self) -> Option<String> {
         self.table.chunks.iter_mut().find_map(|chunk| chunk.on_device.as_mut()?.not_stored.take())
     }
 
     /// Clears failures to store states, so that they are tried again.
-    pub(super) fn forget_not_stored(&mut self) {
+    pub(in crate::server) fn forget_not_stored(&mut self) {
         self.table
             .chunks
             .iter_mut()
@@ -422,7 +255,7 @@ impl Serving {
     }
 
     /// Releases every chunk that a checkpoint holds.
-    pub(super) fn release_held(&mut self, device: &mut Device) {
+    pub(in crate::server) fn release_held(&mut self, device: &mut Device) {
         for (slot_index, chunk) in self.table.chunks.iter_mut().enumerate() {
             if chunk.release() {
                 device.released.push(slot_index);
@@ -457,22 +290,22 @@ impl Chunk {
     }
 
     /// Releases the chunk; true when it was held.
-    pub(super) fn release(&mut self) -> bool {
+    pub(in crate::server) fn release(&mut self) -> bool {
         self.on_device.as_mut().is_some_and(|on_device| std::mem::take(&mut on_device.is_held))
     }
 
     /// Whether a device has work in flight for a chunk or its group.
-    pub(super) fn is_at_work(&self) -> bool {
+    pub(in crate::server) fn is_at_work(&self) -> bool {
         self.on_device.as_ref().is_some_and(|on_device| on_device.is_busy())
     }
 
     /// Whether a device has a part of its update in flight.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(in crate::server) fn is_awaited(&self) -> bool {
         self.on_device.as_ref().is_some_and(|on_device| on_device.is_awaited())
     }
 
     /// Number of states, on the host or the device.
-    pub(super) fn state_count(&self) -> usize {
+    pub(in crate::server) fn state_count(&self) -> usize {
         self.on_device.as_ref().map_or(self.states.len(), |on_device| on_device.code.states())
     }
 
@@ -518,7 +351,7 @@ impl Chunk {
 
     /// Returns a chunk whose states are in host memory to the processor, after the processor has done the failed sum or
     /// update and it is published.
-    pub(super) fn return_to_host(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
+    pub(in crate::server) fn return_to_host(&mut self, kernels: &mut dyn Kernels, failed: Option<Work>) {
         let on_device = self.on_device.as_mut().expect("it lives on a device");
         (on_device.is_leaving, on_device.is_fresh) = (true, true);
         match failed {

@@ -1,0 +1,427 @@
+//! Admission of frames: every check before a frame changes state, and the verdict on each gradient.
+//!
+//! A frame is accepted or refused as a whole. The verdict on a new gradient is reached once and holds until the frame
+//! is applied, as long as no other frame or completion has changed the shard; the shard checks again where one has. A
+//! duplicate is looked up again when it is answered: earlier entries of its frame may have closed its round.
+
+use super::chunk::{CallId, Chunk};
+use super::context::{Origin, StallReason};
+use super::reply::{DeviceWait, Refusal};
+use super::serving::Serving;
+use super::sets::DeferredSet;
+use super::shard::{Phase, Shard, decode, no_answer_to, not_initialised};
+use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
+use crate::optim::Range;
+use crate::program::executor::AccumulatorPace;
+use crate::wire::{ErrorCode, Flags, Frame, Head, Kind, PushMessage};
+
+/// The result of a frame's check.
+#[derive(Default)]
+pub(super) struct FrameCheck {
+    /// The change count at which the check passed.
+    pub(super) right_at: Option<u64>,
+    /// The entries of a push.
+    pub(super) admitted: Vec<Admitted>,
+}
+
+/// An entry of a push that passed its check.
+#[derive(Clone, Copy)]
+pub(super) struct Admitted {
+    slot_index: u32,
+    /// Whether the gradient is new; otherwise it is a duplicate, or older than the chunk's checkpoint.
+    pub(super) is_new: bool,
+}
+
+impl Admitted {
+    /// The entry of a gradient that is known to be new.
+    pub(super) fn as_new(self) -> Self {
+        Self { is_new: true, ..self }
+    }
+
+    /// The slot index of the entry's chunk.
+    #[inline]
+    pub(super) fn slot_index(self) -> usize {
+        self.slot_index as usize
+    }
+}
+
+/// Marks the later entries of a chunk that a frame names more than once: the first one decides what they are.
+#[cold]
+fn look_up_repeated(admitted: &mut [Admitted]) {
+    let mut order: Vec<(u32, usize)> = admitted.iter().enumerate().map(|(at, one)| (one.slot_index, at)).collect();
+    order.sort_unstable();
+    let pairs = order.iter().zip(order.iter().skip(1));
+    pairs.filter(|(one, next)| one.0 == next.0).for_each(|(_, next)| admitted[next.1].is_new = false);
+}
+
+/// Classification of one entry of a push.
+pub(super) enum PushVerdict {
+    /// A duplicate: the value contains it.
+    Applied,
+    /// A duplicate: the open round contains it.
+    Contributed,
+    /// A duplicate of a gradient that waits for its round.
+    Waits,
+    /// Too late: its round is complete without it, and not closed yet.
+    Late,
+    /// A new gradient.
+    New,
+}
+
+impl FrameCheck {
+    /// The allocation, emptied for another frame.
+    pub(super) fn cleared(self) -> Self {
+        Self { right_at: None, ..self }
+    }
+}
+
+impl Shard {
+    /// Checks a frame completely before any state changes. A check that passed when the head arrived is reused if no
+    /// state has changed since.
+    pub(super) fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut FrameCheck) -> Result<(), Refusal> {
+        let head = &frame.head;
+        if head.kind == Kind::Hello {
+            return self.check_epoch(head, true);
+        }
+        let who = self.peers.get(&peer).and_then(|peer| peer.who);
+        let who = who.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
+        if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {
+            return Err(Refusal::invalid(format!(
+                "a frame of trainer {} incarnation {} on the connection of trainer {} incarnation {}",
+                head.trainer, head.incarnation, who.trainer, who.incarnation
+            )));
+        }
+        self.check_epoch(head, false)?;
+        if who.trainer != NO_TRAINER {
+            self.note_incarnation(who)?;
+        } else if head.kind.is_mutating() {
+            return Err(Refusal::invalid("a reader may pull and nothing else"));
+        }
+        if found.right_at.take() != Some(self.changes) {
+            self.check_state(frame, Origin::Live, &mut found.admitted)?;
+        }
+        found.right_at = Some(self.changes);
+        Ok(())
+    }
+
+    pub(super) fn check_epoch(&self, head: &Head, is_hello: bool) -> Result<(), Refusal> {
+        if head.epoch == self.options.epoch || (is_hello && head.epoch == Epoch(0)) {
+            return Ok(());
+        }
+        Err(Refusal::other_epoch(head.epoch, self.options.epoch))
+    }
+
+    /// The part of the check that replayed frames undergo too. It does not check the sender: an incarnation superseded
+    /// later was current when its frame was journalled. Fills `admitted` with the entries of a push.
+    pub(super) fn check_state(
+        &self,
+        frame: &Frame,
+        origin: Origin,
+        admitted: &mut Vec<Admitted>,
+    ) -> Result<(), Refusal> {
+        let head = &frame.head;
+        admitted.clear();
+        match (head.kind, &self.phase) {
+            (Kind::Init | Kind::Finish, _) => self.check_generation(head),
+            (Kind::Push, Phase::Serving(serving)) => {
+                let rate = check_rate(frame)?;
+                serving.check_push(frame, origin, admitted)?;
+                rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))
+            }
+            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, origin),
+            (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(origin),
+            (Kind::Pull, Phase::Serving(_)) | (Kind::Control, _) => Ok(()),
+            (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => Err(not_initialised()),
+            (kind, _) => Err(no_answer_to(kind)),
+        }
+    }
+
+    /// The generation fence: refuses an older generation; a newer one starts from an empty table.
+    fn check_generation(&self, head: &Head) -> Result<(), Refusal> {
+        let current = match &self.phase {
+            Phase::Empty => Generation(0),
+            Phase::Filling(table) => table.generation,
+            Phase::Serving(serving) => serving.table.generation,
+        };
+        if head.generation >= current && head.generation > Generation(0) {
+            return Ok(());
+        }
+        let text = format!("generation {} of the initialisation was superseded by {current}", head.generation);
+        Err(Refusal::new(ErrorCode::Fenced, text))
+    }
+}
+
+impl Serving {
+    /// Checks a push before anything is received or applied, so that no push is half-applied. Appends its entries.
+    fn check_push(&self, frame: &Frame, origin: Origin, admitted: &mut Vec<Admitted>) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head)?;
+        if self.is_rejoin(&frame.head) && origin == Origin::Live {
+            self.check_all_open()?;
+        }
+        let (mut last, mut is_rising) = (None, true);
+        for entry in &frame.entries {
+            let slot_index = self.table.check_gradient(last, entry)?;
+            is_rising &= last < Some(slot_index);
+            last = Some(slot_index);
+            self.check_rows_request(slot_index, &frame.head)?;
+            self.check_half(slot_index, entry)?;
+            let is_new = !origin.is_before_restored(&self.table.chunks[slot_index])
+                && matches!(self.verdict(slot_index, &frame.head, entry.round)?, PushVerdict::New);
+            if is_new && origin == Origin::Live {
+                self.check_open_to(slot_index, &frame.head)?;
+            }
+            let slot_index = u32::try_from(slot_index).expect("a shard's chunks are counted in 32 bits");
+            admitted.push(Admitted { slot_index, is_new });
+        }
+        if !is_rising {
+            look_up_repeated(admitted);
+        }
+        Ok(())
+    }
+
+    /// Checks a learning rate against the rules of these chunks.
+    fn check_rate(&self, rate: f64, admitted: &[Admitted]) -> Result<(), Refusal> {
+        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index()]) {
+            chunk.rule.rule().check_rate(rate, chunk.element_type).map_err(|failure| {
+                let name = self.table.held(chunk.id).name();
+                Refusal::invalid(format!("parameter \"{name}\": {failure}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks a set.
+    fn check_set(&self, frame: &Frame, origin: Origin) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head)?;
+        for entry in &frame.entries {
+            self.table.check_whole(entry)?;
+            let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
+            if origin == Origin::Live {
+                self.check_open(slot_index)?;
+                self.check_no_deferred_set(slot_index, CallId::of(&frame.head), frame.head.trainer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a leave.
+    fn check_leave(&self, origin: Origin) -> Result<(), Refusal> {
+        if origin == Origin::Live { self.check_all_open() } else { Ok(()) }
+    }
+
+    pub(super) fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
+        if head.generation != self.table.generation {
+            let text = format!(
+                "generation {} is not the one that initialised this job, which is {}",
+                head.generation, self.table.generation
+            );
+            return Err(Refusal::new(ErrorCode::Fenced, text));
+        }
+        if head.trainer.0 < self.job.trainers {
+            return Ok(());
+        }
+        Err(Refusal::no_such_trainer(head.trainer, self.departed.len()))
+    }
+
+    pub(super) fn verdict(&self, slot_index: usize, head: &Head, round: Round) -> Result<PushVerdict, Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        if chunk.has_heard(head.trainer, CallId::of(head)) {
+            return Ok(PushVerdict::Applied);
+        }
+        let entered = chunk.round.contribution(head.trainer);
+        if entered.is_some_and(|one| one.is_same_call(head)) {
+            return Ok(PushVerdict::Contributed);
+        }
+        match self.flows.of(slot_index).pace {
+            AccumulatorPace::Rounds => self.verdict_in_rounds(chunk, head, round, entered.is_some()),
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => self.verdict_alone(chunk, head),
+        }
+    }
+
+    /// The verdict where a round is a step of all trainers.
+    #[inline]
+    fn verdict_in_rounds(
+        &self,
+        chunk: &Chunk,
+        head: &Head,
+        round: Round,
+        has_entered: bool,
+    ) -> Result<PushVerdict, Refusal> {
+        let open = chunk.version.0 + 1;
+        if round.0 == open {
+            let other = if 1 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            return Ok(if has_entered { PushVerdict::Contributed } else { other });
+        }
+        if round.0 < open {
+            return Ok(PushVerdict::Applied);
+        }
+        if round.0 == open + 1 {
+            let waits = chunk.round.ahead(head.trainer).is_some();
+            let other = if 2 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            return Ok(if waits { PushVerdict::Waits } else { other });
+        }
+        Err(self.too_far_ahead(chunk, head, round))
+    }
+
+    #[cold]
+    fn too_far_ahead(&self, chunk: &Chunk, head: &Head, round: Round) -> Refusal {
+        let open = chunk.version.0 + 1;
+        Refusal::invalid(format!(
+            "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
+             round ahead",
+            self.table.held(chunk.id).name(),
+            chunk.id.chunk,
+            head.trainer
+        ))
+        .while_at_work(self.is_at_work(chunk))
+    }
+
+    /// The verdict where each gradient is a round of its own.
+    fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<PushVerdict, Refusal> {
+        match chunk.round.ahead(head.trainer) {
+            Some(one) if one.is_same_call(head) => return Ok(PushVerdict::Waits),
+            // `push` withdraws it.
+            Some(_) if self.begun_by_earlier_life(chunk, head).is_some() => return Ok(PushVerdict::New),
+            Some(_) => {
+                let text = format!(
+                    "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
+                    self.table.held(chunk.id).name(),
+                    chunk.id.chunk,
+                    head.trainer
+                );
+                return Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)));
+            }
+            None => {}
+        }
+        let has_left = self.departed[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
+        if has_left && chunk.group.is_some() {
+            // A resend from a departed trainer would block the others with a partial gradient.
+            let text = format!(
+                "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
+                self.table.held(chunk.id).name(),
+                chunk.id.chunk,
+                head.trainer
+            );
+            return Err(Refusal::invalid(text));
+        }
+        Ok(PushVerdict::New)
+    }
+
+    /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.
+    pub(super) fn is_shut(&self, slot_index: usize) -> Option<StallReason> {
+        if !self.is_stalled() {
+            return None;
+        }
+        let chunk = &self.table.chunks[slot_index];
+        let group = self.table.group(chunk);
+        let decides = match self.flows.of(slot_index).pace {
+            AccumulatorPace::Rounds => false,
+            AccumulatorPace::Any => group.is_some(),
+            AccumulatorPace::Bounded(_) => true,
+        };
+        let first = group.map_or(slot_index, |group| group.chunks[0]);
+        self.stalled.get(&first).copied().filter(|_| decides)
+    }
+
+    /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
+    /// incarnation: whether that drops the waiting gradient is not decided yet.
+    pub(super) fn check_open_to(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        self.check_priority(slot_index, head)?;
+        match self.is_shut(slot_index) {
+            Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
+            _ => self.check_open(slot_index).map_err(|refusal| {
+                let behind = refusal.behind.map(|_| DeviceWait::Others);
+                refusal.behind(behind)
+            }),
+        }
+    }
+
+    /// Refuses a frame for a stalled chunk.
+    pub(super) fn check_open(&self, slot_index: usize) -> Result<(), Refusal> {
+        let Some(lack) = self.is_shut(slot_index) else { return Ok(()) };
+        let id = self.table.chunks[slot_index].id;
+        let name = self.table.held(id).name();
+        let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
+        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == StallReason::Device).then_some(DeviceWait::Work)))
+    }
+
+    /// Refuses a change of membership while it could change the next admission.
+    pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
+        self.stalled.keys().try_for_each(|slot_index| self.check_open(*slot_index))
+    }
+
+    /// Refuses a set while another one is deferred.
+    pub(super) fn check_no_deferred_set(
+        &self,
+        slot_index: usize,
+        call: CallId,
+        trainer: TrainerId,
+    ) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let is_other = |deferred_set: &DeferredSet| (deferred_set.head.trainer, deferred_set.call) != (trainer, call);
+        if chunk.heard(trainer).set.covers(call)
+            || chunk.deferred_set.as_ref().is_none_or(|deferred_set| !is_other(deferred_set))
+        {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)))
+    }
+
+    /// Refuses a gradient for a device while another trainer has priority: with new gradients always admitted first,
+    /// the device would never be idle.
+    pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        let Some((first, _)) = self.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
+        let chunk = &self.table.chunks[slot_index];
+        let group = self.table.group(chunk).filter(|_| self.flows.of(slot_index).pace == AccumulatorPace::Any);
+        let is_on_device = |slot_index: &usize| self.table.chunks[*slot_index].on_device.is_some();
+        if !group.is_some_and(|group| group.chunks.iter().any(is_on_device)) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text =
+            format!("parameter \"{name}\" chunk {}: what trainer {first} was refused comes first", chunk.id.chunk);
+        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(DeviceWait::Others)))
+    }
+
+    /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.
+    pub(super) fn is_earlier_life_ahead(&self, slot_index: usize, head: &Head) -> bool {
+        let ahead = |slot_index: &usize| self.table.chunks[*slot_index].round.ahead(head.trainer);
+        self.table
+            .unit(slot_index)
+            .slot_indices()
+            .iter()
+            .filter_map(ahead)
+            .any(|one| one.sending.call.incarnation < head.incarnation)
+    }
+
+    /// Refuses a push of rows that asks for the value: the set of rows to return is undefined.
+    pub(super) fn check_rows_request(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
+    }
+
+    /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
+    pub(super) fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
+        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
+            self.check_half(*slot_index, entry)?;
+            if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
+                let name = self.table.held(entry.id).name();
+                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The learning rate sent with a push. A rate that is no number would corrupt every parameter.
+fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
+    let rate = decode::<PushMessage>(&frame.control)?.rate;
+    let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
+    checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
+}

@@ -1,0 +1,64 @@
+//! The surroundings of a frame: where it comes from, and the resources that it is handled with.
+
+use super::device::Device;
+use super::pool::Pool;
+use super::presence::Presence;
+use super::reply::Replies;
+use crate::ids::PeerId;
+use crate::port::Kernels;
+use crate::time::Now;
+
+/// Where a frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A connection.
+    Live,
+    /// The journal: the position of the record.
+    Journal(u64),
+}
+
+/// Resources for handling one frame.
+pub(super) struct Context<'a> {
+    pub(super) now: Now,
+    pub(super) kernels: &'a mut dyn Kernels,
+    pub(super) pool: &'a mut Pool,
+    pub(super) device: Option<&'a mut Device>,
+    pub(super) replies: &'a mut Replies,
+    /// Connected trainers.
+    pub(super) trainers: &'a Presence,
+    /// The connection that sent the frame and gets its answers; none in replay and in the shard's own turns.
+    pub(super) peer: Option<PeerId>,
+    /// Position of the frame's journal record.
+    pub(super) position: u64,
+    /// Remaining budget for replaying missed row updates, in bytes of weights.
+    pub(super) replay_left: u64,
+}
+
+impl Context<'_> {
+    /// The accelerator that holds chunks.
+    pub(super) fn device(&mut self) -> &mut Device {
+        self.device.as_deref_mut().expect("a chunk lives on it")
+    }
+}
+
+/// Why the update of a complete round is stalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StallReason {
+    /// A lease for the next value.
+    Memory,
+    /// Another turn: its rows replay many missed updates.
+    Time,
+    /// A device that works on some of the chunks that step together.
+    Device,
+}
+
+impl StallReason {
+    /// The reason, for log lines and errors.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Memory => "memory that readers hold",
+            Self::Time => "rows that catch up with what they have missed",
+            Self::Device => "a device",
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The settings of a job, as every shard serves them.
+
+use super::reply::Refusal;
+use crate::config::{Merge, Mode};
+use crate::limits::TRAINERS_MAX;
+use crate::wire::{FinishMessage, JobMessage};
+
+/// Settings of the job, from the finish frame.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Job {
+    pub(super) mode: Mode,
+    pub(super) merge: Merge,
+    pub(super) trainers: u32,
+}
+
+impl Job {
+    /// Checks the job settings of a finish frame.
+    pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
+        let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame without the job's settings"))?;
+        let mode = Mode::from_numbers(job.mode, job.staleness)
+            .ok_or_else(|| Refusal::invalid(format!("mode {} has no meaning", job.mode)))?;
+        let merge = Merge::from_number(job.merge)
+            .ok_or_else(|| Refusal::invalid(format!("merge {} has no meaning", job.merge)))?;
+        if !(1..=TRAINERS_MAX).contains(&job.trainers) {
+            return Err(Refusal::invalid(format!("{} trainers; expected 1 to {TRAINERS_MAX}", job.trainers)));
+        }
+        if mode == (Mode::Staleness { bound: 0 }) {
+            return Err(Refusal::invalid(
+                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode sync",
+            ));
+        }
+        Ok(Self { mode, merge, trainers: job.trainers })
+    }
+
+    /// The settings as a message.
+    pub(super) fn to_message(&self) -> JobMessage {
+        let (mode, staleness) = self.mode.numbers();
+        JobMessage { mode, staleness, merge: self.merge.number(), trainers: self.trainers, chunk_bytes: 0 }
+    }
+}

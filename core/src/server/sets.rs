@@ -1,0 +1,133 @@
+//! Sets: a trainer replaces values. A set that arrives behind updates in progress is deferred, and applied after the
+//! updates that arrived before it.
+
+use super::chunk::CallId;
+use super::context::Context;
+use super::device::DeviceActivity;
+use super::serving::{Serving, version_entry};
+use crate::ids::{PeerId, Version};
+use crate::memory::Lease;
+use crate::port::Work;
+use crate::program::executor::AccumulatorPace;
+use crate::time::Now;
+use crate::wire::{Frame, Head};
+
+/// A set that waits for updates which arrived before it.
+pub(super) struct DeferredSet {
+    pub(super) lease: Lease,
+    pub(super) call: CallId,
+    pub(super) peer: Option<PeerId>,
+    pub(super) head: Head,
+    /// The version after which the set is applied.
+    pub(super) after: Version,
+    /// Position of its journal record.
+    pub(super) position: u64,
+    /// Start of the sender's wait; `None` after it was answered with a deadline error.
+    pub(super) since: Option<Now>,
+}
+
+impl Serving {
+    /// Applies a set; a duplicate changes nothing.
+    pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
+        let call = CallId::of(&frame.head);
+        self.note_admitted(frame.head.trainer);
+        for (entry, lease) in frame.entries.iter().zip(body) {
+            let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
+            if self.is_before_restored(cx, slot_index) {
+                self.restore_set(cx, slot_index, frame, lease);
+            } else if let Some(lease) = self.defer_set(cx, slot_index, frame, lease) {
+                self.apply_set(cx, slot_index, call, (cx.peer, &frame.head), lease);
+            }
+        }
+    }
+
+    /// Count of updates that would be complete if updates took no time.
+    fn pending(&self, slot_index: usize) -> u64 {
+        let chunk = &self.table.chunks[slot_index];
+        match self.flows.of(slot_index).pace {
+            AccumulatorPace::Rounds => u64::from(chunk.sealed),
+            AccumulatorPace::Any if chunk.group.is_none() => {
+                (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
+            }
+            // A contribution may wait for others; while a complete one waits, no set is accepted.
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => 0,
+        }
+    }
+
+    /// Defers a set while the chunk's device slot is busy or earlier updates are pending; returns the lease otherwise.
+    pub(super) fn defer_set(
+        &mut self,
+        cx: &Context<'_>,
+        slot_index: usize,
+        frame: &Frame,
+        lease: Lease,
+    ) -> Option<Lease> {
+        let call = CallId::of(&frame.head);
+        let pending = self.pending(slot_index);
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_busy = chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy());
+        let waits = 0 < pending || is_busy || chunk.deferred_set.is_some();
+        if !waits || chunk.heard(frame.head.trainer).set.covers(call) {
+            return Some(lease);
+        }
+        let since = cx.peer.map(|_| cx.now);
+        match &mut chunk.deferred_set {
+            // A resend: the answer goes to its connection.
+            Some(deferred_set) => {
+                (deferred_set.peer, deferred_set.head, deferred_set.since) = (cx.peer, frame.head, since)
+            }
+            none => {
+                let after = Version(chunk.version.0 + pending);
+                let (peer, head, position) = (cx.peer, frame.head, cx.position);
+                *none = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since }));
+            }
+        }
+        self.note_waits(slot_index);
+        None
+    }
+
+    /// Applies the deferred set, if it is due.
+    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &self.table.chunks[slot_index];
+        let Some(deferred_set) = &chunk.deferred_set else { return };
+        let is_due = deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
+        if !is_due || chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy()) {
+            return;
+        }
+        let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
+        self.apply_set(cx, slot_index, deferred_set.call, (deferred_set.peer, &deferred_set.head), deferred_set.lease);
+        self.note_waits(slot_index);
+    }
+
+    /// Applies a set unless it is a duplicate, and answers.
+    pub(super) fn apply_set(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: usize,
+        call: CallId,
+        (peer, head): (Option<PeerId>, &Head),
+        lease: Lease,
+    ) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let heard = chunk.heard_mut(head.trainer);
+        let is_new = !heard.set.covers(call);
+        if is_new {
+            heard.set = call;
+            chunk.set_value(cx.pool, lease);
+        }
+        cx.replies.done(peer, head, version_entry(chunk));
+        if is_new {
+            self.load_value(cx, slot_index);
+        }
+    }
+
+    /// Loads a replaced value to the device, if the chunk lives on one.
+    fn load_value(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let parameter = chunk.on_device.is_some().then(|| chunk.value());
+        if let (Some(on_device), Some(parameter)) = (&mut chunk.on_device, parameter) {
+            on_device.doing = DeviceActivity::Loading;
+            cx.device().push(Work::Load { slot: on_device.slot, parameter, states: Vec::new() });
+        }
+    }
+}

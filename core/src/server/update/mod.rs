@@ -1,0 +1,65 @@
+//! Updates: the next value of a unit whose rounds are complete, by the stage of its parameter.
+//!
+//! Each case has a file: [`dense`] (a chunk that the processor updates in place), [`rows`] (a bucket), [`device`] (a
+//! chunk on an accelerator, whose update ends later) and [`grouped`] (chunks whose rule needs the norm of the whole
+//! gradient).
+
+mod dense;
+mod device;
+mod grouped;
+mod rows;
+
+use super::context::{Context, StallReason};
+use super::serving::Serving;
+use crate::ids::Version;
+use crate::optim::{Algorithm, Step};
+
+pub(super) use grouped::{Group, GroupIndex, UpdateUnit};
+
+impl Serving {
+    /// Makes the update of a unit whose rounds are complete. False when the update stalls: it lacks a lease, or runs on
+    /// a device, and is retried.
+    pub(in crate::server) fn update(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> bool {
+        match unit {
+            UpdateUnit::One(slot_index) => self.apply(cx, *slot_index, None),
+            UpdateUnit::Group(group, slot_indices) => self.apply_group(cx, *group, slot_indices),
+        }
+    }
+
+    /// The inputs that the stage gives the rule for the next update of a chunk.
+    fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
+        let chunk = &self.table.chunks[slot_index];
+        Step {
+            version: Version(chunk.version.0 + 1),
+            rate: chunk.round.rate(),
+            norm,
+            scale: self.flows.of(slot_index).stage.scale(chunk.round.contributors()),
+        }
+    }
+
+    /// Applies one update of one chunk; false when it is stalled.
+    fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>) -> bool {
+        let step = self.step(slot_index, norm);
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && step.scale == 1.0;
+        let only = if is_sum { chunk.round.take_only(chunk.element_type) } else { None };
+        let updated = match only {
+            Some(gradient) => {
+                chunk.adopt_gradient(cx.pool, gradient);
+                Ok(true)
+            }
+            None if chunk.on_device.is_some() => return self.apply_on_device(cx, slot_index, &step),
+            None if chunk.bucket().is_some() => {
+                chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
+            }
+            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
+        };
+        let lack = match updated {
+            Ok(true) => return true,
+            Ok(false) => StallReason::Time,
+            Err(_) => StallReason::Memory,
+        };
+        self.stall(slot_index, lack);
+        false
+    }
+}
