@@ -3,7 +3,7 @@
 //! In tests every line runs once, at the small one of its sizes: there it is only to run.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pserver_bench::{Fused, Job, Ping, catalogue, gradient, is_measured};
@@ -16,8 +16,6 @@ use pserver_core::ids::{
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
 use pserver_core::port::{Event, Kernels, Submit, Update};
-use pserver_core::program::executor::{ExecutionPlan, Marking, UnitIndex, UnitKind, UnitRunner, Wait};
-use pserver_core::program::{Graph, Program};
 use pserver_core::rows::{Height, RowLayout, RowMerge, SelectedRows};
 use pserver_core::server::{NonFinite, ServerOutput, Shard, ShardOptions};
 use pserver_core::time::Now;
@@ -278,95 +276,6 @@ impl Alone {
     }
 }
 
-/// The executor with a server's program and nothing to do in it: what it costs beyond the units.
-struct Idle {
-    plan: ExecutionPlan,
-    marking: Marking,
-    /// A gradient is there; it is in its accumulator.
-    given: (bool, bool),
-}
-
-impl Idle {
-    fn new() -> Self {
-        let config = ParameterConfig { rule: sgd(), sparse: None }.to_text();
-        let text = format!(
-            "block 0 {{\n  parameter w: float32[256]\n  state w@count: int64[]\n  \
-             communication loop_forever(block=1)\n}}\n\
-             block 1 in 0 {{\n  temporary w@gradient: float32[256]\n  \
-             communication w@gradient, w@sender = recv(channel=\"w\")\n  \
-             communication w@merged = gradient_accumulator(w@gradient, w@sender, count=1, staleness=0)\n  \
-             communication w@senders = string_accumulator(w@sender, count=1)\n  \
-             optimize w, w@count = update(w, w@merged, w@count, config={config:?})\n  \
-             communication send(w, w@senders, channel=\"w\", to=senders)\n}}\n"
-        );
-        let graph = Graph::new(text.parse::<Program>().expect("it is a program")).expect("it is a server's");
-        let fused = |act, _: &_| matches!(act, UnitKind::TakeGradient | UnitKind::PutString | UnitKind::TakeString);
-        let plan = ExecutionPlan::fused(&graph, &fused).expect("it has a plan");
-        Self { marking: Marking::new(&plan), plan, given: (false, false) }
-    }
-
-    /// A gradient is received, put, given and sent: four units, and two that wait for the next.
-    fn round(&mut self) {
-        self.given = (true, false);
-        while let Ok(Some(_)) = self.marking.step(&self.plan, &mut Nothing(&mut self.given)) {}
-        assert_eq!(self.given, (false, false), "the round is over");
-    }
-}
-
-/// Units that note what is there, and nothing else.
-struct Nothing<'a>(&'a mut (bool, bool));
-
-impl UnitRunner for Nothing<'_> {
-    type Error = ();
-
-    #[inline]
-    fn waits(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Option<Wait> {
-        match plan.units()[unit.place()].act {
-            UnitKind::Recv if !self.0.0 => Some(Wait::Arrival),
-            UnitKind::Compute if !self.0.1 => Some(Wait::Pieces { held: 0, needed: 1 }),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn run(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Result<(), ()> {
-        match plan.units()[unit.place()].act {
-            UnitKind::PutGradient => *self.0 = (false, true),
-            UnitKind::Send => self.0.1 = false,
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// Prints what of a chunk's round is the executor's: its part of a run of chunks in step, and what it would be if each
-/// ran by itself.
-fn executor_share() {
-    const ROUNDS: u32 = 5;
-    const IN_STEP: u32 = 16;
-    let chunks = size(4_000, 32);
-    let (mut idle, mut alone) = (Idle::new(), Alone::new(chunks, Mode::Sync));
-    alone.round();
-    let timed = |work: &mut dyn FnMut()| {
-        let start = Instant::now();
-        (0..ROUNDS).for_each(|_| work());
-        start.elapsed().as_secs_f64() / f64::from(ROUNDS * chunks) * 1e9
-    };
-    let mut shares: Vec<(f64, f64, f64)> = (0..5)
-        .map(|_| {
-            let idle = timed(&mut || (0..chunks).for_each(|_| idle.round()));
-            let round = timed(&mut || alone.round());
-            (idle / f64::from(IN_STEP) / round, idle, round)
-        })
-        .collect();
-    shares.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (share, idle, round) = shares[shares.len() / 2];
-    println!(
-        "executor: {idle:.1} ns for the units of a round, shared by {IN_STEP} chunks of {round:.1} ns: {:.2} % of each",
-        share * 100.0
-    );
-}
-
 fn sgd() -> Rule {
     Rule { algorithm: Algorithm::Sgd, ..Rule::default() }
 }
@@ -386,10 +295,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
 }
 
 fn shard(criterion: &mut Criterion) {
-    executor_share();
     let mut group = criterion.benchmark_group("shard");
-    let mut idle = Idle::new();
-    group.bench_function("round of a program whose units do nothing", |bencher| bencher.iter(|| idle.round()));
     for mode in [Mode::Sync, Mode::Async] {
         for (what, chunks) in [(100, size(100, 8)), (4_000, size(4_000, 32))] {
             group.throughput(Throughput::Elements(chunks.into()));
