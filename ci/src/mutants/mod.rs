@@ -181,6 +181,19 @@ mod tests {
 
     use super::*;
 
+    /// Every text of the sources of `core`.
+    fn sources(folder: &std::path::Path, all: &mut Vec<(PathBuf, String)>) {
+        for entry in std::fs::read_dir(folder).expect("the folder is there").map_while(Result::ok) {
+            let path = entry.path();
+            if path.is_dir() {
+                sources(&path, all);
+            } else if path.extension().is_some_and(|one| one == "rs") {
+                let text = std::fs::read_to_string(&path).expect("a source is text");
+                all.push((path, text));
+            }
+        }
+    }
+
     #[test]
     fn every_fault_of_the_table_has_its_place_in_the_sources() {
         planting::planted_files(Workspace::of_this_program().root(), MUTANTS).expect("the table follows the sources");
@@ -193,24 +206,6 @@ mod tests {
     fn the_test_that_failed_is_named() {
         assert_eq!(failed_test("test a::b ... ok\ntest a::c ... FAILED\ntest d ... FAILED\n"), Some("a::c"));
         assert_eq!(failed_test("test a::b ... ok\n"), None);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every text of the sources of `core`.
-    fn sources(folder: &std::path::Path, all: &mut Vec<(PathBuf, String)>) {
-        for entry in std::fs::read_dir(folder).expect("the folder is there").map_while(Result::ok) {
-            let path = entry.path();
-            if path.is_dir() {
-                sources(&path, all);
-            } else if path.extension().is_some_and(|one| one == "rs") {
-                let text = std::fs::read_to_string(&path).expect("a source is text");
-                all.push((path, text));
-            }
-        }
     }
 
     #[test]
