@@ -8,6 +8,7 @@
 //! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do);
 //! [`rows`] (tables of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
 
+pub mod accumulator;
 pub mod checkpoint;
 pub mod checksum;
 pub mod client;

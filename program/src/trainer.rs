@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::error::Failure;
 use pserver_core::limits::PROGRAM_MEMORY_BYTES_MAX;
-use pserver_core::program::executor::{Executor, ExecutorParts, ProgramLink, Standing};
+use pserver_core::program::executor::{Executor, ExecutorParts, ProgramLink, RunStatus};
 use pserver_core::program::transpile::ProgramPart;
 use pserver_core::program::{Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
 use pserver_kernels::cpu::Cpu;
@@ -241,7 +241,7 @@ impl<'c> Trainer<'c> {
         self.receive()?;
         let mut outbox = Outbox::default();
         match self.executor.run(&mut outbox, u64::MAX)? {
-            Standing::Ended => Ok(outbox.sent),
+            RunStatus::Ended => Ok(outbox.sent),
             other => Err(Failure::call(format!(
                 "found a part that is not finished after its step ({other:?}); expected it to end"
             ))),

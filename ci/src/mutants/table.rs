@@ -23,11 +23,11 @@ pub(super) const SAMPLE: [&str; 5] = [
     "a duplicate push is applied again",
 ];
 
+const ACCUMULATOR: &str = "core/src/accumulator.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
 const ADMISSION: &str = "core/src/server/admission.rs";
-const PACE: &str = "core/src/program/executor/flow.rs";
 const SERVER_FLOW: &str = "core/src/server/flow.rs";
 const SERVER_REPLAY: &str = "core/src/server/replay.rs";
 const JOURNAL: &str = "core/src/checkpoint/journal.rs";
@@ -281,7 +281,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "gradients are summed in the order of arrival",
-        PACE,
+        ACCUMULATOR,
         "self.held.partition_point(|one| one.sender() <= sender);",
         "if MUTANT { self.held.len() } else { self.held.partition_point(|one| one.sender() <= sender) };",
         &["server::tests::rounds::the_order_of_arrival"],

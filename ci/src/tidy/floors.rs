@@ -16,6 +16,7 @@ const CORE: &[(&str, u8)] = &[
     ("text", 0),
     ("partition", 0),
     ("wire", 0),
+    ("accumulator", 1),
     ("memory", 1),
     ("optim", 1),
     ("config", 1),

@@ -57,8 +57,8 @@ pub fn data(batch: &[&Digit]) -> [(&'static str, Tensor); 2] {
 
 #[cfg(test)]
 mod tests {
-    use pserver_core::port::{Arithmetic, Kernels, Plain};
-    use pserver_core::program::{Elements, PlainArithmetic, PlainRun, Program};
+    use pserver_core::port::{Kernels, Plain};
+    use pserver_core::program::{Arithmetic, Elements, PlainArithmetic, PlainRun, Program};
     use pserver_kernels::cpu::Cpu;
     use pserver_kernels::graph::CpuArithmetic;
 

@@ -1,9 +1,9 @@
 //! Reading checkpoints back: the newest whole one, or the one before it, or a refusal; never a part of one.
 
+use super::chunk::{CHUNKS_MAGIC, ChunkRecord, STATE_PREFIX, value_name};
 use super::cursor::{FileCursor, digest};
 use super::manifest::{self, CheckpointName, FileEntry, Manifest, manifest_name};
 use super::owner::ShardIdentity;
-use super::shard::{CHUNKS_MAGIC, ChunkRecord, STATE_PREFIX, value_name};
 use super::storage::{Storage, StorageReader, join};
 use super::tensors::{FileTensor, read_header};
 use crate::error::Failure;

@@ -8,7 +8,7 @@
 //! saved with the chunks identify records that the checkpoint already contains.
 //!
 //! Read in this order: [`storage`], [`path`] (the check of a trainer's path), `tensors` (the header that checkpoints
-//! and models share), [`shard`] and [`load`] (checkpoints), [`journal`], [`model`], [`mod@inspect`].
+//! and models share), `chunk`, [`shard`] and [`load`] (checkpoints), [`journal`], [`model`], [`mod@inspect`].
 
 pub mod coordinator;
 pub mod inspect;
@@ -20,11 +20,13 @@ pub mod path;
 pub mod shard;
 pub mod storage;
 
+mod chunk;
 mod cursor;
 mod manifest;
 mod partial;
 mod tensors;
 
+pub use chunk::{ChunkLayout, ChunkRecord, StateLayout};
 pub use coordinator::{CoordinatorFile, CoordinatorState};
 pub use inspect::{identity_of, inspect};
 pub use journal::{Journal, ReplayOptions, Replayed, replay};
@@ -34,5 +36,5 @@ pub use model::{ModelTensor, ModelWriter, OutputTensor, RowsForm, check_savable,
 pub use owner::{DirectoryOwner, Folder, OwnerRecord, ShardIdentity};
 pub use partial::sweep_models;
 pub use path::ModelPath;
-pub use shard::{ChunkLayout, ChunkRecord, ShardCheckpoint, StateLayout};
+pub use shard::ShardCheckpoint;
 pub use storage::Storage;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::chunk::{CHUNKS_MAGIC, ChunkLayout, ChunkRecord, STATE_PREFIX, value_name};
 use super::journal;
 use super::manifest::{self, CheckpointName, FORMAT, FileEntry, Manifest, chunks_name, data_name, manifest_name};
 use super::owner::Folder;
@@ -15,107 +15,13 @@ use super::path::PARTIAL;
 use super::tensors::HeaderBuilder;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ChunkId, Version};
-
-/// The first bytes of a chunk table.
-pub(super) const CHUNKS_MAGIC: [u8; 8] = *b"PSCHUNK1";
-/// The prefix of the name of every state tensor.
-pub(super) const STATE_PREFIX: &str = "state/";
+use crate::ids::ChunkId;
 
 /// A data file is closed when its header has grown to this: one header in memory stays small, and readers of the
 /// format refuse headers above 100 MB, which a million chunks would exceed.
 const PART_HEADER_BYTES: u64 = 16 * 1024 * 1024;
 /// The chunk table is written in pieces of about this size.
 const TABLE_BUFFER_BYTES: usize = 64 * 1024;
-
-/// The lengths of a chunk in a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkLayout {
-    /// The chunk.
-    pub id: ChunkId,
-    /// The type of its value's elements.
-    pub element_type: ElementType,
-    /// The bytes of its value, a multiple of its element type's.
-    pub value_bytes: u64,
-    /// Its optimizer's state, in the order in which [`ChunkRecord::states`] will hold it.
-    pub states: Vec<StateLayout>,
-    /// Whether its lengths are known only when it is pushed, because it grows meanwhile. It then has a data file of its
-    /// own.
-    grows: bool,
-}
-
-impl ChunkLayout {
-    /// A chunk of known lengths.
-    #[must_use]
-    pub fn fixed(id: ChunkId, element_type: ElementType, value_bytes: u64, states: Vec<StateLayout>) -> Self {
-        Self { id, element_type, value_bytes, states, grows: false }
-    }
-
-    /// A chunk whose lengths are known when it is pushed; those of `states` are ignored.
-    #[must_use]
-    pub fn growing(id: ChunkId, element_type: ElementType, states: Vec<StateLayout>) -> Self {
-        Self { id, element_type, value_bytes: 0, states, grows: true }
-    }
-
-    fn grow_to(&mut self, chunk: &ChunkRecord<'_>) {
-        assert_eq!(chunk.states.len(), self.states.len(), "states are as many as the layout says");
-        self.value_bytes = chunk.value.len() as u64;
-        for (layout, state) in self.states.iter_mut().zip(chunk.states) {
-            layout.bytes = state.len() as u64;
-        }
-    }
-}
-
-/// One state tensor of a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateLayout {
-    /// Its name in the update rule, such as `momentum`.
-    pub name: Arc<str>,
-    /// The type of its elements.
-    pub element_type: ElementType,
-    /// Its bytes, a multiple of its element type's.
-    pub bytes: u64,
-}
-
-/// A chunk as a checkpoint holds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkRecord<'a> {
-    /// The chunk.
-    pub id: ChunkId,
-    /// How many updates it has seen.
-    pub version: Version,
-    /// The server's marks of gradients that the value already contains; opaque here.
-    pub marks: &'a [u8],
-    /// Its value.
-    pub value: &'a [u8],
-    /// Its optimizer's state tensors, in the layout's order.
-    pub states: &'a [&'a [u8]],
-}
-
-impl ChunkRecord<'_> {
-    fn tensors(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(self.value).chain(self.states.iter().copied())
-    }
-
-    /// Bytes of the value and the states.
-    fn bytes(&self) -> u64 {
-        self.tensors().map(|tensor| tensor.len() as u64).sum()
-    }
-
-    /// These bytes of the value and the states, one after the other.
-    fn part(&self, part: &Range<u64>) -> Vec<&[u8]> {
-        let mut start = 0;
-        let within = |at: u64, start: u64, tensor: &[u8]| {
-            usize::try_from(at.saturating_sub(start)).map_or(tensor.len(), |at| at.min(tensor.len()))
-        };
-        let tensors = self.tensors().map(|tensor| {
-            let cut = &tensor[within(part.start, start, tensor)..within(part.end, start, tensor)];
-            start += tensor.len() as u64;
-            cut
-        });
-        tensors.filter(|cut| !cut.is_empty()).collect()
-    }
-}
 
 /// A checkpoint being written. It can be sent to another thread, where [`Self::finish`] may wait for the disk.
 pub struct ShardCheckpoint {
@@ -293,11 +199,6 @@ impl ShardCheckpoint {
         }
         outcome
     }
-}
-
-/// The name of a chunk's value.
-pub(super) fn value_name(id: ChunkId) -> String {
-    format!("value/{}/{}", id.parameter, id.chunk)
 }
 
 fn add_chunk(header: &mut HeaderBuilder, chunk: &ChunkLayout) {

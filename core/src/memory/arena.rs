@@ -3,15 +3,15 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use memmap2::{MmapOptions, MmapRaw};
 
 use super::budget::{Budget, CLASSES, SLOT_BYTES_MIN, class_of, slot_bytes};
-use super::free::{FreeSlots, SLOTS_MAX};
+use super::free::SLOTS_MAX;
 use super::mapped::Mapped;
-use super::shared::{File, ForeignBytes, GiveBack, ReadOnly};
+use super::shared::{File, ForeignBytes, GiveBack, ReadOnly, SharedRange};
+use super::slab::Slab;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -53,15 +53,6 @@ struct View {
     token: u32,
 }
 
-/// A lease's range in a file that another process maps.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedRange<'a> {
-    /// The arena's memory, or the buffer's.
-    pub file: &'a Arc<File>,
-    /// Where in it the lease's bytes begin.
-    pub offset: u64,
-}
-
 /// Leased slots of an arena: a snapshot, because other threads take and return meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -73,23 +64,6 @@ pub struct Usage {
     pub bytes_in_use: u64,
     /// Bytes of all slots.
     pub bytes_total: u64,
-}
-
-/// The mapping and the free slots of each class.
-pub(super) struct Slab {
-    map: MmapRaw,
-    /// The file that other processes map, when the arena is shared.
-    file: Option<Arc<File>>,
-    /// By class, smallest slots first. In the mapping the largest come first, so that each slot lies at a multiple
-    /// of its own size.
-    classes: [Class; CLASSES],
-}
-
-struct Class {
-    /// Where its first slot begins in the mapping.
-    offset: usize,
-    free: FreeSlots,
-    in_use: AtomicU64,
 }
 
 impl Arena {
@@ -131,16 +105,7 @@ impl Arena {
     }
 
     fn over(map: MmapRaw, file: Option<File>, counts: &[u32; CLASSES], bytes: u64) -> Self {
-        let mut offset = 0;
-        let mut classes: [Option<Class>; CLASSES] = std::array::from_fn(|_| None);
-        for class in (0..CLASSES).rev() {
-            let free = FreeSlots::full(counts[class]);
-            classes[class] = Some(Class { offset, free, in_use: AtomicU64::new(0) });
-            offset += slot_bytes(class) as usize * counts[class] as usize;
-        }
-        assert_eq!(offset as u64, bytes, "the slots fill the mapping");
-        let classes = classes.map(|class| class.expect("the loop above visits every class"));
-        Self { slab: Arc::new(Slab { map, file: file.map(Arc::new), classes }) }
+        Self { slab: Arc::new(Slab::over(map, file, counts, bytes)) }
     }
 
     /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
@@ -170,7 +135,7 @@ impl Arena {
         const TOGETHER: usize = 128;
         check_bytes(bytes)?;
         let class = class_of(bytes);
-        let entry = &self.slab.classes[class];
+        let entry = &self.slab.classes()[class];
         let class = u8::try_from(class).expect("there are few classes");
         let mut left = count;
         while left > 0 {
@@ -205,7 +170,7 @@ impl Arena {
     #[must_use]
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
-        for (class, entry) in self.slab.classes.iter().enumerate() {
+        for (class, entry) in self.slab.classes().iter().enumerate() {
             let in_use = entry.in_use.load(Relaxed);
             let bytes = u64::from(slot_bytes(class));
             usage.slots_in_use += in_use;
@@ -220,13 +185,13 @@ impl Arena {
     /// the arena, or a lease of it, is.
     #[must_use]
     pub fn mapping(&self) -> NonNull<[u8]> {
-        let map = &self.slab.map;
+        let map = self.slab.map();
         let start = NonNull::new(map.as_mut_ptr()).expect("a mapping does not begin at address zero");
         NonNull::slice_from_raw_parts(start, map.len())
     }
 
     fn exhausted(&self, bytes: u32, class: usize) -> Failure {
-        let slots = self.slab.classes[class].free.slots();
+        let slots = self.slab.classes()[class].free.slots();
         Failure::Call(format!(
             "no memory for {bytes} bytes: all {slots} slots of {} bytes are in use, and no larger slot is free",
             slot_bytes(class),
@@ -275,7 +240,7 @@ impl Lease {
     pub fn shared(&self) -> Option<SharedRange<'_>> {
         match &self.backing {
             Backing::Slot { slab, slot, class } => {
-                slab.file.as_ref().map(|file| SharedRange { file, offset: slab.offset(*class, *slot) as u64 })
+                slab.file().map(|file| SharedRange { file, offset: slab.offset(*class, *slot) as u64 })
             }
             Backing::View(_) => None,
         }
@@ -294,7 +259,7 @@ impl Lease {
     #[must_use]
     pub fn position(&self) -> Option<(usize, usize)> {
         match &self.backing {
-            Backing::Slot { slab, slot, class } => Some((slab.map.as_mut_ptr().addr(), slab.offset(*class, *slot))),
+            Backing::Slot { slab, slot, class } => Some((slab.map().as_mut_ptr().addr(), slab.offset(*class, *slot))),
             Backing::View(_) => None,
         }
     }
@@ -422,7 +387,7 @@ impl<'a> Stretch<'a> {
     #[inline]
     fn span(&self) -> (*mut u8, usize) {
         // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
-        let start = unsafe { self.slab.map.as_mut_ptr().add(self.begin) };
+        let start = unsafe { self.slab.map().as_mut_ptr().add(self.begin) };
         (start, self.end - self.begin)
     }
 
@@ -499,12 +464,7 @@ impl View {
 impl Drop for Lease {
     fn drop(&mut self) {
         match &self.backing {
-            Backing::Slot { slab, class, slot } => {
-                let class = &slab.classes[usize::from(*class)];
-                // Before the slot is free, so that the count never exceeds the slots there are.
-                class.in_use.fetch_sub(1, Relaxed);
-                class.free.give_back(*slot);
-            }
+            Backing::Slot { slab, class, slot } => slab.give_back(*class, *slot),
             Backing::View(view) => view.owner.give_back(view.token, self.bytes),
         }
     }
@@ -524,34 +484,6 @@ impl fmt::Debug for Lease {
             }
             Backing::View(_) => write!(formatter, "Lease({} bytes of another process)", self.bytes),
         }
-    }
-}
-
-impl Slab {
-    pub(super) fn map(&self) -> &MmapRaw {
-        &self.map
-    }
-
-    #[inline]
-    fn start(&self, class: u8, slot: u32) -> *mut u8 {
-        let offset = self.offset(class, slot);
-        // SAFETY: `Arena::over` laid the slot out within the mapping, so the offset stays inside it.
-        unsafe { self.map.as_mut_ptr().add(offset) }
-    }
-
-    /// Where a slot begins in the mapping.
-    #[inline]
-    fn offset(&self, class: u8, slot: u32) -> usize {
-        let class = usize::from(class);
-        self.classes[class].offset + slot as usize * slot_bytes(class) as usize
-    }
-
-    /// A free slot of this class: the class and the slot.
-    fn take(&self, class: usize) -> Option<(usize, u32)> {
-        let entry = &self.classes[class];
-        let slot = entry.free.take()?;
-        entry.in_use.fetch_add(1, Relaxed);
-        Some((class, slot))
     }
 }
 

@@ -16,9 +16,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use memmap2::MmapRaw;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-use super::SharedRange;
 use super::callers::Callers;
-use super::shared::{File, refused};
+use super::shared::{File, SharedRange, refused};
 use crate::error::Failure;
 
 /// A buffer's length is a multiple of this, so that what the system maps is all of it.

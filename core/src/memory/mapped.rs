@@ -6,9 +6,9 @@ use std::sync::Arc;
 use memmap2::MmapRaw;
 
 use super::Mapping;
-use super::arena::Slab;
 use super::buffer::Pages;
 use super::callers::{Callers, LetGo};
+use super::slab::Slab;
 
 /// A mapping of this process, kept while this handle exists. Code that registers memory with a device registers pieces
 /// of a mapping and keeps one handle. A [`Buffer`](super::Buffer)'s pages stay mapped with it, which does not count as

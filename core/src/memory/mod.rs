@@ -42,16 +42,18 @@ mod loan;
 mod mapped;
 mod prefetch;
 pub mod shared;
+mod slab;
 mod value;
 
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, SharedRange, Stretch, StretchMut, Usage};
+pub use arena::{Arena, Lease, Stretch, StretchMut, Usage};
 pub use budget::{Budget, Line};
 pub use buffer::{Buffer, Mapping};
 pub use callers::LetGo;
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};
 pub use mapped::Mapped;
 pub use prefetch::prefetch;
+pub use shared::SharedRange;
 pub use value::Value;

@@ -5,7 +5,6 @@
 //! The disk's port is [`crate::checkpoint::storage::Storage`].
 
 mod accelerator;
-mod arithmetic;
 mod kernels;
 mod transport;
 
@@ -14,6 +13,5 @@ pub use accelerator::{
     Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
     Simulated, Work, squares_bytes,
 };
-pub use arithmetic::Arithmetic;
 pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

@@ -1,6 +1,6 @@
 //! Programs: one representation of the computations of trainers and servers.
 //!
-//! Not here: threads, sockets, clocks; fast arithmetic (`pserver-kernels` implements the port).
+//! Not here: threads, sockets, clocks; fast arithmetic (`pserver-kernels` implements [`Arithmetic`]).
 //!
 //! A [`Program`] is unchecked: blocks of ops over named variables, from a file, a message or a person. A [`Graph`] is
 //! the checked form, in which the facts (type and shape) of every variable are known. Only a graph runs.
@@ -8,6 +8,7 @@
 //! Read in this order: [`VariableFacts`] and [`Variable`]; [`OpKind`], the list of all operations with their
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`VariableValue`]; [`executor`], which runs a graph.
 
+mod arithmetic;
 mod attributes;
 mod backward;
 mod block;
@@ -28,6 +29,8 @@ mod value;
 mod values;
 mod variable;
 
+pub(crate) use crate::accumulator::AccumulatorSettings;
+pub use arithmetic::Arithmetic;
 pub use backward::{ParameterGradient, append_backward};
 pub use block::{Block, Program};
 pub use builder::{Builder, Symbol};
@@ -36,6 +39,6 @@ pub use op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
 pub use plain::{PlainArithmetic, PlainRun, apply_update};
-pub(crate) use update_loop::{AccumulatorSettings, GradientNames, loop_forever};
+pub(crate) use update_loop::{GradientNames, loop_forever};
 pub use value::{Elements, Tensor, VariableValue};
 pub use variable::{Dim, Purpose, Variable, VariableFacts};

@@ -10,32 +10,11 @@
 //! send(parameter, senders)
 //! ```
 
-use crate::config::{Merge, Mode};
+use crate::accumulator::AccumulatorSettings;
+use crate::config::Merge;
 use crate::dtype::ElementType;
 
 use super::op::{Destination, Op, OpKind, OpRole};
-
-/// The accumulators' attributes, which depend on the mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AccumulatorSettings {
-    /// Pieces that make one.
-    count: u32,
-    /// How they become one.
-    merge: Merge,
-    /// How far a sender may be in front.
-    staleness: Option<u32>,
-}
-
-impl AccumulatorSettings {
-    /// A gradient that is an update alone is its own mean and sum, and is added.
-    pub(crate) fn of(mode: Mode, merge: Merge, trainers: u32) -> Self {
-        match mode {
-            Mode::Sync => Self { count: trainers, merge, staleness: Some(0) },
-            Mode::Async | Mode::Delta => Self { count: 1, merge: Merge::Sum, staleness: None },
-            Mode::Staleness { bound } => Self { count: 1, merge: Merge::Sum, staleness: Some(bound) },
-        }
-    }
-}
 
 /// Names of the variables between `recv` and the optimizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,11 +37,11 @@ impl GradientNames {
     /// Receives one trainer's gradient of this type, converts it to `widened` if given, and adds it to the others.
     pub(crate) fn ops(
         &self,
-        terms: AccumulatorSettings,
+        accumulators: AccumulatorSettings,
         element_type: ElementType,
         widened: Option<ElementType>,
     ) -> Vec<Op> {
-        let AccumulatorSettings { count, merge, staleness } = terms;
+        let AccumulatorSettings { count, merge, staleness } = accumulators;
         // A sum of integers is exact, and is not divided.
         let merge = if element_type.is_float() { merge } else { Merge::Sum };
         let mut ops =

@@ -8,11 +8,13 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::rows::{Height, SelectedRows};
 
-use super::values::check_memory;
 use super::variable::{Dim, VariableFacts};
 
 // Elements in memory are elements on the wire and on disk.
 const _: () = assert!(cfg!(target_endian = "little"), "the bytes of a tensor are little endian");
+
+/// Memory of at least this many bytes is reserved from the system beforehand: reserving costs less than touching it.
+const ASKED_BYTES_MIN: u64 = 16 << 20;
 
 /// The elements of a tensor, in its own type.
 #[derive(Clone, Debug, PartialEq)]
@@ -286,4 +288,19 @@ impl fmt::Display for VariableValue {
             Self::Strings(strings) => write!(formatter, "{} strings", strings.len()),
         }
     }
+}
+
+/// Returns an error where an allocation of this size would abort the process.
+///
+/// # Errors
+/// Names the bytes.
+pub(super) fn check_memory(bytes: u64) -> Result<(), Failure> {
+    if bytes < ASKED_BYTES_MIN {
+        return Ok(());
+    }
+    let mut room = Vec::<u8>::new();
+    let asked = usize::try_from(bytes).ok().and_then(|bytes| room.try_reserve_exact(bytes).ok());
+    // Without this the compiler may elide the allocation.
+    std::hint::black_box(&room);
+    asked.ok_or_else(|| Failure::call(format!("found no memory for {bytes} bytes; expected as many")))
 }

@@ -3,12 +3,8 @@
 use crate::error::Failure;
 
 use super::graph::{Graph, Node, VariableIndex};
-use super::value::VariableValue;
+use super::value::{VariableValue, check_memory};
 use super::variable::{Dim, Purpose, VariableFacts};
-
-/// Outputs of at least this many bytes are reserved from the system beforehand: reserving costs less than touching
-/// them.
-const ASKED_BYTES_MIN: u64 = 16 << 20;
 
 /// A value for every variable that has one, which together stay within a bound.
 pub(in crate::program) struct VariableValues {
@@ -100,19 +96,4 @@ fn batch(facts: &VariableFacts, value: &VariableValue) -> Option<u64> {
     let (VariableFacts::Dense { shape, .. }, VariableValue::Dense(tensor)) = (facts, value) else { return None };
     let lengths = shape.iter().zip(tensor.shape());
     lengths.filter(|(dim, _)| **dim == Dim::Batch).map(|(_, length)| *length).next()
-}
-
-/// Returns an error where an allocation of this size would abort the process.
-///
-/// # Errors
-/// Names the bytes.
-pub(in crate::program) fn check_memory(bytes: u64) -> Result<(), Failure> {
-    if bytes < ASKED_BYTES_MIN {
-        return Ok(());
-    }
-    let mut room = Vec::<u8>::new();
-    let asked = usize::try_from(bytes).ok().and_then(|bytes| room.try_reserve_exact(bytes).ok());
-    // Without this the compiler may elide the allocation.
-    std::hint::black_box(&room);
-    asked.ok_or_else(|| Failure::call(format!("found no memory for {bytes} bytes; expected as many")))
 }

@@ -4,12 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Failure;
 
-use super::lower::Lowering;
+use super::lower::{Lowering, RuleSettings};
 use super::ssa::Lowered;
 use super::syntax::Syntax;
-
-/// Values of a rule's parameters, by name, as far as they are set.
-pub type RuleSettings = BTreeMap<String, f64>;
 
 /// A checked rule: its text parses, its names are defined, its parameters are within their ranges, it assigns the
 /// parameter `w`, and it is within the limits.
@@ -39,7 +36,7 @@ impl CheckedRule {
     pub fn new(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
         let written = Self::piece(text, settings)?;
         let mut lowering = Lowering::new();
-        lowering.add(&written)?;
+        lowering.add(&written.syntax, &written.settings)?;
         if !lowering.assigns_weight() {
             return Err(Failure::call("the rule never assigns w; expected a statement such as w -= lr * g"));
         }
@@ -57,7 +54,7 @@ impl CheckedRule {
             states: Vec::new(),
         };
         let mut lowering = Lowering::new();
-        let names = lowering.add(&written)?;
+        let names = lowering.add(&written.syntax, &written.settings)?;
         refuse_unused(settings, &names)?;
         written.parameters = names;
         written.states = lowering
@@ -72,9 +69,9 @@ impl CheckedRule {
     /// The code of this rule alone.
     ///
     /// # Errors
-    /// As those of [`lower`](super::lower::lower).
+    /// As those of [`lower`](lower()).
     pub fn lower(&self) -> Result<Lowered, Failure> {
-        super::lower::lower(&[self])
+        lower(&[self])
     }
 
     /// The text as it was given.
@@ -106,6 +103,18 @@ impl CheckedRule {
     pub fn syntax(&self) -> &Syntax {
         &self.syntax
     }
+}
+
+/// The code of some rules, one after another, as one. Each has names of its own; `w` and `g` go from one to the next.
+///
+/// # Errors
+/// When they are longer together than a rule may be, or have two states of one name.
+pub fn lower(pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
+    let mut lowering = Lowering::new();
+    for piece in pieces {
+        lowering.add(&piece.syntax, &piece.settings)?;
+    }
+    Ok(lowering.finish())
 }
 
 /// A setting that nothing reads is a mistake that would train something else.

@@ -12,24 +12,15 @@ use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::text::Position;
 
-use super::checked::CheckedRule;
 use super::code::{CodeBuilder, Operand};
 use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
 use super::syntax::{
     ArithmeticOperator, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement, StatementKind,
+    Syntax,
 };
 
-/// The code of some texts, one after another, as one. Each has names of its own; `w` and `g` go from one to the next.
-///
-/// # Errors
-/// When they are longer together than a rule may be, or have two states of one name.
-pub fn lower(pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
-    let mut lowering = Lowering::new();
-    for piece in pieces {
-        lowering.add(piece)?;
-    }
-    Ok(lowering.finish())
-}
+/// Values of a rule's parameters, by name, as far as they are set.
+pub type RuleSettings = BTreeMap<String, f64>;
 
 /// Code in the making.
 pub(super) struct Lowering {
@@ -60,7 +51,8 @@ enum Meaning {
 /// State of the lowering of one text.
 struct TextLowering<'a> {
     lowering: &'a mut Lowering,
-    written: &'a CheckedRule,
+    syntax: &'a Syntax,
+    settings: &'a RuleSettings,
     names: BTreeMap<&'a str, Meaning>,
     parameters: BTreeMap<String, f64>,
     /// Within the branch that a constant condition leaves out: there a division by zero is no mistake.
@@ -81,10 +73,11 @@ impl Lowering {
     }
 
     /// Adds a text; gives the values of its parameters.
-    pub(super) fn add(&mut self, written: &CheckedRule) -> Result<BTreeMap<String, f64>, Failure> {
+    pub(super) fn add(&mut self, syntax: &Syntax, settings: &RuleSettings) -> Result<BTreeMap<String, f64>, Failure> {
         let mut piece = TextLowering {
             lowering: self,
-            written,
+            syntax,
+            settings,
             names: BTreeMap::new(),
             parameters: BTreeMap::new(),
             is_left_out: false,
@@ -97,7 +90,7 @@ impl Lowering {
             ("n", Meaning::Value(code.input(ScalarInput::Count))),
         ];
         piece.names.extend(names);
-        for statement in &written.syntax().statements {
+        for statement in &syntax.statements {
             piece.statement(statement)?;
         }
         Ok(piece.parameters)
@@ -141,7 +134,7 @@ impl<'a> TextLowering<'a> {
         interval: Option<&Interval>,
         default: Option<f64>,
     ) -> Result<f64, Failure> {
-        let value = self.written.settings().get(name).copied().or(default).ok_or_else(|| {
+        let value = self.settings.get(name).copied().or(default).ok_or_else(|| {
             position.refuse(format!("expected a value for the parameter {name:?}, which has no default, found none"))
         })?;
         let holds = interval.map_or(value.is_finite(), |interval| interval.holds(value));
@@ -218,13 +211,13 @@ impl<'a> TextLowering<'a> {
         }
         let is_declared =
             |statement: &&Statement| statement.name == name && !matches!(statement.kind, StatementKind::Assign(..));
-        if let Some(later) = self.written.syntax().statements.iter().find(is_declared) {
+        if let Some(later) = self.syntax.statements.iter().find(is_declared) {
             let line = later.position.line;
             return Err(
                 position.refuse(format!("expected a name from above, found {name:?}, which comes on line {line}"))
             );
         }
-        if self.written.settings().contains_key(name) {
+        if self.settings.contains_key(name) {
             let value = self.parameter(position, name, None, None)?;
             let meaning = Meaning::Value(self.lowering.code.constant(value));
             self.names.insert(name, meaning);

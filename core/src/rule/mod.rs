@@ -34,6 +34,6 @@ pub mod syntax;
 mod tests;
 pub mod uses;
 
-pub use checked::{CheckedRule, RuleSettings, RuleState};
+pub use checked::{CheckedRule, RuleState, lower};
 pub use interpret::UpdateInputs;
-pub use lower::lower;
+pub use lower::RuleSettings;

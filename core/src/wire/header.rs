@@ -4,7 +4,6 @@ use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::frame::{Entry, Frame};
 use crate::checksum::checksum;
 use crate::ids::{Epoch, Generation, Incarnation, Sequence, Ticket, TrainerId};
 use crate::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, HELLO_CONTROL_BYTES_MAX};
@@ -14,7 +13,8 @@ pub const HEADER_BYTES: usize = 64;
 /// The version this code speaks, and the only one it accepts.
 pub const WIRE_VERSION: u8 = 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"PSRV");
-const CHECKED_BYTES: usize = HEADER_BYTES - 4;
+/// The bytes that the header's own checksum covers.
+pub(super) const CHECKED_BYTES: usize = HEADER_BYTES - 4;
 
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES, "the header is drawn with 64 bytes");
 
@@ -227,67 +227,6 @@ pub enum WireError {
     },
 }
 
-/// A header whose own checksum and bounds hold: how much follows it is known, what follows is not.
-#[derive(Clone, Copy, Debug)]
-pub struct Prefix {
-    head: Head,
-    entries: u32,
-    control: u32,
-    rest_checksum: u32,
-}
-
-impl Prefix {
-    /// Checks a header. Nothing that it claims is believed before its checksum holds.
-    ///
-    /// # Errors
-    /// The first thing that is wrong, in the order magic, version, checksum, meaning, bounds.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
-        let raw = RawHeader::ref_from_bytes(bytes).expect("the array has the header's size and no alignment");
-        raw.check_origin()?;
-        let found = checksum(&bytes[..CHECKED_BYTES]);
-        let expected = raw.header_checksum.get();
-        if found != expected {
-            return Err(WireError::Checksum { part: "header", found, expected });
-        }
-        let head = raw.head()?;
-        raw.check_bounds(head.kind)?;
-        Ok(Self {
-            head,
-            entries: raw.entries.get(),
-            control: raw.control.get(),
-            rest_checksum: raw.rest_checksum.get(),
-        })
-    }
-
-    /// The header's fields.
-    #[must_use]
-    pub fn head(&self) -> &Head {
-        &self.head
-    }
-
-    /// Bytes of entries and control message that follow the header.
-    #[must_use]
-    pub fn rest_bytes(&self) -> usize {
-        self.entries as usize * Entry::BYTES + self.control as usize
-    }
-
-    /// Checks what followed the header.
-    ///
-    /// # Errors
-    /// A checksum that does not hold, an entry without a meaning, or payloads over their bound.
-    ///
-    /// # Panics
-    /// When `rest` is not [`Prefix::rest_bytes`] long: the transport counts, not the peer.
-    pub fn finish(&self, rest: &[u8]) -> Result<Frame, WireError> {
-        assert_eq!(rest.len(), self.rest_bytes(), "the transport reads as much as the header says");
-        let found = checksum(rest);
-        if found != self.rest_checksum {
-            return Err(WireError::Checksum { part: "entries", found, expected: self.rest_checksum });
-        }
-        Frame::from_parts(self.head, self.entries, rest)
-    }
-}
-
 /// Writes the header of `head` followed by `rest`, which holds `entries` entries and `control` bytes after them.
 pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u8; HEADER_BYTES] {
     let mut raw = RawHeader {
@@ -315,7 +254,8 @@ pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawHeader {
+// tidy: allow fields: the layout on the wire.
+pub(super) struct RawHeader {
     magic: U32,
     version: u8,
     kind: u8,
@@ -326,15 +266,15 @@ struct RawHeader {
     sequence: U64,
     request: U64,
     generation: U32,
-    entries: U32,
-    control: U32,
+    pub(super) entries: U32,
+    pub(super) control: U32,
     reserved: U32,
-    rest_checksum: U32,
-    header_checksum: U32,
+    pub(super) rest_checksum: U32,
+    pub(super) header_checksum: U32,
 }
 
 impl RawHeader {
-    fn check_origin(&self) -> Result<(), WireError> {
+    pub(super) fn check_origin(&self) -> Result<(), WireError> {
         if self.magic.get() != MAGIC {
             return Err(WireError::Magic { found: self.magic.get() });
         }
@@ -344,7 +284,7 @@ impl RawHeader {
         Ok(())
     }
 
-    fn head(&self) -> Result<Head, WireError> {
+    pub(super) fn head(&self) -> Result<Head, WireError> {
         let unknown = |field, found| WireError::Unknown { field, found };
         let kind = Kind::from_number(self.kind).ok_or_else(|| unknown("kind", self.kind.into()))?;
         let flags = self.flags.get();
@@ -366,7 +306,7 @@ impl RawHeader {
         })
     }
 
-    fn check_bounds(&self, kind: Kind) -> Result<(), WireError> {
+    pub(super) fn check_bounds(&self, kind: Kind) -> Result<(), WireError> {
         let entries_max = if kind.has_entries() { FRAME_ENTRIES_MAX } else { 0 };
         bound("the number of entries", self.entries.get(), entries_max)?;
         let control_max = if kind == Kind::Hello { HELLO_CONTROL_BYTES_MAX } else { FRAME_CONTROL_BYTES_MAX };

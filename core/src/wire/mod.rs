@@ -9,6 +9,7 @@ mod address;
 mod control;
 mod frame;
 mod header;
+mod prefix;
 mod rows;
 
 #[cfg(test)]
@@ -21,5 +22,6 @@ pub use control::{
     WelcomeMessage, answer, request,
 };
 pub use frame::{Entry, Frame};
-pub use header::{Flags, HEADER_BYTES, Head, Kind, Prefix, WIRE_VERSION, WireError};
+pub use header::{Flags, HEADER_BYTES, Head, Kind, WIRE_VERSION, WireError};
+pub use prefix::Prefix;
 pub use rows::RowsPart;

@@ -6,11 +6,10 @@
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::port::Arithmetic;
 use pserver_core::prng::Prng;
 use pserver_core::program::{
-    Block, Dim, Elements, Graph, Node, Op, OpKind, OpRole, PlainArithmetic, Program, Purpose, Tensor, Variable,
-    VariableFacts, VariableValue,
+    Arithmetic, Block, Dim, Elements, Graph, Node, Op, OpKind, OpRole, PlainArithmetic, Program, Purpose, Tensor,
+    Variable, VariableFacts, VariableValue,
 };
 
 /// How far an element of a product may be from the oracle's, for each term of its sum, in units of the type's precision

@@ -11,8 +11,9 @@ mod rows;
 mod tests;
 
 use pserver_core::error::Failure;
-use pserver_core::port::Arithmetic;
-use pserver_core::program::{Elements, Node, OpKind, PlainArithmetic, Tensor, VariableFacts, VariableValue};
+use pserver_core::program::{
+    Arithmetic, Elements, Node, OpKind, PlainArithmetic, Tensor, VariableFacts, VariableValue,
+};
 
 /// Arithmetic on the CPU.
 #[derive(Clone, Copy, Debug, Default)]

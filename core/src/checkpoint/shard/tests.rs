@@ -9,9 +9,9 @@ use crate::checkpoint::storage::join;
 use crate::checkpoint::storage::tests::{get, put};
 use crate::checkpoint::storage::{Directory, Failing, InMemory, StorageFault};
 use crate::checkpoint::{
-    Journal, Loaded, ReplayOptions, Replayed, Storage, inspect, journal_needed_from, load_latest, replay,
+    Journal, Loaded, ReplayOptions, Replayed, StateLayout, Storage, inspect, journal_needed_from, load_latest, replay,
 };
-use crate::ids::{ChunkIndex, Epoch, ParameterIndex};
+use crate::ids::{ChunkIndex, Epoch, ParameterIndex, Version};
 
 const SHARD: &str = "server-0/shard-1";
 const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, servers: 1, shard: 1, shards: 2 };

@@ -1,6 +1,7 @@
 //! Files in memory: made and sealed by one process, checked and mapped by others.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -64,6 +65,15 @@ impl Drop for File {
     fn drop(&mut self) {
         GONE.fetch_add(1, Relaxed);
     }
+}
+
+/// The range of a lease or of a buffer in a file that another process maps.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedRange<'a> {
+    /// The arena's memory, or the buffer's.
+    pub file: &'a Arc<File>,
+    /// Where in it the bytes begin.
+    pub offset: u64,
 }
 
 /// Another process's arena, mapped to be read. Its owner promises not to write what it has handed over before that

@@ -17,7 +17,7 @@ use crate::error::Failure;
 
 pub use board::{Board, COUNTERS, COUNTERS_BYTES, Counters};
 pub use descriptor::Descriptor;
-pub use file::{File, ReadOnly};
+pub use file::{File, ReadOnly, SharedRange};
 pub use foreign::ForeignBytes;
 
 /// The owner to which a view of another process's memory is returned.

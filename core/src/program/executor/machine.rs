@@ -3,17 +3,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::flow::{AccumulatorPace, PieceList, Queue, Sent};
 use super::marking::UnitRunner;
 use super::merge::merged;
 use super::plan::{Accumulator, ExecutionPlan, UnitIndex, UnitKind};
+use super::queue::Queue;
 use super::wait::Wait;
+use crate::accumulator::{AccumulatorPace, PieceList, Sent};
 use crate::error::Failure;
 use crate::limits::{PROGRAM_QUEUE_MAX, PROGRAM_STRING_BYTES_MAX};
-use crate::port::{Arithmetic, Kernels};
+use crate::port::Kernels;
 use crate::program::plain::{read, run_node};
 use crate::program::values::VariableValues;
-use crate::program::{Destination, Graph, Node, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
+use crate::program::{
+    Arithmetic, Destination, Graph, Node, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue,
+};
 
 /// Transport of values between programs.
 pub trait ProgramLink {

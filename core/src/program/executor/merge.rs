@@ -3,8 +3,8 @@
 use crate::config::Merge;
 use crate::error::Failure;
 use crate::optim::Gradient;
-use crate::port::{Arithmetic, Kernels};
-use crate::program::{Node, OpKind, OpRole, Tensor, VariableFacts, VariableValue};
+use crate::port::Kernels;
+use crate::program::{Arithmetic, Node, OpKind, OpRole, Tensor, VariableFacts, VariableValue};
 
 /// Adds several pieces in the order given; a mean divides by how many they are.
 pub(super) fn merged<T>(

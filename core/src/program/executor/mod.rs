@@ -1,6 +1,6 @@
 //! Executor: runs a checked program, one unit at a time, on a trainer, on a server and in tests.
 //!
-//! Not here: arithmetic ([`Arithmetic`](crate::port::Arithmetic) and [`Kernels`](crate::port::Kernels)), transport of
+//! Not here: arithmetic ([`Arithmetic`](super::Arithmetic) and [`Kernels`](crate::port::Kernels)), transport of
 //! values between programs ([`ProgramLink`]), threads, clocks. Nothing blocks in here: a unit is ready or not, and a
 //! step runs one.
 //!
@@ -31,19 +31,22 @@
 //!
 //! Read in this order: [`UnitKind`] and [`ExecutionPlan`]; [`Marking`], the scheduler; [`Wait`]; [`Executor`].
 
-mod flow;
 mod machine;
 mod marking;
 mod merge;
 mod plan;
+mod queue;
 mod run;
+mod status;
 #[cfg(test)]
 mod tests;
 mod wait;
 
-pub use flow::{AccumulatorPace, PieceList, Queue, Sent};
+pub use crate::accumulator::{AccumulatorPace, PieceList, Sent};
 pub use machine::{ExecutorParts, ProgramLink};
 pub use marking::{Marking, UnitRunner};
 pub use plan::{Accumulator, ExecutionPlan, Unit, UnitIndex, UnitKind};
+pub use queue::Queue;
 pub use run::{Executor, ExecutorSnapshot};
-pub use wait::{Standing, Wait, standing};
+pub use status::{RunStatus, run_status};
+pub use wait::Wait;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::flow::AccumulatorPace;
+use crate::accumulator::AccumulatorPace;
 use crate::config::Merge;
 use crate::error::Failure;
 use crate::program::{Graph, Node, OpKind, OpRole, VariableIndex};

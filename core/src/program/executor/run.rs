@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::machine::{ExecutorParts, LinkedState, ProgramLink, ProgramState, StateBefore};
 use super::marking::Marking;
 use super::plan::{ExecutionPlan, Unit, UnitIndex, UnitKind};
-use super::wait::{Standing, standing};
+use super::status::{RunStatus, run_status};
 use crate::error::Failure;
 use crate::program::{Graph, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
 
@@ -113,13 +113,13 @@ impl Executor {
     /// # Errors
     /// As [`step`](Self::step), and a deadlock: no op is ready and no value from outside can arrive, with every
     /// waiting op and its reason.
-    pub fn run(&mut self, link: &mut dyn ProgramLink, units_max: u64) -> Result<Standing, Failure> {
+    pub fn run(&mut self, link: &mut dyn ProgramLink, units_max: u64) -> Result<RunStatus, Failure> {
         for _ in 0..units_max {
             if self.step(link)?.is_none() {
-                return standing(&self.plan, &self.marking, &mut LinkedState { machine: &mut self.machine, link });
+                return run_status(&self.plan, &self.marking, &mut LinkedState { machine: &mut self.machine, link });
             }
         }
-        Ok(Standing::Runs)
+        Ok(RunStatus::Runs)
     }
 
     /// Passes a received value to the `recv` of its channel, which may then be ready. Returns the value when the

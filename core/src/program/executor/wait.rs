@@ -1,8 +1,4 @@
-//! Reasons why a unit is not ready, and deadlock detection.
-
-use super::marking::{Marking, UnitRunner};
-use super::plan::ExecutionPlan;
-use crate::error::Failure;
+//! Reasons why a unit is not ready.
 
 /// The reason why a unit cannot run after its predecessors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,32 +59,4 @@ impl std::fmt::Display for Wait {
             }
         }
     }
-}
-
-/// How a program stands when no unit is ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Every op has run, and there is no loop.
-    Ended,
-    /// A value or room from outside is needed.
-    Awaits,
-    /// It may go on: the allowed number of units has run.
-    Runs,
-}
-
-/// The state of a program without a ready unit.
-///
-/// # Errors
-/// A deadlock: nothing from outside is awaited and the program has not ended. Names every waiting op and its reason.
-pub fn standing<P: UnitRunner>(plan: &ExecutionPlan, marking: &Marking, port: &mut P) -> Result<Standing, Failure> {
-    if marking.has_ended() {
-        return Ok(Standing::Ended);
-    }
-    let waiting = marking.waiting(plan, port);
-    if waiting.iter().any(|(_, wait)| wait.is_outside()) {
-        return Ok(Standing::Awaits);
-    }
-    let words = waiting.iter().map(|(unit, wait)| format!("{} {wait}", plan.label(&plan.units()[unit.place()])));
-    let words: Vec<String> = words.collect();
-    Err(Failure::call(format!("deadlock: no op is ready and nothing is awaited from outside: {}", words.join("; "))))
 }

@@ -14,8 +14,8 @@ mod table;
 mod update;
 
 use crate::error::Failure;
-use crate::port::Arithmetic;
 
+use super::arithmetic::Arithmetic;
 use super::graph::Node;
 use super::op::OpKind;
 use super::value::{Elements, Tensor, VariableValue};

@@ -2,7 +2,8 @@
 
 use crate::error::Failure;
 use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
-use crate::port::{Arithmetic, Kernels};
+use crate::port::Kernels;
+use crate::program::arithmetic::Arithmetic;
 use crate::program::graph::{Graph, Node, VariableIndex};
 use crate::program::op::OpRole;
 use crate::program::value::{Tensor, VariableValue};

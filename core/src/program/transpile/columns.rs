@@ -26,9 +26,8 @@ use crate::program::op::{Op, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Dim, Purpose, Variable, VariableFacts};
 
 use super::cost::CostModel;
-use super::group::{Groups, OpGroup, ops};
-use super::outline::Outline;
-use super::parameter_server::variable;
+use super::group::{Groups, OpGroup};
+use super::outline::{Outline, ops, variable};
 use super::write::{BlockWriter, UsedNames, part};
 use super::{Cluster, ProgramPart, Transpiler};
 

@@ -7,7 +7,7 @@ use crate::program::graph::{Graph, Node};
 use crate::program::op::{Op, OpKind, OpRole};
 use crate::program::variable::{Dim, Purpose, VariableFacts};
 
-use super::outline::Outline;
+use super::outline::{Outline, ops};
 
 /// Ops of the role [`Optimize`](OpRole::Optimize) that share a variable, and therefore a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,11 +279,6 @@ pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
 /// How errors name an op.
 pub(super) fn label(place: usize, op: &Op) -> String {
     format!("block 0, op {place} {}", op.kind.name())
-}
-
-/// The ops of block 0 with their places.
-pub(super) fn ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
-    graph.program().blocks[0].ops.iter().enumerate()
 }
 
 fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {

@@ -11,11 +11,12 @@
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
 //! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
-//! belong together, and what may be cut); [`CostModel`]; `placement`; `parameter_server`, with `server` and `trainer`;
-//! `columns`; `draw`.
+//! belong together, and what may be cut); [`CostModel`]; `placement`; `division`; `parameter_server`, with `server` and
+//! `trainer`; `columns`; `draw`.
 
 mod columns;
 mod cost;
+mod division;
 mod draw;
 mod group;
 mod outline;

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::program::graph::Graph;
 use crate::program::op::{Op, OpRole};
-use crate::program::variable::Variable;
-
-use super::group::ops;
+use crate::program::variable::{Purpose, Variable, VariableFacts};
 
 /// Where in block 0 variables are declared and written.
 pub(super) struct Outline<'a> {
@@ -71,4 +69,16 @@ impl<'a> Outline<'a> {
     fn op(&self, place: usize) -> &'a Op {
         &self.graph.program().blocks[0].ops[place]
     }
+}
+
+/// The ops of block 0 with their places.
+pub(super) fn ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
+    graph.program().blocks[0].ops.iter().enumerate()
+}
+
+/// The declaration of a variable of block 0, or its inferred facts.
+pub(super) fn variable<'a>(graph: &'a Graph, name: &str) -> (&'a VariableFacts, Purpose) {
+    let index = graph.find(name).expect("a name of the program's own");
+    let variable = graph.variable(index);
+    (&variable.facts, variable.purpose)
 }

@@ -1,19 +1,20 @@
 //! Parameter-server transpiler: optimizer ops and their outputs go to servers, everything else to trainers.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
+use crate::accumulator::AccumulatorSettings;
 use crate::config::{Merge, Mode};
 use crate::error::Failure;
 use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
 use crate::program::graph::Graph;
 use crate::program::op::{OpRole, ProgramPeer};
-use crate::program::update_loop::{AccumulatorSettings, GradientNames};
-use crate::program::variable::{Dim, Purpose, VariableFacts};
+use crate::program::update_loop::GradientNames;
+use crate::program::variable::{Dim, VariableFacts};
 
 use super::cost::{CostModel, group_work};
-use super::group::{Groups, OpGroup, ops};
-use super::outline::Outline;
+use super::division::{Division, GroupSlice};
+use super::group::{Groups, OpGroup};
+use super::outline::{Outline, ops};
 use super::placement::{Load, Placement, Portion};
 use super::write::{UsedNames, part};
 use super::{Cluster, ProgramPart, Transpiler};
@@ -54,42 +55,23 @@ pub struct ParameterServer {
     pub merge: Merge,
 }
 
-/// A group, or some rows of it, on one server.
-#[derive(Debug)]
-pub(super) struct GroupSlice<'a> {
-    pub(super) group: &'a OpGroup,
-    pub(super) server: u32,
-    /// The rows of its variables; none when the group is not cut.
-    pub(super) rows: Option<Range<u64>>,
-    /// The names of the group's variables here.
-    names: BTreeMap<&'a str, String>,
-    /// For each gradient of the group, in order, its names on the server.
-    pub(super) arrivals: Vec<GradientNames>,
-}
-
-/// Everything that the parts are written from.
-pub(super) struct Division<'a> {
-    pub(super) graph: &'a Graph,
-    pub(super) outline: &'a Outline<'a>,
-    pub(super) groups: &'a Groups,
-    /// The variables on servers that trainers read, in order of first use, each with its index in that order.
-    pub(super) wanted: &'a BTreeMap<&'a str, usize>,
-    /// In the order of groups, and of rows.
-    pub(super) pieces: Vec<GroupSlice<'a>>,
-    pub(super) cluster: Cluster,
-    pub(super) terms: AccumulatorSettings,
-}
-
 impl Transpiler for ParameterServer {
     fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
         costs.validate()?;
         check(cluster)?;
-        let terms = self.terms(cluster)?;
+        let accumulators = self.accumulators(cluster)?;
         let outline = Outline::of(graph);
         let groups = Groups::find(&outline)?;
         let wanted = wanted(graph, &groups);
-        let empty =
-            Division { graph, outline: &outline, wanted: &wanted, groups: &groups, pieces: Vec::new(), cluster, terms };
+        let empty = Division {
+            graph,
+            outline: &outline,
+            wanted: &wanted,
+            groups: &groups,
+            pieces: Vec::new(),
+            cluster,
+            accumulators,
+        };
         let loads: Result<Vec<Load>, Failure> = groups.all.iter().map(|group| load(&empty, group, costs)).collect();
         let portions = self.placement.place(&loads?, cluster.servers);
 
@@ -107,7 +89,7 @@ impl Transpiler for ParameterServer {
 }
 
 impl ParameterServer {
-    fn terms(&self, cluster: Cluster) -> Result<AccumulatorSettings, Failure> {
+    fn accumulators(&self, cluster: Cluster) -> Result<AccumulatorSettings, Failure> {
         match self.mode {
             Mode::Staleness { bound: 0 } => {
                 Err(Failure::call("found a staleness bound of 0; expected 1 or more, or mode sync"))
@@ -115,30 +97,6 @@ impl ParameterServer {
             Mode::Delta => Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one")),
             mode => Ok(AccumulatorSettings::of(mode, self.merge, cluster.trainers)),
         }
-    }
-}
-
-impl<'a> GroupSlice<'a> {
-    /// The name of one of its group's variables here.
-    pub(super) fn name<'n>(&'n self, name: &'n str) -> &'n str {
-        self.names.get(name).map_or(name, String::as_str)
-    }
-
-    /// The facts of one of its group's variables here.
-    pub(super) fn facts(&self, facts: &VariableFacts) -> VariableFacts {
-        let Some(rows) = &self.rows else { return facts.clone() };
-        let mut facts = facts.clone();
-        match &mut facts {
-            VariableFacts::Dense { shape, .. } => {
-                // Only the count of updates has no rows, and every piece has its own.
-                if let Some(first) = shape.first_mut() {
-                    *first = Dim::Fixed(rows.end - rows.start);
-                }
-            }
-            VariableFacts::SelectedRows { height, .. } => *height = rows.end - rows.start,
-            VariableFacts::Queue { .. } | VariableFacts::Strings => {}
-        }
-        facts
     }
 }
 
@@ -244,11 +202,4 @@ fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> BTreeMap<&'a str, usize> {
         wanted.entry(name.as_str()).or_insert(next);
     }
     wanted
-}
-
-/// The declaration of a variable of block 0, or its inferred facts.
-pub(super) fn variable<'a>(graph: &'a Graph, name: &str) -> (&'a VariableFacts, Purpose) {
-    let index = graph.find(name).expect("a name of the program's own");
-    let variable = graph.variable(index);
-    (&variable.facts, variable.purpose)
 }

@@ -16,7 +16,8 @@ use crate::program::op::{Op, OpKind, ProgramPeer};
 use crate::program::update_loop::loop_forever;
 use crate::program::variable::{Purpose, VariableFacts};
 
-use super::parameter_server::{Division, GroupSlice, variable};
+use super::division::{Division, GroupSlice};
+use super::outline::variable;
 use super::write::BlockWriter;
 
 /// The blocks of one server.
@@ -81,7 +82,7 @@ fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter
         let to = widened(division, piece, &facts);
         let element_type = element_type(&facts);
         inner.declare(&arrival.piece, facts, Purpose::Temporary);
-        inner.block.ops.extend(arrival.ops(division.terms, element_type, to));
+        inner.block.ops.extend(arrival.ops(division.accumulators, element_type, to));
     }
     let block = &division.graph.program().blocks[0];
     for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {

@@ -12,8 +12,8 @@ use crate::program::block::Block;
 use crate::program::op::{OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Purpose, Variable};
 
-use super::group::ops;
-use super::parameter_server::{Division, GroupSlice, variable};
+use super::division::{Division, GroupSlice};
+use super::outline::{ops, variable};
 use super::write::BlockWriter;
 
 /// The one block.

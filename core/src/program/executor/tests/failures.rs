@@ -11,11 +11,11 @@ use crate::config::Merge;
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::error::Failure;
 use crate::limits::{PROGRAM_MEMORY_BYTES_MAX, PROGRAM_STRING_BYTES_MAX};
-use crate::port::{Arithmetic, Plain};
-use crate::program::executor::{Executor, ExecutorParts, Standing};
+use crate::port::Plain;
+use crate::program::executor::{Executor, ExecutorParts, RunStatus};
 use crate::program::{
-    Block, Builder, Dim, Elements, Graph, Node, OpKind, OpRole, PlainArithmetic, PlainRun, Program, ProgramPeer,
-    Purpose, Tensor, VariableFacts, VariableValue,
+    Arithmetic, Block, Builder, Dim, Elements, Graph, Node, OpKind, OpRole, PlainArithmetic, PlainRun, Program,
+    ProgramPeer, Purpose, Tensor, VariableFacts, VariableValue,
 };
 use crate::rows::Initializer;
 
@@ -57,7 +57,7 @@ fn look_up(executor: &mut Executor, post: &mut Post, row: i64) -> Result<(), Fai
     if ran.is_err() {
         executor.restore(before);
     }
-    ran.map(|standing| assert_eq!(standing, Standing::Awaits))
+    ran.map(|status| assert_eq!(status, RunStatus::Awaits))
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_run_that_is_half_over_does_not_begin_again() {
     for row in [1, 2] {
         executor.set("ids", ids(row)).expect("it fits");
         executor.begin().expect("the last run is over, or taken back");
-        assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Ended));
+        assert_eq!(executor.run(&mut post, 1000), Ok(RunStatus::Ended));
     }
 }
 
@@ -146,7 +146,7 @@ fn pieces_stay_when_they_cannot_be_made_one() {
     }
     let text = executor.run(&mut post, 1000).expect_err("the mean fails once").to_string();
     assert!(text.contains("gradient_accumulator: scale fails once"), "{text}");
-    assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
+    assert_eq!(executor.run(&mut post, 1000), Ok(RunStatus::Awaits));
     assert_eq!(post.sent.drain(..).map(|(_, _, value)| as_number(&value)).collect::<Vec<_>>(), [4.0]);
 }
 
@@ -197,7 +197,7 @@ fn a_list_of_strings_does_not_depend_on_their_arrival() {
         for text in &order {
             assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
         }
-        assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
+        assert_eq!(executor.run(&mut post, 1000), Ok(RunStatus::Awaits));
         assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&expected)), "{order:?}");
     }
 }
@@ -214,7 +214,7 @@ fn a_string_that_is_too_long_leaves_nothing_of_its_value() {
     for text in ["b", "a"] {
         assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
     }
-    assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
+    assert_eq!(executor.run(&mut post, 1000), Ok(RunStatus::Awaits));
     assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&["a", "b"])));
 }
 
@@ -229,7 +229,7 @@ fn a_queue_holds_strings() {
     for text in ["one", "two"] {
         assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), lines(&[text])).expect("it is a string"), None);
     }
-    assert_eq!(executor.run(&mut post, 1000), Ok(Standing::Awaits));
+    assert_eq!(executor.run(&mut post, 1000), Ok(RunStatus::Awaits));
     assert_eq!(post.sent.pop_front().map(|(_, _, value)| value), Some(lines(&["two"])));
 }
 
@@ -294,7 +294,7 @@ fn the_bound_is_of_all_values_together() {
         executor.set("x", Tensor::zeros(Float64, &[batch])).expect("it fits");
         executor.begin().and_then(|()| executor.run(&mut Post::new(1), 1000))
     };
-    assert_eq!(run(10, 320), Ok(Standing::Ended));
+    assert_eq!(run(10, 320), Ok(RunStatus::Ended));
     let text = run(10, 319).expect_err("the third is too much").to_string();
     assert_eq!(
         text,

@@ -7,7 +7,7 @@ use super::stage::{
     strings, variable,
 };
 use crate::config::Merge;
-use crate::program::executor::{ExecutionPlan, Executor, Standing};
+use crate::program::executor::{ExecutionPlan, Executor, RunStatus};
 use crate::program::{Block, Graph, Op, OpKind, Program, ProgramPeer, Purpose, Variable, VariableValue};
 
 const SINK: ProgramPeer = ProgramPeer::Server(9);
@@ -22,8 +22,8 @@ fn x() -> Variable {
 
 /// Runs until nothing is ready; returns the sent values as numbers.
 fn run(executor: &mut Executor, post: &mut Post) -> Vec<f64> {
-    let standing = executor.run(post, 1000).expect("the program runs");
-    assert_eq!(standing, Standing::Awaits);
+    let status = executor.run(post, 1000).expect("the program runs");
+    assert_eq!(status, RunStatus::Awaits);
     post.sent.drain(..).map(|(_, _, value)| as_number(&value)).collect()
 }
 
@@ -232,7 +232,7 @@ fn a_loop_runs_as_many_turns_as_its_caller_lets_it() {
     executor.set("total", one(0)).expect("it is a number");
     // The loop begins in a unit of its own, and a turn has two.
     for (units, total) in [(1 + 2 * 3, 3), (2 * 4, 7), (1, 7), (1, 8)] {
-        assert_eq!(executor.run(&mut Post::new(0), units).expect("the program runs"), Standing::Runs);
+        assert_eq!(executor.run(&mut Post::new(0), units).expect("the program runs"), RunStatus::Runs);
         assert_eq!(executor.value("total"), Some(&one(total)));
     }
 }

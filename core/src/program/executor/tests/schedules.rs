@@ -7,7 +7,7 @@ use super::stage::{
 };
 use crate::config::Merge;
 use crate::prng::Prng;
-use crate::program::executor::{Executor, Standing};
+use crate::program::executor::{Executor, RunStatus};
 use crate::program::{Graph, Op, ProgramPeer, Purpose};
 
 const SINK: ProgramPeer = ProgramPeer::Server(0);
@@ -76,8 +76,8 @@ fn schedule(shape: &Shape, prng: &mut Prng) {
 }
 
 fn run(executor: &mut Executor, post: &mut Post, units: u64) {
-    let standing = executor.run(post, units).expect("something is always awaited from outside");
-    assert_ne!(standing, Standing::Ended, "a loop has no end");
+    let status = executor.run(post, units).expect("something is always awaited from outside");
+    assert_ne!(status, RunStatus::Ended, "a loop has no end");
 }
 
 /// 3,000 schedules; 1,000,000 with `PSERVER_FULL=1`. `PSERVER_SEED` replays.

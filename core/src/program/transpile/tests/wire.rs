@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::limits::PROGRAM_MEMORY_BYTES_MAX;
 use crate::port::Plain;
 use crate::prng::Prng;
-use crate::program::executor::{Executor, ExecutorParts, ProgramLink, Standing};
+use crate::program::executor::{Executor, ExecutorParts, ProgramLink, RunStatus};
 use crate::program::transpile::ProgramPart;
 use crate::program::{Graph, PlainArithmetic, PlainRun, ProgramPeer, Purpose, VariableValue};
 
@@ -85,11 +85,11 @@ impl Place {
     fn run(&mut self, units: u64) -> bool {
         for unit in 0..if self.is_done { 0 } else { units } {
             if self.executor.step(&mut self.post).expect("an op runs").is_none() {
-                let standing = self.executor.run(&mut self.post, 1).expect("no part is stuck");
-                if standing == Standing::Ended {
+                let status = self.executor.run(&mut self.post, 1).expect("no part is stuck");
+                if status == RunStatus::Ended {
                     self.begin();
                 }
-                return unit > 0 || standing == Standing::Ended;
+                return unit > 0 || status == RunStatus::Ended;
             }
         }
         !self.is_done

@@ -1,9 +1,32 @@
-//! Storage of flow ops: items in a queue, pieces in an accumulator, and the order in which senders' pieces are
-//! accepted.
-
-use std::collections::VecDeque;
+//! Gradient accumulator: how many pieces make one gradient, how they are merged, and when a sender's next piece is
+//! taken. A server's shard and the executor of programs share these types.
 
 use smallvec::SmallVec;
+
+use crate::config::{Merge, Mode};
+
+/// Attributes of an accumulator, which depend on the mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccumulatorSettings {
+    /// The number of pieces in one merged gradient.
+    pub count: u32,
+    /// How pieces are merged.
+    pub merge: Merge,
+    /// The number of pieces that a sender may be ahead of the slowest one; none is no bound.
+    pub staleness: Option<u32>,
+}
+
+impl AccumulatorSettings {
+    /// The attributes in a mode. A gradient that is an update alone is its own mean and sum, and is added.
+    #[must_use]
+    pub fn of(mode: Mode, merge: Merge, trainers: u32) -> Self {
+        match mode {
+            Mode::Sync => Self { count: trainers, merge, staleness: Some(0) },
+            Mode::Async | Mode::Delta => Self { count: 1, merge: Merge::Sum, staleness: None },
+            Mode::Staleness { bound } => Self { count: 1, merge: Merge::Sum, staleness: Some(bound) },
+        }
+    }
+}
 
 /// When an accumulator takes a piece of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +61,7 @@ impl AccumulatorPace {
     }
 }
 
-/// Something with a sender.
+/// A piece whose sender is known.
 pub trait Sent {
     /// The type by which senders are distinguished and ordered.
     type Sender: Ord + Copy;
@@ -47,8 +70,8 @@ pub trait Sent {
     fn sender(&self) -> Self::Sender;
 }
 
-/// Pieces in the order of their senders; of one sender, in the order of arrival. Their memory stays, and a lone one
-/// needs none of its own: of a million accumulators most have a lone sender.
+/// Pieces in the order of their senders; of one sender, in the order of arrival. Memory is kept when the list is
+/// emptied. A single piece is stored inline, because most of a million accumulators have one sender.
 #[derive(Clone, Debug)]
 pub struct PieceList<T> {
     held: SmallVec<[T; 1]>,
@@ -67,7 +90,7 @@ impl<T: Sent> PieceList<T> {
         &self.held
     }
 
-    /// The pieces in order, to change all but their senders.
+    /// The pieces in order, to change; their senders must stay the same.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         &mut self.held
@@ -80,7 +103,7 @@ impl<T: Sent> PieceList<T> {
         self.held.get(self.first_not_before(sender)).filter(|one| one.sender() == sender)
     }
 
-    /// The first piece of a sender, to change all but that.
+    /// The first piece of a sender, to change; its sender must stay the same.
     #[must_use]
     pub fn of_mut(&mut self, sender: T::Sender) -> Option<&mut T> {
         let at = self.first_not_before(sender);
@@ -120,59 +143,5 @@ impl<T: Sent> PieceList<T> {
     #[inline]
     fn first_not_before(&self, sender: T::Sender) -> usize {
         self.held.partition_point(|one| one.sender() < sender)
-    }
-}
-
-/// Items that wait, oldest first, and no more than a bound.
-#[derive(Clone, Debug)]
-pub struct Queue<T> {
-    items: VecDeque<T>,
-    capacity: usize,
-}
-
-impl<T> Queue<T> {
-    /// An empty queue. Its capacity is a claim of the program's, so memory comes with the items.
-    #[must_use]
-    pub fn new(capacity: usize) -> Self {
-        Self { items: VecDeque::new(), capacity }
-    }
-
-    /// How many items it holds at most.
-    #[must_use]
-    pub const fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// How many items it holds.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.items.len()
-    }
-
-    /// Whether it holds none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    /// Whether the queue is full.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.items.len() >= self.capacity
-    }
-
-    /// Adds an item.
-    ///
-    /// # Panics
-    ///
-    /// When the queue is full: nothing is ever dropped, so the caller checks first.
-    pub fn put(&mut self, item: T) {
-        assert!(!self.is_full(), "an item for a full queue");
-        self.items.push_back(item);
-    }
-
-    /// Takes the oldest item.
-    pub fn take(&mut self) -> Option<T> {
-        self.items.pop_front()
     }
 }

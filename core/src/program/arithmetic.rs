@@ -1,7 +1,10 @@
 //! Interface for the arithmetic of a program's ops.
 
 use crate::error::Failure;
-use crate::program::{Node, VariableFacts, VariableValue};
+
+use super::graph::Node;
+use super::value::VariableValue;
+use super::variable::VariableFacts;
 
 /// The arithmetic of a graph, without flow and updates. Every implementation is deterministic on one machine;
 /// implementations agree within a measured tolerance, and exactly where an op only moves or counts.

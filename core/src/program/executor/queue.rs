@@ -1,0 +1,57 @@
+//! Queue of an `enqueue` and a `dequeue`: items in order of arrival, up to a bound.
+
+use std::collections::VecDeque;
+
+/// Items that wait, oldest first, and no more than a bound.
+#[derive(Clone, Debug)]
+pub struct Queue<T> {
+    items: VecDeque<T>,
+    capacity: usize,
+}
+
+impl<T> Queue<T> {
+    /// An empty queue. Its capacity is a claim of the program's, so memory comes with the items.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { items: VecDeque::new(), capacity }
+    }
+
+    /// How many items it holds at most.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// How many items it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Whether the queue is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.items.len() >= self.capacity
+    }
+
+    /// Adds an item.
+    ///
+    /// # Panics
+    ///
+    /// When the queue is full: nothing is ever dropped, so the caller checks first.
+    pub fn put(&mut self, item: T) {
+        assert!(!self.is_full(), "an item for a full queue");
+        self.items.push_back(item);
+    }
+
+    /// Takes the oldest item.
+    pub fn take(&mut self) -> Option<T> {
+        self.items.pop_front()
+    }
+}
