@@ -21,6 +21,7 @@ use pserver_core::ids::Version;
 use pserver_core::narrowing;
 use pserver_core::optim::{self, Algorithm, Coefficients, Gradient, Prepared, Regularizer, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
+use pserver_core::rule::reference::ParameterPiece;
 use pserver_core::rule::{CheckedRule, RuleSettings};
 
 /// How far an update may be from the oracle's, in the unit of [`worst`].
@@ -258,7 +259,8 @@ fn check_exact(
     let found = tensors.whole_and_cut(kernels, (&prepared, &step), shape);
     let mut expected = tensors.parameter.clone();
     let held: Vec<GuardedBuffer> = tensors.gradients.iter().map(|bytes| GuardedBuffer::new(bytes, 0)).collect();
-    optim::update(&rule, &coefficients, element_type, &mut expected, &mut [], &views(&held, gradient_type));
+    let piece = ParameterPiece { element_type, parameter: &mut expected, states: &mut [] };
+    optim::update(&rule, &coefficients, piece, &views(&held, gradient_type));
     let case = || format!("{} of {gradient_type} to {element_type}: {shape:?}", algorithm.name());
     assert_same(element_type, &found[0], &expected, case);
 }
@@ -395,9 +397,10 @@ fn ftrl_inexact(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>], i
     };
     let bound = coefficients.gradient_bound;
     let gradient = (sums[index] * coefficients.gradient_scale).clamp(-bound, bound);
-    let power = (square_sums[index] + gradient * gradient).powf(coefficients.power);
-    let weight = weights[index].abs() * (1.0 + coefficients.decay_l2) + coefficients.decay_l1;
-    let moved = ulp(ElementType::Float64, power) * weight * coefficients.inverse_rate;
+    let power = (square_sums[index] + gradient * gradient).powf(coefficients.ftrl.power);
+    let weight =
+        weights[index].abs() * (1.0 + coefficients.regularization.decay_l2) + coefficients.regularization.decay_l1;
+    let moved = ulp(ElementType::Float64, power) * weight * coefficients.ftrl.inverse_rate;
     if moved.is_finite() { moved } else { 0.0 }
 }
 
@@ -408,7 +411,8 @@ fn oracle(rule: &Rule, coefficients: &Coefficients, inputs: &[Vec<f64>]) -> Vec<
     let (weights, states) = tensors.split_first_mut().expect("the first input is the weights");
     let gradients = [Gradient { bytes: sum, element_type: ElementType::Float64 }];
     let mut states: Vec<&mut [u8]> = states.iter_mut().map(Vec::as_mut_slice).collect();
-    optim::update(rule, coefficients, ElementType::Float64, weights, &mut states, &gradients);
+    let piece = ParameterPiece { element_type: ElementType::Float64, parameter: weights, states: &mut states };
+    optim::update(rule, coefficients, piece, &gradients);
     bytes[..inputs.len() - 1].iter().map(|tensor| floats(ElementType::Float64, tensor)).collect()
 }
 

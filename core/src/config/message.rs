@@ -4,6 +4,7 @@
 //! holds the two together.
 
 /// All settings of an optimizer.
+// tidy: allow fields: the message's layout; Paddle's numbers and names are fixed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct OptimizerConfig {
     #[prost(enumeration = "OptimizerKind", optional, tag = "1")]

@@ -39,14 +39,14 @@ pub struct Lease {
 /// Backing of a lease. A shard has several leases for each chunk, and few views.
 enum Backing {
     Slot { slab: Arc<Slab>, slot: u32, class: u8 },
-    View(Box<View>),
+    View(Box<ForeignView>),
 }
 
 const _: () = assert!(CLASSES <= u8::MAX as usize, "a class is told by 8 bits");
 const _: () = assert!(size_of::<Lease>() <= 24, "a shard keeps and moves several for each chunk");
 
 /// A part of another process's memory.
-struct View {
+struct ForeignView {
     memory: Arc<ReadOnly>,
     offset: usize,
     owner: Arc<dyn GiveBack>,
@@ -55,7 +55,7 @@ struct View {
 
 /// Leased slots of an arena: a snapshot, because other threads take and return meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ArenaUsage {
     /// Slots out on lease.
     pub slots_in_use: u64,
     /// Slots in all.
@@ -168,8 +168,8 @@ impl Arena {
 
     /// Usage of the arena.
     #[must_use]
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
+    pub fn usage(&self) -> ArenaUsage {
+        let mut usage = ArenaUsage::default();
         for (class, entry) in self.slab.classes().iter().enumerate() {
             let in_use = entry.in_use.load(Relaxed);
             let bytes = u64::from(slot_bytes(class));
@@ -214,7 +214,7 @@ impl Lease {
     pub fn view(memory: &Arc<ReadOnly>, offset: u64, bytes: u32, owner: Arc<dyn GiveBack>, token: u32) -> Option<Self> {
         memory.bytes(offset, bytes)?;
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(SLOT_BYTES_MIN as usize))?;
-        let view = View { memory: Arc::clone(memory), offset, owner, token };
+        let view = ForeignView { memory: Arc::clone(memory), offset, owner, token };
         Some(Self { backing: Backing::View(Box::new(view)), bytes })
     }
 
@@ -454,7 +454,7 @@ impl<'a> StretchMut<'a> {
     }
 }
 
-impl View {
+impl ForeignView {
     /// Its first `bytes` bytes.
     fn bytes(&self, bytes: u32) -> ForeignBytes<'_> {
         self.memory.range(self.offset, bytes as usize)

@@ -12,7 +12,7 @@ const _: () = assert!(usize::BITS >= 64, "an offset into the arena is 64 bits");
 
 /// One reason for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct BudgetLine {
     /// The use of the slots.
     pub reason: &'static str,
     /// The bytes one slot must hold.
@@ -24,7 +24,7 @@ pub struct Line {
 /// A sum of reasons. Each use of slots adds a line, and the arena maps the sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    lines: Vec<Line>,
+    lines: Vec<BudgetLine>,
 }
 
 impl Budget {
@@ -37,18 +37,18 @@ impl Budget {
     /// Adds `count` slots of at least `bytes` bytes each. Sizes that cannot be are refused by
     /// [`Arena::new`](super::Arena::new).
     pub fn line(&mut self, reason: &'static str, bytes: u32, count: u64) {
-        self.lines.push(Line { reason, bytes, count });
+        self.lines.push(BudgetLine { reason, bytes, count });
     }
 
     /// The lines, in the order in which they were added.
-    pub fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub fn lines(&self) -> impl Iterator<Item = &BudgetLine> {
         self.lines.iter()
     }
 
     /// The bytes an arena of this budget maps: every slot at the size of its class.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let line_bytes = |line: &Line| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
+        let line_bytes = |line: &BudgetLine| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
         self.lines.iter().map(line_bytes).fold(0, u64::saturating_add)
     }
 }

@@ -15,10 +15,10 @@ use super::slab::Slab;
 /// use of the buffer. Memory of the caller's stays as long as the caller says, and its registrations end on request
 /// ([`Mapped::until`]).
 #[derive(Clone)]
-pub struct Mapped(Kind);
+pub struct Mapped(MappedKind);
 
 #[derive(Clone)]
-enum Kind {
+enum MappedKind {
     Slab(Arc<Slab>),
     Buffer(Arc<MmapRaw>),
     Callers(Arc<Callers>),
@@ -26,13 +26,13 @@ enum Kind {
 
 impl Mapped {
     pub(super) fn slab(slab: &Arc<Slab>) -> Self {
-        Self(Kind::Slab(Arc::clone(slab)))
+        Self(MappedKind::Slab(Arc::clone(slab)))
     }
 
     pub(super) fn buffer(mapping: &Arc<Mapping>) -> Self {
         Self(match mapping.pages() {
-            Pages::File { map, .. } => Kind::Buffer(Arc::clone(map)),
-            Pages::Callers(callers) => Kind::Callers(Arc::clone(callers)),
+            Pages::File { map, .. } => MappedKind::Buffer(Arc::clone(map)),
+            Pages::Callers(callers) => MappedKind::Callers(Arc::clone(callers)),
         })
     }
 
@@ -40,9 +40,9 @@ impl Mapped {
     #[must_use]
     pub fn address(&self) -> usize {
         match &self.0 {
-            Kind::Slab(slab) => slab.map().as_mut_ptr().expose_provenance(),
-            Kind::Buffer(map) => map.as_mut_ptr().expose_provenance(),
-            Kind::Callers(callers) => callers.address(),
+            MappedKind::Slab(slab) => slab.map().as_mut_ptr().expose_provenance(),
+            MappedKind::Buffer(map) => map.as_mut_ptr().expose_provenance(),
+            MappedKind::Callers(callers) => callers.address(),
         }
     }
 
@@ -51,9 +51,9 @@ impl Mapped {
     #[expect(clippy::len_without_is_empty, reason = "there is no mapping of no bytes")]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Slab(slab) => slab.map().len(),
-            Kind::Buffer(map) => map.len(),
-            Kind::Callers(callers) => callers.bytes(),
+            MappedKind::Slab(slab) => slab.map().len(),
+            MappedKind::Buffer(map) => map.len(),
+            MappedKind::Callers(callers) => callers.bytes(),
         }
     }
 
@@ -61,9 +61,9 @@ impl Mapped {
     #[must_use]
     pub fn is_last(&self) -> bool {
         match &self.0 {
-            Kind::Slab(slab) => Arc::strong_count(slab) == 1,
-            Kind::Buffer(map) => Arc::strong_count(map) == 1,
-            Kind::Callers(callers) => Arc::strong_count(callers) == 1,
+            MappedKind::Slab(slab) => Arc::strong_count(slab) == 1,
+            MappedKind::Buffer(map) => Arc::strong_count(map) == 1,
+            MappedKind::Callers(callers) => Arc::strong_count(callers) == 1,
         }
     }
 
@@ -71,9 +71,9 @@ impl Mapped {
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
-            (Kind::Slab(one), Kind::Slab(other)) => Arc::ptr_eq(one, other),
-            (Kind::Buffer(one), Kind::Buffer(other)) => Arc::ptr_eq(one, other),
-            (Kind::Callers(one), Kind::Callers(other)) => Arc::ptr_eq(one, other),
+            (MappedKind::Slab(one), MappedKind::Slab(other)) => Arc::ptr_eq(one, other),
+            (MappedKind::Buffer(one), MappedKind::Buffer(other)) => Arc::ptr_eq(one, other),
+            (MappedKind::Callers(one), MappedKind::Callers(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -81,13 +81,13 @@ impl Mapped {
     /// Whether it is memory of the caller's own making.
     #[must_use]
     pub fn is_callers(&self) -> bool {
-        matches!(self.0, Kind::Callers(_))
+        matches!(self.0, MappedKind::Callers(_))
     }
 
     /// Says how whoever registers memory of the caller's with a device lets go of it; it is asked to as long as it
     /// keeps this. Other memory stays.
     pub fn until(&self, let_go: &Arc<LetGo>) {
-        if let Kind::Callers(callers) = &self.0 {
+        if let MappedKind::Callers(callers) = &self.0 {
             callers.has_device(let_go);
         }
     }

@@ -48,8 +48,8 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Arena, Lease, Stretch, StretchMut, Usage};
-pub use budget::{Budget, Line};
+pub use arena::{Arena, ArenaUsage, Lease, Stretch, StretchMut};
+pub use budget::{Budget, BudgetLine};
 pub use buffer::{Buffer, Mapping};
 pub use callers::LetGo;
 pub use loan::{LoanBook, LoanIn, LoanOut, lend};

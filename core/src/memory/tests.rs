@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::shared::{Board, COUNTERS, GiveBack, ReadOnly};
-use super::{Arena, Budget, Lease, LetGo, Line, Mapped, Mapping, Stretch, StretchMut, Usage, lend};
+use super::{Arena, ArenaUsage, Budget, BudgetLine, Lease, LetGo, Mapped, Mapping, Stretch, StretchMut, lend};
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
@@ -23,7 +23,7 @@ fn check(lines: &[(u32, u64)], script: &str, expected: &str) {
             ("drop", index) => drop(leases[index.parse::<usize>().expect("an index")].take()),
             other => panic!("no step {other:?}"),
         }
-        let Usage { slots_in_use, bytes_in_use, .. } = arena.usage();
+        let ArenaUsage { slots_in_use, bytes_in_use, .. } = arena.usage();
         said.push(format!("{slots_in_use}:{bytes_in_use}"));
     }
     assert_eq!(said.join(" "), expected, "{script}");
@@ -79,7 +79,7 @@ fn a_lease_of_no_bytes_or_too_many_is_refused() {
 
 #[test]
 fn an_arena_without_slots_is_legal() {
-    assert_eq!(arena(&[]).usage(), Usage::default());
+    assert_eq!(arena(&[]).usage(), ArenaUsage::default());
     check(
         &[(64, 0)],
         "take 1",
@@ -93,7 +93,7 @@ fn a_budget_adds_up_its_lines_at_the_size_of_their_class() {
     budget.line("sends", 100, 3);
     budget.line("chunks", CHUNK_BYTES_MAX, 2);
     assert_eq!(budget.bytes(), 3 * 128 + 2 * u64::from(CHUNK_BYTES_MAX));
-    let first = Line { reason: "sends", bytes: 100, count: 3 };
+    let first = BudgetLine { reason: "sends", bytes: 100, count: 3 };
     assert_eq!(budget.lines().next(), Some(&first));
     let arena = Arena::new(&budget).expect("32 MiB");
     assert_eq!(arena.usage().bytes_total, budget.bytes());

@@ -32,6 +32,26 @@ pub struct Coefficients {
     pub gradient_scale: f64,
     /// The scaled gradient is kept within plus and minus this; infinity when there is no `clip_value`.
     pub gradient_bound: f64,
+    /// L1 and L2 outside of the algorithm's own formula.
+    pub regularization: RegularizationCoefficients,
+    /// The learning rate: the schedule's or the step's, times the parameter's own factor.
+    pub rate: f64,
+    /// The number of the update, from one.
+    pub count: f64,
+    /// The factor of the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
+    pub step: f64,
+    /// The algorithm's epsilon. For Adam it is times `sqrt(1 - beta2^n)`, so that `step m / (sqrt(v) + epsilon)` on
+    /// the moments as stored is the corrected step.
+    pub epsilon: f64,
+    /// Decays of the moving averages in the states.
+    pub decays: DecayCoefficients,
+    /// The formula of FTRL.
+    pub ftrl: FtrlCoefficients,
+}
+
+/// Regularization before and after the algorithm's step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RegularizationCoefficients {
     /// `g += coupled_l1 sign(w)`, where the sign of zero is zero.
     pub coupled_l1: f64,
     /// `g += coupled_l2 w`
@@ -44,13 +64,11 @@ pub struct Coefficients {
     pub threshold: f64,
     /// The factor after the threshold, `1 / (1 + rate l2)`.
     pub shrink: f64,
+}
 
-    /// The learning rate: the schedule's or the step's, times the parameter's own factor.
-    pub rate: f64,
-    /// The number of the update, from one.
-    pub count: f64,
-    /// The factor of the algorithm's direction: `rate`, and for Adam `rate sqrt(1 - beta2^n) / (1 - beta1^n)`.
-    pub step: f64,
+/// Decays of moving averages, each with its complement as far as the algorithm uses it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecayCoefficients {
     /// The momentum of Momentum and RMSProp.
     pub momentum: f64,
     /// The decay of the means of Adadelta and RMSProp.
@@ -65,19 +83,21 @@ pub struct Coefficients {
     pub beta2: f64,
     /// `1 - beta2`
     pub beta2_complement: f64,
-    /// The algorithm's epsilon. For Adam it is times `sqrt(1 - beta2^n)`, so that `step m / (sqrt(v) + epsilon)` on
-    /// the moments as stored is the corrected step.
-    pub epsilon: f64,
+}
+
+/// Scalars of FTRL.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FtrlCoefficients {
     /// FTRL's `p`, the power of the sum of squares: minus `learning_rate_power`.
     pub power: f64,
     /// FTRL's `beta`.
     pub beta: f64,
     /// FTRL's own L1, within its formula.
-    pub ftrl_l1: f64,
+    pub l1: f64,
     /// FTRL's own L2, within its formula.
-    pub ftrl_l2: f64,
-    /// FTRL's `1 / rate`; zero when the rate is below 1e-30, by which what is divided may not be finite in a binary32,
-    /// and then the update leaves parameter and states as they are.
+    pub l2: f64,
+    /// FTRL's `1 / rate`; zero when the rate is below 1e-30, where a quotient may not be finite in binary32. The update
+    /// then leaves parameter and states as they are.
     pub inverse_rate: f64,
 }
 
@@ -89,28 +109,28 @@ impl Coefficients {
     const NEUTRAL: Self = Self {
         gradient_scale: 1.0,
         gradient_bound: f64::INFINITY,
-        coupled_l1: 0.0,
-        coupled_l2: 0.0,
-        decay_l1: 0.0,
-        decay_l2: 0.0,
-        threshold: 0.0,
-        shrink: 1.0,
+        regularization: RegularizationCoefficients {
+            coupled_l1: 0.0,
+            coupled_l2: 0.0,
+            decay_l1: 0.0,
+            decay_l2: 0.0,
+            threshold: 0.0,
+            shrink: 1.0,
+        },
         rate: 0.0,
         count: 1.0,
         step: 0.0,
-        momentum: 0.0,
-        rho: 0.0,
-        rho_complement: 1.0,
-        beta1: 0.0,
-        beta1_complement: 1.0,
-        beta2: 0.0,
-        beta2_complement: 1.0,
         epsilon: 0.0,
-        power: 0.0,
-        beta: 0.0,
-        ftrl_l1: 0.0,
-        ftrl_l2: 0.0,
-        inverse_rate: 0.0,
+        decays: DecayCoefficients {
+            momentum: 0.0,
+            rho: 0.0,
+            rho_complement: 1.0,
+            beta1: 0.0,
+            beta1_complement: 1.0,
+            beta2: 0.0,
+            beta2_complement: 1.0,
+        },
+        ftrl: FtrlCoefficients { power: 0.0, beta: 0.0, l1: 0.0, l2: 0.0, inverse_rate: 0.0 },
     };
 }
 
@@ -164,23 +184,24 @@ impl Rule {
 
     fn regularize(&self, coefficients: &mut Coefficients) {
         let rate = coefficients.rate;
+        let regularization = &mut coefficients.regularization;
         match (&self.algorithm, self.regularizer) {
             (Algorithm::Add | Algorithm::Sum, _) => {}
             (Algorithm::AdamW { .. }, _) | (_, Regularizer::Decoupled) => {
-                coefficients.decay_l1 = rate * self.l1;
-                coefficients.decay_l2 = rate * self.l2;
+                regularization.decay_l1 = rate * self.l1;
+                regularization.decay_l2 = rate * self.l2;
             }
             (_, Regularizer::Coupled) => {
-                coefficients.coupled_l1 = self.l1;
-                coefficients.coupled_l2 = self.l2;
+                regularization.coupled_l1 = self.l1;
+                regularization.coupled_l2 = self.l2;
             }
             (Algorithm::Ftrl { .. }, Regularizer::Proximal) => {
-                coefficients.ftrl_l1 = self.l1;
-                coefficients.ftrl_l2 = self.l2;
+                coefficients.ftrl.l1 = self.l1;
+                coefficients.ftrl.l2 = self.l2;
             }
             (_, Regularizer::Proximal) => {
-                coefficients.threshold = rate * self.l1;
-                coefficients.shrink = 1.0 / (1.0 + rate * self.l2);
+                regularization.threshold = rate * self.l1;
+                regularization.shrink = 1.0 / (1.0 + rate * self.l2);
             }
         }
     }
@@ -188,26 +209,26 @@ impl Rule {
     fn specialize(&self, version: Version, coefficients: &mut Coefficients) {
         match self.algorithm {
             Algorithm::Add | Algorithm::Sum | Algorithm::Sgd | Algorithm::Custom(_) => {}
-            Algorithm::Momentum { momentum, .. } => coefficients.momentum = momentum,
+            Algorithm::Momentum { momentum, .. } => coefficients.decays.momentum = momentum,
             Algorithm::Adagrad { epsilon } => coefficients.epsilon = epsilon,
             Algorithm::Adadelta { rho, epsilon } => {
-                coefficients.rho = rho;
-                coefficients.rho_complement = 1.0 - rho;
+                coefficients.decays.rho = rho;
+                coefficients.decays.rho_complement = 1.0 - rho;
                 coefficients.epsilon = epsilon;
             }
             Algorithm::RmsProp { rho, epsilon, momentum } => {
-                coefficients.rho = rho;
-                coefficients.rho_complement = 1.0 - rho;
+                coefficients.decays.rho = rho;
+                coefficients.decays.rho_complement = 1.0 - rho;
                 coefficients.epsilon = epsilon;
-                coefficients.momentum = momentum;
+                coefficients.decays.momentum = momentum;
             }
             Algorithm::Adam { beta1, beta2, epsilon } | Algorithm::AdamW { beta1, beta2, epsilon } => {
                 coefficients.correct_moments(version, beta1, beta2, epsilon);
             }
             Algorithm::Ftrl { learning_rate_power, beta } => {
-                coefficients.power = -learning_rate_power;
-                coefficients.beta = beta;
-                coefficients.inverse_rate =
+                coefficients.ftrl.power = -learning_rate_power;
+                coefficients.ftrl.beta = beta;
+                coefficients.ftrl.inverse_rate =
                     if coefficients.rate.abs() < FTRL_RATE_MIN { 0.0 } else { 1.0 / coefficients.rate };
             }
         }
@@ -219,10 +240,10 @@ impl Coefficients {
         let n = version.0 as f64;
         let first = 1.0 - beta1.powf(n);
         let second_root = (1.0 - beta2.powf(n)).sqrt();
-        self.beta1 = beta1;
-        self.beta1_complement = 1.0 - beta1;
-        self.beta2 = beta2;
-        self.beta2_complement = 1.0 - beta2;
+        self.decays.beta1 = beta1;
+        self.decays.beta1_complement = 1.0 - beta1;
+        self.decays.beta2 = beta2;
+        self.decays.beta2_complement = 1.0 - beta2;
         self.step = self.rate * second_root / first;
         self.epsilon = epsilon * second_root;
     }

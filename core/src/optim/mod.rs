@@ -38,7 +38,7 @@ mod schedule;
 mod tests;
 
 pub use algorithm::Algorithm;
-pub use coefficients::{Coefficients, Step};
+pub use coefficients::{Coefficients, DecayCoefficients, FtrlCoefficients, RegularizationCoefficients, Step};
 pub use element::{Gradient, fill};
 pub use finite::{first_nonfinite, is_finite, real_at};
 pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};

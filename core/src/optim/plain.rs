@@ -3,30 +3,25 @@
 use crate::dtype::ElementType;
 use crate::limits::STATES_MAX;
 use crate::rule::UpdateInputs;
+use crate::rule::reference::ParameterPiece;
 
 use super::algorithm::Algorithm;
-use super::coefficients::Coefficients;
+use super::coefficients::{Coefficients, FtrlCoefficients};
 use super::element::{Gradient, OptimizerElement, OptimizerReal};
 use super::rule::Rule;
 
 /// Updates a piece of a parameter and of its states, in place, by the sum of the gradients.
 ///
-/// `parameter` and each of `states` hold the same number of elements of `element_type`, the states in the order of
-/// [`Rule::states`]; each gradient holds as many of its own type, in trainer order. No gradients mean a gradient of
-/// zero. Bytes are little endian and may lie at any address.
+/// The states are in the order of [`Rule::states`]. Each gradient has as many elements as the parameter, of its own
+/// type, in trainer order. No gradients mean a gradient of zero. Their bytes are little endian and may lie at any
+/// address.
 ///
 /// # Panics
 ///
 /// When a length, a type or the number of states does not fit, or when the rule does not go with the type (see
 /// [`Rule::validate_for`]): callers check them before.
-pub fn update(
-    rule: &Rule,
-    coefficients: &Coefficients,
-    element_type: ElementType,
-    parameter: &mut [u8],
-    states: &mut [&mut [u8]],
-    gradients: &[Gradient<'_>],
-) {
+pub fn update(rule: &Rule, coefficients: &Coefficients, piece: ParameterPiece<'_>, gradients: &[Gradient<'_>]) {
+    let ParameterPiece { element_type, parameter, states } = piece;
     assert_gradients_fit(element_type, parameter, gradients);
     assert_eq!(states.len(), rule.states().len(), "{} has these states: {:?}", rule.algorithm.name(), rule.states());
     assert!(states.iter().all(|state| state.len() == parameter.len()), "a state is as long as its parameter");
@@ -148,10 +143,10 @@ fn update_element(
 ) -> f64 {
     let c = coefficients;
     let gradient = bounded(sum * c.gradient_scale, c.gradient_bound);
-    let gradient = gradient + pull(weight, c.coupled_l1, c.coupled_l2);
-    let weight = weight - pull(weight, c.decay_l1, c.decay_l2);
+    let gradient = gradient + pull(weight, c.regularization.coupled_l1, c.regularization.coupled_l2);
+    let weight = weight - pull(weight, c.regularization.decay_l1, c.regularization.decay_l2);
     let weight = step(algorithm, c, weight, gradient, states);
-    soft_threshold(weight, c.threshold) * c.shrink
+    soft_threshold(weight, c.regularization.threshold) * c.regularization.shrink
 }
 
 pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
@@ -164,40 +159,41 @@ pub(super) fn step(algorithm: &Algorithm, c: &Coefficients, weight: f64, gradien
         [first] => (first, &mut neither),
         [first, second, ..] => (first, second),
     };
+    let decays = &c.decays;
     match algorithm {
         Algorithm::Add | Algorithm::Sum | Algorithm::Custom(_) => {
             unreachable!("exact and custom algorithms were handled above")
         }
         Algorithm::Sgd => weight - c.step * gradient,
         Algorithm::Momentum { nesterov, .. } => {
-            *first = c.momentum * *first - c.step * gradient;
-            weight + if *nesterov { c.momentum * *first - c.step * gradient } else { *first }
+            *first = decays.momentum * *first - c.step * gradient;
+            weight + if *nesterov { decays.momentum * *first - c.step * gradient } else { *first }
         }
         Algorithm::Adagrad { .. } => {
             *first += gradient * gradient;
             weight - c.step * gradient / (*first + c.epsilon).sqrt()
         }
         Algorithm::Adadelta { .. } => {
-            *first = c.rho * *first + c.rho_complement * gradient * gradient;
+            *first = decays.rho * *first + decays.rho_complement * gradient * gradient;
             let direction = (*second + c.epsilon).sqrt() / (*first + c.epsilon).sqrt() * gradient;
-            *second = c.rho * *second + c.rho_complement * direction * direction;
+            *second = decays.rho * *second + decays.rho_complement * direction * direction;
             weight - c.step * direction
         }
         Algorithm::RmsProp { .. } => {
-            *first = c.rho * *first + c.rho_complement * gradient * gradient;
-            *second = c.momentum * *second - c.step * gradient / (*first + c.epsilon).sqrt();
+            *first = decays.rho * *first + decays.rho_complement * gradient * gradient;
+            *second = decays.momentum * *second - c.step * gradient / (*first + c.epsilon).sqrt();
             weight + *second
         }
         Algorithm::Adam { .. } | Algorithm::AdamW { .. } => {
-            *first = c.beta1 * *first + c.beta1_complement * gradient;
-            *second = c.beta2 * *second + c.beta2_complement * gradient * gradient;
+            *first = decays.beta1 * *first + decays.beta1_complement * gradient;
+            *second = decays.beta2 * *second + decays.beta2_complement * gradient * gradient;
             weight - c.step * *first / (second.sqrt() + c.epsilon)
         }
-        Algorithm::Ftrl { .. } => ftrl(c, weight, gradient, first, second),
+        Algorithm::Ftrl { .. } => ftrl(&c.ftrl, weight, gradient, first, second),
     }
 }
 
-fn ftrl(c: &Coefficients, weight: f64, gradient: f64, square_sum: &mut f64, linear: &mut f64) -> f64 {
+fn ftrl(c: &FtrlCoefficients, weight: f64, gradient: f64, square_sum: &mut f64, linear: &mut f64) -> f64 {
     if c.inverse_rate == 0.0 {
         return weight;
     }
@@ -208,7 +204,7 @@ fn ftrl(c: &Coefficients, weight: f64, gradient: f64, square_sum: &mut f64, line
     if *square_sum == 0.0 {
         return weight;
     }
-    -soft_threshold(*linear, c.ftrl_l1) / ((c.beta + after) * c.inverse_rate + c.ftrl_l2)
+    -soft_threshold(*linear, c.l1) / ((c.beta + after) * c.inverse_rate + c.l2)
 }
 
 /// The sum of the gradients' elements, left to right. It starts from the first and not from zero, so that a single

@@ -8,6 +8,7 @@ use super::*;
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+use crate::rule::reference::ParameterPiece;
 use crate::rule::{CheckedRule, UpdateInputs};
 
 const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -75,7 +76,9 @@ impl Piece {
     fn update(&mut self, rule: &Rule, step: &Step, gradients: &[Gradient<'_>]) {
         let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(|state| &mut state[1..]).collect();
         let coefficients = rule.coefficients(step);
-        update(rule, &coefficients, self.element_type, &mut self.parameter[1..], &mut states, gradients);
+        let parameter = &mut self.parameter[1..];
+        let piece = ParameterPiece { element_type: self.element_type, parameter, states: &mut states };
+        update(rule, &coefficients, piece, gradients);
     }
 
     fn weights(&self) -> Vec<f64> {
@@ -369,7 +372,8 @@ fn integers_are_added_exactly_and_wrap() {
         // The scale of a mean does not reach integers.
         let coefficients = add.coefficients(&Step { version: Version(1), rate: None, norm: None, scale: 0.5 });
         let mut parameter = start;
-        update(&add, &coefficients, element_type, &mut parameter, &mut [], &gradients);
+        let piece = ParameterPiece { element_type, parameter: &mut parameter, states: &mut [] };
+        update(&add, &coefficients, piece, &gradients);
         assert_eq!(parameter, expected, "{element_type}");
     }
     let large = (1_u64 << 53) + 1;
@@ -404,7 +408,8 @@ fn add_is_exact_in_the_parameters_type() {
         let gradients: Vec<_> = bytes.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let coefficients = add.coefficients(&Step { version: Version(9), rate: None, norm: None, scale });
         let mut parameter = weight.to_le_bytes();
-        update(&add, &coefficients, element_type, &mut parameter, &mut [], &gradients);
+        let piece = ParameterPiece { element_type, parameter: &mut parameter, states: &mut [] };
+        update(&add, &coefficients, piece, &gradients);
         assert_eq!(f32::from_le_bytes(parameter).to_bits(), expected.to_bits());
     };
     check(0.1, &[0.2], 1.0, 0.1_f32 + 0.2_f32);

@@ -3,7 +3,7 @@
 use crate::dtype::{ElementType, Half};
 use crate::narrowing;
 use crate::optim::{self, Formula, Gradient};
-use crate::rule::reference;
+use crate::rule::reference::{self, ParameterPiece};
 
 /// One update of one chunk: the sum of the gradients, in the order given, then the arithmetic.
 pub struct Update<'a> {
@@ -52,7 +52,7 @@ impl Kernels for Plain {
             Formula::Rule { code, scalars } => {
                 let mut sum = vec![0; parameter.len()];
                 optim::sum(element_type, &mut sum, gradients);
-                reference::update(code, scalars, element_type, parameter, states, &sum);
+                reference::update(code, scalars, ParameterPiece { element_type, parameter, states }, &sum);
             }
         }
     }

@@ -38,7 +38,7 @@ pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
-pub use plain::{PlainArithmetic, PlainRun, apply_update};
+pub use plain::{PlainArithmetic, PlainRun};
 pub(crate) use update_loop::{GradientNames, loop_forever};
 pub use value::{Elements, Tensor, VariableValue};
 pub use variable::{Dim, Purpose, Variable, VariableFacts};

@@ -63,16 +63,16 @@ impl Display for Expression {
                     ArithmeticOperator::Add | ArithmeticOperator::Subtract => (Binding::Sum, Binding::Product),
                     _ => (Binding::Product, Binding::Sign),
                 };
-                write_between(formatter, left, own, arithmetic.symbol(), right, right_least)
+                write_between(formatter, (left, own), arithmetic.symbol(), (right, right_least))
             }
             ExpressionKind::Compare(relation, left, right) => {
-                write_between(formatter, left, Binding::Sum, relation.symbol(), right, Binding::Sum)
+                write_between(formatter, (left, Binding::Sum), relation.symbol(), (right, Binding::Sum))
             }
             ExpressionKind::Logic(Logic::And, left, right) => {
-                write_between(formatter, left, Binding::And, "and", right, Binding::Not)
+                write_between(formatter, (left, Binding::And), "and", (right, Binding::Not))
             }
             ExpressionKind::Logic(Logic::Or, left, right) => {
-                write_between(formatter, left, Binding::Or, "or", right, Binding::And)
+                write_between(formatter, (left, Binding::Or), "or", (right, Binding::And))
             }
             ExpressionKind::Call(named, arguments) => {
                 write!(formatter, "{}(", named.name())?;
@@ -86,13 +86,12 @@ impl Display for Expression {
     }
 }
 
+/// Writes a binary operation. Each operand stands with the binding below which it needs parentheses.
 fn write_between(
     formatter: &mut Formatter<'_>,
-    left: &Expression,
-    left_least: Binding,
+    (left, left_least): (&Expression, Binding),
     symbol: &str,
-    right: &Expression,
-    right_least: Binding,
+    (right, right_least): (&Expression, Binding),
 ) -> fmt::Result {
     write_at_least(formatter, left, left_least)?;
     write!(formatter, " {symbol} ")?;

@@ -1,37 +1,40 @@
-//! Straight-line code run one element after another, nothing clever: the bits that every kernel must give.
+//! Reference interpreter of straight-line code, one element after another: every kernel must give its bits.
 
 use crate::dtype::ElementType;
 
 use super::ssa::{Binary, Comparison, Lowered, RuleFunction, RuleOp, Unary, power, round_to_binary32};
 
-/// Updates a piece of a parameter and of its states, in place, by the merged gradient, which is of the same type. Bytes
-/// are little endian and may lie at any address.
+/// A piece of a parameter and of its states, which an update changes in place. Bytes are little endian and may lie at
+/// any address.
+pub struct ParameterPiece<'a> {
+    /// The type of parameter and states.
+    pub element_type: ElementType,
+    /// The parameter's elements.
+    pub parameter: &'a mut [u8],
+    /// As many elements of each state, in the order of the rule's states.
+    pub states: &'a mut [&'a mut [u8]],
+}
+
+/// Updates a piece of a parameter by the merged gradient, which is of the same type.
 ///
 /// # Panics
 ///
 /// When a length, the type, the scalars or the number of states do not fit: callers check them before.
-pub fn update(
-    code: &Lowered,
-    scalars: &[f64],
-    element_type: ElementType,
-    parameter: &mut [u8],
-    states: &mut [&mut [u8]],
-    sum: &[u8],
-) {
-    match element_type {
-        ElementType::Float32 => update_piece::<f32, 4>(code, scalars, parameter, states, sum),
-        ElementType::Float64 => update_piece::<f64, 8>(code, scalars, parameter, states, sum),
-        other => panic!("a rule was let through for {other}; expected float32 or float64"),
+pub fn update(code: &Lowered, scalars: &[f64], piece: ParameterPiece<'_>, sum: &[u8]) {
+    match piece.element_type {
+        ElementType::Float32 => update_piece::<f32, 4>(code, scalars, piece, sum),
+        ElementType::Float64 => update_piece::<f64, 8>(code, scalars, piece, sum),
+        other => panic!("found a rule for a parameter of type {other}; expected float32 or float64"),
     }
 }
 
 fn update_piece<E: RuleReal<Bytes = [u8; BYTES]>, const BYTES: usize>(
     code: &Lowered,
     scalars: &[f64],
-    parameter: &mut [u8],
-    states: &mut [&mut [u8]],
+    piece: ParameterPiece<'_>,
     sum: &[u8],
 ) {
+    let ParameterPiece { parameter, states, .. } = piece;
     assert_eq!(states.len(), code.states().len(), "the states of this rule");
     let (weights, _) = parameter.as_chunks_mut::<BYTES>();
     let (sums, _) = sum.as_chunks::<BYTES>();

@@ -284,7 +284,10 @@ impl ProgramState {
         // The pieces stay until the merge succeeded: a failure changes nothing.
         let several = match pieces.as_slice() {
             [_] => None,
-            all => Some(merged(&mut **arithmetic, &mut **kernels, facts, all, |one| &one.value, accumulator.merge)?),
+            all => {
+                let values: Vec<&VariableValue> = all.iter().map(|piece| &piece.value).collect();
+                Some(merged(&mut **arithmetic, &mut **kernels, facts, &values, accumulator.merge)?)
+            }
         };
         let mut last = None;
         for piece in pieces.drain() {

@@ -1,4 +1,4 @@
-//! Pieces of a gradient made one.
+//! Merge of a gradient's pieces: their sum or mean.
 
 use crate::config::Merge;
 use crate::error::Failure;
@@ -7,19 +7,17 @@ use crate::port::Kernels;
 use crate::program::{Arithmetic, Node, OpKind, OpRole, Tensor, VariableFacts, VariableValue};
 
 /// Adds several pieces in the order given; a mean divides by how many they are.
-pub(super) fn merged<T>(
+pub(super) fn merged(
     arithmetic: &mut dyn Arithmetic,
     kernels: &mut dyn Kernels,
     facts: &VariableFacts,
-    pieces: &[T],
-    value: impl Fn(&T) -> &VariableValue,
+    pieces: &[&VariableValue],
     merge: Merge,
 ) -> Result<VariableValue, Failure> {
     let count = u32::try_from(pieces.len()).expect("an accumulator is small, see `limits`");
-    let pieces: Vec<&VariableValue> = pieces.iter().map(value).collect();
     let sum = match pieces[0] {
-        VariableValue::Dense(_) => VariableValue::from(added(kernels, &pieces)),
-        _ => only(arithmetic.run(&node(OpKind::Sum), &pieces, &[facts])?),
+        VariableValue::Dense(_) => VariableValue::from(added(kernels, pieces)),
+        _ => only(arithmetic.run(&node(OpKind::Sum), pieces, &[facts])?),
     };
     let factor = match merge {
         Merge::Mean => 1.0 / f64::from(count),

@@ -1,4 +1,4 @@
-//! Executor: runs a checked program, one unit at a time, on a trainer, on a server and in tests.
+//! Executor: runs a checked program, one unit at a time, on a trainer and in tests.
 //!
 //! Not here: arithmetic ([`Arithmetic`](super::Arithmetic) and [`Kernels`](crate::port::Kernels)), transport of
 //! values between programs ([`ProgramLink`]), threads, clocks. Nothing blocks in here: a unit is ready or not, and a
@@ -26,8 +26,8 @@
 //! piece of every sender in each merged gradient, and an early piece stays in the receive queue. So the content of a
 //! round does not depend on the order of arrival, and pieces are added in the order of their senders.
 //!
-//! **Users.** An [`Executor`] holds the values of its program in variables. A server runs the same [`ExecutionPlan`]
-//! and [`Marking`] over its own [`UnitRunner`], whose values are the chunks of a shard (`crate::server`).
+//! **Users.** Trainers, transpiled servers' parts in tests, and benchmarks. A server of a job has the flow of its
+//! parameters in code (`crate::server`), and shares only the [`accumulator`](crate::accumulator) with this module.
 //!
 //! Read in this order: [`UnitKind`] and [`ExecutionPlan`]; [`Marking`], the scheduler; [`Wait`]; [`Executor`].
 

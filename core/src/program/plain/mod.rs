@@ -25,7 +25,6 @@ use real::TensorReal;
 
 pub use run::PlainRun;
 pub(in crate::program) use run::{read, run_node};
-pub use update::apply_update;
 
 type OpOutputs = Result<Vec<VariableValue>, Failure>;
 

@@ -113,9 +113,7 @@ fn update(graph: &Graph, values: &mut VariableValues, kernels: &mut dyn Kernels,
     let gradient = if is_own { values.get(slope).cloned() } else { values.take(slope) };
     let gradient = gradient.expect("it is there");
     let mut own: Vec<Tensor> = node.outputs.iter().map(|index| take(values, *index)).collect();
-    let [parameter, count, states @ ..] = &mut own[..] else { unreachable!("an update has a count") };
-    let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
-    let outcome = apply_update(kernels, rule, parameter, &gradient, count, &mut states);
+    let outcome = apply_update(kernels, rule, &mut own, &gradient);
     for (index, tensor) in node.outputs.iter().zip(own) {
         values.set(*index, VariableValue::from(tensor));
     }

@@ -8,7 +8,7 @@ use crate::program::value::{Elements, Tensor, VariableValue};
 
 use super::table;
 
-/// Updates a parameter and its states in place by one gradient, and increments its count.
+/// Updates `operands`, which are a parameter, its count and its states, in place by one gradient.
 ///
 /// Selected rows are first made dense, with zeros for absent rows: the reference for every other way of applying them.
 /// It costs as much as a dense gradient.
@@ -18,14 +18,13 @@ use super::table;
 ///
 /// # Panics
 /// When the operands are not those of an update in a checked graph.
-pub fn apply_update(
+pub(super) fn apply_update(
     kernels: &mut dyn Kernels,
     rule: &Prepared,
-    parameter: &mut Tensor,
+    operands: &mut [Tensor],
     gradient: &VariableValue,
-    count: &mut Tensor,
-    states: &mut [&mut Tensor],
 ) -> Result<(), Failure> {
+    let [parameter, count, states @ ..] = operands else { panic!("an update without a count in a checked program") };
     let version = next_version(count)?;
     let whole;
     let gradient = match gradient {
@@ -45,7 +44,7 @@ pub fn apply_update(
     });
     let step = Step { version, rate: None, norm, scale: 1.0 };
     let mut scalars = Vec::new();
-    let mut states: Vec<&mut [u8]> = states.iter_mut().map(|state| state.bytes_mut()).collect();
+    let mut states: Vec<&mut [u8]> = states.iter_mut().map(Tensor::bytes_mut).collect();
     kernels.update(Update {
         formula: rule.formula(&step, &mut scalars),
         element_type,

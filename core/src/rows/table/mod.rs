@@ -286,6 +286,7 @@ impl RowTable {
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
+    // tidy: allow parameters: a resumable read has its progress and its allowance beside the parameters of `pull`.
     pub fn read(
         &mut self,
         work: &mut RowWorkspace,
