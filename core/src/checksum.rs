@@ -1,10 +1,10 @@
-//! CRC32C, the one checksum of frames, payloads and journal records.
+//! CRC32C, the checksum of frames, payloads and journal records.
 //!
-//! Files that people open carry a digest (`blake3`) instead; a CRC finds accidents, not intent.
+//! Files of checkpoints have a digest (`blake3`) instead, because a CRC detects accidents and not manipulation.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// The state that stands for no bytes, xor the checksum of no bytes: what a CRC32C is turned over by at its end.
+/// The initial state of a CRC32C, and the mask that inverts it at the end.
 const INVERTED: u64 = 0xffff_ffff;
 
 /// The CRC32C of `bytes`; zero for none.
@@ -17,7 +17,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 #[must_use]
 pub fn append(sum: u32, bytes: &[u8]) -> u32 {
     if sum == 0 {
-        // No bytes so far, or bytes that come to the same.
+        // Zero is the checksum of no bytes, and of bytes with the same checksum.
         return checksum(bytes);
     }
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(sum) ^ INVERTED);

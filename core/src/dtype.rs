@@ -1,4 +1,4 @@
-//! Element types: the six of the C API, and the two halves that gradients and values may travel in.
+//! Element types: the six of the C API, and the two half-precision types of gradients and values on the wire.
 
 use std::fmt;
 
@@ -78,7 +78,7 @@ impl ElementType {
             || (matches!(self, Self::Float16 | Self::Bfloat16) && matches!(parameter, Self::Float32 | Self::Float64))
     }
 
-    /// Whether values of a parameter of this type may be had as halves.
+    /// Whether values of a parameter of this type may be requested in half precision.
     #[must_use]
     pub const fn has_halves(self) -> bool {
         matches!(self, Self::Float32)
@@ -114,7 +114,7 @@ impl Half {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Float16, Self::Bfloat16];
 
-    /// The half that this type is, if it is one.
+    /// This type as a half, if it is one.
     #[must_use]
     pub fn of(element_type: ElementType) -> Option<Self> {
         Self::ALL.into_iter().find(|half| half.element_type() == element_type)

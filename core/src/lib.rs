@@ -4,9 +4,9 @@
 //! [`checkpoint::storage`] alone. Transports implement [`port::Transport`] and kernels [`port::Kernels`]; both live in
 //! packages of their own.
 //!
-//! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (which chunk lives where);
-//! [`wire`] (what a frame is); [`memory`] (who may touch a chunk); [`port`] (what a transport and a kernel must do);
-//! [`rows`] (tables of which only some rows are touched); [`server`] and [`client`] (who talks to whom, and when).
+//! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (placement of chunks on shards);
+//! [`wire`] (frames); [`memory`] (access to chunks); [`port`] (interfaces of transports, kernels and devices); [`rows`]
+//! (tables of sparse parameters); [`server`] and [`client`] (the two ends of a connection).
 
 pub mod accumulator;
 pub mod checkpoint;

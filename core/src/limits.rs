@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The smallest chunk a cluster may choose: below it the 32-byte entry is no longer small change.
+/// The smallest chunk a cluster may choose: its 32-byte entry is then below 1 % of the payload.
 pub const CHUNK_BYTES_MIN: u32 = 4 * 1024;
 /// The default chunk size. Measured on loopback TCP: 256 KiB to 4 MiB are alike, 64 KiB costs twice as much.
 pub const CHUNK_BYTES_DEFAULT: u32 = 1024 * 1024;
@@ -13,7 +13,8 @@ const _: () = assert!(CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT && CHUNK_BYTES_DEFA
 
 /// The payload of one frame: at least one chunk fits, and small chunks share a frame up to it.
 pub const FRAME_PAYLOAD_BYTES_MAX: u32 = CHUNK_BYTES_MAX;
-/// Entries in one frame; 4,096 entries of 32 bytes are 128 KiB, the most a peer can make us hold before payload.
+/// Entries in one frame; 4,096 entries of 32 bytes are 128 KiB, the most that a peer can make a server hold before the
+/// payload.
 pub const FRAME_ENTRIES_MAX: u32 = 4096;
 /// Receives posted at once for one connection: while the payload of one frame moves, the heads, answers and payload
 /// requests of the next are in flight. A frame of 1 MiB takes 84 microseconds at 100 Gbit/s, so three cover a round
@@ -54,8 +55,8 @@ pub const PARAMETER_BYTES_MAX: u64 = 1 << 48;
 pub const ROW_BYTES_MAX: u32 = 64 * 1024;
 /// Buckets of a sparse parameter: each costs an entry in every push of every trainer.
 pub const BUCKETS_MAX: u32 = 64 * 1024;
-/// Ids of rows in the answer to one question after those that are there: 256 KiB, which a shard gathers and sorts in a
-/// turn of its loop without keeping others waiting.
+/// Ids of rows in the answer to one listing: 256 KiB, which a shard gathers and sorts in one turn of its loop without
+/// delaying other requests.
 pub const LISTED_IDS_MAX: u32 = 32 * 1024;
 /// Budget of missed updates that a shard replays for one frame, and in one turn for all waiting requests, in bytes of
 /// weights: as much as four full payloads bring, so that such a turn is as long as a few frames.
@@ -87,7 +88,7 @@ pub const PROGRAM_BLOCKS_MAX: usize = 64;
 pub const PROGRAM_VARIABLES_MAX: usize = 1024 * 1024;
 /// Ops of a program.
 pub const PROGRAM_OPS_MAX: usize = 1024 * 1024;
-/// Inputs of an op, and outputs: one for every trainer, and some.
+/// Inputs of an op, and outputs: one for every trainer, and some spare ones.
 pub const PROGRAM_OPERANDS_MAX: usize = 8192;
 const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
 /// Items of one queue, and pieces that one accumulator takes.
@@ -96,11 +97,11 @@ pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;
 /// Default bound of the bytes of a running program's variables: the memory of a large host. A smaller host's system
 /// refuses an allocation earlier.
 pub const PROGRAM_MEMORY_BYTES_MAX: u64 = 1 << 38;
-/// A string that a program receives, accumulates or sends to: addresses, whatever they look like.
+/// A string that a program receives, accumulates or sends to, such as an address.
 pub const PROGRAM_STRING_BYTES_MAX: usize = NAME_BYTES_MAX;
 
-/// State tensors of one rule. Each is as much memory as the parameter, so four times what Adam has is already a rule
-/// that few can afford, and a kernel keeps an address for each in a register.
+/// State tensors of one rule. Each is as much memory as the parameter, so four times the states of Adam is already a
+/// rule that few can afford, and a kernel keeps an address for each in a register.
 pub const STATES_MAX: usize = 8;
 /// A rule's text: what a page or two hold, and far within [`PARAMETER_CONFIG_BYTES_MAX`].
 pub const RULE_TEXT_BYTES_MAX: usize = 16 * 1024;

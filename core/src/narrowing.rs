@@ -79,7 +79,7 @@ mod tests {
     use crate::prng::Prng;
     use half::{bf16, f16};
 
-    /// The half nearest to a number, by looking at all of them; of two equally near the even one.
+    /// The half nearest to a number, found by comparing all of them; of two equally near the even one.
     fn nearest(value: f64, all: impl Iterator<Item = (u16, f64)>, beyond: f64) -> u16 {
         let distance = |one: f64| if one.is_infinite() { (beyond - value.abs()).max(0.0) } else { (one - value).abs() };
         let signed = all.filter(|(_, one)| one.is_sign_negative() == value.is_sign_negative() && !one.is_nan());

@@ -6,7 +6,7 @@
 pub struct Prng(pub u64);
 
 impl Prng {
-    /// The next number; all 64 bits are as good as each other.
+    /// The next number; all its 64 bits are equally random.
     #[expect(clippy::should_implement_trait, reason = "it has no end, and nobody iterates over it")]
     pub fn next(&mut self) -> u64 {
         let number = mix(self.0);
@@ -46,7 +46,7 @@ impl Prng {
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A one-to-one scattering of 64 bits: the step and the finalizer of SplitMix64.
+/// A one-to-one hash of 64 bits: the step and the finalizer of SplitMix64.
 #[must_use]
 pub const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(STEP);

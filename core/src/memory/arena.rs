@@ -1,4 +1,4 @@
-//! An arena: one mapping cut into slots, each reached through one lease.
+//! Arena: one mapping cut into slots, each accessed through one lease.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -21,15 +21,15 @@ pub struct Arena {
     slab: Arc<Slab>,
 }
 
-/// Exclusive access to one slot. Its bytes are reached in no other way, and dropping it returns the slot, from
-/// any thread, without waiting.
+/// Exclusive access to one slot: there is no other way to its bytes. Any thread may drop the lease, which returns the
+/// slot without waiting.
 ///
 /// To share a lease for reading, put it into an `Arc`; to write again, use `Arc::get_mut` or `Arc::try_unwrap`,
 /// and copy into a fresh lease when they refuse. A lease that a dead device may still write is quarantined by
 /// `std::mem::forget`: its slot is not given out again, and the mapping stays.
 ///
-/// A lease may also be a view of memory that another process shares with us, until it is dropped. Such a lease is
-/// foreign: it is read like any other and never written.
+/// A lease may also be a view of memory that another process shares with this one, until the lease is dropped. Such a
+/// lease is foreign: it is read like any other and never written.
 pub struct Lease {
     backing: Backing,
     /// The bytes asked for, at least one and at most the slot's.
@@ -77,9 +77,9 @@ impl Arena {
         Ok(Self::over(map(budget.bytes())?, None, &counts, budget.bytes()))
     }
 
-    /// As [`Arena::new`], with pages as large as the system has them, where it has: for memory that is walked in no
-    /// order, whose addresses the processor would otherwise have to look up again and again. A touched part takes
-    /// memory a large page at a time.
+    /// As [`Arena::new`], with large pages where the system has them, for memory that is accessed in random order: with
+    /// small pages most accesses would miss the processor's address cache. A touched part takes memory a large page at
+    /// a time.
     ///
     /// # Errors
     /// The errors of [`Arena::new`].
@@ -93,8 +93,7 @@ impl Arena {
         Ok(Self::over(map, None, &counts, budget.bytes()))
     }
 
-    /// As [`Arena::new`], over memory that other processes can be given to read. No process but this one can ever
-    /// write it.
+    /// As [`Arena::new`], over memory that other processes can map to read. No other process can write it.
     ///
     /// # Errors
     /// The errors of [`Arena::new`], and a system without such memory: sealed files in memory came with Linux 5.1.
@@ -109,7 +108,7 @@ impl Arena {
     }
 
     /// Takes a slot of the smallest class that holds `bytes`, or of a larger one when that class is empty. The lease
-    /// may hold old bytes: fill it before showing it to anybody, or use [`Arena::take_zeroed`].
+    /// may hold old bytes: the caller fills it before it is read, or uses [`Arena::take_zeroed`].
     ///
     /// # Errors
     /// [`Failure::Call`] when `bytes` is zero or more than [`CHUNK_BYTES_MAX`], and when no slot is free.
@@ -146,7 +145,7 @@ impl Arena {
                 break;
             }
             entry.in_use.fetch_add(found as u64, Relaxed);
-            // Mostly they are one run already, in this order or the other.
+            // Most often the slots are one run already, ascending or descending.
             slots.sort_unstable();
             for slot in slots.iter() {
                 give(Lease { backing: Backing::Slot { slab: Arc::clone(&self.slab), slot: *slot, class }, bytes });
@@ -181,8 +180,8 @@ impl Arena {
         usage
     }
 
-    /// Where all its slots are, for a device that is to lock them in memory. The mapping is there as long as a clone of
-    /// the arena, or a lease of it, is.
+    /// The range of all slots, for a device that locks them in memory. It stays mapped as long as a clone of the arena
+    /// or a lease of it exists.
     #[must_use]
     pub fn mapping(&self) -> NonNull<[u8]> {
         let map = self.slab.map();
@@ -209,7 +208,7 @@ impl Lease {
     }
 
     /// A view of another process's memory: `bytes` bytes from `offset` on, until `owner` gets them back with `token`.
-    /// Nothing when they are not inside that memory, or do not begin at a multiple of 64.
+    /// None when the range is not inside that memory, or does not begin at a multiple of 64.
     #[must_use]
     pub fn view(memory: &Arc<ReadOnly>, offset: u64, bytes: u32, owner: Arc<dyn GiveBack>, token: u32) -> Option<Self> {
         memory.bytes(offset, bytes)?;
@@ -218,15 +217,14 @@ impl Lease {
         Some(Self { backing: Backing::View(Box::new(view)), bytes })
     }
 
-    /// Whether it is a view of another process's memory, which can be read and not written: what is to be written
-    /// is copied first.
+    /// Whether the lease is a view of another process's memory, which cannot be written: the caller copies bytes that
+    /// it changes.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         matches!(self.backing, Backing::View(_))
     }
 
-    /// Whether its bytes, as far as they were read by now, are those that it was made for: always, unless it is a view
-    /// and its owner has meanwhile stopped to keep it.
+    /// Whether all bytes that were read so far are valid. False only for a view whose owner no longer keeps it.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         match &self.backing {
@@ -235,7 +233,7 @@ impl Lease {
         }
     }
 
-    /// Its range in shared memory, when its arena is shared.
+    /// The lease's range in shared memory, when its arena is shared.
     #[must_use]
     pub fn shared(&self) -> Option<SharedRange<'_>> {
         match &self.backing {
@@ -246,7 +244,7 @@ impl Lease {
         }
     }
 
-    /// The mapping that it is a slot of, to register with a device; nothing for a view of another process's memory.
+    /// The mapping of the lease's slot, to register with a device; none for a view of another process's memory.
     #[must_use]
     pub fn mapped(&self) -> Option<Mapped> {
         match &self.backing {
@@ -255,7 +253,7 @@ impl Lease {
         }
     }
 
-    /// Where that mapping begins, and where in it the slot does. No slot lies across a multiple of [`CHUNK_BYTES_MAX`].
+    /// The mapping's address and the slot's offset in it. No slot lies across a multiple of [`CHUNK_BYTES_MAX`].
     #[must_use]
     pub fn position(&self) -> Option<(usize, usize)> {
         match &self.backing {
@@ -264,9 +262,9 @@ impl Lease {
         }
     }
 
-    /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64. Those of a foreign lease may
-    /// change while they are read: they are for arithmetic alone, and whatever is checked, parsed or written down is
-    /// copied first ([`Lease::copy_to`]).
+    /// The bytes, to read: [`Lease::len`] of them, at an address that is a multiple of 64. Bytes of a foreign lease may
+    /// change while they are read: they are for arithmetic alone. Bytes that are checked, parsed or stored are copied
+    /// first ([`Lease::copy_to`]).
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> &[u8] {
@@ -279,8 +277,8 @@ impl Lease {
         unsafe { std::slice::from_raw_parts(start, self.bytes as usize) }
     }
 
-    /// Copies as many of the first bytes as `into` has. The copy of a foreign lease's bytes stays as it is, whatever
-    /// their owner writes.
+    /// Copies the first bytes, as many as `into` has. The copy of a foreign lease's bytes does not change when their
+    /// owner writes.
     ///
     /// # Panics
     /// When the lease is shorter.
@@ -313,8 +311,7 @@ impl Lease {
     }
 }
 
-/// Bytes of leases of one arena that lie side by side, as one slice to read: what is sent together leaves in fewer
-/// pieces.
+/// Adjacent leases of one arena as one slice to read, so that they are sent in fewer pieces.
 ///
 /// ```
 /// use pserver_core::memory::{Arena, Budget, Stretch};
@@ -328,7 +325,7 @@ impl Lease {
 /// assert_eq!(both.bytes().len(), 128);
 /// ```
 ///
-/// While it is there nothing of it can be written:
+/// The leases cannot be written while the stretch exists:
 ///
 /// ```compile_fail,E0502
 /// use pserver_core::memory::{Lease, Stretch};
@@ -346,7 +343,7 @@ pub struct Stretch<'a> {
 }
 
 impl<'a> Stretch<'a> {
-    /// The first `bytes` of a lease; nothing for a view of another process's memory.
+    /// The first `bytes` of a lease; none for a view of another process's memory.
     ///
     /// # Panics
     /// When the lease is shorter.
@@ -363,7 +360,7 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Takes the first `bytes` of another lease in; false when they do not lie where this ends.
+    /// Appends the first `bytes` of another lease; false when they do not begin where this stretch ends.
     ///
     /// # Panics
     /// As [`Stretch::of`].
@@ -377,13 +374,13 @@ impl<'a> Stretch<'a> {
         })
     }
 
-    /// Whether another begins where this ends.
+    /// Whether `next` begins where this stretch ends.
     #[inline]
     fn ends_at(&self, next: &Stretch<'_>) -> bool {
         std::ptr::eq(next.slab, self.slab) && next.begin == self.end
     }
 
-    /// Where it begins, and its length.
+    /// The stretch's address and length.
     #[inline]
     fn span(&self) -> (*mut u8, usize) {
         // SAFETY: the stretch begins at a slot, so the offset is inside the mapping, which the slab keeps.
@@ -427,20 +424,20 @@ impl<'a> StretchMut<'a> {
         Stretch::of(lease, bytes).map(Self)
     }
 
-    /// Whether a lease lies where this ends.
+    /// Whether a lease begins where this stretch ends.
     #[must_use]
     #[inline]
     pub fn is_followed_by(&self, lease: &Lease) -> bool {
         Stretch::of(lease, 0).is_some_and(|next| self.0.ends_at(&next))
     }
 
-    /// Takes the first `bytes` of the lease in that follows.
+    /// Appends the first `bytes` of the lease that follows.
     ///
     /// # Panics
-    /// When it does not follow, or is shorter.
+    /// When the lease does not follow, or is shorter.
     #[inline]
     pub fn go_on(&mut self, lease: &'a mut Lease, bytes: u32) {
-        assert!(self.0.goes_on(lease, bytes), "the lease lies elsewhere");
+        assert!(self.0.goes_on(lease, bytes), "an appended lease begins where the stretch ends");
     }
 
     /// All of it.
@@ -519,9 +516,8 @@ fn slots_by_class(budget: &Budget) -> Result<[u32; CLASSES], Failure> {
 
 fn map(bytes: u64) -> Result<MmapRaw, Failure> {
     let refused = |why: &dyn fmt::Display| Failure::Node(format!("mapping {bytes} bytes of memory: {why}"));
-    // A mapping of no bytes does not exist; an arena without slots is legal and has one line that nobody reaches.
-    // The budget is the most that can be needed, and is far above what is; only what is touched takes memory, so
-    // nothing is reserved for the rest.
+    // The system refuses a mapping of no bytes, and an arena without slots is legal: it maps one unused slot. A budget
+    // is an upper bound far above the usual need, and only touched pages take memory, so no swap space is reserved.
     let length = usize::try_from(bytes.max(u64::from(SLOT_BYTES_MIN))).map_err(|error| refused(&error))?;
     let map = MmapOptions::new().len(length).no_reserve_swap().map_anon().map_err(|error| refused(&error))?;
     Ok(MmapRaw::from(map))

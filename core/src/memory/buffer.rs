@@ -1,11 +1,11 @@
 //! A trainer's buffer that servers read in place.
 //!
-//! The trainer writes it, a transport lends it, and a server maps it to read. While some of it is lent the trainer does
-//! not write it; that is the borrow of the call. Where a call ends without its server having given back what was lent,
-//! the memory is taken out of the server's sight instead ([`Mapping::withdraw`]): the server keeps the pages as they
-//! were, and the trainer goes on with the same bytes at the same address, but as its own.
+//! The trainer writes a buffer, a transport lends it, and a server maps it to read. The trainer does not write it while
+//! a part is lent: the call borrows it. When a call ends before the server has returned a lent range, the buffer is
+//! withdrawn ([`Mapping::withdraw`]): the server keeps the old pages, and the trainer gets private pages with the same
+//! bytes at the same address.
 //!
-//! Memory of the caller's own making is shown to no process, because no file has it; a device may reach it
+//! Memory that the caller allocated belongs to no file, so no other process can map it; a device may access it
 //! ([`Mapping::of_caller`]).
 
 use std::ops::{Deref, DerefMut};
@@ -20,9 +20,9 @@ use super::callers::Callers;
 use super::shared::{File, SharedRange, refused};
 use crate::error::Failure;
 
-/// A buffer's length is a multiple of this, so that what the system maps is all of it.
+/// A buffer's length is a multiple of this, so that the system maps nothing else with it.
 const PAGE_BYTES: usize = 4096;
-/// A place that another process maps begins at a multiple of this.
+/// A range that another process reads begins at a multiple of this.
 const PLACE_BYTES: usize = 64;
 
 /// Servers may read it in place.
@@ -32,7 +32,8 @@ const TORN: u8 = 1;
 /// Private to this process.
 const WITHDRAWN: u8 = 2;
 
-/// Bytes of this process, zero at first, which begin at a page. Dropping it frees them once no transport reads them.
+/// Page-aligned bytes of this process, zero at first. They are freed when the buffer is dropped and no transport reads
+/// them any more.
 #[derive(Debug)]
 pub struct Buffer {
     map: Arc<MmapRaw>,
@@ -40,7 +41,7 @@ pub struct Buffer {
     bytes: usize,
 }
 
-/// The memory of a [`Buffer`], or memory of the caller's, as those know it who lend it.
+/// The memory of a [`Buffer`] or of the caller, as transports lend it.
 #[derive(Debug)]
 pub struct Mapping {
     pages: Pages,
@@ -70,13 +71,13 @@ impl Buffer {
         Ok(Self { map, mapping: Arc::new(Mapping { pages, state: AtomicU8::new(IN_PLACE) }), bytes })
     }
 
-    /// Its memory, for those who lend slices of it.
+    /// The buffer's memory, from which transports lend slices.
     #[must_use]
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Where it begins. Reading and writing there is as good as reading and writing the slice.
+    /// The buffer's address. Accesses through it are equivalent to accesses of the slice.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -95,25 +96,25 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` is the only way of this process to the bytes: a loan of them borrows the
-        // buffer until its call ends.
+        // SAFETY: as in `deref`, and `&mut self` is the only access of this process to the bytes: a loan of them
+        // borrows the buffer until its call ends.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
 }
 
 impl Mapping {
-    /// Memory of the caller's own: nothing here reads or writes it but through loans. Devices may be told of it until
-    /// [`Mapping::let_go`], or until this is dropped and they have noticed; so long it stays where it is, which is the
-    /// caller's to see to.
+    /// Memory that the caller allocated; this module accesses it only through loans. Devices may register it until
+    /// [`Mapping::let_go`], or until the mapping is dropped and they have noticed. The caller keeps it allocated that
+    /// long.
     ///
     /// # Errors
-    /// [`Failure::Call`] when that is no bytes, or more than there can be.
+    /// [`Failure::Call`] when `bytes` is zero, or the range exceeds the address space.
     pub fn of_caller(address: usize, bytes: usize) -> Result<Self, Failure> {
         let pages = Pages::Callers(Arc::new(Callers::new(address, bytes)?));
         Ok(Self { pages, state: AtomicU8::new(IN_PLACE) })
     }
 
-    /// Where in it a slice begins, when all of the slice lies in it.
+    /// The offset of a slice, when all of the slice lies in this mapping.
     #[must_use]
     pub fn offset_of(&self, slice: &[u8]) -> Option<usize> {
         let start = match &self.pages {
@@ -134,12 +135,12 @@ impl Mapping {
         }
     }
 
-    /// Its pages, for those who keep them and lend nothing of them.
+    /// The pages, for owners that keep them mapped and lend nothing.
     pub(super) fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// Whether others may read it where it is.
+    /// Whether other processes may read it in place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.state.load(SeqCst) != WITHDRAWN
@@ -152,13 +153,12 @@ impl Mapping {
         is_placed.then_some(SharedRange { file, offset: offset as u64 })
     }
 
-    /// A connection ended on which some of it was lent and not given back.
+    /// Notes that a connection ended on which a part was lent and not returned.
     pub(super) fn tear(&self) {
         let _ = self.state.compare_exchange(IN_PLACE, TORN, SeqCst, SeqCst);
     }
 
-    /// Shows a buffer to no further server: what is sent from it is copied from here on. For a buffer whose descriptor
-    /// the program has closed.
+    /// Stops sharing a buffer whose descriptor the program has closed: from now on its payloads are copied.
     pub fn hide_closed(&self) {
         if let Pages::File { file, .. } = &self.pages
             && !file.is_open()
@@ -167,12 +167,12 @@ impl Mapping {
         }
     }
 
-    /// Before the trainer may write again after a call that failed: if somebody may still read what was lent, nobody
-    /// sees what is written from here on. The bytes stay as they are.
+    /// Prepares a buffer for writing after a failed call: a server that still reads a lent range does not see later
+    /// writes. The bytes stay as they are.
     ///
     /// # Errors
-    /// The system's refusal. A reader then sees the new bytes, in this trainer's own gradient. Memory of the
-    /// caller's cannot be mapped again: devices let go of it, or it is an error as for [`Mapping::let_go`].
+    /// The system's refusal. A reader then sees the new bytes, in this trainer's own gradient. Memory of the caller
+    /// cannot be mapped again: devices deregister it, and a refusal is the error of [`Mapping::let_go`].
     pub fn withdraw(&self) -> Result<(), Failure> {
         if self.state.load(SeqCst) != TORN {
             return Ok(());
@@ -192,8 +192,8 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let (start, length) = (map.as_mut_ptr(), map.len());
         // SAFETY: the pages replaced are this mapping's own, all of it and nothing else, and stay mapped throughout.
-        // The new ones show the same file, so every byte reads as before; what is written to them from here on is this
-        // process's alone. `map` unmaps them as it would have unmapped the old ones.
+        // The new ones map the same file privately, so every byte reads as before and later writes are visible to this
+        // process alone. `map` unmaps them as it would have unmapped the old ones.
         let mapped =
             unsafe { mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, file.descriptor(), 0) };
         mapped.map_err(|error| refused(&format!("withdrawing a buffer of {length} bytes"), &error))?;
@@ -201,11 +201,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has every device let go of memory of the caller's, of which nothing is lent: afterwards none of them reads or
-    /// writes it. A buffer is the library's, and stays mapped as long as a device has it.
+    /// Makes every device deregister memory of the caller, of which nothing is lent: afterwards no device accesses it.
+    /// A buffer belongs to the library, and stays mapped as long as a device has it registered.
     ///
     /// # Errors
-    /// When one does not let go: it may read and write the memory for as long as this process lives.
+    /// When a device cannot deregister it: that device may access the memory until this process ends.
     pub fn let_go(&self) -> Result<(), Failure> {
         let Pages::Callers(callers) = &self.pages else { return Ok(()) };
         if callers.let_go() { Ok(()) } else { Err(callers.held()) }

@@ -1,6 +1,7 @@
-//! Memory that the caller made and gave to devices: an address, a length, and how the devices let go of it.
+//! Memory that the caller allocated and registered with devices: address, length, and the devices' callbacks that
+//! deregister it.
 //!
-//! Nothing here reads or writes it, maps it or frees it.
+//! This module neither accesses nor maps nor frees the memory.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,18 +11,22 @@ use crate::error::Failure;
 /// Deregistration callback of a device; true when the device no longer touches the memory.
 pub type LetGo = dyn Fn() -> bool + Send + Sync;
 
-/// Some bytes of the caller's.
+/// A range of the caller's memory.
 pub(super) struct Callers {
     address: usize,
     bytes: usize,
-    /// Of the devices that have it.
+    /// Callbacks of the devices that registered the range.
     devices: Mutex<Vec<Weak<LetGo>>>,
 }
 
 impl Callers {
     pub(super) fn new(address: usize, bytes: usize) -> Result<Self, Failure> {
         let end = address.checked_add(bytes).filter(|end| *end > address && address > 0);
-        end.ok_or_else(|| Failure::call(format!("{bytes} bytes at {address:#x}; expected 1 or more")))?;
+        end.ok_or_else(|| {
+            Failure::call(format!(
+                "the caller's memory at {address:#x} has {bytes} bytes; expected 1 or more at an address"
+            ))
+        })?;
         Ok(Self { address, bytes, devices: Mutex::default() })
     }
 
@@ -33,21 +38,22 @@ impl Callers {
         self.bytes
     }
 
-    /// A device has it as long as `let_go` is kept.
+    /// Notes a device, which has the range registered as long as `let_go` exists.
     pub(super) fn has_device(&self, let_go: &Arc<LetGo>) {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.retain(|one| one.strong_count() > 0);
         devices.push(Arc::downgrade(let_go));
     }
 
-    /// Every device lets go of it; whether all of them did.
+    /// Makes every device deregister the range; true when all did.
     pub(super) fn let_go(&self) -> bool {
-        // A device that lets go takes locks of its own, under which it may be asking here.
+        // The callbacks run without the lock: a device takes locks of its own in them, under which it may call this
+        // module.
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
         devices.iter().filter_map(Weak::upgrade).filter(|let_go| !let_go()).count() == 0
     }
 
-    /// That a device has it for good.
+    /// The error for a range that a device keeps registered.
     pub(super) fn held(&self) -> Failure {
         let Self { address, bytes, .. } = self;
         Failure::call(format!(

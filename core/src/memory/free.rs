@@ -1,7 +1,7 @@
-//! The free slots of one class: a lock-free stack of slot numbers.
+//! Free slots of one class: a lock-free stack of slot numbers.
 //!
-//! A stack and not a queue: the slot that came back last is the one still in cache, and memory that was never
-//! needed at once is never touched, so it never becomes resident. A queue would walk through every slot.
+//! A stack and not a queue: the slot that was returned last is still in the cache, and slots beyond the peak use are
+//! never touched, so they never become resident. A queue would cycle through all slots.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// reading the head and exchanging it is fooled only if exactly a multiple of 2^36 changes went by meanwhile:
 /// at ten million a second, a stall of two hours that ends on the right one.
 const SLOT_BITS: u32 = 28;
-/// The slot number that says there is none.
+/// The slot number that stands for no slot.
 const NONE: u32 = (1 << SLOT_BITS) - 1;
 
 /// How many slots one class may have.
 pub(super) const SLOTS_MAX: u32 = NONE;
 
-/// A set of slot numbers from which any thread takes and to which any thread gives back, without waiting.
+/// A set of slot numbers. Any thread takes and returns slots without waiting.
 pub(super) struct FreeSlots {
     /// The changes so far (high bits) and the slot on top (low bits).
     head: AtomicU64,
@@ -41,8 +41,8 @@ impl FreeSlots {
             // The entry past the end stands for "none". Another thread may take the slot after this read; then
             // the head has changed, and what was read here is not used.
             let beneath = self.beneath.get(slot as usize)?.load(Relaxed);
-            // Acquire: who gave the slot back has finished with its bytes. Release: keeps that true for the
-            // slots beneath, whose givers wrote earlier heads.
+            // Acquire: the thread that returned the slot has finished with its bytes. Release: preserves that for the
+            // slots beneath, which other threads returned with earlier heads.
             match self.head.compare_exchange_weak(head, changed(head, beneath), AcqRel, Acquire) {
                 Ok(_) => return Some(slot),
                 Err(now) => head = now,
@@ -50,7 +50,7 @@ impl FreeSlots {
         }
     }
 
-    /// Takes the slots on top, as many as `into` has room for or as there are, by one change; says how many.
+    /// Takes the slots on top by one change, at most as many as `into` has room for. Returns their number.
     pub(super) fn take_many(&self, into: &mut [u32]) -> usize {
         let mut head = self.head.load(Acquire);
         loop {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use super::{Mapped, Mapping, SharedRange};
 
-/// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns
-/// or unwinds; one that is not is a bug of ours, and since the memory may be gone a moment later, the process
-/// says so and aborts.
+/// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns or
+/// unwinds. A loan that still exists then is a bug of this program, and its memory may be freed at any moment, so the
+/// process prints an error and aborts.
 ///
 /// ```
 /// use pserver_core::memory::lend;
@@ -37,7 +37,7 @@ use super::{Mapped, Mapping, SharedRange};
 /// });
 /// ```
 ///
-/// So is touching what is lent for writing:
+/// An access to memory that is lent for writing is refused too:
 ///
 /// ```compile_fail,E0502
 /// use pserver_core::memory::lend;
@@ -49,7 +49,7 @@ use super::{Mapped, Mapping, SharedRange};
 /// });
 /// ```
 ///
-/// A loan that is still out at the end stops the process:
+/// A loan that exists at the end aborts the process:
 ///
 /// ```should_panic,standalone_crate
 /// use pserver_core::memory::lend;
@@ -63,11 +63,11 @@ pub fn lend<'env, R>(body: impl FnOnce(&LoanBook<'env>) -> R) -> R {
     body(&book)
 }
 
-/// Writes loans. `'env` is the life of what is lent, which outlives the call of [`lend`].
+/// Makes and counts loans. `'env` is the lifetime of the lent memory, which outlives the call of [`lend`].
 pub struct LoanBook<'env> {
-    /// Every loan that is out holds a copy, so the copies are the count.
+    /// Every loan holds a clone, so the clones are the count.
     line: Arc<()>,
-    /// Whether every loan must be back when the book goes.
+    /// Whether every loan must be dropped before the book.
     closes: bool,
     /// Makes `'env` invariant: were it allowed to shrink, a slice of the body's own could be lent.
     env: PhantomData<fn(&'env ()) -> &'env ()>,
@@ -76,10 +76,10 @@ pub struct LoanBook<'env> {
 /// Memory lent for reading, to a sender.
 pub struct LoanOut {
     // A pointer and not a reference: a reference would have to stay valid until the end of its own drop, but the
-    // memory may go as soon as the count is down.
+    // memory may be freed as soon as the count is zero.
     start: *const u8,
     bytes: u32,
-    /// The buffer that it lies in, and where.
+    /// The buffer around the slice, and the offset in it.
     within: Option<(Arc<Mapping>, usize)>,
     _line: Arc<()>,
 }
@@ -89,13 +89,13 @@ pub struct LoanIn {
     // A pointer and not a reference, as in `LoanOut`.
     start: *mut u8,
     bytes: u32,
-    /// The buffer that it lies in, and where.
+    /// The buffer around the slice, and the offset in it.
     within: Option<(Arc<Mapping>, usize)>,
     _line: Arc<()>,
 }
 
 impl LoanBook<'static> {
-    /// A book that need not close: what lives as long as the process may be out as long.
+    /// A book of static memory, whose loans may outlive the book.
     ///
     /// ```compile_fail,E0597
     /// use pserver_core::memory::LoanBook;
@@ -128,26 +128,26 @@ impl<'env> LoanBook<'env> {
 }
 
 impl LoanOut {
-    /// The same loan, of memory that is known to lie in a buffer; as it was when it does not.
+    /// The same loan with its offset in a buffer; unchanged when the slice does not lie in it.
     #[must_use]
     pub fn within(self, mapping: &Arc<Mapping>) -> Self {
         let within = mapping.offset_of(self.bytes()).map(|offset| (Arc::clone(mapping), offset));
         Self { within, ..self }
     }
 
-    /// Its range in shared memory, when it lies in a shared buffer.
+    /// The slice's range in shared memory, when it lies in a shared buffer.
     #[must_use]
     pub fn shared(&self) -> Option<SharedRange<'_>> {
         self.within.as_ref().and_then(|(mapping, offset)| mapping.shared_at(*offset))
     }
 
-    /// The buffer that it lies in, to register with a device, and where in it: while the buffer is in place.
+    /// The mapping to register with a device, and the offset in it, while the buffer is in place.
     #[must_use]
     pub fn mapped(&self) -> Option<(Mapped, usize)> {
         mapped(self.within.as_ref())
     }
 
-    /// Says that another process was shown where it is, and has not said that it is done.
+    /// Notes that another process may read the slice and has not yet returned it.
     pub fn tear(&self) {
         if let Some((mapping, _)) = &self.within {
             mapping.tear();
@@ -169,27 +169,27 @@ impl LoanOut {
     /// The slice.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the pointer and the length came from one `&'env [u8]`, and `'env` lasts until `lend` returns, which
-        // it does not do while this loan is in the book.
+        // SAFETY: the pointer and the length came from one `&'env [u8]`, and `'env` lasts until `lend` returns, and
+        // `lend` does not return while this loan is in the book.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 }
 
 impl LoanIn {
-    /// The same loan, of memory that is known to lie in a buffer; as it was when it does not.
+    /// The same loan with its offset in a buffer; unchanged when the slice does not lie in it.
     #[must_use]
     pub fn within(self, mapping: &Arc<Mapping>) -> Self {
         let within = mapping.offset_of(self.bytes()).map(|offset| (Arc::clone(mapping), offset));
         Self { within, ..self }
     }
 
-    /// The buffer that it lies in, to register with a device, and where in it: while the buffer is in place.
+    /// The mapping to register with a device, and the offset in it, while the buffer is in place.
     #[must_use]
     pub fn mapped(&self) -> Option<(Mapped, usize)> {
         mapped(self.within.as_ref())
     }
 
-    /// Says that a device was told to write it, and has not said that it is done.
+    /// Notes that a device may write the slice and has not yet completed.
     pub fn tear(&self) {
         if let Some((mapping, _)) = &self.within {
             mapping.tear();
@@ -212,7 +212,7 @@ impl LoanIn {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
-        // which it does not do while this loan is in the book. `&self` keeps writers away.
+        // and `lend` does not return while this loan is in the book. `&self` keeps writers away.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 
@@ -220,7 +220,7 @@ impl LoanIn {
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
-        // which it does not do while this loan is in the book. That borrow was exclusive and `&mut self` is too.
+        // and `lend` does not return while this loan is in the book. That borrow was exclusive and `&mut self` is too.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes as usize) }
     }
 }
@@ -239,7 +239,9 @@ impl Drop for LoanBook<'_> {
         // A copy that is dropped releases what the borrower did to the memory; finding none acquires it.
         if self.closes && Arc::get_mut(&mut self.line).is_none() {
             let out = Arc::strong_count(&self.line) - 1;
-            eprintln!("pserver: {out} loans of the caller's memory are still out at the end of its call; aborting");
+            eprintln!(
+                "pserver: {out} loans of the caller's memory exist at the end of its call; expected none; aborting"
+            );
             std::process::abort();
         }
     }

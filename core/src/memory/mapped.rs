@@ -1,4 +1,4 @@
-//! The mapping that some memory lies in, as a device is told of it.
+//! Mapping of a lease or a loan, for registration with a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::buffer::Pages;
 use super::callers::{Callers, LetGo};
 use super::slab::Slab;
 
-/// A mapping of this process, kept while this handle exists. Code that registers memory with a device registers pieces
-/// of a mapping and keeps one handle. A [`Buffer`](super::Buffer)'s pages stay mapped with it, which does not count as
-/// use of the buffer. Memory of the caller's stays as long as the caller says, and its registrations end on request
+/// A mapping of this process, which stays mapped while this handle exists. Code that registers memory with a device
+/// registers parts of a mapping and keeps one handle. A handle keeps the pages of a [`Buffer`](super::Buffer) mapped
+/// without counting as use of the buffer. The caller may free its own memory, and its registrations end on request
 /// ([`Mapped::until`]).
 #[derive(Clone)]
 pub struct Mapped(MappedKind);
@@ -36,7 +36,7 @@ impl Mapped {
         })
     }
 
-    /// Where it begins, as a number: a multiple of a page, but for memory of the caller's.
+    /// The address as a number. It is a multiple of a page, except for memory of the caller.
     #[must_use]
     pub fn address(&self) -> usize {
         match &self.0 {
@@ -57,7 +57,7 @@ impl Mapped {
         }
     }
 
-    /// Whether nobody else keeps it: no arena, no lease, no buffer and no loan.
+    /// Whether this is the last handle: no arena, lease, buffer or loan uses the mapping.
     #[must_use]
     pub fn is_last(&self) -> bool {
         match &self.0 {
@@ -67,7 +67,8 @@ impl Mapped {
         }
     }
 
-    /// Whether both are one mapping. Memory of the caller's that was let go of may have the address of another.
+    /// Whether both are the same mapping. Their addresses do not tell: memory that the caller freed may be allocated
+    /// again.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
@@ -78,14 +79,14 @@ impl Mapped {
         }
     }
 
-    /// Whether it is memory of the caller's own making.
+    /// Whether the caller allocated the memory.
     #[must_use]
     pub fn is_callers(&self) -> bool {
         matches!(self.0, MappedKind::Callers(_))
     }
 
-    /// Says how whoever registers memory of the caller's with a device lets go of it; it is asked to as long as it
-    /// keeps this. Other memory stays.
+    /// Sets the callback that deregisters memory of the caller from a device; it may be called as long as it exists.
+    /// For other memory this does nothing.
     pub fn until(&self, let_go: &Arc<LetGo>) {
         if let MappedKind::Callers(callers) = &self.0 {
             callers.has_device(let_go);

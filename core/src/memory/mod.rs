@@ -3,9 +3,9 @@
 //! Not here: files, devices, registration of memory with a network card, and allocation of chunk bytes after
 //! [`Arena::new`]. Placement of chunks is in [`partition`](crate::partition).
 //!
-//! Read in this order: [`Budget`] (why there is memory), [`Arena`] (where it is), [`Lease`] (who may touch it),
-//! [`lend`] (the one way to touch memory that is not ours), [`shared`] (memory of two processes), [`Buffer`] (a
-//! trainer's memory that servers read where it is). The reasoning is in `docs/MEMORY.md`.
+//! Read in this order: [`Budget`] (the reasons for memory), [`Arena`] (its mapping), [`Lease`] (access to one slot),
+//! [`lend`] (access to a caller's memory), [`shared`] (memory of two processes), [`Buffer`] (a trainer's memory that
+//! servers read in place). The reasoning is in `docs/MEMORY.md`.
 //!
 //! A lease moves. Its former owner cannot touch its bytes:
 //!
@@ -18,10 +18,10 @@
 //! budget.line("example", 64, 1);
 //! let mut lease = Arena::new(&budget).unwrap().take(64).unwrap();
 //! submit(lease);
-//! lease.bytes_mut()[0] = 1; // the device has it
+//! lease.bytes_mut()[0] = 1; // the lease was moved to the device
 //! ```
 //!
-//! A lease that others read cannot be written:
+//! A shared lease cannot be written:
 //!
 //! ```compile_fail,E0596
 //! use pserver_core::memory::{Arena, Budget};
@@ -30,7 +30,7 @@
 //! let mut budget = Budget::new();
 //! budget.line("example", 64, 1);
 //! let shared = Arc::new(Arena::new(&budget).unwrap().take(64).unwrap());
-//! shared.bytes_mut()[0] = 1; // somebody may be reading
+//! shared.bytes_mut()[0] = 1; // another owner of the `Arc` may be reading
 //! ```
 
 mod arena;

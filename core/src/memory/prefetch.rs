@@ -1,10 +1,10 @@
 //! Prefetch hints.
 
-/// The bytes of a cache line on the processors that matter here; where lines are longer some are asked for twice.
+/// Bytes of a cache line on common processors. On processors with longer lines some are prefetched twice.
 const LINE_BYTES: usize = 64;
 
-/// Asks the processor to bring these bytes into its cache, and goes on. It changes nothing that a program can see, and
-/// where there is no such instruction it does nothing.
+/// Asks the processor to load these bytes into its cache, without waiting. Without such an instruction the function
+/// does nothing.
 #[inline]
 pub fn prefetch(bytes: &[u8]) {
     let mut rest = bytes;

@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 use super::Lease;
 use crate::checksum::checksum;
 
-/// The content of a chunk: the first bytes of a lease, and their checksum once somebody asked for it.
+/// The content of a chunk: the first bytes of a lease, and their checksum once it was computed.
 ///
-/// To let others read it, put it into an `Arc`; as long as somebody does, there is no way to write it.
+/// Readers share a value in an `Arc`, which allows no writes.
 #[derive(Debug)]
 pub struct Value {
     lease: Lease,
@@ -46,13 +46,13 @@ impl Value {
         &mut self.lease.bytes_mut()[..self.bytes as usize]
     }
 
-    /// The checksum of the bytes: reckoned once, however many send them.
+    /// The checksum of the bytes, computed once.
     #[must_use]
     pub fn checksum(&self) -> u32 {
         *self.checksum.get_or_init(|| checksum(self.bytes()))
     }
 
-    /// Where the bytes are.
+    /// The lease of the bytes.
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease

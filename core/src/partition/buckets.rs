@@ -7,16 +7,16 @@ use crate::limits::BUCKETS_MAX;
 /// and its length is that of `rows` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    /// The rows that may come to be, in all buckets together.
+    /// The number of rows in all buckets together, at most.
     pub rows: u64,
     /// How many buckets there are: 1 to [`BUCKETS_MAX`].
     pub count: u32,
 }
 
-/// A shard has about so many buckets of a parameter: enough for pulls and checkpoints to take turns, and few enough
-/// for a push that concerns none of their rows to be small.
+/// About as many buckets of a parameter are on each shard: enough for pulls and checkpoints to take turns, and few
+/// enough to keep a push small that has no row for most of them.
 const BUCKETS_PER_SHARD: u64 = 4;
-/// And a parameter at least so many, so that a job on one shard is cut as one on four is.
+/// The least number of buckets of a parameter, so that a job has the same buckets on one shard as on four.
 const BUCKETS_WANTED: u64 = 16;
 
 impl Buckets {
@@ -29,15 +29,15 @@ impl Buckets {
         u32::try_from(shards * each).map_or(BUCKETS_MAX, |count| count.min(BUCKETS_MAX))
     }
 
-    /// The bucket of a row. Ids that follow each other, and those that are asked for most, land anywhere.
+    /// The bucket of a row. Consecutive ids are in unrelated buckets.
     #[must_use]
     pub fn of(self, id: u64) -> u32 {
         let bucket = (u128::from(scatter(id)) * u128::from(self.count)) >> 64;
         u32::try_from(bucket).expect("less than the number of buckets")
     }
 
-    /// The rows that one bucket may have: its share, and six standard deviations of the share that chance gives it.
-    /// The one bucket of a parameter that has one may have exactly as many as the parameter.
+    /// The most rows of one bucket: its mean share and six standard deviations. A parameter's only bucket may have
+    /// exactly as many as the parameter.
     #[must_use]
     pub fn rows_in_each(self) -> u64 {
         let share = self.rows.div_ceil(self.count.into());
@@ -45,8 +45,8 @@ impl Buckets {
     }
 }
 
-/// A one-to-one scattering of 64 bits: the finalizer of MurmurHash3 (Appleby). Tables scatter ids within a bucket by
-/// another one, or all rows of a bucket would collide there.
+/// A one-to-one hash of 64 bits: the finalizer of MurmurHash3 (Appleby). Tables hash ids within a bucket by another
+/// function, because all rows of a bucket would collide with this one.
 const fn scatter(id: u64) -> u64 {
     let value = (id ^ id >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let value = (value ^ value >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -1,4 +1,4 @@
-//! The list of parameters and their placement.
+//! Catalogue: the parameters of a job and their placement.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, ServerIndex, ShardId};
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 
-/// The parameters of a job in the order of their declaration, and which chunk of each lives where.
+/// The parameters of a job in the order of their declaration, and the shard of each chunk.
 ///
 /// ```
 /// use pserver_core::dtype::ElementType;
@@ -35,16 +35,15 @@ pub struct Catalogue {
     topology: Topology,
     chunk_bytes: u32,
     parameters: Vec<Parameter>,
-    /// Only ever asked for one name; its order reaches nothing.
+    /// Looked up by name and never iterated, so its order has no effect.
     by_name: HashMap<Name, ParameterIndex>,
     loads: Loads,
     bytes: u64,
 }
 
-/// A parameter is cut into about this many chunks or more, so that its way to the server, its sum and its way back
-/// overlap.
+/// A parameter is cut into about this many chunks or more, so that push, sum and pull of different chunks overlap.
 const CHUNKS_WANTED: u64 = 4;
-/// But not into smaller ones than this: each costs some microseconds, which the overlap must bring in.
+/// The least size of a chunk of a parameter that is cut for overlap: each chunk costs some microseconds.
 const CHUNK_BYTES_WANTED: u64 = 256 * 1024;
 
 /// One parameter: its checked declaration, and where its chunks are.
@@ -56,7 +55,7 @@ pub struct Parameter {
     layout: Layout,
 }
 
-/// Which bytes of its parameter a chunk is.
+/// The bytes of a chunk within its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
     /// Where it begins, in bytes; a multiple of the chunk size.
@@ -92,7 +91,9 @@ impl Catalogue {
             return Err(refused(format!("declared already, as number {index}; expected a new name")));
         }
         let index = u32::try_from(self.parameters.len()).ok().filter(|index| *index < PARAMETERS_MAX);
-        let index = index.ok_or_else(|| refused(format!("one too many; expected at most {PARAMETERS_MAX}")))?;
+        let index = index.ok_or_else(|| {
+            refused(format!("the job has {PARAMETERS_MAX} parameters already; expected at most as many"))
+        })?;
         let servers = self.topology.servers();
         if let Some(owner) = declaration.owner.filter(|owner| owner.0 >= servers) {
             return Err(refused(format!("its home is server {owner}; expected one below {servers}")));
@@ -145,7 +146,7 @@ impl Catalogue {
         self.parameters.get(index.0 as usize)
     }
 
-    /// The number of the parameter with this name, by one look into a table.
+    /// The number of the parameter with this name, in constant time.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<ParameterIndex> {
         self.by_name.get(name).copied()
@@ -162,8 +163,8 @@ impl Catalogue {
         self.loads.bytes_on(server)
     }
 
-    /// The chunks that this shard holds, by parameter and then by chunk. Costs one look at every parameter and one
-    /// step for every chunk found.
+    /// The chunks of this shard, by parameter and then by chunk. The cost is proportional to the number of parameters
+    /// and of chunks found.
     pub fn chunks_on(&self, shard: ShardId) -> impl Iterator<Item = (ChunkId, ChunkSpan)> {
         self.parameters.iter().flat_map(move |parameter| parameter.chunks_on(shard))
     }
@@ -197,7 +198,7 @@ impl Parameter {
         }
     }
 
-    /// Which bytes this chunk is, if there is such a chunk; of a bucket, those that placement reckons with.
+    /// The bytes of this chunk, if it exists; for a bucket, the bytes that placement assumes.
     #[must_use]
     pub fn span(&self, chunk: ChunkIndex) -> Option<ChunkSpan> {
         if self.declaration.buckets.is_some() {
@@ -213,7 +214,7 @@ impl Parameter {
     /// The shard that holds this chunk, in constant time.
     ///
     /// # Panics
-    /// When there is no such chunk. A number that somebody sent is checked first, with [`Parameter::span`].
+    /// When the chunk does not exist. The caller checks a number from a peer with [`Parameter::span`] first.
     #[must_use]
     pub fn shard_of(&self, chunk: ChunkIndex) -> ShardId {
         assert!(chunk.0 < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
@@ -264,7 +265,7 @@ impl Catalogue {
     }
 }
 
-/// How a parameter is cut, where no chunk exceeds `largest`. Buckets are reckoned to be equally full.
+/// The number and size of a parameter's chunks, none of them above `largest`. Buckets are assumed to be equally full.
 fn size(largest: u32, declaration: &Declaration) -> Size {
     match declaration.buckets {
         Some(buckets) => {

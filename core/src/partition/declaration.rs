@@ -1,4 +1,4 @@
-//! A parameter as declared.
+//! Declaration of a parameter, and its checks.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -23,21 +23,21 @@ pub struct Declaration {
     pub element_type: ElementType,
     /// Its length: a multiple of the element's, at least one element, at most [`PARAMETER_BYTES_MAX`].
     pub bytes: u64,
-    /// Its shape in elements per dimension, row-major. An empty one means that nobody said; the catalogue then
-    /// makes it one dimension of all elements.
+    /// Its shape in elements per dimension, row-major. The catalogue replaces an empty shape by one dimension of all
+    /// elements.
     pub shape: Vec<u64>,
     /// Whether one shard keeps every chunk, because the parameter's rule is not element-wise.
     pub whole: bool,
     /// Its encoded configuration, opaque here; at most [`PARAMETER_CONFIG_BYTES_MAX`] bytes.
     pub config: Vec<u8>,
-    /// How its rows are dealt out, if it is updated by rows; its chunks are then buckets of rows.
+    /// Distribution of its rows, if it is updated by rows; its chunks are then buckets of rows.
     pub buckets: Option<Buckets>,
-    /// The server that keeps every chunk, if somebody wishes for one; there is such a server.
+    /// The server that keeps every chunk, if one was requested; below the number of servers.
     pub owner: Option<ServerIndex>,
 }
 
 impl Name {
-    /// A name from bytes that somebody sent.
+    /// Checks a name that a peer or a caller gave.
     ///
     /// # Errors
     /// [`Failure::Call`] when it is empty, too long, not UTF-8, or has a control character (a NUL, say); it says
@@ -78,7 +78,7 @@ impl Declaration {
         self.bytes / self.element_type.bytes()
     }
 
-    /// The declaration with everything checked that concerns it alone, and its shape filled in.
+    /// Checks the declaration without regard to other parameters, and fills in its shape.
     pub(super) fn checked(mut self) -> Result<Self, Failure> {
         if let Some(why) = self.fault() {
             return Err(Failure::Call(format!("parameter {}: {why}", self.name.quoted())));
@@ -120,7 +120,7 @@ impl Declaration {
             return Some(format!("shape {:?} of a sparse parameter; expected height and width", self.shape));
         };
         if rows == 0 || (height > 0 && height < rows) {
-            return Some(format!("{rows} rows of a height of {height}; expected at least one, and no more than that"));
+            return Some(format!("{rows} rows of a height of {height}; expected 1 to {height}"));
         }
         if !(1..=BUCKETS_MAX).contains(&count) {
             return Some(format!("{count} buckets; expected 1 to {BUCKETS_MAX}"));
@@ -130,7 +130,7 @@ impl Declaration {
             return Some(format!("length {} bytes; expected {rows} rows of {width} elements", self.bytes));
         }
         if self.whole {
-            return Some("sparse and whole: its rule needs the whole gradient; expected one that does not".to_owned());
+            return Some("sparse with a rule that needs the whole gradient; expected an element-wise rule".to_owned());
         }
         let most = u64::from(u32::MAX);
         let each = self.bytes.div_ceil(count.into());
@@ -166,7 +166,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// The beginning of a claimed name, in quotes, with what cannot be printed escaped.
+/// The beginning of an unchecked name, in quotes, with escapes for unprintable characters.
 fn quoted(bytes: &[u8]) -> String {
     const CHARACTERS_SHOWN: usize = 40;
     // A character has at most four bytes, so this prefix holds all that is shown and bounds the work.

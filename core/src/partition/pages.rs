@@ -1,4 +1,4 @@
-//! A catalogue on its way: pages of declarations, and the digest by which two sides know that theirs are alike.
+//! Catalogue on the wire: pages of declarations, and the digest by which two sides compare their catalogues.
 
 use prost::Message;
 
@@ -10,10 +10,10 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::ServerIndex;
 
-/// One declaration on the wire. A claim until [`Catalogue::from_pages`] has checked it.
+/// One declaration on the wire, unchecked until [`Catalogue::from_pages`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct DeclarationMessage {
-    /// The name; checked to be UTF-8 by [`Name::new`], which says more than a decoder would.
+    /// The name. Its bytes are checked to be UTF-8 by [`Name::new`], whose error is better than the decoder's.
     #[prost(bytes = "vec", tag = "1")]
     pub name: Vec<u8>,
     /// The number of the element type.
@@ -31,19 +31,19 @@ pub struct DeclarationMessage {
     /// The encoded configuration.
     #[prost(bytes = "vec", tag = "6")]
     pub config: Vec<u8>,
-    /// How many buckets its rows are dealt to; zero when it is not updated by rows.
+    /// The number of buckets of its rows; zero when it is not updated by rows.
     #[prost(uint32, tag = "7")]
     pub buckets: u32,
-    /// The rows that may come to be in them.
+    /// The number of rows in all buckets together, at most.
     #[prost(uint64, tag = "8")]
     pub rows: u64,
-    /// The server that keeps every chunk, where somebody wishes for one.
+    /// The server that keeps every chunk, if one was requested.
     #[prost(uint32, optional, tag = "9")]
     pub home: Option<u32>,
 }
 
-/// A run of a catalogue's declarations, with what places them. Every page repeats the facts of the whole, so that
-/// pages of two catalogues cannot be mixed, and a lost page is noticed.
+/// Consecutive declarations of a catalogue, with the inputs of placement. Every page repeats the facts of the whole, so
+/// that a page of another catalogue and a lost page are detected.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct CataloguePage {
     /// The shards of each server.
@@ -93,8 +93,8 @@ impl Catalogue {
     /// The catalogue that these pages describe. Every bound is checked, by [`Catalogue::declare`].
     ///
     /// # Errors
-    /// [`Failure::Call`] when there is no page, when a page does not follow the one before it or tells other facts,
-    /// when pages are missing at the end, and when a declaration is refused.
+    /// [`Failure::Call`] when there is no page, when a page does not follow the previous one or has other facts, when
+    /// pages are missing at the end, and when a declaration is refused.
     pub fn from_pages(pages: impl IntoIterator<Item = CataloguePage>) -> Result<Self, Failure> {
         let mut pages = pages.into_iter().peekable();
         let first = pages.peek().ok_or_else(|| Failure::call("catalogue of no pages; expected at least one"))?;
@@ -118,8 +118,8 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// The BLAKE3 digest of everything that placement depends on and of every declaration, in order. Equal digests
-    /// mean equal catalogues, however they travelled.
+    /// The BLAKE3 digest of the inputs of placement and of every declaration, in order. Equal digests mean equal
+    /// catalogues, whatever pages they were sent in.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();

@@ -80,7 +80,7 @@ impl Layout {
         }
     }
 
-    /// Which chunks this shard holds: the first, and the distance to the next. The first may be past the end.
+    /// The chunks of this shard: the first, and the distance to the next. The first may be past the end.
     pub(super) fn stride(&self, shard: ShardId) -> Option<(u64, u64)> {
         match self {
             Self::OneShard(only) => (*only == shard).then_some((0, 1)),
@@ -198,7 +198,7 @@ impl ServerLoad {
     }
 }
 
-/// How many of the numbers below `count` are `first` modulo `step`, where `first` is less than `step` and `count`.
+/// Count of the numbers below `count` that are `first` modulo `step`, where `first` is less than `step` and `count`.
 fn every(count: u64, first: u64, step: u64) -> u64 {
     (count - first).div_ceil(step)
 }

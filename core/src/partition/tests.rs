@@ -494,7 +494,7 @@ fn a_sparse_parameter_that_cannot_be_is_refused() {
     check(sparse(8, 9, 2, 1), "9 rows of a height of 8");
     check(sparse(8, 8, 2, 0), "0 buckets; expected 1 to 65536");
     check(sparse(8, 8, 2, 65537), "65537 buckets");
-    check(Declaration { whole: true, ..sparse(8, 8, 2, 1) }, "sparse and whole");
+    check(Declaration { whole: true, ..sparse(8, 8, 2, 1) }, "sparse with a rule that needs the whole gradient");
     check(Declaration { bytes: 60, ..sparse(8, 8, 2, 1) }, "expected 8 rows of 2 elements");
     check(sparse(0, 1 << 32, 64, 16), "expected more buckets");
     let mut catalogue = empty(&[2, 2], 4096);

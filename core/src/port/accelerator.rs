@@ -58,7 +58,7 @@ impl fmt::Display for DeviceSlot {
 /// Properties of an accelerator at the time of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// Its name, for the line that says what was chosen and for errors: `cuda:0 (NVIDIA H200, driver 580)`.
+    /// Its name in logs and errors: `cuda:0 (NVIDIA H200, driver 580)`.
     pub name: String,
     /// Bytes that chunks can still take there.
     pub bytes_free: u64,
@@ -137,13 +137,14 @@ pub fn squares_bytes(bytes: u32) -> u32 {
     bytes.div_ceil(SQUARE_BLOCK_BYTES) * SQUARE_BYTES
 }
 
-/// Why a chunk cannot live on an accelerator; others may still.
+/// Reason why a chunk cannot be on an accelerator; other chunks may be.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NotAdopted {
-    /// The accelerator does not take such a chunk, cannot run its rule, or is gone. Says which, and what was expected.
+    /// The accelerator does not take such a chunk, cannot run its rule, or is lost. The text says which, and what was
+    /// expected.
     #[error("{0}")]
     Unfit(String),
-    /// There is no room. Says how many bytes were asked for, and how many are free.
+    /// The device's memory is full. The text has the bytes requested and the bytes free.
     #[error("{0}")]
     Full(String),
 }
@@ -163,16 +164,16 @@ impl From<NotAdopted> for Failure {
 /// One trainer's gradient, or the sum of the first ones.
 #[derive(Debug)]
 pub struct GradientLease {
-    /// Where it is. It may be a view of another process's memory, which is read only and not pinned.
+    /// Its lease, which may be a view of another process's memory: read-only and not pinned.
     pub lease: Lease,
-    /// How many of the lease's bytes.
+    /// The number of the lease's bytes that are used.
     pub bytes: u32,
     /// The parameter's type, or a half for a parameter of floats.
     pub element_type: ElementType,
 }
 
 impl GradientLease {
-    /// As kernels take it.
+    /// The gradient in the form that kernels take.
     #[must_use]
     pub fn gradient(&self) -> Gradient<'_> {
         Gradient { bytes: &self.lease.bytes()[..self.bytes as usize], element_type: self.element_type }
@@ -267,16 +268,16 @@ pub trait Accelerator: Send {
     /// Its properties.
     fn capabilities(&self) -> DeviceFacts;
 
-    /// Offers an arena whose leases will come: the accelerator may lock its pages for the device, at once or piece by
-    /// piece as leases come, or not at all. Locked pages stay mapped, by a clone of the arena, until
-    /// [`Accelerator::clear`]. A lease of memory that was not offered, or not locked, is as good, and slower.
+    /// Offers an arena whose leases will be submitted. The accelerator may lock its pages for the device, at once,
+    /// piece by piece as leases are submitted, or not at all. A clone of the arena keeps locked pages mapped until
+    /// [`Accelerator::clear`]. Leases of other memory work too, more slowly.
     ///
-    /// An arena is mapped for the most that can be needed, and much of it is never touched: locking all of it makes
-    /// all of it resident.
+    /// An arena is mapped for the largest need, and much of it is never touched: locking all of it makes all of it
+    /// resident.
     ///
     /// # Errors
-    /// [`Failure::Call`] when the pages cannot be locked; says how many bytes were asked for. The arena is then as if
-    /// it had not been offered.
+    /// [`Failure::Call`] when the pages cannot be locked, with the number of bytes. The arena then counts as not
+    /// offered.
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure>;
 
     /// Makes room for a chunk's parameter, its states and the sum that it keeps, and code for its rule. The slot holds
@@ -293,7 +294,7 @@ pub trait Accelerator: Send {
     /// Takes work in order; the rest stays in the queue, which is back-pressure.
     ///
     /// # Errors
-    /// [`Failure::Device`] when the device as a whole is gone: no work comes back any more.
+    /// [`Failure::Device`] when the device as a whole is lost: submitted work is not returned.
     ///
     /// # Panics
     /// When work does not match its slot, or the slot has work in flight: the caller checks both.

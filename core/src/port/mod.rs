@@ -1,4 +1,4 @@
-//! The ports: what a transport, a kernel and an accelerator must do.
+//! Ports: the interfaces of transports, kernels and accelerators.
 //!
 //! Transports live in `pserver-transport`, kernels and accelerators in `pserver-kernels`; all are chosen by value at
 //! start.

@@ -59,7 +59,7 @@ impl Outgoing {
         self.len() == 0
     }
 
-    /// The payload as something that the next one may go on, if it is a chunk.
+    /// The payload as the beginning of a run of adjacent chunks, if it is a chunk.
     #[must_use]
     #[inline]
     pub fn stretch(&self) -> Option<Stretch<'_>> {
@@ -69,7 +69,7 @@ impl Outgoing {
         }
     }
 
-    /// Adds the payload to one that it lies behind; false when it does not.
+    /// Appends the payload to a run that ends where it begins; false when it lies elsewhere.
     #[must_use]
     #[inline]
     pub fn goes_on<'a>(&'a self, stretch: &mut Stretch<'a>) -> bool {
@@ -104,7 +104,7 @@ pub enum Incoming {
     Chunk {
         /// The lease.
         lease: Lease,
-        /// How many of its bytes.
+        /// The number of its bytes that are used.
         bytes: u32,
     },
     /// The caller's own memory.
@@ -203,7 +203,7 @@ pub enum Event {
     Accepted {
         /// The connection.
         peer: PeerId,
-        /// Where from, for error texts.
+        /// The peer's address, for error texts.
         origin: String,
     },
     /// A frame with a payload has begun to arrive; nothing more of this peer is read before [`Submit::PostReceive`].
@@ -242,7 +242,7 @@ pub enum Event {
     Gone {
         /// The connection.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: String,
         /// Frames that may not have been sent, with their payloads.
         unsent: Vec<(Ticket, Vec<Outgoing>)>,

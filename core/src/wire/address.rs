@@ -1,28 +1,28 @@
-//! Addresses: `host:port`, names as well as numbers, IPv6 in brackets; before it, perhaps, how to reach it.
+//! Addresses: an optional scheme, then `host:port`. The host is a name or a number, IPv6 in brackets.
 
 use std::fmt;
 
 use crate::error::Failure;
 
-/// How to reach an address.
+/// Transport by which an address is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// The fastest path: shared memory within a host; between hosts verbs where both have a device, else TCP.
     Auto,
-    /// Between machines, always there.
+    /// TCP, which every machine has.
     Tcp,
-    /// Memory that processes of one machine share.
+    /// Shared memory of processes of one machine.
     Shm,
-    /// Between machines whose network cards read and write registered memory by themselves.
+    /// RDMA: network cards access registered memory of other machines.
     Verbs,
     /// Within one process, for tests and measurements.
     Loopback,
 }
 
-/// Where a server listens or is reached.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// How.
+    /// The transport.
     pub scheme: Scheme,
     /// A host name or a number, without brackets.
     pub host: String,
@@ -35,7 +35,7 @@ impl Address {
     /// `auto://`.
     ///
     /// # Errors
-    /// What is wrong with the text, and the form expected.
+    /// The fault in the text, and the expected form.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = |what: &str| {
             let expected = "host:port, such as 127.0.0.1:7164, or with tcp://, shm:// or verbs:// before it";
@@ -63,14 +63,14 @@ impl Address {
         Ok(Self { scheme, host: host.to_owned(), port })
     }
 
-    /// The same place for somebody who was told to use `scheme`; [`Scheme::Auto`] leaves the address its own.
+    /// The address with the scheme of the process's settings; [`Scheme::Auto`] keeps the address's own scheme.
     #[must_use]
     pub fn reached_by(self, scheme: Scheme) -> Self {
         if scheme == Scheme::Auto { self } else { Self { scheme, ..self } }
     }
 
-    /// Where a lane of the server at this address is: one port has all of them, but within a process each has its own,
-    /// which has the lane's number whatever the address's own is.
+    /// The address of a lane of this server. One port has all lanes, except within a process, where the lane's number
+    /// is its port.
     #[must_use]
     pub fn of_lane(&self, lane: u64) -> Self {
         match (self.scheme, u16::try_from(lane)) {

@@ -1,6 +1,6 @@
-//! Control messages: everything that is rare enough to be protobuf.
+//! Control messages, in protobuf: the parts of the protocol that are off the path of gradients and values.
 //!
-//! Fields only ever get new numbers; a reader ignores those it does not know.
+//! A new field gets a new number, and readers ignore unknown fields.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -14,7 +14,7 @@ pub enum Role {
     Trainer = 0,
     /// A server that registers with the coordinator.
     Server = 1,
-    /// A process that only reads: the one that saves models, or a tool.
+    /// A process that only reads, such as a tool or the server that saves a model.
     Reader = 2,
 }
 
@@ -30,7 +30,7 @@ pub struct HelloMessage {
     /// Its process number there, for error texts.
     #[prost(uint32, tag = "3")]
     pub process: u32,
-    /// How long its calls wait for a server that is not there, in milliseconds; absent is until their deadline.
+    /// How long its calls wait for an absent server, in milliseconds; none is until their deadline.
     #[prost(uint64, optional, tag = "4")]
     pub absence_millis: Option<u64>,
 }
@@ -46,7 +46,7 @@ pub struct OfferMessage {
 impl OfferMessage {
     /// Adds an offer to an encoded hello.
     pub fn add(control: &mut Vec<u8>, offer: Vec<u8>) {
-        // Encoded messages that are put together are one message with the fields of both.
+        // The concatenation of two encoded messages is one message with the fields of both.
         control.extend(Self { offer }.encode_to_vec());
     }
 
@@ -67,11 +67,11 @@ pub struct WelcomeMessage {
     pub generation: u32,
 }
 
-/// Why a request or a connection was refused.
+/// Reason for refusing a request or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum ErrorCode {
-    /// Something in the request is wrong; asking again changes nothing.
+    /// The request has a fault; repeating it gives the same answer.
     Invalid = 0,
     /// The parameters are not initialised yet.
     NotInitialised = 1,
@@ -79,11 +79,11 @@ pub enum ErrorCode {
     Fenced = 2,
     /// The server has no room now; the same request may be sent again.
     Busy = 3,
-    /// A wait came to its deadline; the text names who was waited for.
+    /// A wait reached its deadline; the text names the awaited trainers.
     Deadline = 4,
     /// The initialisation must begin anew.
     InitialisationLost = 5,
-    /// The sender has not shown the job's token; asking again changes nothing.
+    /// The sender does not have the job's token; repeating the request gives the same answer.
     Unauthenticated = 6,
 }
 
@@ -106,10 +106,10 @@ pub struct PushMessage {
     pub rate: Option<f64>,
 }
 
-/// The control message of an init frame: whose chunks its entries are.
+/// Control message of an init frame: the parameter of its chunks.
 #[derive(Clone, PartialEq, Message)]
 pub struct InitMessage {
-    /// The parameter's place in the catalogue.
+    /// The parameter's index in the catalogue.
     #[prost(uint32, tag = "1")]
     pub parameter: u32,
     /// The parameter.
@@ -120,7 +120,7 @@ pub struct InitMessage {
     pub chunk_bytes: u32,
 }
 
-/// The control message of a finish frame: what the shard must hold, and how it shall behave from now on.
+/// Control message of a finish frame: the number of chunks that the shard must have, and the job's settings.
 #[derive(Clone, PartialEq, Message)]
 pub struct FinishMessage {
     /// Chunks that were sent to this shard.
@@ -143,7 +143,7 @@ pub struct JobMessage {
     /// How gradients are merged: 0 mean, 1 sum.
     #[prost(uint32, tag = "3")]
     pub merge: u32,
-    /// How many trainers take part.
+    /// Number of trainers.
     #[prost(uint32, tag = "4")]
     pub trainers: u32,
     /// The cluster's chunk size in bytes.
@@ -162,7 +162,7 @@ pub struct ServerEntry {
     pub shards: u32,
 }
 
-/// Where everything is.
+/// The servers of a job.
 #[derive(Clone, PartialEq, Message)]
 pub struct TopologyMessage {
     /// The servers, in the order of their index.
@@ -170,7 +170,7 @@ pub struct TopologyMessage {
     pub servers: Vec<ServerEntry>,
 }
 
-/// A server reports for duty.
+/// Registration of a server.
 #[derive(Clone, PartialEq, Message)]
 pub struct RegisterRequest {
     /// Its index.
@@ -179,18 +179,18 @@ pub struct RegisterRequest {
     /// Its address and shards.
     #[prost(message, optional, tag = "2")]
     pub entry: Option<ServerEntry>,
-    /// Whether it has served this job since it started, and reports again.
+    /// Whether the server has served this job since it started, and registers again.
     #[prost(bool, tag = "3")]
     pub renews: bool,
 }
 
-/// A trainer reports for duty.
+/// Join of a trainer.
 #[derive(Clone, PartialEq, Message)]
 pub struct JoinRequest {
-    /// The rank it wants; absent takes the lowest free one.
+    /// The requested rank; none takes the lowest free one.
     #[prost(uint32, optional, tag = "1")]
     pub trainer: Option<u32>,
-    /// The incarnation it already has when it only reconnects; zero for a new life.
+    /// The trainer's incarnation when it reconnects; zero for a new process.
     #[prost(uint32, tag = "2")]
     pub incarnation: u32,
 }
@@ -216,12 +216,12 @@ pub struct Joined {
     /// The job's settings as far as they are known.
     #[prost(message, optional, tag = "6")]
     pub job: Option<JobMessage>,
-    /// The configuration a parameter gets when nobody says otherwise: an encoded optimizer message.
+    /// The default configuration of a parameter: an encoded optimizer message.
     #[prost(bytes = "vec", tag = "7")]
     pub default_config: Vec<u8>,
 }
 
-/// A page of the catalogue, uploaded when initialisation finishes and fetched by everybody else.
+/// Request for a page of the catalogue.
 #[derive(Clone, PartialEq, Message)]
 pub struct CatalogueRequest {
     /// The page wanted, from zero.
@@ -229,19 +229,19 @@ pub struct CatalogueRequest {
     pub page: u32,
 }
 
-/// The questions to the coordinator, and one to shards.
+/// Request to the coordinator; one form is for shards.
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlRequest {
-    /// Exactly one of them.
+    /// Exactly one form.
     #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub request: Option<request::Request>,
 }
 
-/// The forms of a question.
+/// The forms of a request.
 pub mod request {
     use super::{CatalogueRequest, JobMessage, JoinRequest, Message, Oneof, RegisterRequest};
 
-    /// The initialiser hands over one page of the catalogue; the last one commits.
+    /// One page of the catalogue, uploaded by the initialiser; the last one commits.
     #[derive(Clone, PartialEq, Message)]
     pub struct Commit {
         /// The generation that was granted.
@@ -258,16 +258,16 @@ pub mod request {
         pub job: Option<JobMessage>,
     }
 
-    /// The question.
+    /// The request.
     #[derive(Clone, PartialEq, Oneof)]
     pub enum Request {
-        /// A server reports for duty.
+        /// A server registers.
         #[prost(message, tag = "1")]
         Register(RegisterRequest),
-        /// A trainer reports for duty.
+        /// A trainer joins.
         #[prost(message, tag = "2")]
         Join(JoinRequest),
-        /// A trainer offers to initialise, or waits until somebody has.
+        /// A trainer offers to initialise, or waits until another one has.
         #[prost(bool, tag = "3")]
         Begin(bool),
         /// The initialiser commits.
@@ -276,35 +276,35 @@ pub mod request {
         /// A page of the committed catalogue.
         #[prost(message, tag = "5")]
         Catalogue(CatalogueRequest),
-        /// I am alive.
+        /// Heartbeat of a trainer.
         #[prost(bool, tag = "6")]
         Heartbeat(bool),
-        /// I am finished.
+        /// A trainer departs.
         #[prost(bool, tag = "7")]
         Leave(bool),
-        /// Save the model under this path.
+        /// The model is to be saved under this path.
         #[prost(string, tag = "8")]
         Save(String),
-        /// A reader asks where everything is.
+        /// A reader asks for the servers and the catalogue.
         #[prost(bool, tag = "9")]
         Observe(bool),
-        /// The initialiser cannot finish, and another is to be chosen at once. The head has the generation that it
-        /// gives back; any other changes nothing.
+        /// The initialiser cannot finish, and another trainer is to be elected at once. The head has the generation
+        /// that the sender gives up; any other generation changes nothing.
         #[prost(bool, tag = "10")]
         Resign(bool),
-        /// A trainer gives its rank up, and its connection ends.
+        /// A trainer gives up its rank, and its connection ends.
         #[prost(bool, tag = "11")]
         Release(bool),
-        /// Asked of a shard: what the calls of this connection wait for.
+        /// Request to a shard: the trainers and rounds for which calls of this connection wait.
         #[prost(bool, tag = "12")]
         Waiting(bool),
     }
 }
 
-/// The answers to them.
+/// Answer to a control request.
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlAnswer {
-    /// Exactly one of them.
+    /// Exactly one form.
     #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub answer: Option<answer::Answer>,
 }
@@ -344,13 +344,13 @@ pub mod answer {
         /// Done.
         #[prost(bool, tag = "1")]
         Done(bool),
-        /// Welcome to the job.
+        /// The trainer has joined the job.
         #[prost(message, tag = "2")]
         Joined(Joined),
-        /// You initialise, under this generation.
+        /// The trainer is elected to initialise, under this generation.
         #[prost(uint32, tag = "3")]
         Granted(u32),
-        /// Somebody has initialised.
+        /// A trainer has initialised.
         #[prost(message, tag = "4")]
         Initialised(Initialised),
         /// A page of the catalogue.

@@ -8,21 +8,20 @@ use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
 use crate::limits::{CHUNK_BYTES_MAX, FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 
-/// One chunk in a frame: which, for which round or of which version, and how many payload bytes it brings.
+/// One chunk in a frame: its identifier, its round or version, and the length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The chunk.
     pub id: ChunkId,
-    /// On a push: the round it belongs to. On a pull: the least version wanted. In an answer: the version reached.
+    /// On a push: the gradient's round. On a pull: the least version wanted. In an answer: the version reached.
     pub round: Round,
     /// Payload bytes of this entry; zero where the frame has none for it.
     pub bytes: u32,
-    /// CRC32C of the payload bytes. Zero on its way into a transport: one that checks payloads reckons it as the
-    /// frame leaves.
+    /// CRC32C of the payload bytes. Sessions leave it zero; a transport that checks payloads computes it on sending.
     pub checksum: u32,
     /// The type of the payload's elements.
     pub element_type: ElementType,
-    /// On a frame that asks for values: what this one shall come as, where that is not the parameter's own type.
+    /// On a frame that requests values: the half-precision type of the answer, if it is not the parameter's own type.
     pub half: Option<Half>,
 }
 
@@ -36,10 +35,10 @@ impl Entry {
         Self { id, round, bytes: 0, checksum: 0, element_type, half: None }
     }
 
-    /// An entry that brings `payload`.
+    /// An entry with a payload.
     ///
     /// # Panics
-    /// When the payload is longer than a chunk may be: whoever cuts chunks keeps that.
+    /// When the payload is longer than a chunk may be: the partition of parameters keeps that limit.
     #[must_use]
     pub fn with_payload(id: ChunkId, round: Round, element_type: ElementType, payload: &[u8]) -> Self {
         let bytes = u32::try_from(payload.len()).expect("a chunk's length is 32 bits");
@@ -118,7 +117,7 @@ impl Frame {
     /// Header, entries and control message as they go on the wire; the payloads follow in the entries' order.
     ///
     /// # Panics
-    /// When the frame is over a bound of `limits`: whoever builds frames keeps them.
+    /// When the frame exceeds a bound of `limits`: its builders check them.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.entries.len() * Entry::BYTES + self.control.len());
@@ -126,7 +125,7 @@ impl Frame {
         bytes
     }
 
-    /// As [`Frame::encode`], in place of what `bytes` held, so that its memory can be used again.
+    /// As [`Frame::encode`], into `bytes`, whose content is replaced and whose memory is reused.
     ///
     /// # Panics
     /// As [`Frame::encode`].
@@ -171,7 +170,7 @@ impl Frame {
     }
 }
 
-/// The half that an entry asks for; only a frame that is answered with values may.
+/// The half-precision type that an entry requests, which only a frame that requests values may.
 fn half_of(head: &Head, number: u8) -> Result<Option<Half>, WireError> {
     if number == 0 {
         return Ok(None);

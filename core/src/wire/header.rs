@@ -1,4 +1,4 @@
-//! The fixed header: claims on one side, checked facts on the other.
+//! Fixed header of a frame: its kinds and flags, its layout on the wire and the checks of every field.
 
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -38,7 +38,7 @@ pub enum Kind {
     Finish = 7,
     /// Gradients or deltas.
     Push = 8,
-    /// A wish for values.
+    /// A request for values.
     Pull = 9,
     /// Values that replace the server's.
     Set = 10,
@@ -46,9 +46,9 @@ pub enum Kind {
     Done = 11,
     /// Values: entries carry the version of each.
     Value = 12,
-    /// One request was refused; the connection is well.
+    /// One request was refused; the connection stays usable.
     Error = 13,
-    /// A trainer is finished: the rest do not wait for it.
+    /// A trainer departs: no round waits for it.
     Leave = 14,
 }
 
@@ -89,21 +89,19 @@ impl Kind {
     }
 }
 
-/// Bits of a header.
+/// Flags of a header, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u16);
 
 impl Flags {
     /// On a push: answer with the value once the gradient is in it (`push_pull`).
     pub const WANT_VALUE: Self = Self(1);
-    /// The payloads' checksums are not there: for its sender both ends are on one host, and there is no network to
-    /// check. Set by transports.
+    /// The payloads have no checksums, because both ends are on one host. Set by transports.
     pub const UNCHECKED: Self = Self(2);
-    /// On a pull of buckets: answer with ids of rows that are there, not with values.
+    /// On a pull of buckets: answer with the ids of existing rows instead of values.
     pub const LIST: Self = Self(4);
-    /// On a push: no element of its payloads is NaN or infinite, if they are floats. Set by the transport that receives
-    /// it, where it has the payloads in hand anyway. It leaves no process: [`Frame::encode`](super::Frame::encode)
-    /// leaves it out.
+    /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
+    /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.
     pub const FINITE: Self = Self(1 << 15);
     const KNOWN: u16 = 7;
 
@@ -133,13 +131,13 @@ pub struct Head {
     pub kind: Kind,
     /// Bits.
     pub flags: Flags,
-    /// The job's life; zero in a hello from somebody who does not know it yet.
+    /// The job's epoch; zero in a hello of a process that does not know it yet.
     pub epoch: Epoch,
     /// The trainer that sends the frame, or receives the answer.
     pub trainer: TrainerId,
-    /// Which life of that trainer.
+    /// The incarnation of that trainer.
     pub incarnation: Incarnation,
-    /// The mutating call's number; in a hello the lane.
+    /// The number of a mutating call; in a hello the lane.
     pub sequence: Sequence,
     /// The request's number, returned in its answers.
     pub request: Ticket,
@@ -148,7 +146,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A header of `kind` with every other field at its least.
+    /// A header of `kind` with all other fields zero.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         Self {
@@ -170,7 +168,7 @@ impl Head {
     }
 }
 
-/// The four bytes as text, where they are one: what speaks there is another program.
+/// The first four bytes as text, if they are printable: the peer then speaks another program's protocol.
 fn as_text(found: u32) -> String {
     let bytes = found.to_le_bytes();
     match bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
@@ -179,10 +177,10 @@ fn as_text(found: u32) -> String {
     }
 }
 
-/// Why bytes are not a frame. Every one of them ends the connection.
+/// Fault of a frame. Every fault ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// The first four bytes are not ours.
+    /// The first four bytes are not the protocol's.
     #[error("not a pserver frame: it begins with {found:#010x}{}, expected {MAGIC:#010x} (\"PSRV\")", as_text(*found))]
     Magic {
         /// The number found.
@@ -212,10 +210,10 @@ pub enum WireError {
         /// The limit.
         limit: u64,
     },
-    /// Payloads without checksums, to somebody who insists on them.
+    /// Payloads without checksums, where the receiver requires them.
     #[error("payloads without checksums; this side checks always and expects one in every entry")]
     Unchecked,
-    /// A checksum that does not hold.
+    /// A checksum that differs from the bytes'.
     #[error("checksum of the {part} is {found:#010x}, expected {expected:#010x}: the bytes were changed on the way")]
     Checksum {
         /// Which part.

@@ -3,7 +3,7 @@
 //! `docs/WIRE.md` draws every byte. Not here: reading or writing a socket; a transport reads a header, asks
 //! [`Prefix`] how much follows, and hands the session a checked [`Frame`].
 //!
-//! A header is a claim. Its own checksum and every bound hold before anything is allocated for what follows.
+//! A header is checked, its checksum and every bound, before memory is allocated for the rest of the frame.
 
 mod address;
 mod control;

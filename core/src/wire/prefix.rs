@@ -6,7 +6,7 @@ use super::frame::{Entry, Frame};
 use super::header::{CHECKED_BYTES, HEADER_BYTES, Head, RawHeader, WireError};
 use crate::checksum::checksum;
 
-/// A header whose own checksum and bounds hold: how much follows it is known, what follows is not.
+/// A header whose own checksum and bounds hold. The length of the rest is known, its content is not checked yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefix {
     head: Head,
@@ -16,10 +16,10 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Checks a header. Nothing that it claims is believed before its checksum holds.
+    /// Checks a header: its checksum before any field is used.
     ///
     /// # Errors
-    /// The first thing that is wrong, in the order magic, version, checksum, meaning, bounds.
+    /// The first fault, in the order magic, version, checksum, meaning, bounds.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
         let raw = RawHeader::ref_from_bytes(bytes).expect("the array has the header's size and no alignment");
         raw.check_origin()?;
@@ -50,13 +50,13 @@ impl Prefix {
         self.entries as usize * Entry::BYTES + self.control as usize
     }
 
-    /// Checks what followed the header.
+    /// Checks the entries and the control message, which followed the header.
     ///
     /// # Errors
     /// A checksum that does not hold, an entry without a meaning, or payloads over their bound.
     ///
     /// # Panics
-    /// When `rest` is not [`Prefix::rest_bytes`] long: the transport counts, not the peer.
+    /// When `rest` is not [`Prefix::rest_bytes`] long: the transport reads exactly as much.
     pub fn finish(&self, rest: &[u8]) -> Result<Frame, WireError> {
         assert_eq!(rest.len(), self.rest_bytes(), "the transport reads as much as the header says");
         let found = checksum(rest);

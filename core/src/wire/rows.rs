@@ -1,26 +1,26 @@
-//! Rows in a payload: which part of a contribution they are, then the rows themselves.
+//! Payload of rows: the part of a contribution, then the rows.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::Failure;
 
-/// Which part of what one push brings to one bucket. Parts may arrive in any order and count when all are there.
+/// Part of a push's rows for one bucket. Parts may arrive in any order; the push is applied when all have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsPart {
-    /// Its place, from zero.
+    /// Index of the part, from zero.
     pub index: u32,
-    /// How many there are; at least one.
+    /// Number of parts; at least one.
     pub count: u32,
 }
 
 impl RowsPart {
-    /// Bytes before the rows of a payload; what follows begins at a multiple of eight if the payload does.
+    /// Bytes before the rows of a payload, a multiple of eight, which keeps the rows aligned.
     pub const BYTES: usize = size_of::<RawPart>();
-    /// Of everything in one payload.
+    /// The only part of a push.
     pub const ONLY: Self = Self { index: 0, count: 1 };
 
-    /// As it stands before the rows.
+    /// The encoded part, which precedes the rows.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -28,10 +28,10 @@ impl RowsPart {
         bytes
     }
 
-    /// Reads what stands before the rows, and gives back the rows.
+    /// Decodes the part before the rows, and returns it with the rows.
     ///
     /// # Errors
-    /// When the payload is too short for it, and when there is no such part.
+    /// When the payload is too short, or the index is not below the number of parts.
     pub fn decode(payload: &[u8]) -> Result<(Self, &[u8]), Failure> {
         let Ok((raw, rows)) = RawPart::ref_from_prefix(payload) else {
             let found = payload.len();
@@ -41,7 +41,10 @@ impl RowsPart {
         if part.index < part.count {
             return Ok((part, rows));
         }
-        Err(Failure::call(format!("part {} of {}; expected a part that there is", part.index, part.count)))
+        Err(Failure::call(format!(
+            "part {} of {}; expected an index below the number of parts",
+            part.index, part.count
+        )))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory that both sides write: a page of counters, and bytes behind it.
+//! Board: memory that two processes write, a page of counters with bytes behind it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub const COUNTERS_BYTES: usize = 4096;
 /// How many counters there are.
 pub const COUNTERS: usize = COUNTERS_BYTES / size_of::<u64>();
 
-/// One side's hold of the memory. It is reached through this alone, but for the counters.
+/// One side's access to the memory. The counters have handles of their own.
 pub struct Board {
     map: Arc<MmapRaw>,
 }
@@ -36,10 +36,10 @@ impl Board {
         Ok((Self { map: Arc::new(map) }, descriptor))
     }
 
-    /// The board that the other side handed over.
+    /// The board that the other side sent.
     ///
     /// # Errors
-    /// What it is instead of a sealed file in memory of that size, or what the system refused.
+    /// When the descriptor is no sealed file in memory of that size, or the system refuses the mapping.
     pub fn open(descriptor: &OwnedFd, bytes: usize) -> Result<Self, Failure> {
         let (found, expected) = (checked(descriptor, BOARD_SEALS)?, (COUNTERS_BYTES + bytes) as u64);
         if found != expected {
@@ -61,8 +61,8 @@ impl Board {
     #[inline]
     pub fn read(&mut self, offset: usize, into: &mut [u8]) {
         let from = self.start(offset, into.len());
-        // SAFETY: `start` has compared the range with the mapping. The other side may write it meanwhile if it breaks
-        // the protocol; then the bytes are garbage, and they are a claim in any case.
+        // SAFETY: `start` has compared the range with the mapping. If the other side breaks the protocol and writes
+        // meanwhile, the copy is garbage; its readers check it in any case.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
@@ -73,7 +73,7 @@ impl Board {
     #[inline]
     pub fn write(&mut self, offset: usize, from: &[u8]) {
         let into = self.start(offset, from.len());
-        // SAFETY: `start` has compared the range with the mapping, which is writable; `&mut self` is the only way of
+        // SAFETY: `start` has compared the range with the mapping, which is writable; `&mut self` is the only access of
         // this process to it, and no slice of this process lies in it.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
     }

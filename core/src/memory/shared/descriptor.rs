@@ -1,9 +1,8 @@
 //! Descriptors that the program may have closed.
 //!
-//! A program that closes every descriptor, as one does that becomes a daemon, closes those of this library, and the
-//! system gives their numbers to the next files that are opened. To close such a number again, or to write to it, would
-//! hit a file of the program. A file in memory is like no other, so its descriptor can be told from one that has
-//! its number by now.
+//! A program that becomes a daemon closes every descriptor, including those of this library, and the system reuses
+//! their numbers for the next files. Closing such a number again would close a file of the program. A file in memory
+//! has an identity, by which its descriptor is distinguished from a later one with the same number.
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
@@ -13,10 +12,10 @@ use rustix::io::Errno;
 use super::refused;
 use crate::error::Failure;
 
-/// The descriptor of a file in memory. Dropping it closes it, unless its number stands for another file by now.
+/// The descriptor of a file in memory. Dropping it closes the file, unless the number belongs to another file by now.
 #[derive(Debug)]
 pub struct Descriptor {
-    /// Gone only while it is dropped.
+    /// None only during the drop.
     descriptor: Option<OwnedFd>,
     identity: (u64, u64),
 }
@@ -27,7 +26,8 @@ impl Descriptor {
         Ok(Self { descriptor: Some(descriptor), identity })
     }
 
-    /// One that is for nothing but to be looked at: where it is closed, others probably are that were made with it.
+    /// A descriptor that only serves as a witness: when the program has closed it, it has probably closed those that
+    /// were made at the same time.
     ///
     /// # Errors
     /// When the process may have no more descriptors.
@@ -36,7 +36,7 @@ impl Descriptor {
         Self::new(descriptor.map_err(|error| refused("making a descriptor", &error))?)
     }
 
-    /// Whether its number still stands for it.
+    /// Whether the number still belongs to this file.
     #[must_use]
     pub fn is_open(&self) -> bool {
         identity(self).is_ok_and(|found| found == self.identity)
@@ -52,7 +52,7 @@ impl AsFd for Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         if !self.is_open() {
-            // The number is another file's, or nobody's.
+            // The number belongs to another file or to none.
             let _number = self.descriptor.take().map(IntoRawFd::into_raw_fd);
         }
     }

@@ -11,12 +11,12 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use super::{Descriptor, ForeignBytes, refused};
 use crate::error::Failure;
 
-/// Its size is what it is: a mapping of it cannot be cut, so no access of ours faults.
+/// The file's size is fixed, so an access to a mapping of it never faults.
 const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Files made by this process; a file is known by its number.
+/// Files made by this process so far; the count numbers the next file.
 static MADE: AtomicU64 = AtomicU64::new(0);
-/// Those of them that are gone.
+/// Files of this process that were dropped.
 static GONE: AtomicU64 = AtomicU64::new(0);
 
 /// The memory of a shared arena or of a buffer, to be handed to other processes.
@@ -36,13 +36,14 @@ impl File {
         Ok((Self { descriptor, number: MADE.fetch_add(1, Relaxed) }, map))
     }
 
-    /// How many files of this process are gone: whoever hands files over looks whether one of them is when this grows.
+    /// The number of files of this process that were dropped. A transport that has shared files checks them when this
+    /// number has grown.
     #[must_use]
     pub fn gone() -> u64 {
         GONE.load(Relaxed)
     }
 
-    /// Its number, of which no other file of this process has or had the same.
+    /// The file's number, which no other file of this process has or had.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -76,18 +77,18 @@ pub struct SharedRange<'a> {
     pub offset: u64,
 }
 
-/// Another process's arena, mapped to be read. Its owner promises not to write what it has handed over before that
-/// is given back; one that breaks this makes its own numbers wrong.
+/// Another process's arena, mapped to read. Its owner promises not to write a range between sending it and getting it
+/// back; an owner that breaks this promise corrupts only its own values.
 #[derive(Debug)]
 pub struct ReadOnly {
     map: MmapRaw,
 }
 
 impl ReadOnly {
-    /// Maps what another process handed over, once it is sure that its size can never change.
+    /// Maps a file that another process sent, after checking that its size is sealed.
     ///
     /// # Errors
-    /// What it is instead of a sealed file in memory, or what the system refused.
+    /// When the descriptor is no sealed file in memory, or the system refuses the mapping.
     pub fn open(descriptor: &OwnedFd) -> Result<Self, Failure> {
         let bytes = checked(descriptor, FIXED)?;
         let length = usize::try_from(bytes).map_err(|error| refused("mapping", &error))?;
@@ -130,7 +131,7 @@ pub(super) fn map_writable(descriptor: &OwnedFd, bytes: u64) -> Result<MmapRaw, 
     MmapOptions::new().len(length).map_raw(descriptor).map_err(|error| failed(&error))
 }
 
-/// The size of what another process handed over, once its seals say that it stays.
+/// The size of a file that another process sent, after checking that the size is sealed.
 pub(super) fn checked(descriptor: &OwnedFd, expected: SealFlags) -> Result<u64, Failure> {
     let seals = fcntl_get_seals(descriptor).map_err(|error| refused("not a file in memory", &error))?;
     if !seals.contains(expected) {

@@ -1,12 +1,12 @@
-//! Bytes of another process's memory.
+//! Bytes in the memory of another process.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use memmap2::MmapRaw;
 
-/// A range of another process's memory. The other process may write it at any moment, whatever the protocol says, so
-/// two reads of one byte may differ: bytes that something depends on are copied once, and the copy is used.
+/// A range of another process's memory. The other process may break the protocol and write it at any moment, so two
+/// reads of one byte may differ: bytes that a decision depends on are copied once, and the copy is used.
 #[derive(Clone, Copy)]
 pub struct ForeignBytes<'a> {
     start: *const u8,
@@ -44,19 +44,18 @@ impl<'a> ForeignBytes<'a> {
     pub fn copy_to(&self, into: &mut [u8]) {
         assert_eq!(into.len(), self.length, "a copy is as long as what is copied");
         // SAFETY: the range was compared with the mapping, whose size is sealed and which outlives `self`; `into` is
-        // memory of this process alone, so the two do not overlap. The source is reached through a raw pointer, which
+        // memory of this process alone, so the two do not overlap. The source is accessed through a raw pointer, which
         // claims nothing about its content: no reference to it exists while it is copied, and any byte is a valid one.
         unsafe { std::ptr::copy_nonoverlapping(self.start, into.as_mut_ptr(), self.length) };
     }
 
     /// The bytes where they are, for arithmetic alone: sums of gradients, and values in views of a trainer.
     ///
-    /// Rust lets a compiler assume that bytes behind a reference stay as they are. Where the other process breaks the
-    /// protocol they do not, so this is right only for code in which an assumption that fails is a wrong number and
-    /// nothing else: straight-line arithmetic, in which every pattern of bits is a number, and neither an address, a
-    /// length nor a branch follows from one. Kernels are such code, compiled and generated; their loops run over
-    /// lengths that are known beforehand. Bytes that are checked, parsed or written are copied first
-    /// ([`ForeignBytes::copy_to`]).
+    /// Rust lets a compiler assume that bytes behind a reference do not change. A process that breaks the protocol
+    /// violates the assumption, so the slice is only for code in which the consequence is a wrong number and nothing
+    /// else: straight-line arithmetic, in which every pattern of bits is a number and no address, length or branch
+    /// depends on one. Kernels are such code, compiled and generated; their loops run over lengths that are known
+    /// beforehand. Bytes that are checked, parsed or stored are copied first ([`ForeignBytes::copy_to`]).
     pub(in crate::memory) fn in_place(self) -> &'a [u8] {
         // SAFETY: the range was compared with the mapping, whose size is sealed and which outlives `'a`; this process
         // never writes it. The other process promised not to write it while it is read; if it does, see above.

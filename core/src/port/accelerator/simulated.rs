@@ -1,4 +1,4 @@
-//! The simplest accelerator: the host's kernels, and completions that come late.
+//! Simulated accelerator: runs the host's kernels and delays completions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::memory::{Arena, Lease};
 use crate::optim::{Gradient, square_sums};
 use crate::port::{Kernels, Update};
 
-/// Works when polled, with any kernels, in memory of its own. Completion times differ between slots, so completions
-/// come late and out of order.
+/// Computes when polled, with any kernels, in memory of its own. Completion times differ between slots, so completions
+/// are late and out of order.
 pub struct Simulated<K> {
     kernels: K,
     /// Most polls until a completion.
